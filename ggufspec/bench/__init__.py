@@ -1,0 +1,1 @@
+"""Measured runs in child processes, and what they say about a pair."""

@@ -1,0 +1,117 @@
+"""One measured run: load, warm up, answer every prompt. Runs in a child process (:mod:`ggufspec.bench.worker`)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec.bench import worker
+from ggufspec.decoding.decoder import DecoderOptions, SpeculativeDecoder, Statistics
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.hardware import gpus, host
+from ggufspec.llamacpp import devices
+
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to run. Without a draft it is a target-only run."""
+
+    target: Path
+    draft: Path | None
+    options: DecoderOptions
+    sampling: Sampling
+    prompts: tuple[str, ...]
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    rpc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one prompt."""
+
+    text: str
+    tokens: tuple[int, ...]
+    statistics: Statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model as it was loaded."""
+
+    description: str
+    layers: int
+    gpu_layers: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured. ``vram_bytes`` is what all cards' use rose by; ``finished`` is False after a stop."""
+
+    answers: tuple[Answer, ...]
+    target: Placed
+    draft: Placed | None
+    load_s: float
+    peak_rss_bytes: int
+    vram_bytes: int
+    finished: bool
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Do the trial in this process; events ``loaded``, ``token`` (when streaming) and ``answer`` tell how far it is."""
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    vram_before = gpus.used_bytes()
+    began = time.perf_counter()
+    with SpeculativeDecoder(spec.target, spec.draft, spec.options) as decoder:
+        load_s = time.perf_counter() - began
+        placed = [
+            Placed(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
+            if model
+            else None
+            for model in (decoder.target, decoder.draft)
+        ]
+        emit({"event": "loaded", "seconds": load_s})
+        for _ in decoder.generate(spec.prompts[0], max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
+            pass
+        answers: list[Answer] = []
+        for prompt in spec.prompts:
+            text, tokens = [], []
+            for emitted in decoder.generate(prompt, max_tokens=spec.max_tokens, sampling=spec.sampling, stop=spec.stop):
+                text.append(emitted.text)
+                tokens.append(emitted.token)
+                if spec.stream:
+                    emit({"event": "token", "text": emitted.text, "drafted": emitted.drafted})
+                if stopping.is_set():
+                    break
+            assert decoder.statistics is not None
+            answers.append(Answer("".join(text), tuple(tokens), decoder.statistics))
+            emit({"event": "answer", "index": len(answers) - 1})
+            if stopping.is_set():
+                break
+        assert placed[0] is not None
+        return Result(
+            answers=tuple(answers),
+            target=placed[0],
+            draft=placed[1],
+            load_s=load_s,
+            peak_rss_bytes=host.peak_rss_bytes(),
+            vram_bytes=max(0, gpus.used_bytes() - vram_before),
+            finished=not stopping.is_set(),
+        )
+
+
+def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+    """Do the trial in a child process.
+
+    Raises:
+        GgufspecError: what the user can mend.
+        Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
+    """
+    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)

@@ -1,0 +1,243 @@
+"""Target-only against speculative: interleaved trials, paired ratios, one verdict."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
+
+from ggufspec import __version__
+from ggufspec.bench import divergence, trial
+from ggufspec.bench.stats import paired_ratios, spread
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import GgufspecError
+from ggufspec.hardware import gpus, host
+from ggufspec.pairs.profile import Pair
+from ggufspec.reports.document import BenchDocument, Divergence, Run, SpeculativeRun, Spread, Verdict
+
+MODES = ("target_only", "draft_only", "speculative")
+_CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What to compare: ``spec`` is the speculative run, draft and all; each mode is tried ``repetitions`` times."""
+
+    pair: Pair
+    spec: trial.Spec
+    repetitions: int
+    verbose: bool = False
+
+
+@dataclass
+class Bench:
+    """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then tells of
+    what is there.
+    """
+
+    experiment: Experiment
+    results: dict[str, list[trial.Result]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    identical: bool | None = None
+    identity_note: str = ""
+    divergences: tuple[Divergence, ...] = ()
+
+    def run(self, progress: Progress) -> None:
+        """Check identity in strict mode (which warms up the files' cache too), then measure.
+
+        Raises:
+            GgufspecError: a trial failed in a way that the user can mend.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        total = 2 + self.experiment.repetitions * len(MODES)
+        progress(0, total, "warm-up and identity check")
+        self._check_identity(lambda: progress(1, total, "warm-up and identity check"))
+        done = 2
+        for repetition in range(self.experiment.repetitions):
+            for mode in (*MODES[repetition % len(MODES) :], *MODES[: repetition % len(MODES)]):
+                progress(done, total, mode.replace("_", "-"))
+                result = trial.measure(self.spec_of(mode), verbose=self.experiment.verbose)
+                self.results[mode].append(result)
+                done += 1
+        progress(total, total, "divergences")
+        self._explain_divergences()
+
+    def spec_of(self, mode: str) -> trial.Spec:
+        """The trial of one mode."""
+        spec = self.experiment.spec
+        if mode == "speculative":
+            return spec
+        if mode == "target_only":
+            return replace(spec, draft=None)
+        assert spec.draft is not None
+        options = replace(spec.options, gpu_layers=spec.options.draft_gpu_layers)
+        return replace(spec, target=spec.draft, draft=None, options=options)
+
+    def _check_identity(self, halfway: Callable[[], None]) -> None:
+        spec = self.experiment.spec
+        short = replace(
+            spec,
+            options=replace(spec.options, strict=True, accept="exact"),
+            prompts=spec.prompts[:_CHECK_PROMPTS],
+            max_tokens=min(_CHECK_TOKENS, spec.max_tokens),
+        )
+        verbose = self.experiment.verbose
+        try:
+            with_draft = trial.measure(short, verbose=verbose)
+            halfway()
+            alone = trial.measure(replace(short, draft=None), verbose=verbose)
+        except GgufspecError as error:
+            if "strict mode cannot be kept" not in error.message:
+                raise
+            self.identical, self.identity_note = False, error.message
+            return
+        pairs = list(zip(with_draft.answers, alone.answers, strict=True))
+        self.identical = all(a.tokens == b.tokens for a, b in pairs)
+        tokens = sum(len(answer.tokens) for answer in alone.answers)
+        self.identity_note = f"{tokens} tokens of {len(pairs)} answers compared in strict mode"
+
+    def _explain_divergences(self) -> None:
+        spec = self.experiment.spec
+        if spec.options.accept != "exact" or not self.results["target_only"]:
+            return
+        answers = zip(self.results["target_only"][0].answers, self.results["speculative"][0].answers, strict=True)
+        cases = tuple(
+            divergence.Case(index, spec.prompts[index], alone.tokens, drafted.tokens)
+            for index, (alone, drafted) in enumerate(answers)
+            if alone.tokens != drafted.tokens
+        )
+        self.divergences = divergence.explain(
+            divergence.Spec(spec.target, spec.options, cases, spec.rpc), verbose=self.experiment.verbose
+        )
+
+    def document(self, *, interrupted: bool = False) -> BenchDocument:
+        """Everything that has been measured so far."""
+        spec = self.experiment.spec
+        runs: dict[str, Run | SpeculativeRun | None] = {
+            mode: summarise(results) if results else None for mode, results in self.results.items()
+        }
+        paired = list(zip(self.results["speculative"], self.results["target_only"], strict=False))
+        speedup = paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
+        return BenchDocument(
+            pair=self.experiment.pair.describe(),
+            machine=machine(),
+            plan=plan_of(self.results),
+            settings=settings_of(spec) | {"repetitions": self.experiment.repetitions},
+            runs=runs,
+            speedup=speedup,
+            identical_output=self.identical,
+            identity_check={"note": self.identity_note},
+            divergences=self.divergences,
+            verdict=judge(speedup, runs["target_only"], runs["speculative"]),
+            interrupted=interrupted,
+        )
+
+
+def speed(result: trial.Result) -> float:
+    """Σ tokens ÷ Σ seconds over a trial's answers, prompts not counted."""
+    statistics = [answer.statistics for answer in result.answers]
+    return sum(s.tokens for s in statistics) / max(sum(s.decode_s for s in statistics), 1e-9)
+
+
+def summarise(results: list[trial.Result]) -> Run | SpeculativeRun:
+    """All trials of one mode as one row."""
+    first = results[0]
+    every = [answer.statistics for result in results for answer in result.answers]
+    base: dict[str, Any] = {
+        "gpu_layers": first.target.gpu_layers,
+        "layers": first.target.layers,
+        "tokens": sum(answer.statistics.tokens for answer in first.answers),
+        "tokens_per_s": spread([speed(result) for result in results]),
+        "prompt_tokens_per_s": sum(s.prompt_tokens for s in every) / max(sum(s.prompt_s for s in every), 1e-9),
+        "peak_rss_bytes": max(result.peak_rss_bytes for result in results),
+        "vram_bytes": max(result.vram_bytes for result in results),
+        "load_s": spread([result.load_s for result in results]).median,
+    }
+    if first.draft is None:
+        return Run(**base)
+    rounds, drafted, accepted = (
+        sum(column) for column in zip(*((s.rounds, s.drafted, s.accepted) for s in every), strict=True)
+    )
+    return SpeculativeRun(
+        **base,
+        draft_gpu_layers=first.draft.gpu_layers,
+        draft_layers=first.draft.layers,
+        acceptance_rate=accepted / max(drafted, 1),
+        tokens_per_round=sum(s.tokens for s in every) / max(rounds, 1),
+        accepted_by_position=tuple(
+            a / max(d, 1)
+            for a, d in zip(
+                _columns(s.accepted_by_position for s in every),
+                _columns(s.drafted_by_position for s in every),
+                strict=True,
+            )
+        ),
+        drafted=drafted,
+        accepted=accepted,
+        rounds=rounds,
+        draft_s=sum(s.draft_s for s in every) / max(rounds, 1),
+        verify_s=sum(s.verify_s for s in every) / max(rounds, 1),
+    )
+
+
+def _columns(rows: Iterable[tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdict:
+    """Worth it or not, and why, in one sentence."""
+    if speedup is None or alone is None or not isinstance(pair, SpeculativeRun):
+        return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
+    low, high = speedup.ci95
+    ratio = f"{speedup.median:.2f}× target-only (95 % interval {low:.2f} to {high:.2f})"
+    token_s = 1 / alone.tokens_per_s.median
+    cost = pair.tokens_per_round / pair.tokens_per_s.median / token_s
+    why = (
+        f"a round gives {pair.tokens_per_round:.2f} tokens and costs as much as {cost:.2f} target-only tokens "
+        f"(verifying {pair.verify_s / token_s:.2f}, drafting {pair.draft_s / token_s:.2f})"
+    )
+    if low > 1:
+        text = f"Worth it: {ratio}, since {why}."
+    elif high < 1:
+        text = f"Not worth it: {ratio}, since {why}."
+    else:
+        text = f"Not shown to be worth it: {ratio} is within the noise; {why}."
+    if 0 < alone.gpu_layers <= alone.layers and pair.draft_gpu_layers:
+        text += (
+            " Target-only ran at the pair's own placement; the draft's VRAM would hold more target layers, "
+            "so the honest rival is faster than this one (try a higher -ngl with the target alone)."
+        )
+    return Verdict(low > 1, text)
+
+
+def machine() -> dict[str, object]:
+    """The machine and the versions that a figure belongs to."""
+    return {
+        "cpu": host.cpu_name(),
+        "cores": host.physical_cores(),
+        "memory_bytes": host.total_memory_bytes(),
+        "gpus": [{"name": g.name, "total_bytes": g.total_bytes, "driver": g.driver} for g in gpus.gpus()],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "ggufspec": __version__,
+        "llama_cpp_python": version("llama-cpp-python"),
+    }
+
+
+def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
+    """Which layers of which model were where."""
+    pair = results["speculative"] or results["target_only"]
+    if not pair:
+        return {}
+    placed = {"target": pair[0].target, "draft": pair[0].draft}
+    return {role: asdict(model) if model else None for role, model in placed.items()}
+
+
+def settings_of(spec: trial.Spec) -> dict[str, object]:
+    """What was asked for; the threads as used."""
+    sampling: Sampling = spec.sampling
+    options = asdict(spec.options) | {"threads": spec.options.threads or host.physical_cores()}
+    return options | asdict(sampling) | {"max_tokens": spec.max_tokens, "prompts": len(spec.prompts)}

@@ -1,0 +1,162 @@
+"""``ggufspec bench``: target-only, draft-only and speculative, and whether it was worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, options
+from ggufspec.errors import GgufspecError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.versus import Bench
+    from ggufspec.reports.document import BenchDocument
+
+Export = Path | None
+
+
+def bench(
+    pair: options.PairName = None,
+    model: options.TargetFile = None,
+    model_draft: options.DraftFile = None,
+    prompt: options.PromptText = None,
+    file: options.PromptFile = None,
+    predict: options.MaxTokens = 128,
+    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Trials of each run.")] = 5,
+    gpu_layers: options.GpuLayers = None,
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    draft_max: options.DraftMax = None,
+    ctx_size: options.ContextSize = None,
+    threads: options.Threads = None,
+    cache_type_k: options.TypeK = None,
+    cache_type_v: options.TypeV = None,
+    flash_attn: options.FlashAttention = None,
+    temp: options.Temperature = 0.0,
+    top_k: options.TopK = 40,
+    top_p: options.TopP = 0.95,
+    min_p: options.MinP = 0.05,
+    seed: options.Seed = 0,
+    accept: options.Accept = "exact",
+    strict: options.Strict = False,
+    rpc: options.Rpc = None,
+    json: options.Json = False,
+    export_json: Annotated[Export, typer.Option(help="Write the JSON document to this file.")] = None,
+    export_markdown: Annotated[Export, typer.Option(help="Write the table as Markdown.")] = None,
+    export_csv: Annotated[Export, typer.Option(help="Write one line per trial as CSV.")] = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
+
+    Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used.
+    """
+    from ggufspec.bench.prompts import PROMPTS
+    from ggufspec.bench.trial import Spec
+    from ggufspec.bench.versus import Bench, Experiment
+    from ggufspec.decoding.sampling import Sampling
+    from ggufspec.reports.files import check_writable
+
+    chosen = options.choose_pair(pair, model, model_draft)
+    if chosen.draft is None:
+        raise UsageError("a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT")
+    own_prompt = options.read_prompt(prompt, file)
+    exports = [path for path in (export_json, export_markdown, export_csv) if path is not None]
+    for path in exports:
+        check_writable(path)
+    spec = Spec(
+        target=chosen.target,
+        draft=chosen.draft,
+        options=options.decoder_options(
+            chosen,
+            gpu_layers=gpu_layers,
+            draft_gpu_layers=gpu_layers_draft,
+            n_ctx=ctx_size,
+            draft_max=draft_max,
+            threads=threads,
+            type_k=cache_type_k,
+            type_v=cache_type_v,
+            flash_attention=flash_attn,
+            accept=accept,
+            strict=strict,
+        ),
+        sampling=Sampling(temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        prompts=(own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS),
+        max_tokens=predict,
+        rpc=tuple(rpc or ()),
+    )
+    run = Bench(Experiment(chosen, spec, repetitions, verbose))
+    interrupted = False
+    try:
+        with console.progress(quiet or verbose) as progress:
+            run.run(progress)
+    except KeyboardInterrupt:
+        interrupted = True
+    return _report(run, interrupted, json, export_json, export_markdown, export_csv)
+
+
+def _report(
+    run: Bench, interrupted: bool, json: bool, export_json: Export, export_md: Export, export_csv: Export
+) -> int:
+    """Print first, then write the files: a full disk costs a file and not the result."""
+    from ggufspec.reports import tables
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.files import write_whole
+
+    document = run.document(interrupted=interrupted)
+    if json:
+        console.data(to_json(document))
+    else:
+        _show(document)
+    writers = (
+        (export_json, lambda d: to_json(d) + "\n"),
+        (export_md, tables.markdown),
+        (export_csv, tables.comma_separated),
+    )
+    failed: GgufspecError | None = None
+    for path, render in writers:
+        if path is not None:
+            try:
+                write_whole(path, render(document))
+            except GgufspecError as error:
+                failed = failed or error
+                console.failure(error.message, error.hint)
+    if interrupted:
+        console.failure("interrupted; what is shown was measured before", "")
+        return 130
+    return failed.exit_code if failed else 0
+
+
+def _show(document: BenchDocument) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import tables
+
+    out = console.out()
+    settings, plan = document.settings, document.plan
+    for role in ("target", "draft"):
+        placed = plan.get(role)
+        if placed:
+            name = Path(str(document.pair[role])).name
+            out.print(
+                f"[bold]{role:<6}[/] {name}  [dim]({placed['description']}, {placed['size_bytes'] / 1e6:,.0f} MB)[/]"
+            )
+    out.print(
+        f"[dim]{settings['prompts']} prompts × {settings['max_tokens']} tokens, draft length {settings['draft_max']}, "
+        f"{'greedy' if settings['temperature'] == 0 else 'temperature ' + str(settings['temperature'])}, "
+        f"{settings['accept']}{', strict' if settings['strict'] else ''}, {settings['threads']} threads, "
+        f"{settings['repetitions']} trials each[/]"
+    )
+    if any(document.runs.values()):
+        out.print(tables.terminal(document))
+    out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
+    if document.identical_output is not None:
+        same = "the same text with and without draft" if document.identical_output else "NOT the same text"
+        out.print(f"[dim]Strict check: {same} ({document.identity_check['note']}).[/]")
+    if document.divergences:
+        explained = sum(d.explained for d in document.divergences)
+        out.print(
+            f"[dim]{len(document.divergences)} of {settings['prompts']} answers left target-only's at a near tie; "
+            f"{explained} of them by less than the rounding noise between batch widths. --strict avoids it.[/]"
+        )

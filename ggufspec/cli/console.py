@@ -1,0 +1,67 @@
+"""What reaches the terminal: data to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def out() -> Console:
+    """Standard output, as wide as the terminal; 100 columns where there is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _columns(), highlight=False)
+
+
+def err() -> Console:
+    """Standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def data(text: str) -> None:
+    """Print a document, as it is, to standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Say something that is no data."""
+    err().print(text, style="dim", markup=False, soft_wrap=True)
+
+
+def failure(message: str, hint: str) -> None:
+    """Say what failed and what to do next."""
+    from rich.text import Text
+
+    console = err()
+    console.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    if hint:
+        console.print(Text.assemble(("  next: ", "bold"), hint), soft_wrap=True)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on an interactive stderr: call it with (done, total, what is being done). Silent otherwise."""
+    console = err()
+    if quiet or not console.is_terminal:
+        yield lambda *_: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

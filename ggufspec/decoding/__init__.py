@@ -1,0 +1,1 @@
+"""Drafting, verifying and sampling: pure over a small Model protocol."""

@@ -1,0 +1,159 @@
+"""Keyed Gumbel noise: a token's randomness is a fixed function of (seed, position, token id). Pure NumPy.
+
+``argmax(score + G)`` over a row is a sample of ``softmax(score)`` when the G are independent standard Gumbels. Since G
+is keyed, target and draft at one position meet the same noise and tend to choose the same token, and the target's
+choice does not depend on what was drafted (coupling: Daliri et al. 2024, arXiv:2408.07978).
+
+The noise is a contract, so that a seed gives the same text in later versions. All arithmetic modulo 2**64; ``mix`` is
+the finaliser of splitmix64 and ``golden`` its increment:
+
+    start      = mix(mix(seed + golden) + golden * (position + 1))
+    block bits = mix(start + golden * (2 * (id // 1024) + 1))
+    token bits = mix(start + golden * (2 * id))
+    e(bits)    = -log((bits // 2**12 + 1/2) / 2**52)            an Exp(1) variable
+    arrival    = e(block bits) / 1024                           if block bits and id agree modulo 1024
+                 e(block bits) / 1024 + e(token bits)           otherwise
+    G          = -log(arrival)
+
+An arrival is an Exp(1) variable: of 1024 independent ones the first is Exp(1) / 1024 and any of them with equal
+chance, and the others come a further Exp(1) later, because an exponential has no memory. In Gumbels this is top-down
+sampling (Maddison et al. 2014, arXiv:1411.0030, section 4): a block's highest noise is known without its tokens', so a
+row of a large vocabulary needs the noise of few tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.decoding.sampling import Floats, Ids, Logits, finite_peak
+
+Bits = npt.NDArray[np.uint64]
+
+BLOCK = 1024
+_BLOCK_BITS, _IN_BLOCK = np.uint64(10), np.uint64(BLOCK - 1)
+_ONE, _TWELVE = np.uint64(1), np.uint64(12)
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (30, 0xBF58476D1CE4E5B9, 27, 0x94D049BB133111EB, 31)  # David Stafford's variant 13, as in splitmix64
+_MIX_BITS = tuple(np.uint64(number) for number in _MIX)
+_GOLDEN_BITS = np.uint64(_GOLDEN)
+
+
+def gumbel(seed: int, position: int, ids: Ids) -> Floats:
+    """The noise of tokens.
+
+    Args:
+        seed: in [0, 2**64).
+        position: index in the sequence of the token to choose, from 0.
+        ids: (n,) token ids, from 0.
+
+    Returns:
+        (n,) standard Gumbel variables, independent over seeds, positions and ids.
+    """
+    return _gumbel(_start(seed, position), ids)
+
+
+def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
+    """The token with the highest score plus noise: a sample of ``softmax(scores)``.
+
+    Args:
+        ids: (n,) token ids, ascending: a tie goes to the lowest.
+        scores: (n,) log-probabilities up to a constant.
+        seed: in [0, 2**64).
+        position: index in the sequence of the token to choose.
+    """
+    if ids.size == 1:
+        return int(ids[0])
+    return int(ids[(scores + gumbel(seed, position, ids)).argmax()])
+
+
+def choose_full(logits: Logits, temperature: float, seed: int, position: int) -> int:
+    """:func:`choose` over the whole vocabulary with scores ``(logit - highest logit) / temperature``.
+
+    Exact, with the noise of few tokens: whatever sum some token reaches, a token can only win if its score and the
+    highest noise of its block reach it together. A high sum is found among the tokens with the highest logit of their
+    block (where the winner is on peaked rows) and those with the highest noise of it (where it is on flat ones).
+
+    Args:
+        logits: (vocab,) as the model gives them; not kept.
+        temperature: above 0.
+        seed: in [0, 2**64).
+        position: index in the sequence of the token to choose.
+
+    Raises:
+        ModelError: a logit is NaN, or the highest is infinite.
+    """
+    whole = logits[: logits.size - logits.size % BLOCK].reshape(-1, BLOCK)
+    rest = logits[whole.size :]  # the ids of the last block, if it is not whole
+    tops = whole.argmax(axis=1) + np.arange(0, whole.size, BLOCK)
+    if rest.size:
+        tops = np.append(tops, whole.size + rest.argmax())
+    maxima = logits[tops]  # (blocks,)
+    peak = finite_peak(maxima.max())
+
+    start, blocks = _start(seed, position), np.arange(tops.size, dtype=np.uint64)
+    bits = _bits(start, _block_counters(blocks))
+    highest = -np.log(_exponential(bits) / BLOCK)  # (blocks,) noise
+    leaders = ((blocks << _BLOCK_BITS) | (bits & _IN_BLOCK)).astype(np.int64)
+    known = np.concatenate((tops, leaders[leaders < logits.size]))
+    best = _sums(logits, known, peak, temperature, start).max()
+
+    slack = 1e-9 * (1 + abs(best))  # more than the rounding of sums
+    bar = (peak + temperature * (best - highest - slack)).astype(np.float32)  # (blocks,) no lower logit can win
+    bar = np.nextafter(bar, np.float32(-np.inf))
+    hot = np.flatnonzero(maxima[: len(whole)] >= bar[: len(whole)])
+    able = np.flatnonzero(whole.take(hot, axis=0) >= bar[hot, None])
+    able = np.concatenate((hot[able // BLOCK] * BLOCK + able % BLOCK, whole.size + np.flatnonzero(rest >= bar[-1])))
+    return int(able[_sums(logits, able, peak, temperature, start).argmax()])
+
+
+def _sums(logits: Logits, ids: Ids, peak: float, temperature: float, start: np.uint64) -> Floats:
+    """(n,) scores plus noise of ``ids``."""
+    scores: Floats = (logits[ids].astype(np.float64) - peak) / temperature
+    return scores + _gumbel(start, ids)
+
+
+def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
+    """Noise of ``ids``; an array of starts, (m, 1), with ids (1, n) gives (m, n)."""
+    tokens = ids.astype(np.uint64)
+    bits = _bits(start, np.array((_block_counters(tokens >> _BLOCK_BITS), tokens << _ONE)))
+    first, later = _exponential(bits)
+    later[((bits[0] ^ tokens) & _IN_BLOCK) == 0] = 0.0
+    noise: Floats = -np.log(first / BLOCK + later)
+    return noise
+
+
+def _block_counters(blocks: Bits) -> Bits:
+    return (blocks << _ONE) | _ONE
+
+
+def _bits(start: np.uint64 | Bits, counters: Bits) -> Bits:
+    return _mix(start + _GOLDEN_BITS * counters)
+
+
+def _exponential(bits: Bits) -> Floats:
+    """Exp(1) variables from the upper 52 bits; never 0, never infinite."""
+    variables: Floats = -np.log(((bits >> _TWELVE) + 0.5) * 2.0**-52)
+    return variables
+
+
+def _start(seed: int, position: int) -> np.uint64:
+    """Where the splitmix64 sequence of (seed, position) starts."""
+    return np.uint64(_mix_int(_mix_int(seed + _GOLDEN) + _GOLDEN * (position + 1)))
+
+
+def _mix(bits: Bits) -> Bits:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
+    a, b, c, d, e = _MIX_BITS
+    bits = (bits ^ (bits >> a)) * b
+    bits = (bits ^ (bits >> c)) * d
+    return bits ^ (bits >> e)
+
+
+def _mix_int(bits: int) -> int:
+    """:func:`_mix` of one number, modulo 2**64; NumPy takes five times as long for it."""
+    a, b, c, d, e = _MIX
+    bits %= 2**64
+    bits = (bits ^ (bits >> a)) * b % 2**64
+    bits = (bits ^ (bits >> c)) * d % 2**64
+    return bits ^ (bits >> e)

@@ -1,0 +1,47 @@
+"""Tokens to text as they come: characters split over tokens, stop strings across token borders. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class TextStream:
+    """Turns the bytes of tokens into text that is safe to show.
+
+    Held back are a character's first bytes until the rest comes, and whatever may still become a stop string.
+
+    Args:
+        stop: strings that end the text; they are not part of it.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: bytes) -> str:
+        """The text that this piece makes certain; sets ``stopped`` when a stop string is complete."""
+        return self._release(self._decoder.decode(piece), final=False)
+
+    def finish(self) -> str:
+        """What was held back, at the end of the text."""
+        return self._release(self._decoder.decode(b"", final=True), final=True)
+
+    def _release(self, text: str, *, final: bool) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        held = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

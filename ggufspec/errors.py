@@ -1,0 +1,33 @@
+"""Every failure that a user can mend: a message, a hint with the next thing to type, and an exit code."""
+
+from __future__ import annotations
+
+
+class GgufspecError(Exception):
+    """A failure that the user can mend.
+
+    Args:
+        message: what went wrong, in one sentence.
+        hint: what to do next, best a command to type; may be empty.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(GgufspecError):
+    """The command line or a call's arguments are wrong."""
+
+    exit_code = 2
+
+
+class ModelError(GgufspecError):
+    """A model file is missing, damaged or unfit."""
+
+
+class WorkerError(GgufspecError):
+    """A child process ended before it gave its result."""

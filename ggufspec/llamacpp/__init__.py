@@ -1,0 +1,1 @@
+"""The only room that imports ``llama_cpp``: library, devices, models."""

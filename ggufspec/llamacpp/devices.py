@@ -1,0 +1,117 @@
+"""The devices that ggml sees, and llama.cpp's RPC workers.
+
+Source: ggml/include/ggml-backend.h and ggml-rpc.h. The functions live in libggml, which libllama depends on, so that
+looking them up through libllama's handle finds the very copy that it uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.llamacpp.library import load
+
+# enum ggml_backend_dev_type
+_TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of ggml; ``kind`` is cpu, gpu, igpu, accelerator or meta. An RPC worker is a gpu named RPC0."""
+
+    name: str
+    description: str
+    kind: str
+    free_bytes: int
+    total_bytes: int
+
+
+def devices() -> list[Device]:
+    """All devices in ggml's order, those of added RPC workers too."""
+    lib = _ggml()
+    found = []
+    for index in range(lib.ggml_backend_dev_count()):
+        device = lib.ggml_backend_dev_get(index)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            Device(
+                name=lib.ggml_backend_dev_name(device).decode(),
+                description=lib.ggml_backend_dev_description(device).decode(),
+                kind=_TYPES.get(lib.ggml_backend_dev_type(device), "unknown"),
+                free_bytes=free.value,
+                total_bytes=total.value,
+            )
+        )
+    return found
+
+
+def has_gpu() -> bool:
+    """Whether layers can be offloaded: a GPU or an RPC worker is there."""
+    return any(device.kind in ("gpu", "igpu") for device in devices())
+
+
+def add_rpc_worker(endpoint: str) -> None:
+    """Make the devices of the worker at ``host:port`` usable; they act like GPUs.
+
+    Raises:
+        UsageError: ``endpoint`` is not host:port.
+        GgufspecError: no worker answers there, or this llama.cpp was built without RPC.
+    """
+    import socket
+
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{endpoint!r} is no RPC endpoint", "write it as host:port, 127.0.0.1:50052 say")
+    try:  # ggml aborts the process when nobody answers, so knock first
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise GgufspecError(
+            f"no RPC worker answers at {endpoint}: {error}", "start ggml-rpc-server there, or drop --rpc"
+        ) from error
+    registry = _rpc().ggml_backend_rpc_add_server(endpoint.encode())
+    if not registry:
+        raise GgufspecError(f"the RPC worker at {endpoint} offers no device", "look at what the worker says")
+    _ggml().ggml_backend_register(registry)
+
+
+def serve_rpc(endpoint: str, threads: int) -> None:
+    """Serve this machine's CPU at ``host:port`` until the process ends. The protocol has no authentication."""
+    lib = _ggml()
+    cpu = ctypes.c_void_p(lib.ggml_backend_dev_by_type(0))
+    _rpc().ggml_backend_rpc_start_server(endpoint.encode(), None, threads, 1, ctypes.byref(cpu))
+
+
+def _ggml() -> Any:
+    lib = load()._lib
+    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_dev_get.argtypes, lib.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    lib.ggml_backend_dev_by_type.argtypes, lib.ggml_backend_dev_by_type.restype = [ctypes.c_int], ctypes.c_void_p
+    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
+        function = getattr(lib, name)
+        function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_char_p
+    lib.ggml_backend_dev_type.argtypes, lib.ggml_backend_dev_type.restype = [ctypes.c_void_p], ctypes.c_int
+    size_p = ctypes.POINTER(ctypes.c_size_t)
+    lib.ggml_backend_dev_memory.argtypes, lib.ggml_backend_dev_memory.restype = [ctypes.c_void_p, size_p, size_p], None
+    lib.ggml_backend_register.argtypes, lib.ggml_backend_register.restype = [ctypes.c_void_p], None
+    return lib
+
+
+def _rpc() -> Any:
+    lib = load()._lib
+    try:
+        start, add = lib.ggml_backend_rpc_start_server, lib.ggml_backend_rpc_add_server
+    except AttributeError as error:
+        raise GgufspecError("this llama.cpp was built without RPC", "scripts/bootstrap") from error
+    start.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_void_p),
+    ]
+    start.restype = None
+    add.argtypes, add.restype = [ctypes.c_char_p], ctypes.c_void_p
+    return lib

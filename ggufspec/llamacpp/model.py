@@ -1,0 +1,319 @@
+"""A GGUF model and its decoding context on llama.cpp's low-level API."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.library import complaints, forget_complaints, load
+
+Logits = npt.NDArray[np.float32]
+
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+FLASH_ATTENTION = ("auto", "on", "off")
+MAX_WIDTH = 256  # tokens whose logits one call may ask for
+_SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
+_GGUF_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """How a model is decoded.
+
+    Args:
+        n_ctx: tokens of context; llama.cpp pads its cells to a multiple of 256.
+        width: most tokens whose logits one call asks for (``n_outputs_max``).
+        threads: CPU threads, for prompts and generation alike.
+        type_k: type of the key cache, one of ``KV_TYPES``.
+        type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
+        flash_attention: ``auto``, ``on`` or ``off``.
+        n_batch: most tokens in one call while a prompt is read.
+    """
+
+    n_ctx: int
+    width: int
+    threads: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: str = "auto"
+    n_batch: int = 512
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse what cannot be a GGUF file before llama.cpp sees it.
+
+    Raises:
+        ModelError: the file is missing, a folder, unreadable or does not begin like a GGUF file.
+    """
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist", f"ls {path.parent}") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", f"ls -l {path.parent}") from None
+    if magic != _GGUF_MAGIC:
+        raise ModelError(
+            f"{path} is no GGUF file: it begins with {magic!r}, not {_GGUF_MAGIC!r}",
+            "download the .gguf file itself; a page or a Git LFS pointer looks like this",
+        )
+
+
+class Model:
+    """Weights and vocabulary of one GGUF file.
+
+    Args:
+        path: the file; of a split model, its first part.
+        gpu_layers: layers on the GPU as llama.cpp counts them, the output layer included; negative means all.
+
+    Raises:
+        ModelError: the file is missing, damaged, or does not fit; the message says what llama.cpp said.
+    """
+
+    def __init__(self, path: Path, gpu_layers: int = 0) -> None:
+        self._handle: Any = None
+        check_gguf(path)
+        lib = load()
+        self.path = path
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = gpu_layers
+        forget_complaints()
+        self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._handle:
+            reason = complaints() or "llama.cpp gave no reason"
+            raise ModelError(f"{path} cannot be loaded: {reason}", _load_hint(reason))
+        self._lib = lib
+        self._vocab = lib.llama_model_get_vocab(self._handle)
+        if not lib.llama_model_has_decoder(self._handle) or lib.llama_model_has_encoder(self._handle):
+            raise ModelError(f"{path} is not a decoder-only language model", "choose a causal language model")
+        self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.layers: int = lib.llama_model_n_layer(self._handle)
+        self.gpu_layers = self.layers + 1 if gpu_layers < 0 else min(gpu_layers, self.layers + 1)
+        self.context_train: int = lib.llama_model_n_ctx_train(self._handle)
+        self.size_bytes: int = lib.llama_model_size(self._handle)
+        self.parameters: int = lib.llama_model_n_params(self._handle)
+        self._piece_buffer = ctypes.create_string_buffer(256)
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantisation in llama.cpp's words, ``llama 1B Q4_0`` say."""
+        buffer = ctypes.create_string_buffer(128)
+        self._lib.llama_model_desc(self._handle, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of ``text``, with a BOS token where the model wants one.
+
+        Args:
+            text: any text.
+            special: whether ``<|…|>`` in the text means the special token of that name.
+        """
+        data = text.encode()
+        room = len(data) + 8
+        while True:
+            buffer = (ctypes.c_int32 * room)()
+            count = self._lib.llama_tokenize(self._vocab, data, len(data), buffer, room, True, special)
+            if count >= 0:
+                return buffer[:count]
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token; a character may be split over several tokens. Special tokens give none."""
+        while True:
+            buffer = self._piece_buffer
+            count = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            if count >= 0:
+                return buffer.raw[:count]
+            self._piece_buffer = ctypes.create_string_buffer(-count)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends its answer with this token."""
+        return bool(self._lib.llama_vocab_is_eog(self._vocab, token))
+
+    def vocabulary(self) -> list[bytes]:
+        """The text of every token, by id."""
+        text = self._lib.llama_vocab_get_text
+        return [text(self._vocab, token) or b"" for token in range(self.vocab_size)]
+
+    @property
+    def vocabulary_kind(self) -> tuple[str, bool]:
+        """(tokenizer family, whether a BOS token is put before a prompt)."""
+        families = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}  # llama_vocab_type
+        kind = self._lib.llama_vocab_type(self._vocab)
+        return families.get(kind, str(kind)), bool(self._lib.llama_vocab_get_add_bos(self._vocab))
+
+    def close(self) -> None:
+        """Free the weights; every context of the model must be closed before."""
+        if self._handle:
+            load().llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Context:
+    """One sequence of tokens in one model's KV cache.
+
+    ``length`` tokens are in the cache; :meth:`decode` appends, :meth:`rewind` takes the newest away.
+
+    Raises:
+        ModelError: llama.cpp cannot make the context, for want of memory say.
+        UsageError: an option is not one of those known.
+    """
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        self._handle: Any = None
+        lib = model._lib
+        self.model = model
+        self.vocab_size = model.vocab_size
+        self.capacity = options.n_ctx
+        self.width = options.width
+        self.length = 0
+        params = lib.llama_context_default_params()
+        params.n_ctx = options.n_ctx + _SLACK
+        params.n_batch = params.n_ubatch = min(options.n_batch, params.n_ctx)
+        params.n_outputs_max = options.width
+        params.n_threads = params.n_threads_batch = options.threads
+        params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
+        params.flash_attn_type = _flash_attention(options.flash_attention)
+        forget_complaints()
+        self._handle = lib.llama_init_from_model(model._handle, params)
+        if not self._handle:
+            reason = complaints() or "llama.cpp gave no reason"
+            raise ModelError(
+                f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}",
+                "lower -c, -ngl or -ngld, or use a smaller KV type (-ctk q8_0 -ctv q8_0)",
+            )
+        self._lib = lib
+        self._memory = lib.llama_get_memory(self._handle)
+        self._n_batch: int = params.n_batch
+        self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
+        for i in range(self._n_batch):
+            self._batch.n_seq_id[i] = 1
+            self._batch.seq_id[i][0] = 0
+        self._rows: Logits = np.empty((0, self.vocab_size), np.float32)
+        self._rows_address = 0
+        self.can_rewind = self._probe_rewind()
+
+    def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
+        """Append ``tokens`` and return the logits of the last ``outputs`` of them.
+
+        Args:
+            tokens: ids, at least one.
+            outputs: rows wanted, 0 … min(len(tokens), width limit).
+            width: pad the batch to this many tokens; the padding is taken away again and has no effect but on
+                which kernels run.
+
+        Returns:
+            (outputs, vocab) float32, a view into llama.cpp's own buffer: valid until the next call.
+
+        Raises:
+            ModelError: the cache is full, or llama.cpp failed.
+        """
+        padding = max(0, width - len(tokens))
+        if outputs + padding > self.width or (padding and width > self._n_batch):
+            raise ValueError(f"{outputs} rows and {padding} padding tokens wanted of a context of width {self.width}")
+        if self.length + len(tokens) > self.capacity:
+            raise ModelError(f"the context of {self.capacity} tokens is full", "a larger -c gives room")
+        start = 0
+        while len(tokens) - start > self._n_batch:  # all but the last chunk of a prompt
+            chunk = min(self._n_batch, len(tokens) - max(outputs, 1) - start)
+            self._submit(tokens[start : start + chunk], 0, 0)
+            start += chunk
+        self._submit(tokens[start:], outputs, padding)
+        if padding:
+            self.rewind(self.length)
+        return self._logits(outputs + padding)[:outputs] if outputs else self._rows[:0]
+
+    def _submit(self, tokens: Sequence[int], outputs: int, padding: int) -> None:
+        batch = self._batch
+        count = len(tokens)
+        ids, positions, flags = batch.token, batch.pos, batch.logits
+        first_output = count - outputs
+        for i in range(count):
+            ids[i] = tokens[i]
+            positions[i] = self.length + i
+            flags[i] = i >= first_output
+        for i in range(count, count + padding):
+            ids[i] = tokens[-1]
+            positions[i] = self.length + i
+            flags[i] = 1
+        batch.n_tokens = count + padding
+        status = self._lib.llama_decode(self._handle, batch)
+        if status != 0:
+            raise ModelError(
+                f"llama.cpp could not decode {count} tokens at {self.length} (status {status}): {complaints()}",
+                "lower -c or -ngl if memory is short; -v shows llama.cpp's log",
+            )
+        self.length += count
+
+    def _logits(self, rows: int) -> Logits:
+        pointer = self._lib.llama_get_logits(self._handle)  # waits for the device
+        address = ctypes.cast(pointer, ctypes.c_void_p).value or 0
+        if address != self._rows_address or rows > len(self._rows):
+            self._rows = np.ctypeslib.as_array(pointer, shape=(max(rows, len(self._rows)), self.vocab_size))
+            self._rows_address = address
+        return self._rows[:rows]
+
+    def rewind(self, length: int) -> None:
+        """Keep only the first ``length`` tokens.
+
+        Raises:
+            ModelError: the model's memory cannot be rewound to there (recurrent and hybrid models).
+        """
+        if length == 0:
+            self._lib.llama_memory_clear(self._memory, False)
+        elif not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
+            raise ModelError(f"{self.model.path.name} cannot take tokens back", "run it with --no-draft")
+        self.length = length
+
+    def _probe_rewind(self) -> bool:
+        """Whether one of two decoded tokens can be taken back; llama.cpp says no for recurrent memory."""
+        self.decode([0, 0], outputs=min(2, self.width))
+        possible = bool(self._lib.llama_memory_seq_rm(self._memory, 0, 1, -1))
+        self.rewind(0)
+        return possible
+
+    def close(self) -> None:
+        """Free the cache and the buffers."""
+        if self._handle:
+            self._lib.llama_batch_free(self._batch)
+            self._lib.llama_free(self._handle)
+            self._handle = None
+
+
+def _kv_type(lib: Any, name: str) -> int:
+    if name not in KV_TYPES:
+        raise UsageError(f"{name!r} is no KV type", "one of " + ", ".join(KV_TYPES))
+    value: int = getattr(lib, "GGML_TYPE_" + name.upper())
+    return value
+
+
+def _flash_attention(name: str) -> int:
+    if name not in FLASH_ATTENTION:
+        raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
+    return {"auto": -1, "on": 1, "off": 0}[name]
+
+
+def _load_hint(reason: str) -> str:
+    if "corrupted or incomplete" in reason or "not within" in reason or "unexpectedly reached end" in reason:
+        return "the file is cut short or damaged: download it again"
+    if "unknown model architecture" in reason:
+        return "this llama.cpp does not know the architecture: update llama-cpp-python"
+    if "alloc" in reason or "memory" in reason:
+        return "lower -ngl or -ngld so that fewer layers go to the GPU"
+    return "-v shows llama.cpp's log"

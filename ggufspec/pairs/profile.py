@@ -1,0 +1,192 @@
+"""Profiles: a pair and how to run it, as a strict TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from platformdirs import user_config_path
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.pairs.hub import cached_file
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelSource(_Strict):
+    """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``."""
+
+    file: str
+    repo: str | None = None
+    revision: str | None = None
+    gpu_layers: int | None = None
+
+
+class Settings(_Strict):
+    """What the profile sets; None leaves it to the command's default."""
+
+    n_ctx: Annotated[int, Field(ge=2)] | None = None
+    draft_max: Annotated[int, Field(ge=1)] | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    flash_attention: str | None = None
+
+
+class Profile(_Strict):
+    """One TOML file. ``why`` says what the pairing is for, ``source`` where it comes from."""
+
+    name: str
+    why: str
+    source: str
+    target: ModelSource
+    draft: ModelSource | None = None
+    settings: Settings = Field(default_factory=Settings)
+
+    @model_validator(mode="after")
+    def _inside(self) -> Profile:
+        for model in (self.target, self.draft):
+            if model and model.repo and (Path(model.file).is_absolute() or ".." in Path(model.file).parts):
+                raise ValueError(f"{model.file!r} leaves the repository")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and a draft whose files are here."""
+
+    name: str
+    target: Path
+    draft: Path | None
+    target_gpu_layers: int | None = None
+    draft_gpu_layers: int | None = None
+    settings: Settings = field(default_factory=Settings)
+
+    def describe(self) -> dict[str, Any]:
+        """For the JSON documents."""
+        return {"name": self.name, "target": str(self.target), "draft": str(self.draft) if self.draft else None}
+
+
+def bundled_folder() -> Path:
+    """The profiles that ship: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def user_folder() -> Path:
+    """The user's own profiles, which win over the bundled ones."""
+    return user_config_path("ggufspec") / "profiles"
+
+
+def known_profiles() -> list[str]:
+    """Names that :func:`find` knows."""
+    return sorted({path.stem for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")})
+
+
+def find(name: str) -> Path:
+    """The file of a profile given by name or by path.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+    """
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        if path.is_file():
+            return path
+        raise UsageError(f"there is no profile at {name}", "known profiles: " + ", ".join(known_profiles()))
+    for folder in (user_folder(), bundled_folder()):
+        path = folder / f"{name}.toml"
+        if path.is_file():
+            return path
+    hint = _nearest(name, known_profiles()) or "known profiles: " + ", ".join(known_profiles())
+    if name.endswith(".gguf"):
+        hint = f"ggufspec … -m {name} -md DRAFT.gguf"
+    raise UsageError(f"there is no profile {name!r}", hint)
+
+
+def load_profile(path: Path) -> Profile:
+    """Parse a profile.
+
+    Raises:
+        GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file and key are named.
+    """
+    try:
+        return Profile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise GgufspecError(f"{path}: {error}", "mend the file, or name another profile") from None
+    except ValidationError as invalid:
+        raise _explained(path, invalid) from None
+
+
+def resolve(profile: Profile, folder: Path) -> Pair:
+    """The pair with its files on this machine.
+
+    Args:
+        profile: what to look for.
+        folder: where the profile's relative file names start.
+
+    Raises:
+        ModelError: a file is not here; the hint is the command that fetches it.
+    """
+    target, draft = (
+        _locate(model, folder, profile.name) if model else None for model in (profile.target, profile.draft)
+    )
+    assert target is not None
+    return Pair(
+        profile.name,
+        target,
+        draft,
+        profile.target.gpu_layers,
+        profile.draft.gpu_layers if profile.draft else None,
+        profile.settings,
+    )
+
+
+def _locate(model: ModelSource, folder: Path, profile: str) -> Path:
+    if model.repo is None:
+        path = folder / Path(model.file).expanduser()
+        if path.is_file():
+            return path
+        raise ModelError(f"profile {profile!r} names {path}, which is not there", f"ls {path.parent}")
+    cached = cached_file(model.repo, model.file, model.revision)
+    if cached is None:
+        revision = f" --revision {model.revision}" if model.revision else ""
+        raise ModelError(
+            f"{model.file} of profile {profile!r} is not on this machine",
+            f"hf download {model.repo} {model.file}{revision}",
+        )
+    return cached
+
+
+def demo_pair() -> tuple[Path, Path]:
+    """(target, draft) of the pair that ships with the project."""
+    path = bundled_folder() / "demo.toml"
+    pair = resolve(load_profile(path), path.parent)
+    assert pair.draft is not None
+    return pair.target, pair.draft
+
+
+def _explained(path: Path, invalid: ValidationError) -> GgufspecError:
+    first = invalid.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        model: Any = Profile
+        for part in first["loc"][:-1]:
+            model = {"target": ModelSource, "draft": ModelSource, "settings": Settings}.get(str(part), model)
+        known = list(model.model_fields)
+        hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
+        return GgufspecError(f"{path}: unknown key {key!r}", hint)
+    if first["type"] == "missing":
+        return GgufspecError(f"{path}: key {key!r} is missing", f"add {key} to the file")
+    return GgufspecError(f"{path}: {key or 'profile'}: {first['msg']}", "mend the value in the file")
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,1 @@
+"""What is told: the versioned JSON document, tables, files."""

@@ -1,0 +1,52 @@
+"""Results to files: checked before the run, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ggufspec.errors import GgufspecError
+
+
+def check_writable(path: Path) -> None:
+    """Find out before an hour's run that its result could not be saved.
+
+    Raises:
+        GgufspecError: the file cannot be written.
+    """
+    existed = path.exists()
+    try:
+        path.open("a").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise _failed(path, error) from None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text``; a regular file that was there stays as it was until the new one is complete.
+
+    Raises:
+        GgufspecError: the disk is full, say.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_text(text, encoding="utf-8")
+            return
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        part = Path(name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            part.chmod(path.stat().st_mode if path.exists() else 0o644)
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise _failed(path, error) from None
+
+
+def _failed(path: Path, error: OSError) -> GgufspecError:
+    return GgufspecError(f"{path} cannot be written: {error.strerror}", "name another file, or free some space")

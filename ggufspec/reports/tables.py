@@ -1,0 +1,93 @@
+"""The bench as a table: for the terminal, as Markdown, as CSV. One function makes the cells for all three."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COLUMNS = ("Run", "GPU layers", "Tokens/s", "Gain", "Accepted", "Tokens/round", "Accepted by position")
+
+
+def rows(document: BenchDocument) -> list[tuple[str, ...]]:
+    """One row of cells per run that has been measured, in :data:`COLUMNS`."""
+    return [
+        _row(mode.replace("_", "-"), run, document.speedup if mode == "speculative" else None)
+        for mode, run in document.runs.items()
+        if run is not None
+    ]
+
+
+def _row(name: str, run: Run, speedup: Spread | None) -> tuple[str, ...]:
+    layers = f"{run.gpu_layers}/{run.layers + 1}"
+    base = (name, layers, _with_spread(run.tokens_per_s))
+    if not isinstance(run, SpeculativeRun):
+        return (*base, "", "", "", "")
+    return (
+        base[0],
+        f"{layers} + {run.draft_gpu_layers}/{run.draft_layers + 1}",
+        base[2],
+        f"{speedup.median:.2f}×" if speedup else "",
+        f"{run.acceptance_rate:.0%}",
+        f"{run.tokens_per_round:.2f}",
+        " ".join(f"{rate:.0%}" for rate in run.accepted_by_position),
+    )
+
+
+def _with_spread(value: Spread) -> str:
+    half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
+    digits = 0 if value.median >= 100 else 1 if value.median >= 10 else 2
+    return f"{value.median:.{digits}f} ± {half:.{digits}f}"
+
+
+def terminal(document: BenchDocument) -> Table:
+    """A rich table."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index in (0, 2))
+    for row in rows(document):
+        table.add_row(*row, style="bold" if row[0] == "speculative" else None)
+    return table
+
+
+def markdown(document: BenchDocument) -> str:
+    """A Markdown table and the verdict."""
+    lines = [
+        "| " + " | ".join(COLUMNS) + " |",
+        "| --- |" + " ---: |" * (len(COLUMNS) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows(document)),
+    ]
+    return "\n".join(lines) + f"\n\n{document.verdict.text}\n"
+
+
+def comma_separated(document: BenchDocument) -> str:
+    """One line per trial, numbers unrounded, for spreadsheets."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        (
+            "run",
+            "trial",
+            "gpu_layers",
+            "tokens_per_s",
+            "tokens",
+            "acceptance_rate",
+            "tokens_per_round",
+            "peak_rss_bytes",
+        )
+    )
+    for mode, run in document.runs.items():
+        if run is None:
+            continue
+        extra = (run.acceptance_rate, run.tokens_per_round) if isinstance(run, SpeculativeRun) else ("", "")
+        for trial, sample in enumerate(run.tokens_per_s.samples, 1):
+            writer.writerow((mode, trial, run.gpu_layers, sample, run.tokens, *extra, run.peak_rss_bytes))
+    return text.getvalue()
