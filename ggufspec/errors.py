@@ -31,3 +31,9 @@ class ModelError(GgufspecError):
 
 class WorkerError(GgufspecError):
     """A child process ended before it gave its result."""
+
+
+class StopError(GgufspecError):
+    """Ctrl-C before there was anything to show."""
+
+    exit_code = 130

@@ -60,8 +60,8 @@ class Recipe:
     target: Shape = Shape("ggufspec demo target", layers=8, width=320, heads=5, kv_heads=1, ffn=896)
     draft: Shape = Shape("ggufspec demo draft", layers=2, width=96, heads=3, kv_heads=1, ffn=256, head_size=32)
     vocab: int = 4096
-    target_steps: int = 1400
-    draft_steps: int = 700
+    target_steps: int = 1000
+    draft_steps: int = 600
     batch_tokens: int = 4096
     sequence: int = 512
     long_sequence: int = 1024
@@ -69,7 +69,7 @@ class Recipe:
     muon_lr: float = 0.02
     adam_lr: float = 0.003
     warmup: int = 40
-    decay_share: float = 0.45
+    decay_share: float = 0.38
     written_batches: int = 20  # texts that the target writes, ``written_rows`` at a time
     written_rows: int = 64
     written_prompt: int = 64

@@ -68,27 +68,11 @@ def test_golden_values(seed, position, token, value):
 
 def test_golden_choices():
     logits = (np.arange(5000) % 7).astype(np.float32)
-    assert [choose_full(logits, 0.8, 42, position) for position in range(8)] == [
-        4947,
-        2624,
-        2595,
-        2175,
-        2575,
-        4598,
-        727,
-        3323,
-    ]
+    full = [choose_full(logits, 0.8, 42, position) for position in range(8)]
+    assert full == [4947, 2624, 2595, 2175, 2575, 4598, 727, 3323]
     found = candidates(logits, Sampling(temperature=0.8, top_p=1, min_p=0))
-    assert [choose(found.ids, found.scores, 42, position) for position in range(8)] == [
-        237,
-        118,
-        27,
-        62,
-        20,
-        216,
-        48,
-        104,
-    ]
+    few = [choose(found.ids, found.scores, 42, position) for position in range(8)]
+    assert few == [237, 118, 27, 62, 20, 216, 48, 104]
 
 
 @given(st.integers(0, MASK), st.integers(0, 2**40), st.integers(0, 2**40))
@@ -200,7 +184,7 @@ def test_one_candidate_needs_no_noise():
 
 
 def test_a_tie_goes_to_the_lowest_id(monkeypatch):
-    monkeypatch.setattr(noise, "_gumbel", lambda start, ids: np.zeros(ids.size))
+    monkeypatch.setattr(noise, "_gumbel", lambda _, ids: np.zeros(ids.size))
     assert choose(np.array([3, 5, 9]), np.array([0.0, 1.0, 1.0]), 0, 0) == 5
     assert choose_full(np.array([0, 2, 2], np.float32), 1.0, 0, 0) == 1
 

@@ -2,7 +2,8 @@
 
 The child is ``python -m ggufspec.bench.worker MODULE``; the module has a ``Spec``, a ``Result`` and
 ``run(spec, emit, stopping) -> Result``. The spec goes in on stdin as JSON, events and the result come out as lines of
-JSON. An end of stdin asks the child to stop: Ctrl-C in the parent, or the parent's death.
+JSON. An end of stdin asks the child to stop: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S``
+then, whatever llama.cpp is doing.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
 
@@ -78,9 +82,8 @@ def call(
         except KeyboardInterrupt:
             with contextlib.suppress(BrokenPipeError):
                 child.stdin.close()
-            late = threading.Thread(target=listener.listen, daemon=True)
-            late.start()
-            late.join(_GRACE_S)
+            with contextlib.suppress(TimeoutError):
+                listener.listen(_GRACE_S)
             partial = None if listener.result is None else TypeAdapter(result_type).validate_python(listener.result)
             raise Interrupted(partial) from None
         finally:
@@ -89,7 +92,7 @@ def call(
             if child.poll() is None:
                 child.kill()
                 child.wait()
-            child.stdout.close()
+            listener.close()
         if listener.error is not None:
             raise listener.error
         if listener.result is None:
@@ -99,17 +102,41 @@ def call(
 
 
 class _Listener:
-    """Reads the child's lines: events, then one result or one error."""
+    """Takes the child's messages: events, then one result or one error.
+
+    A thread reads them, since an interrupted read would lose the part of a line that it had.
+    """
 
     def __init__(self, lines: IO[str], on_event: Emit | None) -> None:
-        self.lines = lines
         self.on_event = on_event
         self.result: Any = None
         self.error: GgufspecError | None = None
+        self._lines = lines
+        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: the child has closed its end
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def listen(self) -> None:
-        for line in self.lines:
-            message = json.loads(line)
+    def _read(self) -> None:
+        for line in self._lines:
+            with contextlib.suppress(json.JSONDecodeError):  # the last words of a child that died
+                self._arrived.put(json.loads(line))
+        self._arrived.put(None)
+
+    def listen(self, patience_s: float = math.inf) -> None:
+        """Take messages until the child closes its end.
+
+        Raises:
+            TimeoutError: it has not within ``patience_s``.
+        """
+        until = time.monotonic() + patience_s
+        while True:
+            left = until - time.monotonic()
+            try:
+                message = self._arrived.get(timeout=None if math.isinf(left) else max(left, 0))
+            except queue.Empty:
+                raise TimeoutError from None
+            if message is None:
+                return
             if "result" in message:
                 self.result = message["result"]
             elif "error" in message:
@@ -117,6 +144,11 @@ class _Listener:
                 self.error = kind(message["error"], message["hint"])
             elif self.on_event is not None:
                 self.on_event(message)
+
+    def close(self) -> None:
+        """Let go of the child, which has ended."""
+        self._reader.join()
+        self._lines.close()
 
 
 def _died(code: int, stderr: str) -> WorkerError:
@@ -155,6 +187,8 @@ def main(argv: list[str]) -> None:
     def await_end() -> None:
         sys.stdin.read()
         stopping.set()
+        time.sleep(_GRACE_S)  # enough for a token and the result; not for the rest of a model's file
+        os._exit(1)
 
     threading.Thread(target=await_end, daemon=True).start()
     try:

@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import click
 import typer
 
 from ggufspec import __version__
-from ggufspec.cli import console
+from ggufspec.cli import console, options
 from ggufspec.cli.bench import bench
 from ggufspec.cli.run import run
-from ggufspec.errors import GgufspecError
+from ggufspec.errors import GgufspecError, StopError
 
 app = typer.Typer(
     name="ggufspec",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command()(bench)
-app.command()(run)
+
+
+def _register(command: Callable[..., int], *examples: str) -> None:
+    """Add a command; ``examples`` end its help."""
+
+    @functools.wraps(command)
+    def interruptible(*args: object, **kwargs: object) -> int:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:  # Typer would make it a bare exit code
+            raise StopError("interrupted") from None
+
+    app.command(epilog=options.epilog(*examples))(interruptible)
+
+
+_register(
+    bench,
+    "ggufspec bench demo",
+    "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
+)
+_register(
+    run,
+    'ggufspec run demo -p "def main("',
+    "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
+)
 
 
 def _version(wanted: bool) -> None:
@@ -45,20 +68,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the only place where an error becomes text and an exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return app(args=arguments, prog_name="ggufspec", standalone_mode=False) or 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        usage = getattr(error, "ctx", None)
-        hint = f"{usage.command_path} --help" if usage else "ggufspec --help"
-        return _fail(arguments, error.format_message(), hint, 2)
-    except GgufspecError as error:
-        return _fail(arguments, error.message, error.hint, error.exit_code)
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        return _fail(arguments, "interrupted", "", 130)
-    except BrokenPipeError:  # the reader of our output has gone: ggufspec … | head
-        sys.stderr.close()
+        try:
+            return app(args=arguments or ["--help"], prog_name="ggufspec", standalone_mode=False) or 0
+        except typer.Exit as stop:
+            return stop.exit_code
+        except typer.TyperException as error:
+            return _fail(arguments, error.format_message(), _usage_hint(error), 2)
+        except GgufspecError as error:
+            return _fail(arguments, error.message, error.hint, error.exit_code)
+        except (KeyboardInterrupt, typer.Abort):
+            return _fail(arguments, "interrupted", "", 130)
+    except SystemExit as stop:  # Typer's answer to a reader that has gone: ggufspec … | head
+        _discard_output()
+        return int(stop.code or 0)
+    except BrokenPipeError:
+        _discard_output()
         return 1
+    except OSError as error:  # a full disk behind a redirection, no memory for a process
+        _discard_output()
+        console.failure(str(error), "")
+        return 1
+
+
+def _usage_hint(error: typer.TyperException) -> str:
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None:
+        return "ggufspec --help"
+    if parameter is not None:
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name == "ENVIRONMENT":
+            return f"the value comes from the environment: {parameter.envvar}={os.environ.get(parameter.envvar)}"
+    return f"{context.command_path} --help"
 
 
 def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
@@ -68,6 +108,13 @@ def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
         console.data(to_json(ErrorDocument(message, hint)))
     console.failure(message, hint)
     return code
+
+
+def _discard_output() -> None:
+    """Send what is still in the buffer of standard output nowhere, or its flush at exit would fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def entry() -> None:

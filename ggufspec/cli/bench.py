@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ggufspec.cli import console, options
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import GgufspecError, StopError, UsageError
 
 if TYPE_CHECKING:
     from ggufspec.bench.versus import Bench
@@ -24,7 +24,9 @@ def bench(
     prompt: options.PromptText = None,
     file: options.PromptFile = None,
     predict: options.MaxTokens = 128,
-    repetitions: Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Trials of each run.")] = 5,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each run.")
+    ] = 5,
     gpu_layers: options.GpuLayers = None,
     gpu_layers_draft: options.DraftGpuLayers = None,
     draft_max: options.DraftMax = None,
@@ -42,9 +44,9 @@ def bench(
     strict: options.Strict = False,
     rpc: options.Rpc = None,
     json: options.Json = False,
-    export_json: Annotated[Export, typer.Option(help="Write the JSON document to this file.")] = None,
-    export_markdown: Annotated[Export, typer.Option(help="Write the table as Markdown.")] = None,
-    export_csv: Annotated[Export, typer.Option(help="Write one line per trial as CSV.")] = None,
+    export_json: Annotated[Export, typer.Option(metavar="FILE", help="Write the JSON document to this file.")] = None,
+    export_markdown: Annotated[Export, typer.Option(metavar="FILE", help="Write the table as Markdown.")] = None,
+    export_csv: Annotated[Export, typer.Option(metavar="FILE", help="Write one line per trial as CSV.")] = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -92,6 +94,8 @@ def bench(
         with console.progress(quiet or verbose) as progress:
             run.run(progress)
     except KeyboardInterrupt:
+        if not any(run.results.values()):
+            raise StopError("interrupted before anything was measured") from None
         interrupted = True
     return _report(run, interrupted, json, export_json, export_markdown, export_csv)
 
@@ -142,14 +146,18 @@ def _show(document: BenchDocument) -> None:
             out.print(
                 f"[bold]{role:<6}[/] {name}  [dim]({placed['description']}, {placed['size_bytes'] / 1e6:,.0f} MB)[/]"
             )
-    out.print(
-        f"[dim]{settings['prompts']} prompts × {settings['max_tokens']} tokens, draft length {settings['draft_max']}, "
-        f"{'greedy' if settings['temperature'] == 0 else 'temperature ' + str(settings['temperature'])}, "
-        f"{settings['accept']}{', strict' if settings['strict'] else ''}, {settings['threads']} threads, "
-        f"{settings['repetitions']} trials each[/]"
+    parts = (
+        f"{_count(settings['prompts'], 'prompt')} × {_count(settings['max_tokens'], 'token')}",
+        f"draft length {settings['draft_max']}",
+        "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}",
+        f"{settings['accept']}{', strict' if settings['strict'] else ''}",
+        _count(settings["threads"], "thread"),
+        f"{_count(settings['repetitions'], 'trial')} each",
     )
-    if any(document.runs.values()):
-        out.print(tables.terminal(document))
+    out.print(f"[dim]{', '.join(parts)}[/]")
+    out.print(tables.terminal(document))
+    if by_position := tables.by_position(document):
+        out.print(f"[dim]Accepted by position of the draft: {by_position}.[/]")
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
     if document.identical_output is not None:
         same = "the same text with and without draft" if document.identical_output else "NOT the same text"
@@ -160,3 +168,7 @@ def _show(document: BenchDocument) -> None:
             f"[dim]{len(document.divergences)} of {settings['prompts']} answers left target-only's at a near tie; "
             f"{explained} of them by less than the rounding noise between batch widths. --strict avoids it.[/]"
         )
+
+
+def _count(number: Any, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, options
-from ggufspec.errors import UsageError
+from ggufspec.errors import StopError, UsageError
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import Result
@@ -84,7 +84,7 @@ def run(
     if not json:
         console.data("")
     if result is None or not result.answers:
-        raise KeyboardInterrupt
+        raise StopError("interrupted before there was an answer")
     document = _document(chosen.describe(), spec, result, interrupted)
     if json:
         from ggufspec.reports.document import to_json

@@ -144,7 +144,8 @@ class Law:
     @classmethod
     def point(cls, token: int) -> Law:
         """The distribution of a token that was not drawn."""
-        return cls(np.array([token], dtype=np.int64), np.ones(1))
+        one = np.ones(1, dtype=np.int64)  # a number that is exact with fractions too
+        return cls(token * one, one)
 
     def at(self, ids: Ids) -> Numbers:
         """(n,) probabilities of ``ids``."""

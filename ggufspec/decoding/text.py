@@ -33,10 +33,10 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
-        if found:
+        found = [(index + len(stop), index) for stop in self._stop if (index := text.find(stop)) >= 0]
+        if found:  # the one that is complete first ends the text, however it was cut into tokens
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         held = 0 if final else max((_overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

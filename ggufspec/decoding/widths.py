@@ -66,8 +66,8 @@ def lock_widths(model: Model) -> WidthLocked:
         ModelError: even batches of one width depend on where in the batch a token stands.
     """
     limit = LIMIT
-    for depth in _PROBE_DEPTHS:
-        if depth + LIMIT > model.capacity:
+    for depth in sorted({min(depth, model.capacity - LIMIT) for depth in _PROBE_DEPTHS}):
+        if depth < 0:
             continue
         tokens = [(7 * i * i + 3 * i + 1) % min(model.vocab_size, 256) for i in range(depth + LIMIT)]
         reference = _logits_by(model, tokens, depth, UNIT)

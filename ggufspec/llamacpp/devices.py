@@ -63,7 +63,7 @@ def add_rpc_worker(endpoint: str) -> None:
     import socket
 
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UsageError(f"{endpoint!r} is no RPC endpoint", "write it as host:port, 127.0.0.1:50052 say")
     try:  # ggml aborts the process when nobody answers, so knock first
         socket.create_connection((host, int(port)), timeout=5).close()

@@ -21,6 +21,9 @@ logger.addHandler(logging.NullHandler())  # or Python's last resort would print 
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUED = 5
 
+# Said after every failure to load: src/llama.cpp.
+_EMPTY_WORDS = ("llama_model_load_from_file_impl: failed to load model",)
+
 _complaints: deque[str] = deque(maxlen=8)
 
 
@@ -67,4 +70,4 @@ def forget_complaints() -> None:
 
 def complaints() -> str:
     """What llama.cpp warned of since :func:`forget_complaints`, the root cause first."""
-    return "; ".join(dict.fromkeys(line for line in _complaints if line))
+    return "; ".join(dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS))

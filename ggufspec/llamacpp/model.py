@@ -60,6 +60,8 @@ def check_gguf(path: Path) -> None:
         raise ModelError(f"{path} does not exist", f"ls {path.parent}") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", f"ls -l {path.parent}") from None
+    if not magic:
+        raise ModelError(f"{path} is empty", "download it again")
     if magic != _GGUF_MAGIC:
         raise ModelError(
             f"{path} is no GGUF file: it begins with {magic!r}, not {_GGUF_MAGIC!r}",
@@ -104,10 +106,12 @@ class Model:
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantisation in llama.cpp's words, ``llama 1B Q4_0`` say."""
+        """Architecture, size and quantisation in llama.cpp's words, ``llama 1B Q4_0`` say; a size it has no word for
+        is left out.
+        """
         buffer = ctypes.create_string_buffer(128)
         self._lib.llama_model_desc(self._handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        return buffer.value.decode("utf-8", "replace").replace(" ?B", "")
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of ``text``, with a BOS token where the model wants one.
@@ -195,8 +199,7 @@ class Context:
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
             raise ModelError(
-                f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}",
-                "lower -c, -ngl or -ngld, or use a smaller KV type (-ctk q8_0 -ctv q8_0)",
+                f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}", _context_hint(reason)
             )
         self._lib = lib
         self._memory = lib.llama_get_memory(self._handle)
@@ -296,21 +299,41 @@ class Context:
             self._handle = None
 
 
-def _kv_type(lib: Any, name: str) -> int:
+def check_kv_type(name: str) -> None:
+    """Raise UsageError unless ``name`` is one of ``KV_TYPES``."""
     if name not in KV_TYPES:
         raise UsageError(f"{name!r} is no KV type", "one of " + ", ".join(KV_TYPES))
+
+
+def check_flash_attention(name: str) -> None:
+    """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
+    if name not in FLASH_ATTENTION:
+        raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
+
+
+def _kv_type(lib: Any, name: str) -> int:
+    check_kv_type(name)
     value: int = getattr(lib, "GGML_TYPE_" + name.upper())
     return value
 
 
 def _flash_attention(name: str) -> int:
-    if name not in FLASH_ATTENTION:
-        raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
+    check_flash_attention(name)
     return {"auto": -1, "on": 1, "off": 0}[name]
 
 
+def _context_hint(reason: str) -> str:
+    if "requires flash_attn" in reason:
+        return "-fa on, or -ctv f16"
+    return "lower -c, -ngl or -ngld, or use a smaller KV type (-ctk q8_0 -ctv q8_0)"
+
+
+# What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole.
+_DAMAGED = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
+
+
 def _load_hint(reason: str) -> str:
-    if "corrupted or incomplete" in reason or "not within" in reason or "unexpectedly reached end" in reason:
+    if any(sign in reason for sign in _DAMAGED):
         return "the file is cut short or damaged: download it again"
     if "unknown model architecture" in reason:
         return "this llama.cpp does not know the architecture: update llama-cpp-python"

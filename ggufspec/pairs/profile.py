@@ -173,7 +173,9 @@ def demo_pair() -> tuple[Path, Path]:
 
 
 def _explained(path: Path, invalid: ValidationError) -> GgufspecError:
-    first = invalid.errors(include_url=False)[0]
+    errors = invalid.errors(include_url=False)
+    # A mistyped key is missing too: say that it is unknown, since only that names what was typed.
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         model: Any = Profile

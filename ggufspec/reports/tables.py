@@ -35,26 +35,38 @@ def _row(name: str, run: Run, speedup: Spread | None) -> tuple[str, ...]:
         f"{speedup.median:.2f}×" if speedup else "",
         f"{run.acceptance_rate:.0%}",
         f"{run.tokens_per_round:.2f}",
-        " ".join(f"{rate:.0%}" for rate in run.accepted_by_position),
+        _by_position(run),
     )
+
+
+def by_position(document: BenchDocument) -> str:
+    """Acceptance at each place of the draft, for the line under the table: it would be the table's widest column."""
+    run = document.runs.get("speculative")
+    return _by_position(run) if isinstance(run, SpeculativeRun) else ""
+
+
+def _by_position(run: SpeculativeRun) -> str:
+    return " ".join(f"{rate:.0%}" for rate in run.accepted_by_position)
 
 
 def _with_spread(value: Spread) -> str:
     half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
     digits = 0 if value.median >= 100 else 1 if value.median >= 10 else 2
+    if len(value.samples) < 2:  # one trial tells nothing of the spread
+        return f"{value.median:.{digits}f}"
     return f"{value.median:.{digits}f} ± {half:.{digits}f}"
 
 
 def terminal(document: BenchDocument) -> Table:
-    """A rich table."""
+    """A rich table, 80 columns wide at most; acceptance by position is left to a line of its own."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for index, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index in (0, 2))
+    for index, column in enumerate(COLUMNS[:-1]):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows(document):
-        table.add_row(*row, style="bold" if row[0] == "speculative" else None)
+        table.add_row(*row[:-1], style="bold" if row[0] == "speculative" else None)
     return table
 
 

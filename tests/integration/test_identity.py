@@ -1,0 +1,109 @@
+"""The promise: the same seed gives the same text with and without a draft, and where it cannot, why not."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
+from ggufspec.bench import divergence
+from ggufspec.decoding import decoder as decoder_module
+
+OPTIONS = DecoderOptions(n_ctx=1536, threads=1, strict=True)
+GREEDY, WARM = Sampling(), Sampling(temperature=0.8, seed=7)
+BARE = Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=11)
+TOKENS = 24
+
+
+def tokens(decoder: SpeculativeDecoder, prompt: str, sampling: Sampling, *, use_draft: bool = True) -> list[int]:
+    return [e.token for e in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, use_draft=use_draft)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_demo_pair_in_strict_mode(pair, prompts, threads):
+    decoders = {k: SpeculativeDecoder(*pair, replace(OPTIONS, draft_max=k, threads=threads)) for k in (1, 4, 8)}
+    longest = drafted = 0
+    for i, prompt in enumerate(prompts):
+        for sampling in (GREEDY, replace(WARM if i % 2 else BARE, seed=i)):
+            alone = tokens(decoders[4], prompt, sampling, use_draft=False)
+            longest = max(longest, decoders[4].statistics.prompt_tokens)
+            for k, decoder in decoders.items():
+                assert tokens(decoder, prompt, sampling) == alone, (i, k, sampling)
+                drafted += decoder.statistics.accepted
+    assert longest >= 800
+    assert drafted > 1000  # the drafts were really used
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+def test_grown_targets_in_strict_mode(pair, prompts, grown, kind):
+    decoders = {
+        k: SpeculativeDecoder(grown(kind), pair[1], replace(OPTIONS, draft_max=k, threads=1)) for k in (1, 4, 8)
+    }
+    for i, prompt in enumerate(prompts):
+        k = (1, 4, 8)[i % 3]
+        sampling = (GREEDY, replace(WARM, seed=i))[i // 3 % 2]
+        alone = tokens(decoders[k], prompt, sampling, use_draft=False)
+        assert tokens(decoders[k], prompt, sampling) == alone, (i, k, sampling)
+
+
+def test_a_target_alone_gives_the_same_text_as_a_pair_without_its_draft(pair, prompts):
+    with SpeculativeDecoder(pair[0], None, OPTIONS) as alone, SpeculativeDecoder(*pair, OPTIONS) as both:
+        for prompt in prompts[::25]:
+            assert tokens(alone, prompt, GREEDY) == tokens(both, prompt, GREEDY, use_draft=False)
+            assert tokens(alone, prompt, WARM) == tokens(both, prompt, WARM)
+
+
+def test_the_check_can_fail(pair, prompts, monkeypatch):
+    """A rule that keeps one wrong token in ten is caught."""
+    real = decoder_module.make_rule
+
+    def careless(name, sampling):
+        rule = real(name, sampling)
+        verify = rule.verify
+        rule.verify = lambda rows, proposals, position: (
+            replace(verify(rows, proposals, position), accepted=len(proposals))
+            if position % 10 == 0
+            else verify(rows, proposals, position)
+        )
+        return rule
+
+    with SpeculativeDecoder(*pair, OPTIONS) as decoder:
+        alone = [tokens(decoder, prompt, GREEDY, use_draft=False) for prompt in prompts[:10]]
+        monkeypatch.setattr(decoder_module, "make_rule", careless)
+        assert [tokens(decoder, prompt, GREEDY) for prompt in prompts[:10]] != alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
+def test_divergences_of_the_default_mode_are_near_ties(pair, prompts, grown, kind):
+    """Without --strict a text may leave target-only's only where the top two are closer than rounding."""
+    target = grown(kind)
+    options = replace(OPTIONS, strict=False)
+    cases = []
+    with SpeculativeDecoder(target, pair[1], options) as decoder:
+        for i, prompt in enumerate(prompts):
+            alone = tuple(tokens(decoder, prompt, GREEDY, use_draft=False))
+            with_draft = tuple(tokens(decoder, prompt, GREEDY))
+            if alone != with_draft:
+                cases.append(divergence.Case(i, prompt, alone, with_draft))
+    spec = divergence.Spec(target, options, tuple(cases))
+    found = divergence.run(spec, lambda event: None, threading.Event())
+    assert len(found) == len(cases) <= 20
+    assert all(d.explained and d.margin <= d.noise for d in found), found
+
+
+def test_a_wrong_token_is_no_near_tie(pair, prompts):
+    """The explanation of a divergence refuses a token that the target would never have said."""
+    with SpeculativeDecoder(pair[0], None, replace(OPTIONS, strict=False)) as decoder:
+        alone = tuple(tokens(decoder, prompts[50], GREEDY))
+    wrong = (*alone[:10], (alone[10] + 1) % decoder.target.vocab_size, *alone[11:])
+    case = divergence.Case(0, prompts[50], alone, wrong)
+    found = divergence.run(divergence.Spec(pair[0], OPTIONS, (case,)), lambda event: None, threading.Event())
+    assert found[0].position == 10
+    assert not found[0].explained
+    assert np.isfinite(found[0].margin)
