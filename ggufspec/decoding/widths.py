@@ -17,7 +17,7 @@ from ggufspec.errors import ModelError
 
 UNIT = 4
 LIMIT = 16  # widest batch; longer drafts are verified in several
-_PROBE_DEPTHS = (32, 288)  # tokens of context: below and above llama.cpp's step of 256 cells
+_PROBE_DEPTHS = (32, 248, 288)  # tokens of context: below, across and above llama.cpp's step of 256 cells
 
 
 class WidthLocked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,11 @@ def _nvml() -> Iterator[Any]:
         yield None
         return
     try:
-        yield pynvml
+        with suppress(pynvml.NVMLError):  # a driver that is lost on the way ends the list
+            yield pynvml
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def gpus() -> list[Gpu]:

@@ -19,7 +19,7 @@ def check_writable(path: Path) -> None:
     try:
         path.open("a").close()
         if not existed:
-            path.unlink()
+            path.resolve().unlink()  # of a link to nothing, what it points to
     except OSError as error:
         raise _failed(path, error) from None
 
@@ -27,11 +27,13 @@ def check_writable(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write ``text``; a regular file that was there stays as it was until the new one is complete.
 
+    A link, a pipe or a device is written in place: ``/dev/stdout`` may be any of them.
+
     Raises:
         GgufspecError: the disk is full, say.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe or a device
+        if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_text(text, encoding="utf-8")
             return
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,0 +1,213 @@
+"""The rooms of the house and the one way down, read from the source."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ggufspec
+
+ROOT = Path(ggufspec.__file__).parent
+ROOMS = ("cli", "bench", "decoding", "planning", "pairs", "llamacpp", "reports", "hardware")  # top to bottom
+GROUND = ("errors",)  # below all of them, with the package itself
+IMPORTERS = {
+    "llama_cpp": "llamacpp/",
+    "pynvml": "hardware/gpus.py",
+    "huggingface_hub": "pairs/hub.py",
+    "psutil": "hardware/host.py",
+}
+WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
+
+
+def sources():
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imports(path, tree):
+    """(dotted name, line) of everything that a module imports, at whatever depth, for type checkers too."""
+    package = ["ggufspec", *path.split("/")[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) + 1 - node.level]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def direction(path, source):
+    """Imports that go up, or into a room that is not in the plan."""
+    here = path.split("/")[0]
+    for name, line in imports(path, ast.parse(source)):
+        parts = name.split(".")
+        if parts[0] != "ggufspec" or len(parts) < 2:
+            continue
+        there = parts[1]
+        if there in GROUND or there.startswith("__") or there == here:
+            continue
+        if there not in ROOMS or here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
+            yield f"{path}:{line} imports {name}"
+
+
+def strangers(path, source):
+    """Imports of a foreign system outside its one importer."""
+    for name, line in imports(path, ast.parse(source)):
+        home = IMPORTERS.get(name.split(".")[0])
+        if home and not (path == home or (home.endswith("/") and path.startswith(home))):
+            yield f"{path}:{line} imports {name}"
+
+
+def world(path, source):
+    """Uses of the terminal, the exit and the environment by library code."""
+    if path.startswith("cli/"):
+        return
+    tree = ast.parse(source)
+    if path == "bench/worker.py":  # the child's own main
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == "main")]
+    for name, line in imports(path, tree):
+        if name in WORLD:
+            yield f"{path}:{line} imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Name, ast.Attribute)) and ast.unparse(node) in WORLD:
+            yield f"{path}:{node.lineno} uses {ast.unparse(node)}"
+
+
+def facade(source):
+    """The package's own imports of its rooms: for type checkers only."""
+    tree = ast.parse(source)
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return [name for name, _ in imports("__init__.py", tree) if name.startswith("ggufspec")]
+
+
+def complaints(check):
+    return [line for path, source in sources().items() if path != "__init__.py" for line in check(path, source)]
+
+
+def test_a_room_imports_only_rooms_below_it():
+    assert complaints(direction) == []
+
+
+def test_every_module_is_in_a_room():
+    outside = {path for path in sources() if path.split("/")[0] not in ROOMS}
+    assert outside == {"__init__.py", *(f"{name}.py" for name in GROUND)}
+
+
+def test_each_foreign_system_has_one_importer():
+    assert complaints(strangers) == []
+    found = {name.split(".")[0] for path, source in sources().items() for name, _ in imports(path, ast.parse(source))}
+    assert set(IMPORTERS) <= found
+
+
+def test_library_code_leaves_the_world_alone():
+    assert complaints(world) == []
+    assert list(world("bench/worker.py", sources()["bench/worker.py"].replace("def main(", "def other("))) != []
+
+
+def test_the_package_loads_its_rooms_when_they_are_asked():
+    assert facade(sources()["__init__.py"]) == []
+    promised = {
+        (name.rpartition(".")[2], name.rpartition(".")[0])
+        for name, _ in imports("__init__.py", ast.parse(sources()["__init__.py"]))
+        if name.startswith("ggufspec.")
+    }
+    assert dict(promised) == ggufspec._HOMES
+    assert sorted([*ggufspec._HOMES, "__version__"]) == sorted(ggufspec.__all__)
+    assert all(getattr(ggufspec, name).__name__ == name for name in ggufspec._HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ggufspec.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "line"),
+    [
+        (direction, "hardware/host.py", "import ggufspec.reports.tables"),
+        (direction, "hardware/host.py", "from ggufspec.reports import tables"),
+        (direction, "reports/tables.py", "from ggufspec import bench"),
+        (direction, "reports/tables.py", "from ..bench import stats"),
+        (direction, "reports/tables.py", "from .. import cli"),
+        (direction, "llamacpp/model.py", "from ggufspec.pairs.compat import Vocabulary"),
+        (direction, "decoding/loop.py", "def f():\n    from ggufspec.bench import stats"),
+        (direction, "decoding/loop.py", "if TYPE_CHECKING:\n    from ggufspec.cli import console"),
+        (direction, "decoding/loop.py", "from ggufspec.attic import things"),
+        (direction, "decoding/loop.py", "from ggufspec import SpeculativeDecoder"),
+        (direction, "errors.py", "from ggufspec.hardware import host"),
+        (strangers, "decoding/loop.py", "import llama_cpp.llama_cpp as library"),
+        (strangers, "hardware/host.py", "from pynvml import nvmlInit"),
+        (strangers, "hardware/gpus.py", "import psutil"),
+        (strangers, "pairs/profile.py", "def f():\n    from huggingface_hub import hf_hub_download"),
+        (world, "decoding/loop.py", "print('x')"),
+        (world, "decoding/loop.py", "def f():\n    sys.exit(1)"),
+        (world, "decoding/loop.py", "home = os.environ['HOME']"),
+        (world, "decoding/loop.py", "home = os.environ.get('HOME')"),
+        (world, "decoding/loop.py", "home = os.getenv('HOME')"),
+        (world, "decoding/loop.py", "from os import environ"),
+        (world, "decoding/loop.py", "raise SystemExit(1)"),
+        (world, "decoding/loop.py", "log = print"),
+        (world, "bench/worker.py", "print('x')"),
+    ],
+)
+def test_a_wrong_line_is_found(check, path, line):
+    source = sources()[path]
+    assert list(check(path, source)) == []
+    assert len(list(check(path, f"{source}\n{line}\n"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "line"),
+    [
+        (direction, "bench/stats.py", "from ggufspec import __version__"),
+        (direction, "bench/stats.py", "from . import trial"),
+        (direction, "bench/stats.py", "from ..hardware import host"),
+        (direction, "hardware/host.py", "from ggufspec.errors import GgufspecError"),
+        (strangers, "llamacpp/model.py", "import llama_cpp"),
+        (world, "cli/console.py", "print('x')"),
+        (world, "decoding/loop.py", "sys.stderr, os.cpu_count(), print_all, exit_code"),
+    ],
+)
+def test_a_good_line_is_not(check, path, line):
+    assert list(check(path, f"{sources()[path]}\n{line}\n")) == []
+
+
+def test_a_package_that_loads_a_room_is_found():
+    assert facade(sources()["__init__.py"] + "\nfrom ggufspec.bench import stats\n") == ["ggufspec.bench.stats"]
+
+
+HEAVY = ["numpy", "pydantic", "rich", "llama_cpp", "huggingface_hub", "psutil"]
+LOADED = """
+import json, sys
+{first}
+from ggufspec.cli.app import main
+code = main(sys.argv[1:])
+print(json.dumps([code, sorted({{name.split(".")[0] for name in sys.modules}})]))
+"""
+
+
+def loaded(*arguments, first=""):
+    """(exit code, top-level modules that are loaded) after a run of the command line in a process of its own."""
+    program = [sys.executable, "-c", LOADED.format(first=first), *arguments]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
+def test_help_loads_nothing_heavy(arguments):
+    code, modules = loaded(*arguments)
+    assert code == 0
+    assert "ggufspec" in modules
+    assert sorted(set(HEAVY) & set(modules)) == []
+
+
+def test_the_help_of_a_command_loads_neither_numpy_nor_llama_cpp():
+    """Typer itself loads pydantic to parse a command's options."""
+    code, modules = loaded("bench", "--help")
+    assert code == 0
+    assert sorted((set(HEAVY) - {"pydantic"}) & set(modules)) == []
+
+
+def test_what_is_loaded_is_seen():
+    assert "numpy" in loaded("--help", first="import ggufspec.decoding.loop")[1]

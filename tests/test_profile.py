@@ -1,0 +1,290 @@
+"""Profiles: what is refused and how it is said, and where files are looked for."""
+
+import re
+
+import pytest
+
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.pairs import hub, profile
+from ggufspec.pairs.profile import demo_pair, find, known_profiles, load_profile, resolve
+
+GOOD = """
+name = "mine"
+why = "a test"
+source = "nowhere"
+
+[target]
+file = "target.gguf"
+
+[draft]
+file = "sub/draft.gguf"
+gpu_layers = -1
+
+[settings]
+n_ctx = 512
+"""
+REMOTE = """
+name = "far"
+why = "a test"
+source = "nowhere"
+
+[target]
+repo = "someone/models"
+file = "target.gguf"
+"""
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_profile(path)
+
+    return write
+
+
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """The user's folder of profiles, which is not there yet."""
+    folder = tmp_path / "user" / "profiles"
+    monkeypatch.setattr(profile, "user_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty Hugging Face cache: what is in it is what ``hf download`` leaves there."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--someone--models"
+
+    def put(name, commit=COMMIT, ref="main"):
+        for path, text in ((repository / "snapshots" / commit / name, "GGUF"), (repository / "refs" / ref, commit)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return repository / "snapshots" / commit / name
+
+    return put
+
+
+def refused(load, text):
+    with pytest.raises(GgufspecError) as caught:
+        load(text)
+    assert "mine.toml" in caught.value.message
+    assert caught.value.hint
+    return caught.value
+
+
+def test_a_good_profile(load):
+    mine = load(GOOD)
+    assert (mine.name, mine.target.file, mine.target.repo) == ("mine", "target.gguf", None)
+    assert (mine.draft.file, mine.draft.gpu_layers) == ("sub/draft.gguf", -1)
+    assert (mine.settings.n_ctx, mine.settings.draft_max) == (512, None)
+
+
+def test_a_draft_and_settings_may_be_left_out(load):
+    mine = load(GOOD.split("[draft]")[0])
+    assert mine.draft is None
+    assert mine.settings.model_dump() == dict.fromkeys(mine.settings.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "nearest"),
+    [
+        ("why =", "whi =", "whi", "why"),  # which is missing, too
+        ("[target]", "[taget]", "taget", "target"),
+        ("[settings]", "[setings]", "setings", "settings"),
+        ("gpu_layers", "gpu_layer", "draft.gpu_layer", "gpu_layers"),
+        ('file = "target.gguf"', 'file = "target.gguf"\nrevison = "main"', "target.revison", "revision"),
+        ("n_ctx = 512", "n_ctx = 512\ndraftmax = 3", "settings.draftmax", "draft_max"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(load, old, new, key, nearest):
+    error = refused(load, GOOD.replace(old, new, 1))
+    assert f"unknown key '{key}'" in error.message
+    assert error.hint == f"did you mean '{nearest}'?"
+
+
+def test_an_unknown_key_with_no_near_one_gets_all_of_its_table(load):
+    error = refused(load, GOOD.replace("n_ctx = 512", "zzz = 1"))
+    assert "unknown key 'settings.zzz'" in error.message
+    assert error.hint == "known keys: n_ctx, draft_max, type_k, type_v, flash_attention"
+
+
+@pytest.mark.parametrize(
+    ("old", "key"),
+    [('name = "mine"', "name"), ('source = "nowhere"', "source"), ('file = "sub/draft.gguf"', "draft.file")],
+)
+def test_a_missing_key_is_named(load, old, key):
+    error = refused(load, GOOD.replace(old, ""))
+    assert f"key '{key}' is missing" in error.message
+    assert error.hint == f"add {key} to the file"
+
+
+def test_a_missing_table_is_named(load):
+    assert "key 'target' is missing" in refused(load, 'name = "a"\nwhy = "b"\nsource = "c"').message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("n_ctx = 512", 'n_ctx = "512"', "settings.n_ctx"),
+        ("n_ctx = 512", "n_ctx = 512.0", "settings.n_ctx"),
+        ("n_ctx = 512", "n_ctx = true", "settings.n_ctx"),
+        ("n_ctx = 512", "n_ctx = 1", "settings.n_ctx"),
+        ("n_ctx = 512", "draft_max = 0", "settings.draft_max"),
+        ('name = "mine"', "name = 1", "name"),
+        ("gpu_layers = -1", 'gpu_layers = "all"', "draft.gpu_layers"),
+        ("[settings]\nn_ctx = 512", "", "draft"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(load, old, new, key):
+    text = GOOD.replace(old, new)
+    if key == "draft":
+        text = 'draft = "draft.gguf"\n' + text.split("[draft]")[0]
+    assert f": {key}: " in refused(load, text).message
+
+
+@pytest.mark.parametrize("text", ["name = ", "[target", "name = 'a'\nname = 'b'", "a b"])
+def test_a_file_that_is_no_toml(load, text):
+    assert re.search(r"mine\.toml: .*\(at (line 1|end of document)", refused(load, text).message)
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b'name = "\xff"')
+    with pytest.raises(GgufspecError, match=r"mine\.toml.*utf-8"):
+        load_profile(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(GgufspecError, match=r"mine\.toml.*No such file"):
+        load_profile(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("file", ["../secret.gguf", "sub/../../secret.gguf", "/etc/passwd"])
+def test_a_file_outside_its_repository(load, file):
+    assert f"{file!r} leaves the repository" in refused(load, REMOTE.replace("target.gguf", file)).message
+
+
+def test_a_local_file_may_be_anywhere(load):
+    assert load(GOOD.replace("target.gguf", "../target.gguf")).target.file == "../target.gguf"
+
+
+def test_local_files_are_found_beside_the_profile(load, tmp_path):
+    for name in ("target.gguf", "sub/draft.gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    pair = resolve(load(GOOD), tmp_path)
+    assert (pair.target, pair.draft) == (tmp_path / "target.gguf", tmp_path / "sub/draft.gguf")
+    assert (pair.target_gpu_layers, pair.draft_gpu_layers, pair.settings.n_ctx) == (None, -1, 512)
+    assert pair.describe() == {"name": "mine", "target": str(pair.target), "draft": str(pair.draft)}
+
+
+def test_a_target_alone_is_a_pair_too(load, tmp_path):
+    (tmp_path / "target.gguf").touch()
+    pair = resolve(load(GOOD.split("[draft]")[0]), tmp_path)
+    assert (pair.draft, pair.draft_gpu_layers, pair.describe()["draft"]) == (None, None, None)
+
+
+def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
+    (tmp_path / "target.gguf").touch()
+    with pytest.raises(ModelError) as caught:
+        resolve(load(GOOD), tmp_path)
+    assert str(tmp_path / "sub/draft.gguf") in caught.value.message
+    assert caught.value.hint == f"ls {tmp_path / 'sub'}"
+
+
+@pytest.mark.parametrize(("revision", "option"), [(None, ""), ("v2", " --revision v2")])
+def test_a_remote_file_that_is_not_here_comes_with_the_command_that_fetches_it(load, tmp_path, cache, revision, option):
+    text = REMOTE + (f'revision = "{revision}"' if revision else "")
+    with pytest.raises(ModelError) as caught:
+        resolve(load(text), tmp_path)
+    assert "target.gguf of profile 'far'" in caught.value.message
+    assert caught.value.hint == f"hf download someone/models target.gguf{option}"
+
+
+def test_a_remote_file_in_the_cache_is_found(load, tmp_path, cache):
+    path = cache("target.gguf")
+    assert resolve(load(REMOTE), tmp_path).target == path
+
+
+def test_a_remote_file_in_a_folder_of_its_repository_is_found(load, tmp_path, cache):
+    path = cache("Q4/target.gguf")
+    assert resolve(load(REMOTE.replace("target.gguf", "Q4/target.gguf")), tmp_path).target == path
+
+
+def test_the_revision_chooses_the_file(load, tmp_path, cache):
+    cache("target.gguf")
+    other = cache("target.gguf", commit="f" * 40, ref="v2")
+    assert resolve(load(REMOTE + 'revision = "v2"'), tmp_path).target == other
+    assert resolve(load(REMOTE + f'revision = "{"f" * 40}"'), tmp_path).target == other
+
+
+def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
+    cache("other.gguf")
+    absent = tmp_path / "hub/models--someone--models/.no_exist" / COMMIT / "target.gguf"
+    absent.parent.mkdir(parents=True)
+    absent.touch()
+    assert hub.cached_file("someone/models", "target.gguf") is None
+
+
+@pytest.mark.parametrize("repo", ["a/b/c", "no repo", "..", "a--b"])
+def test_what_cannot_be_a_repository_is_refused(load, tmp_path, cache, repo):
+    with pytest.raises(GgufspecError, match="is no repository of the hub") as caught:
+        resolve(load(REMOTE.replace("someone/models", repo)), tmp_path)
+    assert "USER/NAME" in caught.value.hint
+
+
+def test_profiles_are_found_by_name_and_by_path(users, tmp_path):
+    assert find("demo") == profile.bundled_folder() / "demo.toml"
+    path = tmp_path / "mine.toml"
+    path.touch()
+    assert find(str(path)) == path
+
+
+def test_the_users_profile_wins_over_the_bundled_one(users):
+    users.mkdir(parents=True)
+    (users / "demo.toml").write_text(GOOD)
+    (users / "mine.toml").write_text(GOOD)
+    assert find("demo") == users / "demo.toml"
+    assert find("mine") == users / "mine.toml"
+    assert known_profiles() == sorted({*bundled(), "mine"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dmeo", "did you mean 'demo'?"),
+        ("llama3-70", "did you mean 'llama3-70b'?"),
+        ("xyzzy", "known profiles: demo"),
+        ("model.gguf", "-m model.gguf"),
+        ("gone.toml", "known profiles: demo"),
+    ],
+)
+def test_an_unknown_profile_comes_with_the_nearest(users, name, hint):
+    with pytest.raises(UsageError) as caught:
+        find(name)
+    assert name in caught.value.message
+    assert hint in caught.value.hint
+
+
+def bundled():
+    return sorted(path.stem for path in profile.bundled_folder().glob("*.toml"))
+
+
+def test_there_are_bundled_profiles():
+    assert {"demo", "llama3-70b"} <= set(bundled())
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_every_bundled_profile_is_good(name):
+    loaded = load_profile(profile.bundled_folder() / f"{name}.toml")
+    assert loaded.name == name
+    assert loaded.draft is not None
+    assert (loaded.target.repo is None) == (loaded.draft.repo is None)
+
+
+def test_the_demo_pair_is_here():
+    assert [path.read_bytes()[:4] for path in demo_pair()] == [b"GGUF", b"GGUF"]

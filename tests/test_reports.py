@@ -1,0 +1,298 @@
+"""The JSON contract, the tables, and files that are written whole or not at all."""
+
+import csv
+import io
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ggufspec.errors import GgufspecError
+from ggufspec.reports import tables
+from ggufspec.reports.document import (
+    BenchDocument,
+    Divergence,
+    ErrorDocument,
+    Run,
+    RunDocument,
+    SpeculativeRun,
+    Spread,
+    Verdict,
+    to_json,
+)
+from ggufspec.reports.files import check_writable, write_whole
+
+MODES = ("target_only", "draft_only", "speculative")
+ALONE = Run(
+    gpu_layers=45,
+    layers=80,
+    tokens=96,
+    tokens_per_s=Spread(2.0, (1.9, 2.05), (1.9, 2.0, 2.05)),
+    prompt_tokens_per_s=30.0,
+    peak_rss_bytes=1000,
+    vram_bytes=500,
+    load_s=1.5,
+)
+PAIR = SpeculativeRun(
+    gpu_layers=45,
+    layers=80,
+    tokens=96,
+    tokens_per_s=Spread(12.34, (12.0, 12.9), (12.0, 12.34, 12.9)),
+    prompt_tokens_per_s=31.0,
+    peak_rss_bytes=2000,
+    vram_bytes=700,
+    load_s=2.5,
+    draft_gpu_layers=33,
+    draft_layers=32,
+    acceptance_rate=0.625,
+    tokens_per_round=2.5,
+    accepted_by_position=(0.8, 0.5),
+    drafted=200,
+    accepted=125,
+    rounds=100,
+    draft_s=0.01,
+    verify_s=0.02,
+)
+
+
+def document(**changes):
+    fields = {
+        "pair": {"name": "mine", "target": "t.gguf", "draft": "d.gguf"},
+        "machine": {"cpu": "a cpu"},
+        "plan": {},
+        "settings": {"draft_max": 2},
+        "runs": {"target_only": ALONE, "draft_only": None, "speculative": PAIR},
+        "speedup": Spread(6.17, (6.0, 6.5), (6.0, 6.17, 6.5)),
+        "identical_output": True,
+        "identity_check": {"note": "96 tokens"},
+        "divergences": (Divergence(0, 7, 11, 12, 0.01, 0.1, True),),
+        "verdict": Verdict(True, "Worth it: 6.17×."),
+    }
+    return BenchDocument(**fields | changes)
+
+
+def test_the_bench_document_keeps_its_contract():
+    text = to_json(document())
+    told = json.loads(text)
+    assert text.startswith('{\n  "schema": "ggufspec/bench@1"')
+    contract = "pair machine plan settings runs speedup identical_output divergences verdict"
+    assert {"schema", *contract.split()} <= set(told)
+    assert set(told["runs"]) == {"target_only", "draft_only", "speculative"}
+    assert told["runs"]["draft_only"] is None
+    run = {"gpu_layers", "tokens", "tokens_per_s", "prompt_tokens_per_s", "peak_rss_bytes", "vram_bytes"}
+    more = {"acceptance_rate", "tokens_per_round", "accepted_by_position", "drafted", "accepted", "rounds"}
+    assert run <= set(told["runs"]["target_only"])
+    assert run | more <= set(told["runs"]["speculative"])
+    assert told["runs"]["target_only"]["tokens_per_s"] == {
+        "median": 2.0,
+        "ci95": [1.9, 2.05],
+        "samples": [1.9, 2.0, 2.05],
+    }
+    assert told["speedup"]["ci95"] == [6.0, 6.5]
+    assert told["runs"]["speculative"]["accepted_by_position"] == [0.8, 0.5]
+    assert told["verdict"] == {"worth_it": True, "text": "Worth it: 6.17×."}
+    assert told["identical_output"] is True
+    assert told["divergences"][0] == {
+        "prompt": 0,
+        "position": 7,
+        "target_only": 11,
+        "speculative": 12,
+        "margin": 0.01,
+        "noise": 0.1,
+        "explained": True,
+    }
+
+
+def test_an_unfinished_bench_is_a_document_too():
+    told = json.loads(to_json(document(runs=dict.fromkeys(MODES), speedup=None, identical_output=None)))
+    assert (told["runs"], told["speedup"], told["identical_output"]) == (dict.fromkeys(MODES), None, None)
+
+
+def test_the_run_document_keeps_its_contract():
+    told = json.loads(to_json(RunDocument({}, {}, "é\n", (1, 2), "end", PAIR)))
+    assert (told["schema"], told["text"], told["tokens"]) == ("ggufspec/run@1", "é\n", [1, 2])
+    assert told["statistics"]["tokens_per_s"]["median"] == 12.34
+
+
+def test_the_error_document_keeps_its_contract():
+    told = json.loads(to_json(ErrorDocument("it broke", "ls")))
+    assert told == {"schema": "ggufspec/error@1", "error": "it broke", "hint": "ls"}
+
+
+def test_a_row_per_run_that_was_measured():
+    assert tables.rows(document()) == [
+        ("target-only", "45/81", "2.00 ± 0.10", "", "", "", ""),
+        ("speculative", "45/81 + 33/33", "12.3 ± 0.6", "6.17×", "62%", "2.50", "80% 50%"),
+    ]
+
+
+def test_no_gain_without_a_speedup():
+    assert tables.rows(document(speedup=None))[1][3] == ""
+
+
+@pytest.mark.parametrize(
+    ("median", "shown"), [(0.123, "0.12 ± 1.00"), (9.99, "9.99 ± 1.00"), (10, "10.0 ± 1.0"), (123.4, "123 ± 1")]
+)
+def test_a_number_is_as_long_as_it_is_sure(median, shown):
+    run = Run(0, 8, 1, Spread(median, (median - 1, median + 0.5), (median - 1, median + 0.5)), 1.0, 0, 0, 0.0)
+    assert tables.rows(document(runs={"target_only": run}))[0][2] == shown
+
+
+def test_one_trial_has_no_spread():
+    run = Run(0, 8, 1, Spread(2.0, (2.0, 2.0), (2.0,)), 1.0, 0, 0, 0.0)
+    assert tables.rows(document(runs={"target_only": run}))[0][2] == "2.00"
+
+
+def test_markdown_has_the_same_cells_and_the_verdict():
+    lines = tables.markdown(document()).splitlines()
+    assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[:4]]
+    assert [cells[0], *cells[2:]] == [tables.COLUMNS, *tables.rows(document())]
+    assert lines[4:] == ["", "Worth it: 6.17×."]
+
+
+def test_csv_has_a_line_per_trial_with_raw_numbers():
+    lines = list(csv.DictReader(io.StringIO(tables.comma_separated(document()))))
+    assert [(line["run"], line["trial"], float(line["tokens_per_s"])) for line in lines] == [
+        ("target_only", "1", 1.9),
+        ("target_only", "2", 2.0),
+        ("target_only", "3", 2.05),
+        ("speculative", "1", 12.0),
+        ("speculative", "2", 12.34),
+        ("speculative", "3", 12.9),
+    ]
+    assert (lines[0]["acceptance_rate"], lines[3]["acceptance_rate"]) == ("", "0.625")
+    assert (lines[0]["peak_rss_bytes"], lines[3]["peak_rss_bytes"]) == ("1000", "2000")
+
+
+def test_the_terminal_shows_all_but_the_positions_in_80_columns():
+    out = Console(file=io.StringIO(), width=80)
+    out.print(tables.terminal(document()))
+    shown = out.file.getvalue()
+    assert all(cell in shown for row in tables.rows(document()) for cell in row[:-1])
+    assert (tables.by_position(document()), tables.by_position(document(runs={}))) == ("80% 50%", "")
+
+
+# files
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_checking_leaves_nothing_behind(tmp_path):
+    check_writable(tmp_path / "new.json")
+    assert names(tmp_path) == []
+
+
+def test_checking_leaves_what_was_there(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text("old")
+    check_writable(path)
+    assert (path.read_text(), names(tmp_path)) == ("old", ["old.json"])
+
+
+@pytest.mark.parametrize("name", ["missing/new.json", ".", "file/new.json"])
+@pytest.mark.parametrize("act", [check_writable, lambda path: write_whole(path, "new")])
+def test_what_cannot_be_written_is_named(tmp_path, name, act):
+    (tmp_path / "file").touch()
+    with pytest.raises(GgufspecError, match="cannot be written") as caught:
+        act(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.message
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_file_is_written(tmp_path):
+    path = tmp_path / "new.json"
+    write_whole(path, "é\n")
+    assert (path.read_bytes(), names(tmp_path)) == ("é\n".encode(), ["new.json"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_file_that_was_there_is_replaced_and_keeps_its_mode(tmp_path):
+    path = tmp_path / "old.json"
+    path.write_text("a longer old text")
+    path.chmod(0o600)
+    write_whole(path, "new")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o600)
+
+
+@pytest.mark.parametrize("step", ["chmod", "replace"])
+def test_the_old_file_stays_when_writing_fails(tmp_path, monkeypatch, step):
+    path = tmp_path / "old.json"
+    path.write_text("old")
+
+    def full(*_):
+        assert path.read_text() == "old"  # until the new one is complete
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"pathlib.Path.{step}", full)
+    with pytest.raises(GgufspecError, match=r"old\.json cannot be written: No space left on device"):
+        write_whole(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("old", ["old.json"])
+
+
+def test_the_old_file_stays_when_writing_is_interrupted(tmp_path, monkeypatch):
+    path = tmp_path / "old.json"
+    path.write_text("old")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pathlib.Path.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("old", ["old.json"])
+
+
+def test_text_that_cannot_be_encoded_leaves_no_rest(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "new.json", "\ud800")
+    assert names(tmp_path) == []
+
+
+def test_a_full_device_is_told():
+    full = Path("/dev/full")
+    if not full.is_char_device():
+        pytest.skip("no /dev/full here")
+    check_writable(full)
+    with pytest.raises(GgufspecError, match="No space left"):
+        write_whole(full, "new")
+    assert full.is_char_device()
+
+
+def test_a_device_is_written_in_place():
+    reader, writer = os.openpty()
+    try:
+        path = Path(os.ttyname(writer))
+        check_writable(path)
+        write_whole(path, "new")
+        assert os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_link_is_written_through(tmp_path):
+    """/dev/stdout is one."""
+    (tmp_path / "real").write_text("old")
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    check_writable(link)
+    write_whole(link, "new")
+    assert link.is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    assert names(tmp_path) == ["link", "real"]
+
+
+def test_checking_a_link_to_nothing_leaves_it_alone(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("new")
+    check_writable(link)
+    assert names(tmp_path) == ["link"]
+    write_whole(link, "new")
+    assert (tmp_path / "new").read_text() == "new"
+    assert link.is_symlink()

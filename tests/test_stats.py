@@ -1,0 +1,68 @@
+"""Medians, their intervals, paired ratios."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufspec.bench.stats import paired_ratios, spread
+
+samples = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=12)
+
+
+def test_one_sample_is_its_own_interval():
+    assert (spread([2.5]).median, spread([2.5]).ci95, spread([2.5]).samples) == (2.5, (2.5, 2.5), (2.5,))
+
+
+@pytest.mark.parametrize(("values", "median"), [([3, 1, 2], 2.0), ([4, 1, 3, 2], 2.5), ([1, 1, 9], 1.0)])
+def test_the_median(values, median):
+    assert spread(values).median == median
+
+
+def test_the_samples_stay_as_they_came():
+    assert spread([3, 1, 2]).samples == (3.0, 1.0, 2.0)
+
+
+def test_no_samples_have_no_median():
+    with pytest.raises(ValueError, match="no samples"):
+        spread([])
+
+
+@settings(max_examples=50, deadline=None)
+@given(samples)
+def test_the_interval_holds_the_median_and_is_among_the_samples(values):
+    found = spread(values)
+    assert min(values) <= found.ci95[0] <= found.median <= found.ci95[1] <= max(values)
+
+
+@settings(max_examples=20, deadline=None)
+@given(samples)
+def test_the_same_samples_give_the_same_interval(values):
+    assert spread(values) == spread(values)
+
+
+def test_the_interval_of_a_known_case():
+    """The median of 7 picks is at most the k-th smallest value if 4 picks or more are: with chance 0.010 for k = 1 and
+    0.108 for k = 2. So 2.5 % falls on the second value and 97.5 % on the sixth.
+    """
+    chances = [sum(math.comb(7, i) * k**i * (7 - k) ** (7 - i) for i in range(4, 8)) / 7**7 for k in (1, 2)]
+    assert chances == pytest.approx([0.010, 0.108], rel=0.02)
+    assert spread([64, 1, 32, 2, 16, 4, 8]).ci95 == (2, 32)
+
+
+def test_more_scatter_is_a_wider_interval():
+    narrow, wide = spread([10, 10.1, 9.9, 10.05, 9.95]), spread([10, 12, 8, 11, 9])
+    assert narrow.ci95[1] - narrow.ci95[0] < wide.ci95[1] - wide.ci95[0]
+
+
+def test_ratios_are_of_pairs():
+    """Drift that is common to both halves of a pair is gone; the ratio of the medians would be 2 / 3."""
+    found = paired_ratios([2, 20, 1], [1, 10, 3])
+    assert found.samples == (2.0, 2.0, 1 / 3)
+    assert found.median == 2.0
+
+
+def test_unpaired_samples_are_refused():
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        paired_ratios([1, 2], [1])

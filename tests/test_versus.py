@@ -1,0 +1,226 @@
+"""What measured trials say about a pair; the trials are made by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from ggufspec.bench import trial, versus
+from ggufspec.decoding.decoder import DecoderOptions, Statistics
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.pairs.profile import Pair
+from ggufspec.reports.document import Run, SpeculativeRun, Spread
+
+
+def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
+    return Statistics(
+        prompt_tokens=10,
+        prompt_s=0.5,
+        tokens=tokens,
+        decode_s=decode_s,
+        rounds=rounds or tokens,
+        drafted=sum(drafted),
+        accepted=sum(accepted),
+        drafted_by_position=drafted,
+        accepted_by_position=accepted,
+        draft_s=draft_s,
+        verify_s=verify_s,
+        stop_reason="length",
+    )
+
+
+def result(*answers, draft=None, gpu_layers=0, load_s=1.0, rss=100, vram=0):
+    return trial.Result(
+        answers=tuple(trial.Answer("", tuple(range(one.tokens)), one) for one in answers),
+        target=trial.Placed("llama 1B", 16, gpu_layers, 1000),
+        draft=None if draft is None else trial.Placed("llama 50M", 4, draft, 50),
+        load_s=load_s,
+        peak_rss_bytes=rss,
+        vram_bytes=vram,
+        finished=True,
+    )
+
+
+def alone(seconds=10.0, **rest):
+    return result(statistics(20, seconds), **rest)
+
+
+def pair(seconds=5.0, draft=0, **rest):
+    return result(statistics(20, seconds, 8, (8, 8), (7, 5), 1.0, 4.0), draft=draft, **rest)
+
+
+def run(tokens_per_s=2.0, gpu_layers=0):
+    return Run(gpu_layers, 16, 20, Spread(tokens_per_s, (tokens_per_s, tokens_per_s), (tokens_per_s,)), 20, 100, 0, 1)
+
+
+def speculative(tokens_per_s=4.0, gpu_layers=0, draft_gpu_layers=0):
+    base = run(tokens_per_s, gpu_layers)
+    return SpeculativeRun(
+        **{name: getattr(base, name) for name in Run.__slots__},
+        draft_gpu_layers=draft_gpu_layers,
+        draft_layers=4,
+        acceptance_rate=0.75,
+        tokens_per_round=2.5,
+        accepted_by_position=(0.875, 0.625),
+        drafted=16,
+        accepted=12,
+        rounds=8,
+        draft_s=0.125,
+        verify_s=0.5,
+    )
+
+
+def test_speed_is_all_tokens_over_all_seconds():
+    """Not the mean of the answers' speeds."""
+    assert versus.speed(result(statistics(10, 1.0), statistics(10, 3.0))) == 5.0
+
+
+def test_a_target_only_run_in_one_row():
+    found = versus.summarise([alone(10, load_s=3, rss=50, vram=7), alone(8, load_s=1), alone(5, load_s=2, vram=3)])
+    assert type(found) is Run
+    assert (found.tokens, found.layers, found.gpu_layers) == (20, 16, 0)
+    assert (found.tokens_per_s.median, found.tokens_per_s.samples) == (2.5, (2.0, 2.5, 4.0))
+    assert (found.prompt_tokens_per_s, found.load_s) == (20.0, 2.0)
+    assert (found.peak_rss_bytes, found.vram_bytes) == (100, 7)
+
+
+def test_a_speculative_run_in_one_row():
+    """8 rounds with drafts of 2 in the first trial, 4 rounds in the second."""
+    other = result(statistics(10, 5.0, 4, (4, 2), (4, 1), 2.0, 2.0), draft=5)
+    found = versus.summarise([pair(draft=5), other])
+    assert isinstance(found, SpeculativeRun)
+    assert (found.rounds, found.drafted, found.accepted) == (12, 22, 17)
+    assert found.acceptance_rate == 17 / 22
+    assert found.tokens_per_round == 30 / 12
+    assert found.accepted_by_position == (11 / 12, 6 / 10)
+    assert (found.draft_s, found.verify_s) == (3 / 12, 6 / 12)
+    assert (found.draft_layers, found.draft_gpu_layers) == (4, 5)
+    assert found.tokens == 20  # of one trial
+
+
+def test_a_pair_that_never_drafted_divides_by_nothing():
+    found = versus.summarise([result(statistics(1, 1.0), draft=0)])
+    assert (found.acceptance_rate, found.accepted_by_position, found.tokens_per_round) == (0.0, (0.0,), 1.0)
+
+
+# of a target-only token that takes 0.5 s
+WHY = "a round gives 2.50 tokens and costs as much as 1.25 target-only tokens (verifying 1.00, drafting 0.25)"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "worth_it", "text"),
+    [
+        ((2.0, 1.9, 2.1), True, f"Worth it: 2.00× target-only (95 % interval 1.90 to 2.10), since {WHY}."),
+        ((0.8, 0.7, 0.9), False, f"Not worth it: 0.80× target-only (95 % interval 0.70 to 0.90), since {WHY}."),
+        (
+            (1.1, 0.9, 1.3),
+            False,
+            f"Not shown to be worth it: 1.10× target-only (95 % interval 0.90 to 1.30) is within the noise; {WHY}.",
+        ),
+    ],
+)
+def test_the_verdict(speedup, worth_it, text):
+    median, low, high = speedup
+    verdict = versus.judge(Spread(median, (low, high), (low, median, high)), run(), speculative())
+    assert (verdict.worth_it, verdict.text) == (worth_it, text)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 1.2), (0.9, 1.0)])
+def test_an_interval_that_touches_one_shows_nothing(low, high):
+    verdict = versus.judge(Spread((low + high) / 2, (low, high), (low, high)), run(), speculative())
+    assert (verdict.worth_it, verdict.text.split(":")[0]) == (False, "Not shown to be worth it")
+
+
+SPEEDUP = Spread(2.0, (1.9, 2.1), (1.9, 2.0, 2.1))
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [(None, run(), speculative()), (SPEEDUP, None, speculative()), (SPEEDUP, run(), None), (None, None, None)],
+)
+def test_no_verdict_when_interrupted(measured):
+    verdict = versus.judge(*measured)
+    assert not verdict.worth_it
+    assert verdict.text.startswith("No verdict: the measurement was interrupted")
+
+
+@pytest.mark.parametrize(
+    ("gpu_layers", "draft_gpu_layers", "caveat"),
+    [
+        (9, 5, True),
+        (16, 5, True),  # all but the output layer
+        (17, 5, False),  # the target is on the GPU as a whole
+        (0, 5, False),  # nothing of the target is
+        (9, 0, False),  # the draft takes no VRAM
+    ],
+)
+def test_a_target_in_part_on_the_gpu_has_a_faster_rival(gpu_layers, draft_gpu_layers, caveat):
+    verdict = versus.judge(SPEEDUP, run(gpu_layers=gpu_layers), speculative(4.0, gpu_layers, draft_gpu_layers))
+    assert ("the honest rival is faster" in verdict.text) == caveat
+    assert verdict.text.startswith("Worth it: ")
+
+
+OPTIONS = DecoderOptions(gpu_layers=9, draft_gpu_layers=5, threads=2, draft_max=2)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(versus, "machine", lambda: {"cpu": "a cpu"})
+    spec = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(seed=7), ("one", "two"), 20)
+    return versus.Bench(versus.Experiment(Pair("mine", spec.target, spec.draft), spec, 3))
+
+
+def test_the_document(bench):
+    bench.results["target_only"] = [alone(10), alone(8), alone(20)]
+    bench.results["draft_only"] = [alone(1)] * 3
+    bench.results["speculative"] = [pair(5), pair(4), pair(5)]
+    bench.identical, bench.identity_note = True, "a note"
+    document = bench.document()
+    assert document.speedup.samples == (2.0, 2.0, 4.0)
+    assert document.speedup.median == 2.0
+    assert document.verdict.text.startswith("Worth it: 2.00×")
+    assert {mode: row.tokens_per_s.median for mode, row in document.runs.items()} == {
+        "target_only": 2.0,
+        "draft_only": 20.0,
+        "speculative": 4.0,
+    }
+    assert document.pair == {"name": "mine", "target": "t.gguf", "draft": "d.gguf"}
+    assert document.plan["draft"] == {"description": "llama 50M", "layers": 4, "gpu_layers": 0, "size_bytes": 50}
+    wanted = {"repetitions": 3, "threads": 2, "seed": 7, "prompts": 2, "max_tokens": 20, "draft_max": 2}
+    assert {key: document.settings[key] for key in wanted} == wanted
+    assert (document.identical_output, document.identity_check, document.interrupted) == (
+        True,
+        {"note": "a note"},
+        False,
+    )
+
+
+def test_an_interrupted_document_pairs_what_is_there(bench):
+    bench.results["target_only"] = [alone(10), alone(8)]
+    bench.results["speculative"] = [pair(5)]
+    document = bench.document(interrupted=True)
+    assert (document.interrupted, document.speedup.samples, document.runs["draft_only"]) == (True, (2.0,), None)
+
+
+def test_a_document_of_nothing(bench):
+    document = bench.document(interrupted=True)
+    assert (document.runs, document.speedup, document.plan) == (dict.fromkeys(versus.MODES), None, {})
+    assert (document.identical_output, document.verdict.worth_it) == (None, False)
+
+
+def test_what_each_mode_runs(bench):
+    spec = bench.experiment.spec
+    assert bench.spec_of("speculative") == spec
+    only = bench.spec_of("target_only")
+    assert (only.target, only.draft, only.options) == (spec.target, None, spec.options)
+    draft = bench.spec_of("draft_only")
+    assert (draft.target, draft.draft, draft.options.gpu_layers) == (spec.draft, None, 5)
+
+
+def test_the_threads_are_told_as_used(bench, monkeypatch):
+    monkeypatch.setattr(versus.host, "physical_cores", lambda: 6)
+    spec = trial.Spec(Path("t"), None, DecoderOptions(), Sampling(), ("one",), 1)
+    assert versus.settings_of(spec)["threads"] == 6
+
+
+def test_the_machine_is_told():
+    assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(versus.machine())
