@@ -19,6 +19,7 @@ from ggufspec.reports.document import BenchDocument, Divergence, Run, Speculativ
 
 MODES = ("target_only", "draft_only", "speculative")
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
+_FEWEST_TRIALS = 3
 
 Progress = Callable[[int, int, str], None]
 
@@ -97,7 +98,7 @@ class Bench:
         pairs = list(zip(with_draft.answers, alone.answers, strict=True))
         self.identical = all(a.tokens == b.tokens for a, b in pairs)
         tokens = sum(len(answer.tokens) for answer in alone.answers)
-        self.identity_note = f"{tokens} tokens of {len(pairs)} answers compared in strict mode"
+        self.identity_note = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared in strict mode"
 
     def _explain_divergences(self) -> None:
         spec = self.experiment.spec
@@ -199,7 +200,10 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
         f"a round gives {pair.tokens_per_round:.2f} tokens and costs as much as {cost:.2f} target-only tokens "
         f"(verifying {pair.verify_s / token_s:.2f}, drafting {pair.draft_s / token_s:.2f})"
     )
-    if low > 1:
+    enough = len(speedup.samples) >= _FEWEST_TRIALS
+    if not enough:
+        text = f"No verdict from so few trials: {speedup.median:.2f}× target-only without an interval; {why}."
+    elif low > 1:
         text = f"Worth it: {ratio}, since {why}."
     elif high < 1:
         text = f"Not worth it: {ratio}, since {why}."
@@ -208,9 +212,9 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
     if 0 < alone.gpu_layers <= alone.layers and pair.draft_gpu_layers:
         text += (
             " Target-only ran at the pair's own placement; the draft's VRAM would hold more target layers, "
-            "so the honest rival is faster than this one (try a higher -ngl with the target alone)."
+            "so the honest rival may be faster than this one (try a higher -ngl with the target alone)."
         )
-    return Verdict(low > 1, text)
+    return Verdict(enough and low > 1, text)
 
 
 def machine() -> dict[str, object]:

@@ -182,7 +182,7 @@ class SpeculativeDecoder:
             rounds: a list to which every round is appended, for those who want the details.
 
         Raises:
-            UsageError: the prompt is empty.
+            UsageError: the prompt or a stop string is empty.
             ModelError: the prompt is longer than the context.
         """
         tokens = self.target.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
@@ -193,6 +193,8 @@ class SpeculativeDecoder:
                 f"the prompt has {len(tokens):,} tokens and the context holds {self.options.n_ctx:,}",
                 f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
             )
+        if "" in stop:
+            raise UsageError("an empty stop string would end every answer at once", "leave it away")
         rule = make_rule(self.options.accept, sampling or Sampling())
         drafter = self._drafter if use_draft else None
         clock = time.perf_counter

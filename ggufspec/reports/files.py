@@ -15,11 +15,18 @@ def check_writable(path: Path) -> None:
     Raises:
         GgufspecError: the file cannot be written.
     """
-    existed = path.exists()
     try:
-        path.open("a").close()
-        if not existed:
-            path.resolve().unlink()  # of a link to nothing, what it points to
+        if _in_place(path):
+            if path.is_fifo():  # opening it would wait for its reader
+                return
+            existed = path.exists()
+            path.open("a").close()
+            if not existed:
+                path.resolve().unlink()  # of a link to nothing, what it points to
+        else:
+            if path.exists():
+                path.open("a").close()
+            tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise _failed(path, error) from None
 
@@ -33,7 +40,7 @@ def write_whole(path: Path, text: str) -> None:
         GgufspecError: the disk is full, say.
     """
     try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
+        if _in_place(path):
             path.write_text(text, encoding="utf-8")
             return
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -48,6 +55,10 @@ def write_whole(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise _failed(path, error) from None
+
+
+def _in_place(path: Path) -> bool:
+    return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def _failed(path: Path, error: OSError) -> GgufspecError:

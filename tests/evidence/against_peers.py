@@ -2,8 +2,8 @@
 
     scripts/peers && .venv/bin/python tests/evidence/against_peers.py      # about 15 minutes on two idle cores
 
-Each pair of runs is one of ours and one of theirs, one right after the other, in an order that alternates. Both decode
-greedily; speed is tokens ÷ seconds from the end of the prompt, as the program itself reports it; loading is not counted.
+Each pair of runs is one of ours and one of theirs, one right after the other, in alternating order. Both decode
+greedily; speed is tokens ÷ seconds from the end of the prompt, as the program itself reports it, without loading.
 The figure is the ratio ours ÷ theirs over Σ seconds, with the interval of the paired ratios.
 """
 

@@ -93,9 +93,8 @@ def main() -> None:
             f"ratio {statistics.median(ratios):.1f} ({min(ratios):.1f} to {max(ratios):.1f})",
             flush=True,
         )
-    print(
-        f"parameters: {parameters['target']:,} and {parameters['draft']:,}, {parameters['target'] / parameters['draft']:.1f}"
-    )
+    ratio = parameters["target"] / parameters["draft"]
+    print(f"parameters: {parameters['target']:,} and {parameters['draft']:,}, ratio {ratio:.1f}")
     save(
         "demo-pair",
         {"draft_max": DRAFT_MAX, "tokens": TOKENS, "acceptance": results, "parameters": parameters, "cost": costs},

@@ -1,0 +1,5 @@
+"""``python -m ggufspec``."""
+
+from ggufspec.cli.app import entry
+
+entry()

@@ -1,0 +1,110 @@
+"""What the tests of the command line share: the pair that ships, a clean environment, damaged files."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import gguf
+import pytest
+from processes import Cli
+
+from ggufspec import demo_pair
+
+
+@pytest.fixture(scope="session")
+def target() -> Path:
+    return demo_pair()[0]
+
+
+@pytest.fixture(scope="session")
+def draft() -> Path:
+    return demo_pair()[1]
+
+
+@pytest.fixture
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """One thread (llama.cpp's threads spin), nothing of the user's own, no network."""
+    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("folder")
+    own = ("GGUFSPEC_", "HF_", "HUGGINGFACE_", "XDG_", "PYTEST_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+    for key in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+        kept.pop(key, None)
+    return Cli(
+        folder,
+        kept
+        | {
+            "GGUFSPEC_THREADS": "1",
+            "HF_HOME": str(home / "hub"),
+            "HF_HUB_OFFLINE": "1",
+            "HOME": str(home),
+            "LC_ALL": "C.UTF-8",
+            "TERM": "xterm-256color",
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def damaged(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, Path]:
+    """Files that are no whole model, by what is wrong with them."""
+    folder = tmp_path_factory.mktemp("damaged")
+    whole = draft.read_bytes()
+    noise = random.Random(0).randbytes(len(whole))
+    contents = {
+        "empty": b"",
+        "no GGUF": b"version https://git-lfs.github.com/spec/v1\n",
+        "cut in the magic": whole[:2],
+        "cut in the counts": whole[:20],
+        "cut in the keys": whole[:5000],
+        "cut in the data": whole[: len(whole) * 9 // 10],
+        "cut by one byte": whole[:-1],
+        "noise after the magic": whole[:4] + noise[4:8192],
+        "noise after the version": whole[:8] + noise[8:8192],
+        "noise after the counts": whole[:24] + noise[24:],
+        "noise after some keys": whole[:3000] + noise[3000:],
+    }
+    files = {name: folder / f"{name.replace(' ', '-')}.gguf" for name in contents}
+    for name, data in contents.items():
+        files[name].write_bytes(data)
+    return files
+
+
+@pytest.fixture(scope="session")
+def other_token(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> tuple[Path, int, str, str]:
+    """The draft with one token renamed: (file, token, its text before, its text now)."""
+    path = tmp_path_factory.mktemp("renamed") / "renamed.gguf"
+    shutil.copyfile(draft, path)
+    reader = gguf.GGUFReader(path, "r+")
+    field = reader.get_field("tokenizer.ggml.tokens")
+    texts = [bytes(field.parts[index]) for index in field.data]
+    token = next(i for i, text in enumerate(texts) if i > 300 and len(text) == 4 and text.isalpha())
+    renamed = next(text for text in (b"zzqx", b"xqzz", b"qxzq") if text not in texts)
+    field.parts[field.data[token]][:] = bytearray(renamed)
+    reader.data.flush()
+    return path, token, texts[token].decode(), renamed.decode()
+
+
+@pytest.fixture(scope="session")
+def small_vocabulary(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> Path:
+    """The draft with the first 1,000 of its tokens."""
+    path, kept = tmp_path_factory.mktemp("small") / "small.gguf", 1000
+    reader = gguf.GGUFReader(draft)
+    writer = gguf.GGUFWriter(path, "llama")
+    for field in reader.fields.values():
+        value, kind = field.contents(), field.types[0]
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        if kind == gguf.GGUFValueType.ARRAY:
+            value = value[: 16 if field.name.endswith("merges") else kept]
+        if field.name == "llama.vocab_size":
+            value = kept
+        writer.add_key_value(field.name, value, kind, field.types[-1] if len(field.types) > 1 else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data[:kept] if tensor.name == "token_embd.weight" else tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,100 @@
+"""Child processes for the tests of the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import psutil
+
+SCRIPT = Path(sys.executable).with_name("ggufspec")
+PATIENCE_S = 180.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def document(self) -> dict[str, Any]:
+        """Standard output as one JSON document."""
+        parsed: dict[str, Any] = json.loads(self.stdout)
+        return parsed
+
+
+@dataclass(frozen=True)
+class Cli:
+    """``cli("run", "-p", "x")`` runs the console script to its end; keywords are environment variables."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str | Path, stdin: str | bytes = b"", **more: str) -> Finished:
+        done = subprocess.run(
+            [SCRIPT, *arguments],
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            env=self.environment | more,
+            cwd=self.folder,
+            timeout=PATIENCE_S,
+        )
+        return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def start(self, *arguments: str | Path, **pipes: Any) -> subprocess.Popen[str]:
+        """Start the console script and leave it running."""
+        return subprocess.Popen([SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, **pipes)
+
+    def terminal(self, *arguments: str, columns: int = 100, **more: str) -> pexpect.spawn[str]:
+        """Start the console script in a pseudo-terminal."""
+        return pexpect.spawn(
+            str(SCRIPT),
+            list(arguments),
+            env=self.environment | more,  # type: ignore[arg-type]
+            cwd=str(self.folder),
+            dimensions=(40, columns),
+            encoding="utf-8",
+            timeout=PATIENCE_S,
+        )
+
+
+def rest(child: pexpect.spawn[str]) -> str:
+    """What is left to come from a terminal; its exit code is in ``exitstatus`` then."""
+    child.expect(pexpect.EOF)
+    child.close()
+    return child.before or ""
+
+
+def plain(text: str) -> str:
+    """A terminal's text without colours and cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    """The child processes in which ``pid`` runs llama.cpp."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def all_end(processes: list[psutil.Process]) -> bool:
+    """Whether all end within a test's patience."""
+    return not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    """Whether ``condition`` comes true within a test's patience."""
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,201 @@
+"""What is wrong is said in one sentence with a next step; never a traceback, and with --json always one document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import Cli, Finished
+
+PROMPT = ("-p", "def f(")
+DAMAGE = {
+    "empty": "is empty",
+    "no GGUF": "it begins with b'vers'",
+    "cut in the magic": "it begins with b'GG'",
+    "cut in the counts": "failed to read header",
+    "cut in the keys": "failed to read key-value pairs",
+    "cut in the data": "not within the file bounds",
+    "cut by one byte": "not within the file bounds",
+    "noise after the magic": "only supports up to version",
+    "noise after the version": "number of tensors",
+    "noise after the counts": "failed to read key-value pairs",
+    "noise after some keys": "failed to read key-value pairs",
+}
+
+
+def refused(done: Finished, code: int, *words: str) -> None:
+    """Hold a failure, run with --json, to what every failure promises; ``words`` are in its message or its hint."""
+    assert done.code == code, done.stderr
+    assert "Traceback" not in done.stderr
+    document = done.document()
+    assert set(document) == {"schema", "error", "hint"}
+    assert document["schema"] == "ggufspec/error@1"
+    assert document["error"]
+    assert document["hint"]
+    assert f"error: {document['error']}\n  next: {document['hint']}\n" in done.stderr
+    for word in words:
+        assert word in f"{document['error']} | {document['hint']}"
+
+
+# files
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_target(cli: Cli, damaged: dict[str, Path], damage: str) -> None:
+    done = cli("run", "-m", damaged[damage], *PROMPT, "--json")
+    refused(done, 1, str(damaged[damage]), DAMAGE[damage], "download")
+
+
+def test_a_damaged_draft_is_the_file_that_is_named(cli: Cli, target: Path, damaged: dict[str, Path]) -> None:
+    file = damaged["cut in the data"]
+    refused(
+        cli("bench", "-m", target, "-md", file, *PROMPT, "--json"), 1, f"{file} cannot be loaded", "download it again"
+    )
+
+
+def test_without_json_a_failure_leaves_stdout_empty(cli: Cli, damaged: dict[str, Path]) -> None:
+    done = cli("run", "-m", damaged["cut in the data"], *PROMPT)
+    assert (done.code, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_damaged_weights_are_noticed(cli: Cli, draft: Path, tmp_path: Path) -> None:
+    """The header is whole, the numbers are not: NaN logits."""
+    whole = draft.read_bytes()
+    file = tmp_path / "nan.gguf"
+    file.write_bytes(whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
+    refused(cli("run", "-m", file, *PROMPT, "-n", "2", "--json"), 1, "NaN", "download it again")
+
+
+def test_missing_file_and_folder(cli: Cli, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.gguf"
+    refused(cli("run", "-m", missing, *PROMPT, "--json"), 1, f"{missing} does not exist", f"ls {tmp_path}")
+    refused(cli("run", "-m", tmp_path, *PROMPT, "--json"), 1, "Is a directory")
+
+
+# pairs
+
+
+def test_a_draft_with_one_other_token(cli: Cli, target: Path, other_token: tuple[Path, int, str, str]) -> None:
+    file, token, before, now = other_token
+    words = (f"token {token} is {before!r} to the target and {now!r} to the draft", "--no-draft")
+    refused(cli("run", "-m", target, "-md", file, *PROMPT, "--json"), 1, *words)
+    refused(cli("bench", "-m", target, "-md", file, *PROMPT, "--json"), 1, *words[:1])
+
+
+def test_a_draft_with_a_much_smaller_vocabulary(cli: Cli, target: Path, small_vocabulary: Path) -> None:
+    done = cli("run", "-m", target, "-md", small_vocabulary, *PROMPT, "--json")
+    refused(done, 1, "the target has 4,096 tokens, the draft 1,000", "family")
+
+
+def test_pair_and_files_that_contradict(cli: Cli, target: Path) -> None:
+    refused(cli("run", "demo", "-m", target, *PROMPT, "--json"), 2, "both a PAIR and -m")
+    refused(cli("bench", "-m", target, *PROMPT, "--json"), 2, "draft", "-md DRAFT")
+
+
+def test_profiles_that_are_not_there(cli: Cli, tmp_path: Path) -> None:
+    refused(cli("run", "dmeo", *PROMPT, "--json"), 2, "'dmeo'", "did you mean 'demo'?")
+    refused(cli("run", tmp_path / "a.toml", *PROMPT, "--json"), 2, str(tmp_path / "a.toml"), "known profiles: demo")
+    refused(cli("run", "x.gguf", *PROMPT, "--json"), 2, "-m x.gguf -md")
+
+
+def test_a_profile_whose_files_are_not_downloaded(cli: Cli) -> None:
+    for command in ("run", "bench"):
+        refused(cli(command, "llama3-70b", *PROMPT, "--json"), 1, "not on this machine", "hf download NousResearch/")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[[", ("broken.toml", "line 1")),
+        ('name = "a"', ("broken.toml", "is missing")),
+        (
+            'name="a"\nwhy="b"\nsource="c"\n[target]\nfile="x.gguf"\n[settings]\ndraft_mx=3',
+            ("settings.draft_mx", "did you mean 'draft_max'?"),
+        ),
+        ('name="a"\nwhy="b"\nsource="c"\n[target]\nfile="x.gguf"', ("x.gguf, which is not there",)),
+    ],
+)
+def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    profile = tmp_path / "broken.toml"
+    profile.write_text(text)
+    refused(cli("run", profile, *PROMPT, "--json"), 1, *words)
+
+
+# values
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        ("--draft-max 0", "1 to 255"),
+        ("--draft-max -1", "1 to 255"),
+        ("--draft-max 256", "1 to 255"),
+        ("--draft-max 100000", "1 to 255"),
+        ("--draft-max four", "--draft-max"),
+        ("-c 0", "a context of 0 tokens"),
+        ("-c 99999999999", "-c 99999999999"),
+        ("-ngl 99999999999", "-ngl 99999999999"),
+        ("-t -1", "-1 threads"),
+        ("-t 100000", "100000 threads"),
+        ("-n 0", "'-n'"),
+        ("--temp -1", "temperature -1"),
+        ("--temp nan", "temperature nan"),
+        ("--top-p 0", "top-p 0"),
+        ("--top-k -1", "top-k -1"),
+        ("--min-p 1", "min-p 1"),
+        ("-s -1", "seed -1"),
+        ("--accept nonsense", "exact, residual"),
+        ("-ctk nonsense", "q8_0"),
+        ("-ctv nonsense", "q8_0"),
+        ("-fa perhaps", "auto, on, off"),
+        ("--nonsense", "--nonsense"),
+        ("--rpc nonsense", "host:port"),
+        ("--rpc 127.0.0.1:99999", "host:port"),
+        ("-f nonsense.txt", "both -p and -f"),
+    ],
+)
+def test_values_out_of_range(cli: Cli, flags: str, word: str) -> None:
+    refused(cli("run", *PROMPT, "--json", *flags.split()), 2, word)
+
+
+def test_a_quantised_value_cache_without_flash_attention(cli: Cli) -> None:
+    refused(cli("run", *PROMPT, "-ctv", "q8_0", "-fa", "off", "--json"), 1, "requires flash_attn", "-fa on")
+
+
+def test_unknown_command(cli: Cli) -> None:
+    refused(cli("bnech", "--json"), 2, "bnech", "ggufspec --help")
+
+
+# prompts
+
+
+def test_no_prompt(cli: Cli) -> None:
+    refused(cli("run", "--json"), 2, "there is no prompt", "-p -")
+    refused(cli("run", "-p", "", "--json"), 2, "there is no prompt")
+    refused(cli("run", "-p", "-", "--json"), 2, "there is no prompt")
+
+
+def test_prompts_that_are_no_text(cli: Cli, tmp_path: Path) -> None:
+    refused(cli("run", "-p", "-", "--json", stdin=b"\xff"), 2, "standard input is not UTF-8")
+    refused(cli("run", "-f", tmp_path / "none.txt", "--json"), 2, "none.txt cannot be read", f"ls {tmp_path}")
+
+
+def test_a_prompt_longer_than_the_context(cli: Cli) -> None:
+    done = cli("run", "-p", "-", "-c", "64", "-n", "100", "--json", stdin="x = 1\n" * 200)
+    tokens = int(done.document()["error"].split("the prompt has ")[1].split(" ")[0].replace(",", ""))
+    assert tokens > 64
+    refused(done, 1, "the context holds 64")
+    room = int(done.document()["hint"].split()[1])
+    assert tokens + 100 <= room < tokens + 100 + 256
+
+
+# exports
+
+
+@pytest.mark.parametrize("option", ["--export-json", "--export-markdown", "--export-csv"])
+def test_exports_are_tried_before_the_run(cli: Cli, tmp_path: Path, option: str) -> None:
+    """A million repetitions would not end: the refusal comes first."""
+    unwritable = tmp_path / "missing" / "result"
+    done = cli("bench", *PROMPT, "-r", "1000000", option, unwritable, "--json")
+    refused(done, 1, f"{unwritable} cannot be written: No such file or directory")

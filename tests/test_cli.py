@@ -1,0 +1,242 @@
+"""The commands as a user meets them: help, streams, documents, exports, precedence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pexpect
+import pytest
+from processes import SCRIPT, Cli, plain, rest
+
+COMMANDS = ("bench", "run")
+PROMPT = ("-p", "def f(")
+SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
+
+RUN_KEYS = {"gpu_layers", "tokens", "tokens_per_s", "prompt_tokens_per_s", "peak_rss_bytes", "vram_bytes"}
+SPECULATIVE_KEYS = RUN_KEYS | {
+    *("acceptance_rate", "tokens_per_round", "accepted_by_position", "drafted", "accepted", "rounds")
+}
+
+
+def test_version_is_data(cli: Cli) -> None:
+    done = cli("--version")
+    assert re.fullmatch(r"ggufspec \d+\.\d+\.\d+\n", done.stdout)
+    assert (done.code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_top_help_lists_the_commands(cli: Cli, arguments: tuple[str, ...]) -> None:
+    done = cli(*arguments)
+    assert (done.code, done.stderr) == (0, "")
+    assert "Example: ggufspec bench demo" in done.stdout
+    for command in COMMANDS:
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_has_an_example_and_fits_the_terminal(cli: Cli, command: str, columns: int) -> None:
+    done = cli(command, "--help", COLUMNS=str(columns))
+    assert (done.code, done.stderr) == (0, "")
+    assert f"  ggufspec {command} " in done.stdout.partition("Examples:")[2]
+    assert "GGUFSPEC_NGL=45" in done.stdout
+    assert "env var" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= max(columns, 90)
+
+
+def test_help_is_quick_because_it_loads_no_model_library(cli: Cli) -> None:
+    done = cli("bench", "--help", PYTHONPROFILEIMPORTTIME="1")
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in loaded
+    assert not loaded & {"numpy", "llama_cpp", "huggingface_hub"}
+
+
+def test_completion_knows_the_commands(cli: Cli) -> None:
+    done = cli(_GGUFSPEC_COMPLETE="complete_bash", COMP_WORDS="ggufspec r", COMP_CWORD="1")
+    assert done.stdout.split() == ["run"]
+
+
+def test_run_prints_the_answer_alone_and_says_the_rest_on_stderr(cli: Cli) -> None:
+    document = cli("run", *PROMPT, "-n", "6", "--json").document()
+    done = cli("run", *PROMPT, "-n", "6")
+    assert done.code == 0
+    assert done.stdout == document["text"] + "\n"
+    assert re.fullmatch(r"6 tokens, [\d.]+ tokens/s, \d+% accepted, [\d.]+ tokens/round\n", done.stderr)
+
+
+def test_run_document(cli: Cli) -> None:
+    done = cli("run", *PROMPT, "-n", "8", "--json")
+    document = done.document()
+    assert (done.code, done.stderr) == (0, "")
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "ggufspec/run@1"
+    assert len(document["tokens"]) == document["statistics"]["tokens"] == 8
+    assert set(document["statistics"]) >= SPECULATIVE_KEYS
+    assert document["stop_reason"] == "length"
+    assert document["interrupted"] is False
+
+
+def test_without_draft_the_text_is_the_same_and_no_drafts_are_counted(cli: Cli) -> None:
+    alone = cli("run", *PROMPT, "-n", "12", "--strict", "--no-draft", "--json").document()
+    drafted = cli("run", *PROMPT, "-n", "12", "--strict", "--json").document()
+    assert alone["tokens"] == drafted["tokens"]
+    assert "rounds" not in alone["statistics"]
+    assert drafted["statistics"]["rounds"] > 0
+
+
+def test_prompts_from_stdin_and_from_a_file_are_the_same_prompt(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("größe = [", encoding="utf-8")
+    flags = ("-n", "4", "--json")
+    texts = [
+        cli("run", "-p", "größe = [", *flags),
+        cli("run", "-p", "-", *flags, stdin="größe = ["),
+        cli("run", "-f", file, *flags),
+    ]
+    assert len({tuple(done.document()["tokens"]) for done in texts}) == 1
+
+
+def test_quiet_leaves_the_answer(cli: Cli) -> None:
+    done = cli("run", *PROMPT, "-n", "4", "-q")
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.endswith("\n")
+
+
+def test_verbose_shows_the_log_of_llama_cpp_on_stderr(cli: Cli) -> None:
+    done = cli("run", *PROMPT, "-n", "4", "-v", "--json")
+    assert "llama_model_loader" in done.stderr
+    assert done.document()["schema"] == "ggufspec/run@1"
+
+
+def test_streaming_comes_token_by_token(cli: Cli) -> None:
+    child = cli.terminal("run", *PROMPT, "-n", "400")
+    pieces = 0
+    while True:
+        try:
+            child.read_nonblocking(65536, timeout=180)
+        except pexpect.EOF:
+            break
+        pieces += 1
+    child.close()
+    assert child.exitstatus == 0
+    assert pieces > 5
+
+
+# bench
+
+
+def test_bench_document_and_exports(cli: Cli, tmp_path: Path) -> None:
+    as_json, as_markdown, as_csv = (tmp_path / name for name in ("r.json", "r.md", "r.csv"))
+    exports = ("--export-json", as_json, "--export-markdown", as_markdown, "--export-csv", as_csv)
+    done = cli(*SHORT_BENCH, "--json", *exports)
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "ggufspec/bench@1"
+    assert {"pair", "machine", "plan", "settings", "divergences", "verdict"} <= set(document)
+    assert document["identical_output"] is True
+    assert set(document["runs"]) == {"target_only", "draft_only", "speculative"}
+    for run in document["runs"].values():
+        assert set(run) >= RUN_KEYS
+        assert len(run["tokens_per_s"]["samples"]) == 1
+        assert run["tokens_per_s"]["median"] > 0
+    assert set(document["runs"]["speculative"]) >= SPECULATIVE_KEYS
+    low, high = document["speedup"]["ci95"]
+    assert low <= document["speedup"]["median"] <= high
+    assert isinstance(document["verdict"]["worth_it"], bool)
+    assert document["verdict"]["text"]
+    assert document["interrupted"] is False
+    assert document["settings"]["threads"] == 1
+
+    assert json.loads(as_json.read_text()) == document
+    table = [line for line in as_markdown.read_text().splitlines() if line.startswith("|")]
+    assert len(table) == 5
+    assert len({line.count("|") for line in table}) == 1
+    assert document["verdict"]["text"] in as_markdown.read_text()
+    lines = list(csv.DictReader(io.StringIO(as_csv.read_text())))
+    assert [line["run"] for line in lines] == ["target_only", "draft_only", "speculative"]
+    assert all(float(line["tokens_per_s"]) > 0 for line in lines)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.csv", "r.json", "r.md"]
+
+
+def test_a_full_disk_behind_standard_output_is_an_error_and_no_traceback(cli: Cli) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([SCRIPT, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_table_is_whole_and_a_full_disk_costs_the_file_alone(cli: Cli, tmp_path: Path, columns: int) -> None:
+    """In a real terminal: no line is longer than it, every run is one line, no word is broken."""
+    kept = tmp_path / "r.md"
+    exports = ("--export-json", "/dev/full", "--export-markdown", str(kept))
+    child = cli.terminal(*SHORT_BENCH, "--draft-max", "12", *exports, columns=columns)
+    shown = plain(rest(child))
+    result, _, failure = shown.partition("error: ")
+    assert child.exitstatus == 1
+    assert failure.startswith("/dev/full cannot be written: No space left on device")
+    assert "Traceback" not in shown
+    assert "speculative" in kept.read_text()
+
+    lines = result.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(re.search(r"Run +GPU layers +Tokens/s +Gain +Accepted +Tokens/round", line) for line in lines)
+    assert any(re.search(r"speculative +\d+/\d+ \+ \d+/\d+ +[\d.]+ +[\d.]+× +\d+% +[\d.]+", line) for line in lines)
+    assert "Accepted by position of the draft:" in result
+
+
+def test_colour_only_where_it_is_wanted(cli: Cli) -> None:
+    assert "\x1b[" in rest(cli.terminal("run", "nonsense"))
+    assert "\x1b[3" not in rest(cli.terminal("run", "nonsense", NO_COLOR="1"))
+    assert "\x1b[" not in rest(cli.terminal("run", "nonsense", TERM="dumb"))
+
+
+# precedence: flag, variable, profile, default
+
+PROFILE = """
+name = "mine"
+why = "for a test"
+source = "here"
+[target]
+file = "{target}"
+[draft]
+file = "{draft}"
+[settings]
+{settings}
+"""
+
+
+def test_precedence(cli: Cli, tmp_path: Path, target: Path, draft: Path) -> None:
+    set_, bare = tmp_path / "set.toml", tmp_path / "bare.toml"
+    set_.write_text(PROFILE.format(target=target, draft=draft, settings="draft_max = 3"))
+    bare.write_text(PROFILE.format(target=target, draft=draft, settings=""))
+
+    def draft_max(*arguments: str | Path, **environment: str) -> int:
+        done = cli("run", *arguments, *PROMPT, "-n", "1", "--json", **environment)
+        value: int = done.document()["settings"]["draft_max"]
+        return value
+
+    assert draft_max(bare) == 4
+    assert draft_max(set_) == 3
+    assert draft_max(set_, GGUFSPEC_DRAFT_MAX="2") == 2
+    assert draft_max(set_, "--draft-max", "1", GGUFSPEC_DRAFT_MAX="2") == 1
+
+
+def test_a_bad_variable_is_named(cli: Cli) -> None:
+    done = cli("run", *PROMPT, GGUFSPEC_NGL="many")
+    assert done.code == 2
+    assert "GGUFSPEC_NGL=many" in done.stderr
+
+
+def test_files_by_variable(cli: Cli, target: Path, draft: Path) -> None:
+    files = {"GGUFSPEC_MODEL": str(draft), "GGUFSPEC_MODEL_DRAFT": str(draft)}
+    pair = cli("run", *PROMPT, "-n", "1", "--json", **files).document()["pair"]
+    assert (pair["target"], pair["draft"]) == (str(draft), str(draft))

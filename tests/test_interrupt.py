@@ -1,0 +1,126 @@
+"""Ctrl-C, kills, and readers that go away: what was measured stays, nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import PATIENCE_S, SCRIPT, Cli, all_end, eventually, plain, rest, workers
+
+ENDLESS = (
+    "-p",
+    "def f(",
+    "-n",
+    "1000000",
+    "-c",
+    "1000000",
+    "--temp",
+    "2",
+    "--top-k",
+    "0",
+    "--top-p",
+    "1",
+    "--min-p",
+    "0",
+)
+ENDLESS_BENCH = ("bench", "-p", "def f(", "-n", "8", "-r", "1000000")
+
+
+def test_ctrl_c_keeps_what_was_streamed(cli: Cli) -> None:
+    child = cli.terminal("run", *ENDLESS)
+    seen = "".join(child.read(1) for _ in range(40))
+    running = workers(child.pid)
+    assert running
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert len(seen) == 40
+    assert " tokens/s, " in left
+    assert "error: interrupted" in left
+    assert "Traceback" not in left
+    assert all_end(running)
+
+
+def test_ctrl_c_of_a_run_with_json_gives_the_part_that_is_there(cli: Cli) -> None:
+    with cli.start("run", *ENDLESS, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+        assert eventually(lambda: any(worker.cpu_times().user > 2 for worker in workers(parent.pid)))
+        running = workers(parent.pid)
+        parent.send_signal(signal.SIGINT)
+        stdout, stderr = parent.communicate()
+    assert parent.returncode == 130
+    document = json.loads(stdout)
+    assert document["schema"] in ("ggufspec/run@1", "ggufspec/error@1")
+    if document["schema"] == "ggufspec/run@1":
+        assert document["interrupted"] is True
+        assert document["statistics"]["tokens"] == len(document["tokens"]) > 0
+    assert "Traceback" not in stderr
+    assert all_end(running)
+
+
+def test_ctrl_c_of_a_bench_before_anything_is_measured(cli: Cli) -> None:
+    child = cli.terminal(*ENDLESS_BENCH)
+    child.expect("warm-up and identity check")
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "interrupted before anything was measured" in left
+    assert "Traceback" not in left
+    assert "tokens/s" not in left
+
+
+def test_ctrl_c_of_a_bench_shows_the_trials_that_are_done(cli: Cli) -> None:
+    child = cli.terminal(*ENDLESS_BENCH)
+    child.expect("5/3000002")  # both identity checks and a trial of each
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    for row in ("target-only", "draft-only", "speculative"):
+        assert row in left
+    assert "target-only (95 % interval" in left
+    assert "error: interrupted; what is shown was measured before" in left
+    assert "Traceback" not in left
+
+
+def test_ctrl_c_of_a_bench_with_json(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "part.json"
+    arguments = (*ENDLESS_BENCH, "--json", "--export-json", str(kept))
+    child = cli.terminal("bench", *arguments[1:])
+    child.expect("5/3000002")
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "Traceback" not in left
+    document = json.loads(kept.read_text())
+    assert document["schema"] == "ggufspec/bench@1"
+    assert document["interrupted"] is True
+    assert all(document["runs"].values())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_no_orphan_when_the_parent_is_killed(cli: Cli, how: signal.Signals) -> None:
+    with cli.start("run", *ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.read(1)
+        running = workers(parent.pid)
+        assert running
+        parent.send_signal(how)
+        assert parent.wait() == -how
+    assert all_end(running)
+
+
+@pytest.mark.parametrize("more", [(), ("--json", "-n", "8")])
+def test_a_reader_that_goes_away(cli: Cli, more: tuple[str, ...]) -> None:
+    arguments = " ".join((*ENDLESS, *more)).replace("def f(", "'def f('")
+    done = subprocess.run(
+        ["sh", "-c", f"{SCRIPT} run {arguments} | head -c 10"],
+        capture_output=True,
+        text=True,
+        env=cli.environment,
+        timeout=PATIENCE_S,
+    )
+    assert len(done.stdout) > 0
+    for word in ("Traceback", "Exception ignored", "BrokenPipe"):
+        assert word not in done.stderr
