@@ -3,12 +3,12 @@
 
 The text is what every machine with Python has: the standard library's own source (its tests left out)
 and the language reference that ``help()`` prints. The target learns the text. The draft then learns to guess
-the target: its distribution on the text, and on texts that the target itself writes, since these are what it
-will be asked to draft. Seeds are fixed; the same Python, torch and thread count give the same weights.
+the target: the texts that the target itself writes, since these are what it will be asked to draft, and the
+target's distribution on the corpus. Seeds are fixed; the same Python, torch and thread count give the same weights.
 
     pip install -e '.[train]'
     scripts/train_demo_pair.py --out .cache/train     # about 80 minutes on two cores; goes on where it left off
-    cp .cache/train/demo-*.gguf .cache/train/training.json profiles/demo/
+    cp .cache/train/demo-target-F16.gguf .cache/train/demo-draft-Q8_0.gguf .cache/train/training.json profiles/demo/
 
 Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971);
 distillation on the target's own texts, DistillSpec (Zhou et al. 2023, arXiv:2310.08461).
@@ -32,6 +32,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
+
+from ggufspec.llamacpp.quantize import quantize
 
 END_OF_TEXT = "<|endoftext|>"
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "encodings", "site-packages", "__pycache__", "pydoc_data"}
@@ -58,10 +60,10 @@ class Recipe:
     """Everything that the weights depend on, beside the text and the versions."""
 
     target: Shape = Shape("ggufspec demo target", layers=8, width=320, heads=5, kv_heads=1, ffn=896)
-    draft: Shape = Shape("ggufspec demo draft", layers=2, width=96, heads=3, kv_heads=1, ffn=256, head_size=32)
+    draft: Shape = Shape("ggufspec demo draft", layers=2, width=128, heads=2, kv_heads=1, ffn=384)
     vocab: int = 4096
     target_steps: int = 1000
-    draft_steps: int = 600
+    draft_steps: int = 1200
     batch_tokens: int = 4096
     sequence: int = 512
     long_sequence: int = 1024
@@ -70,10 +72,11 @@ class Recipe:
     adam_lr: float = 0.003
     warmup: int = 40
     decay_share: float = 0.38
-    written_batches: int = 20  # texts that the target writes, ``written_rows`` at a time
-    written_rows: int = 64
+    written_batches: int = 12  # texts that the target writes greedily, ``written_rows`` at a time
+    written_rows: int = 512
+    written_length: int = 256
     written_prompt: int = 64
-    hard_share: float = 0.5  # of the draft's labels: the target's argmax; the rest is its distribution
+    soft_every: int = 6  # of the draft's steps, one learns the target's distribution on the corpus
     seed: int = 7
 
 
@@ -140,8 +143,11 @@ class Attention(nn.Module):
         if cache is not None:  # (2, batch, kv_heads, context, size)
             cache[0][:, :, start : start + length], cache[1][:, :, start : start + length] = k, v
             k, v = cache[:, :, :, : start + length]
+        if length == 1:  # the query heads of a group as rows of one: nothing is copied
+            groups = q.view(batch, self.shape.kv_heads, -1, size)
+            return self.o(F.scaled_dot_product_attention(groups, k, v).reshape(batch, length, -1))
         k, v = (t.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1) for t in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -196,18 +202,14 @@ class Llama(nn.Module):
         return F.linear(self.norm(x), self.embed.weight)
 
     @torch.inference_mode()
-    def write(self, prompts: Tensor, length: int, temperature: float, generator: torch.Generator) -> Tensor:
-        """Continue prompts (batch, n) to (batch, length), greedily at temperature 0."""
+    def write(self, prompts: Tensor, length: int) -> Tensor:
+        """Continue prompts (batch, n) greedily to (batch, length)."""
         shape = (2, len(prompts), self.shape.kv_heads, length, self.shape.head_size)
-        caches = [torch.zeros(shape) for _ in self.blocks]
+        caches = [torch.zeros(shape, dtype=torch.bfloat16) for _ in self.blocks]
         text, new, start = prompts, prompts, 0
         while text.shape[1] < length:
-            logits = self(new, caches, start)[:, -1]
-            start = text.shape[1]
-            if temperature == 0:
-                new = logits.argmax(-1, keepdim=True)
-            else:
-                new = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+            with autocast():
+                new, start = self(new, caches, start)[:, -1].argmax(-1, keepdim=True), text.shape[1]
             text = torch.cat((text, new), 1)
         return text
 
@@ -334,45 +336,45 @@ def train_target(recipe: Recipe, text: Text, out: Path) -> tuple[Llama, dict[str
 
 
 def written_texts(recipe: Recipe, target: Llama, text: Text, path: Path) -> Tensor:
-    """(rows, sequence + 1) texts by the target, half greedy and half at temperature 0.8, from prompts it has seen."""
+    """(rows, length + 1) texts that the target writes greedily, from beginnings that it has learned."""
     if path.exists():
         return torch.load(path, weights_only=True)
-    generator = torch.Generator().manual_seed(recipe.seed)
     rng = np.random.default_rng(recipe.seed)
     batches = []
     for i in range(recipe.written_batches):
         starts = rng.integers(0, len(text.learned) - recipe.written_prompt, recipe.written_rows)
         prompts = torch.from_numpy(np.stack([text.learned[s : s + recipe.written_prompt] for s in starts]))
-        batches.append(target.write(prompts, recipe.sequence + 1, 0.8 * (i % 2), generator))
+        batches.append(target.write(prompts, recipe.written_length + 1))
         print(f"written {i + 1} of {recipe.written_batches}", flush=True)
     torch.save(torch.cat(batches), path)
     return torch.cat(batches)
 
 
 def distil_draft(recipe: Recipe, target: Llama, text: Text, out: Path) -> tuple[Llama, dict[str, object]]:
-    """Learn to guess the target, on the text and on its own texts in turn."""
+    """Learn to guess the target: the tokens that it wrote, and now and then its distribution on the corpus."""
     written = written_texts(recipe, target, text, out / "written.pt")
     torch.manual_seed(recipe.seed)
     draft = Llama(recipe.draft, recipe.vocab)
     optimizer = Optimizer(draft, recipe, recipe.draft_steps)
     checkpoint = Checkpoint(out / "draft.pt", draft, optimizer)
     for step in range(checkpoint.step, recipe.draft_steps):
-        if step % 2:
+        if step % recipe.soft_every == recipe.soft_every - 1:
             inputs = text.batch(step, recipe.draft_steps, recipe)[:, :-1]
+            with torch.no_grad(), autocast():
+                labels = target(inputs).flatten(0, 1).float().softmax(-1)
         else:
             rng = np.random.default_rng((recipe.seed, step))
-            inputs = written[rng.integers(0, len(written), recipe.batch_tokens // recipe.sequence), :-1]
-        with torch.no_grad(), autocast():
-            wanted = target(inputs).flatten(0, 1).float()
-        labels = wanted.softmax(-1).mul_(1 - recipe.hard_share)
-        labels.scatter_add_(1, wanted.argmax(-1, keepdim=True), torch.full((len(labels), 1), recipe.hard_share))
+            rows = written[rng.integers(0, len(written), recipe.batch_tokens // recipe.written_length)]
+            inputs, labels = rows[:, :-1], rows[:, 1:].clone()
+            labels[:, : recipe.written_prompt - 1] = -100  # not the target's words
+            labels = labels.flatten()
         with autocast():
             guess = draft(inputs).flatten(0, 1).float()
         loss = F.cross_entropy(guess, labels)
         loss.backward()
         optimizer.step(step)
-        if step % 20 == 0:
-            agreement = (guess.argmax(-1) == wanted.argmax(-1)).float().mean()
+        if step % 50 == 0:
+            agreement = (guess.argmax(-1) == labels)[labels >= 0].float().mean()
             print(f"draft {step:5d} {checkpoint.seconds():6.0f}s loss {loss:.3f} agreement {agreement:.3f}", flush=True)
         if (step + 1) % 100 == 0 or step + 1 == recipe.draft_steps:
             checkpoint.save(step + 1)
@@ -390,6 +392,7 @@ def train(recipe: Recipe, out: Path) -> None:
     print(f"{len(text.names)} documents, {len(text.learned):,} tokens, {len(text.held_out):,} held out", flush=True)
     target, target_record = train_target(recipe, text, out)
     draft, draft_record = distil_draft(recipe, target, text, out)
+    quantize(out / "demo-draft-F16.gguf", out / "demo-draft-Q8_0.gguf", "Q8_0", 1)
     record = {
         "python": platform.python_version(),
         "torch": torch.__version__,

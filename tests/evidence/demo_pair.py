@@ -21,7 +21,7 @@ from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.pairs.profile import demo_pair
 
-DRAFT_MAX, TOKENS = 4, 96
+DRAFT_MAX, TOKENS = 4, 256
 
 
 def held_out_prompts(record: Path) -> list[str]:

@@ -11,8 +11,10 @@ import pytest
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench import divergence
 from ggufspec.decoding import decoder as decoder_module
+from ggufspec.hardware.host import physical_cores
 
-OPTIONS = DecoderOptions(n_ctx=1536, threads=1, strict=True)
+THREADS = min(2, physical_cores())  # llama.cpp spins at barriers: never more threads than cores
+OPTIONS = DecoderOptions(n_ctx=1536, threads=THREADS, strict=True)
 GREEDY, WARM = Sampling(), Sampling(temperature=0.8, seed=7)
 BARE = Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 TOKENS = 24
@@ -23,9 +25,8 @@ def tokens(decoder: SpeculativeDecoder, prompt: str, sampling: Sampling, *, use_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_demo_pair_in_strict_mode(pair, prompts, threads):
-    decoders = {k: SpeculativeDecoder(*pair, replace(OPTIONS, draft_max=k, threads=threads)) for k in (1, 4, 8)}
+def test_the_demo_pair_in_strict_mode(pair, prompts):
+    decoders = {k: SpeculativeDecoder(*pair, replace(OPTIONS, draft_max=k)) for k in (1, 4, 8)}
     longest = drafted = 0
     for i, prompt in enumerate(prompts):
         for sampling in (GREEDY, replace(WARM if i % 2 else BARE, seed=i)):
@@ -41,9 +42,7 @@ def test_the_demo_pair_in_strict_mode(pair, prompts, threads):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
 def test_grown_targets_in_strict_mode(pair, prompts, grown, kind):
-    decoders = {
-        k: SpeculativeDecoder(grown(kind), pair[1], replace(OPTIONS, draft_max=k, threads=1)) for k in (1, 4, 8)
-    }
+    decoders = {k: SpeculativeDecoder(grown(kind), pair[1], replace(OPTIONS, draft_max=k)) for k in (1, 4, 8)}
     for i, prompt in enumerate(prompts):
         k = (1, 4, 8)[i % 3]
         sampling = (GREEDY, replace(WARM, seed=i))[i // 3 % 2]
@@ -86,7 +85,7 @@ def test_divergences_of_the_default_mode_are_near_ties(pair, prompts, grown, kin
     options = replace(OPTIONS, strict=False)
     cases = []
     with SpeculativeDecoder(target, pair[1], options) as decoder:
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(prompts[::2]):
             alone = tuple(tokens(decoder, prompt, GREEDY, use_draft=False))
             with_draft = tuple(tokens(decoder, prompt, GREEDY))
             if alone != with_draft:
