@@ -63,7 +63,7 @@ class Recipe:
     draft: Shape = Shape("ggufspec demo draft", layers=2, width=128, heads=2, kv_heads=1, ffn=384)
     vocab: int = 4096
     target_steps: int = 1000
-    draft_steps: int = 1200
+    draft_steps: int = 1700
     batch_tokens: int = 4096
     sequence: int = 512
     long_sequence: int = 1024

@@ -102,7 +102,8 @@ def small_vocabulary(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> P
             value = kept
         writer.add_key_value(field.name, value, kind, field.types[-1] if len(field.types) > 1 else None)
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data[:kept] if tensor.name == "token_embd.weight" else tensor.data)
+        data = tensor.data[:kept] if tensor.name == "token_embd.weight" else tensor.data
+        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
