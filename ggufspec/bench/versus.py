@@ -194,11 +194,11 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
         return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
     low, high = speedup.ci95
     ratio = f"{speedup.median:.2f}× target-only (95 % interval {low:.2f} to {high:.2f})"
-    token_s = 1 / alone.tokens_per_s.median
-    cost = pair.tokens_per_round / pair.tokens_per_s.median / token_s
+    cost = pair.tokens_per_round / speedup.median  # of a round, in target-only tokens
+    round_s = pair.tokens_per_round / pair.tokens_per_s.median
     why = (
         f"a round gives {pair.tokens_per_round:.2f} tokens and costs as much as {cost:.2f} target-only tokens "
-        f"(verifying {pair.verify_s / token_s:.2f}, drafting {pair.draft_s / token_s:.2f})"
+        f"(verifying {cost * pair.verify_s / round_s:.2f}, drafting {cost * pair.draft_s / round_s:.2f})"
     )
     enough = len(speedup.samples) >= _FEWEST_TRIALS
     if not enough:

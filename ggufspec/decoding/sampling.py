@@ -19,6 +19,8 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _LOWEST = float(np.finfo(np.float32).min)  # below every finite logit: only -inf is lower
+_CERTAIN: Floats = np.zeros(1)
+_CERTAIN.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,9 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     Temperature 0 leaves the most likely token alone. A logit of -inf is never left.
 
     No step sorts the vocabulary. A floor that no kept token can be under selects a few ids, and the chain's exact
-    rules decide among these. For top-k the floor is the k-th highest of the maxima of some 4 k blocks of the
-    vocabulary: k tokens at least are on or above it, and rarely many more.
+    rules decide among these. For top-k the floor is the k-th highest of the maxima of 4 k classes of ids: k tokens at
+    least are on or above it, and rarely many more. The classes are ids modulo 4 k, since likely tokens have ids near
+    each other (the end of a vocabulary is rare words and padding).
 
     Args:
         logits: (vocab,) as the model gives them; not kept.
@@ -98,11 +101,10 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
     if sampling.temperature == 0:
         token = int(logits.argmax())  # a NaN, if there is one
         finite_peak(logits[token])
-        return Candidates(np.array([token], dtype=np.int64), np.zeros(1))
+        return Candidates(np.array([token], dtype=np.int64), _CERTAIN)
 
     top_k = sampling.top_k if sampling.top_k < logits.size else 0
-    width = max(1, logits.size // (4 * top_k)) if top_k else logits.size
-    maxima = np.maximum.reduceat(logits, np.arange(0, logits.size, width))
+    maxima = _class_maxima(logits, 4 * top_k) if top_k else logits
     peak = finite_peak(maxima.max())
     floor, total = _LOWEST, 0.0
     if top_k:
@@ -129,6 +131,17 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
         likely = values >= math.log(sampling.min_p)
         ids, values = ids[likely], values[likely]
     return Candidates(ids, values / sampling.temperature)
+
+
+def _class_maxima(logits: Logits, classes: int) -> Logits:
+    """(classes,) the highest logit of each class of ids modulo ``classes``; all logits where these are fewer."""
+    rows = logits.size // classes
+    if rows < 2:
+        return logits
+    maxima: Logits = logits[: rows * classes].reshape(rows, classes).max(axis=0)
+    rest = logits[rows * classes :]
+    np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
+    return maxima
 
 
 def finite_peak(peak: np.floating) -> float:

@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/evidence/demo_pair.py        # a minute
 
-Held-out prompts are the beginnings of the source files and topics that training never saw (training.json lists them);
-the bundled prompts of the bench were written for it and are in no corpus.
+Held-out prompts are of two kinds: pieces of the source files and topics that training never saw (training.json lists
+them), and the bundled prompts of the bench, which were written for it and are in no corpus.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def main() -> None:
     """Measure, print, save."""
     target, draft = demo_pair()
     prompts = {
-        "held_out": held_out_prompts(target.parent / "training.json"),
+        "documents": held_out_prompts(target.parent / "training.json"),
         "bundled": [prompt.text for prompt in PROMPTS],
     }
+    prompts["all"] = [*prompts["documents"], *prompts["bundled"]]
     results: dict[str, object] = {}
     with SpeculativeDecoder(target, draft, DecoderOptions(draft_max=DRAFT_MAX, threads=1)) as decoder:
         for kind, texts in prompts.items():

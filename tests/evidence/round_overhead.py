@@ -95,7 +95,7 @@ def main() -> None:
         4096: (target, draft),
         128256: tuple(
             grown(path, f"{path.stem}-128k", "--width", str(width), "--vocab", "128256")
-            for path, width in ((target, 352), (draft, 128))
+            for path, width in ((target, 352), (draft, 160))
         ),
     }
     results = []
