@@ -1,8 +1,9 @@
 """Where the text with a draft leaves the text without, and whether rounding explains it.
 
-Both texts are the same up to some token. The shared part is read twice: one token at a time, as target-only did, and
-in batches of the verify width. The largest change that the width makes, along the whole text, to the difference between
-the two tokens in question's logits is the noise; a divergence is explained when the margin between them is below it.
+Both texts are the same up to some token. The shared part is read one token at a time, as target-only did, and in
+batches of the verify width, beginning at every place of the batch: a row's rounding depends on the width and on where
+in the batch it stands. The noise is the largest change that this makes, anywhere along the texts that diverge, to the
+difference between any two of a row's leading tokens. A divergence is explained when its margin is below the noise.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from ggufspec.bench import worker
 from ggufspec.decoding.decoder import DecoderOptions
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp import devices
-from ggufspec.llamacpp.model import Context, ContextOptions, Model
+from ggufspec.llamacpp.model import Context, ContextOptions, Logits, Model
 from ggufspec.reports.document import Divergence
+
+LEADING = 8  # tokens of a row that may come into question
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,38 +73,48 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             ),
         )
         try:
-            found = []
+            measured = []
             for case in spec.cases:
                 if stopping.is_set():
                     break
-                found.append(_measure(context, case, width))
+                measured.append((case, *_measure(context, case, width)))
                 emit({"event": "divergence", "index": case.index})
-            return tuple(found)
+            noise = max((noise for _, _, noise in measured), default=0.0)
+            return tuple(_divergence(case, margin, noise) for case, margin, _ in measured)
         finally:
             context.close()
 
 
-def _measure(context: Context, case: Case, width: int) -> Divergence:
+def _divergence(case: Case, margin: float, noise: float) -> Divergence:
     at = case.position
-    ours, theirs = case.target_only[at], case.speculative[at]
+    return Divergence(case.index, at, case.target_only[at], case.speculative[at], margin, noise, margin <= noise)
+
+
+def _measure(context: Context, case: Case, width: int) -> tuple[float, float]:
+    """(margin between the two tokens in target-only's reading, noise along the text)."""
+    at = case.position
     prompt = context.model.tokenize(case.prompt)
     text = [*prompt, *case.target_only[:at]]
-    narrow, wide = (_gaps(context, text, len(prompt), step, ours, theirs) for step in (1, width))
-    margin, noise = abs(float(narrow[-1])), float(np.abs(narrow - wide).max())
-    return Divergence(case.index, at, ours, theirs, margin, noise, margin <= noise)
-
-
-def _gaps(context: Context, text: Sequence[int], read: int, step: int, one: int, other: int) -> np.ndarray:
-    """Logit differences (n,) between two tokens after each token from the prompt's last one on, ``step`` at a time."""
     context.rewind(0)
-    if read > 1:
-        context.decode(text[: read - 1], 0)
-    gaps = []
-    for start in range(read - 1, len(text), step):
-        batch = text[start : start + step]
-        rows = context.decode(batch, len(batch))
-        gaps.append(rows[:, one] - rows[:, other])
-    return np.concatenate(gaps)
+    if len(prompt) > 1:
+        context.decode(prompt[:-1], 0)
+    narrow = _read(context, text, len(prompt) - 1, 1, 1)
+    leading = np.argpartition(narrow, -LEADING, axis=1)[:, -LEADING:]
+    noise = 0.0
+    for first in range(1, width + 1):
+        change = np.take_along_axis(_read(context, text, len(prompt) - 1, first, width) - narrow, leading, axis=1)
+        noise = max(noise, float(np.ptp(change, axis=1).max()))
+    return abs(float(narrow[-1, case.target_only[at]] - narrow[-1, case.speculative[at]])), noise
+
+
+def _read(context: Context, text: Sequence[int], start: int, first: int, step: int) -> Logits:
+    """(n, vocab) logits after each token from ``start`` on, read ``first`` tokens and then ``step`` at a time."""
+    context.rewind(start)
+    rows: list[Logits] = []
+    while context.length < len(text):
+        batch = text[context.length : context.length + (step if rows else first)]
+        rows.append(context.decode(batch, len(batch)).copy())
+    return np.concatenate(rows)
 
 
 def explain(spec: Spec, *, verbose: bool = False) -> Result:

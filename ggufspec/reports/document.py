@@ -56,8 +56,9 @@ class SpeculativeRun(Run):
 class Divergence:
     """Where the text with draft leaves the text without.
 
-    ``margin`` is the difference in logits between the two tokens; ``noise`` the largest difference that the batch width
-    alone makes to that difference along the same text. ``explained`` says that the margin is below the noise.
+    ``margin`` is the difference in logits between the two tokens; ``noise`` the largest change that the batch width
+    alone makes to the difference between two leading tokens, along the texts that diverged. ``explained`` says that the
+    margin is below the noise.
     """
 
     prompt: int
