@@ -88,7 +88,6 @@ PromptText = Annotated[
 ]
 PromptFile = Annotated[Path | None, _option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")]
 _INT32_MAX = 2**31 - 1
-_MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
 
 
 def epilog(*examples: str) -> str:
@@ -165,8 +164,6 @@ def decoder_options(
     for flag, number in (("-ngl", gpu_layers), ("-ngld", draft_gpu_layers), ("-c", n_ctx)):
         if number is not None and number > _INT32_MAX // 2:
             raise UsageError(f"{flag} {number} is too large", "llama.cpp counts in 32 bits")
-    if threads is not None and not 0 <= threads <= _MAX_THREADS:
-        raise UsageError(f"{threads} threads cannot run", "leave -t away for one per physical core")
     decoder = DecoderOptions(accept=accept, strict=strict, **chosen)  # type: ignore[arg-type]
     for kind in (decoder.type_k, decoder.type_v):
         check_kv_type(kind)

@@ -17,7 +17,7 @@ from ggufspec.decoding.text import TextStream
 from ggufspec.decoding.widths import LIMIT, lock_widths, padded
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
-from ggufspec.llamacpp.model import MAX_WIDTH, Context, ContextOptions, Model
+from ggufspec.llamacpp.model import MAX_THREADS, MAX_WIDTH, Context, ContextOptions, Model
 from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
 
 _Owned = TypeVar("_Owned", Model, Context)
@@ -59,7 +59,7 @@ class DecoderOptions:
                 f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",
                 "--draft-max 4 is usual; --no-draft runs the target alone",
             )
-        if self.threads < 0:
+        if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
 
 

@@ -19,6 +19,7 @@ Logits = npt.NDArray[np.float32]
 
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 FLASH_ATTENTION = ("auto", "on", "off")
+MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
 MAX_WIDTH = 256  # tokens whose logits one call may ask for
 _SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
 _GGUF_MAGIC = b"GGUF"
