@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ggufspec.bench import worker
+from ggufspec import worker
 from ggufspec.decoding.decoder import DecoderOptions
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp import devices
@@ -60,7 +60,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         devices.add_rpc_worker(endpoint)
     options = spec.options
     width = options.draft_max + 1
-    with Model(spec.target, options.gpu_layers) as model:
+    with Model(spec.target, options.placement) as model:
         context = Context(
             model,
             ContextOptions(

@@ -1,4 +1,4 @@
-"""One measured run: load, warm up, answer every prompt. Runs in a child process (:mod:`ggufspec.bench.worker`)."""
+"""One measured run: load, warm up, answer every prompt. Runs in a child process (:mod:`ggufspec.worker`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ggufspec.bench import worker
+from ggufspec import worker
 from ggufspec.decoding.decoder import DecoderOptions, SpeculativeDecoder, Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.hardware import gpus, host

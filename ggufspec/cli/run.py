@@ -46,8 +46,8 @@ def run(
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
     from ggufspec.bench import trial
-    from ggufspec.bench.worker import Interrupted
     from ggufspec.decoding.sampling import Sampling
+    from ggufspec.worker import Interrupted
 
     chosen = options.choose_pair(pair, model, model_draft)
     text = options.read_prompt(prompt, file)

@@ -17,7 +17,7 @@ from ggufspec.decoding.text import TextStream
 from ggufspec.decoding.widths import LIMIT, lock_widths, padded
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
-from ggufspec.llamacpp.model import MAX_THREADS, MAX_WIDTH, Context, ContextOptions, Model
+from ggufspec.llamacpp.model import MAX_THREADS, MAX_WIDTH, Context, ContextOptions, Model, Placement
 from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
 
 _Owned = TypeVar("_Owned", Model, Context)
@@ -31,6 +31,9 @@ class DecoderOptions:
         n_ctx: tokens of context, prompt and answer together.
         gpu_layers: layers of the target on the GPU, the output layer included; negative means all.
         draft_gpu_layers: the same of the draft.
+        split: shares of the target's offloaded layers for each device; empty leaves it to llama.cpp (free memory).
+        draft_split: the same of the draft.
+        cpu_experts: the target's expert tensors of the first so many blocks stay on the CPU.
         threads: CPU threads; 0 means the physical cores.
         type_k: type of the target's key cache, f16 or q8_0 say.
         type_v: type of the target's value cache.
@@ -43,6 +46,9 @@ class DecoderOptions:
     n_ctx: int = 2048
     gpu_layers: int = 0
     draft_gpu_layers: int = 0
+    split: tuple[float, ...] = ()
+    draft_split: tuple[float, ...] = ()
+    cpu_experts: int = 0
     threads: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
@@ -61,6 +67,32 @@ class DecoderOptions:
             )
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
+
+    @property
+    def placement(self) -> Placement:
+        """Where the target's layers are."""
+        return Placement(self.gpu_layers, self.split, self.cpu_experts)
+
+    @property
+    def draft_placement(self) -> Placement:
+        """Where the draft's layers are."""
+        return Placement(self.draft_gpu_layers, self.draft_split)
+
+    def context(self, *, with_draft: bool) -> ContextOptions:
+        """The target's context. Without a draft fewer rows of logits are reserved."""
+        width = self.draft_max + 1 if with_draft else 1
+        return ContextOptions(
+            n_ctx=self.n_ctx,
+            width=max(LIMIT, padded(width)) if self.strict else max(2, width),
+            threads=self.threads or physical_cores(),
+            type_k=self.type_k,
+            type_v=self.type_v,
+            flash_attention=self.flash_attention,
+        )
+
+    def draft_context(self) -> ContextOptions:
+        """The draft's context."""
+        return ContextOptions(self.n_ctx, 2, self.threads or physical_cores(), flash_attention=self.flash_attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,29 +155,15 @@ class SpeculativeDecoder:
         self.statistics: Statistics | None = None
         self._closers: list[Model | Context] = []
         try:
-            self.target = self._own(Model(target, options.gpu_layers))
-            self.draft = self._own(Model(draft, options.draft_gpu_layers)) if draft else None
+            self.target = self._own(Model(target, options.placement))
+            self.draft = self._own(Model(draft, options.draft_placement)) if draft else None
             if self.draft:
                 _require_same_vocabulary(self.target, self.draft)
-            threads = options.threads or physical_cores()
-            width = options.draft_max + 1 if self.draft else 1
-            context = ContextOptions(
-                n_ctx=options.n_ctx,
-                width=max(LIMIT, padded(width)) if options.strict else max(2, width),
-                threads=threads,
-                type_k=options.type_k,
-                type_v=options.type_v,
-                flash_attention=options.flash_attention,
-            )
-            target_context = self._own(Context(self.target, context))
+            target_context = self._own(Context(self.target, options.context(with_draft=draft is not None)))
             self._target: LoopModel = lock_widths(target_context) if options.strict else target_context
             self._drafter: Drafter | None = None
             if self.draft:
-                draft_context = self._own(
-                    Context(
-                        self.draft, ContextOptions(options.n_ctx, 2, threads, flash_attention=options.flash_attention)
-                    )
-                )
+                draft_context = self._own(Context(self.draft, options.draft_context()))
                 for one in (target_context, draft_context):
                     if not one.can_rewind:
                         raise ModelError(

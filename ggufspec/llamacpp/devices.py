@@ -7,6 +7,7 @@ looking them up through libllama's handle finds the very copy that it uses.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,26 @@ def has_gpu() -> bool:
     return any(device.kind in ("gpu", "igpu") for device in devices())
 
 
+def backends() -> list[str]:
+    """The backends that are compiled in, in ggml's order: CPU, RPC, CUDA."""
+    lib = _ggml()
+    return [
+        lib.ggml_backend_reg_name(lib.ggml_backend_reg_get(i)).decode() for i in range(lib.ggml_backend_reg_count())
+    ]
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """The host and the port of an RPC worker.
+
+    Raises:
+        UsageError: ``endpoint`` is not host:port. llama.cpp cuts at the first colon and knows no IPv6.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host or ":" in host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
+        raise UsageError(f"{endpoint!r} is no RPC endpoint", "write it as host:port, 127.0.0.1:50052 say; no IPv6")
+    return host, int(port)
+
+
 def add_rpc_worker(endpoint: str) -> None:
     """Make the devices of the worker at ``host:port`` usable; they act like GPUs.
 
@@ -62,14 +83,13 @@ def add_rpc_worker(endpoint: str) -> None:
     """
     import socket
 
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(f"{endpoint!r} is no RPC endpoint", "write it as host:port, 127.0.0.1:50052 say")
+    address = parse_endpoint(endpoint)
     try:  # ggml aborts the process when nobody answers, so knock first
-        socket.create_connection((host, int(port)), timeout=5).close()
+        socket.create_connection(address, timeout=5).close()
     except OSError as error:
         raise GgufspecError(
-            f"no RPC worker answers at {endpoint}: {error}", "start ggml-rpc-server there, or drop --rpc"
+            f"no RPC worker answers at {endpoint}: {error}",
+            "start `ggufspec worker` or ggml-rpc-server there, or drop --rpc",
         ) from error
     registry = _rpc().ggml_backend_rpc_add_server(endpoint.encode())
     if not registry:
@@ -77,11 +97,29 @@ def add_rpc_worker(endpoint: str) -> None:
     _ggml().ggml_backend_register(registry)
 
 
-def serve_rpc(endpoint: str, threads: int) -> None:
-    """Serve this machine's CPU at ``host:port`` until the process ends. The protocol has no authentication."""
-    lib = _ggml()
-    cpu = ctypes.c_void_p(lib.ggml_backend_dev_by_type(0))
-    _rpc().ggml_backend_rpc_start_server(endpoint.encode(), None, threads, 1, ctypes.byref(cpu))
+def serve_rpc(endpoint: str, threads: int, names: Sequence[str] = ("CPU",)) -> None:
+    """Serve the devices called ``names`` at ``endpoint`` until the process ends. The protocol has no authentication.
+
+    It returns when ggml cannot serve there: the port is taken, a device does not start.
+
+    Args:
+        endpoint: an IPv4 address of this machine and a port; ggml does not resolve names here.
+        threads: of the CPU device.
+        names: as :func:`devices` gives them.
+
+    Raises:
+        UsageError: the endpoint is none, or no device is called so.
+        GgufspecError: this llama.cpp was built without RPC.
+    """
+    parse_endpoint(endpoint)
+    lib, rpc = _ggml(), _rpc()
+    handles = [lib.ggml_backend_dev_by_name(name.encode()) for name in names]
+    missing = [name for name, handle in zip(names, handles, strict=True) if not handle]
+    if missing or not handles:
+        known = ", ".join(device.name for device in devices())
+        raise UsageError(f"there is no device {', '.join(missing) or 'to serve'}", f"the devices here: {known}")
+    array = (ctypes.c_void_p * len(handles))(*handles)
+    rpc.ggml_backend_rpc_start_server(endpoint.encode(), None, threads, len(handles), array)
 
 
 def _ggml() -> Any:
@@ -89,6 +127,7 @@ def _ggml() -> Any:
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     lib.ggml_backend_dev_get.argtypes, lib.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
     lib.ggml_backend_dev_by_type.argtypes, lib.ggml_backend_dev_by_type.restype = [ctypes.c_int], ctypes.c_void_p
+    lib.ggml_backend_dev_by_name.argtypes, lib.ggml_backend_dev_by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
     for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
         function = getattr(lib, name)
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_char_p

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,45 @@ from ggufspec.llamacpp.library import complaints, forget_complaints, load
 
 Logits = npt.NDArray[np.float32]
 
-KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+# (numbers, bytes) of a block: ggml/src/ggml-common.h
+KV_TYPES = {
+    "f16": (1, 2),
+    "bf16": (1, 2),
+    "f32": (1, 4),
+    "q8_0": (32, 34),
+    "q5_1": (32, 24),
+    "q5_0": (32, 22),
+    "q4_1": (32, 20),
+    "q4_0": (32, 18),
+    "iq4_nl": (32, 18),
+}
 FLASH_ATTENTION = ("auto", "on", "off")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
 MAX_WIDTH = 256  # tokens whose logits one call may ask for
 _SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
 _GGUF_MAGIC = b"GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which layers of one model are where.
+
+    Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output is index ``blocks``, so that it goes first.
+    The offloaded layers are divided over the devices in order, as ``split`` says. Source: src/llama-model.cpp.
+
+    Args:
+        gpu_layers: layers offloaded as llama.cpp counts them, the output included; negative means all.
+        split: share of the offloaded layers for each device; empty: by the devices' free memory.
+        cpu_experts: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
+    """
+
+    gpu_layers: int = 0
+    split: tuple[float, ...] = ()
+    cpu_experts: int = 0
+
+    def offloaded(self, blocks: int) -> int:
+        """How many of ``blocks`` + 1 layers are offloaded."""
+        return blocks + 1 if self.gpu_layers < 0 else min(self.gpu_layers, blocks + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +70,7 @@ class ContextOptions:
         type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
         flash_attention: ``auto``, ``on`` or ``off``.
         n_batch: most tokens in one call while a prompt is read.
+        swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back.
     """
 
     n_ctx: int
@@ -46,6 +80,54 @@ class ContextOptions:
     type_v: str = "f16"
     flash_attention: str = "auto"
     n_batch: int = 512
+    swa_full: bool = True
+
+
+def context_params(lib: Any, options: ContextOptions) -> Any:
+    """llama.cpp's parameters for ``options``: the one place that says how a context is made, dry or real.
+
+    Raises:
+        UsageError: an option is not one of those known.
+    """
+    params = lib.llama_context_default_params()
+    params.n_ctx = options.n_ctx + _SLACK
+    params.n_batch = params.n_ubatch = min(options.n_batch, params.n_ctx)
+    params.n_outputs_max = options.width
+    params.n_threads = params.n_threads_batch = options.threads
+    params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
+    params.flash_attn_type = _flash_attention(options.flash_attention)
+    params.swa_full = options.swa_full
+    return params
+
+
+class _TensorOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override, include/llama.h."""
+
+    _fields_: ClassVar = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
+    """(llama.cpp's parameters for ``placement``, what must stay alive until the model is loaded).
+
+    Source: llama.cpp common/common.h, llm_ffn_exps_block_regex.
+    """
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = placement.gpu_layers
+    alive: list[Any] = []
+    if placement.split:
+        shares = (ctypes.c_float * lib.llama_max_devices())(*placement.split)
+        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+        alive.append(shares)
+    if placement.cpu_experts:
+        to_cpu = lib._lib.ggml_backend_cpu_buffer_type
+        to_cpu.restype = ctypes.c_void_p
+        overrides = (_TensorOverride * (placement.cpu_experts + 1))()
+        for block in range(placement.cpu_experts):
+            pattern = rf"blk\.{block}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+            overrides[block] = _TensorOverride(pattern.encode(), to_cpu())
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        alive.append(overrides)
+    return params, alive
 
 
 def check_gguf(path: Path) -> None:
@@ -70,24 +152,26 @@ def check_gguf(path: Path) -> None:
         )
 
 
+_ON_CPU = Placement()
+
+
 class Model:
     """Weights and vocabulary of one GGUF file.
 
     Args:
         path: the file; of a split model, its first part.
-        gpu_layers: layers on the GPU as llama.cpp counts them, the output layer included; negative means all.
+        placement: which layers are where; the CPU has all by default.
 
     Raises:
         ModelError: the file is missing, damaged, or does not fit; the message says what llama.cpp said.
     """
 
-    def __init__(self, path: Path, gpu_layers: int = 0) -> None:
+    def __init__(self, path: Path, placement: Placement = _ON_CPU) -> None:
         self._handle: Any = None
         check_gguf(path)
         lib = load()
         self.path = path
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = gpu_layers
+        params, _alive = model_params(lib, placement)
         forget_complaints()
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
@@ -98,8 +182,8 @@ class Model:
         if not lib.llama_model_has_decoder(self._handle) or lib.llama_model_has_encoder(self._handle):
             raise ModelError(f"{path} is not a decoder-only language model", "choose a causal language model")
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocab)
-        self.layers: int = lib.llama_model_n_layer(self._handle)
-        self.gpu_layers = self.layers + 1 if gpu_layers < 0 else min(gpu_layers, self.layers + 1)
+        self.layers: int = lib.llama_model_n_layer(self._handle) + lib.llama_model_n_layer_nextn(self._handle)
+        self.gpu_layers = placement.offloaded(self.layers)
         self.context_train: int = lib.llama_model_n_ctx_train(self._handle)
         self.size_bytes: int = lib.llama_model_size(self._handle)
         self.parameters: int = lib.llama_model_n_params(self._handle)
@@ -188,13 +272,7 @@ class Context:
         self.capacity = options.n_ctx
         self.width = options.width
         self.length = 0
-        params = lib.llama_context_default_params()
-        params.n_ctx = options.n_ctx + _SLACK
-        params.n_batch = params.n_ubatch = min(options.n_batch, params.n_ctx)
-        params.n_outputs_max = options.width
-        params.n_threads = params.n_threads_batch = options.threads
-        params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
-        params.flash_attn_type = _flash_attention(options.flash_attention)
+        params = context_params(lib, options)
         forget_complaints()
         self._handle = lib.llama_init_from_model(model._handle, params)
         if not self._handle:

@@ -1,6 +1,6 @@
 """Runs a job in a child process, so that an abort of llama.cpp ends the job and not the program.
 
-The child is ``python -m ggufspec.bench.worker MODULE``; the module has a ``Spec``, a ``Result`` and
+The child is ``python -m ggufspec.worker MODULE``; the module has a ``Spec``, a ``Result`` and
 ``run(spec, emit, stopping) -> Result``. The spec goes in on stdin as JSON, events and the result come out as lines of
 JSON. An end of stdin asks the child to stop: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S``
 then, whatever llama.cpp is doing.

@@ -1,0 +1,252 @@
+"""GGUF headers through llama.cpp's own parser, from the first bytes of a file.
+
+The parser reads a buffer of bounded size, so that a header which lies about its lengths can neither make it read beyond
+nor allocate more than a few times that size. Hostile files are for a child process all the same
+(:mod:`ggufspec.pairs.header`). Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp.library import complaints, forget_complaints, load
+
+Value = str | int | float | bool | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...]
+
+# enum gguf_type: ctypes type of a scalar, by number; 8 is string, 9 array
+_SCALARS: dict[int, Any] = {
+    0: ctypes.c_uint8,
+    1: ctypes.c_int8,
+    2: ctypes.c_uint16,
+    3: ctypes.c_int16,
+    4: ctypes.c_uint32,
+    5: ctypes.c_int32,
+    6: ctypes.c_float,
+    7: ctypes.c_bool,
+    10: ctypes.c_uint64,
+    11: ctypes.c_int64,
+    12: ctypes.c_double,
+}
+_STRING, _ARRAY = 8, 9
+_LONGEST_ARRAY = 4096  # longer ones are the vocabulary's: only their lengths are kept
+_LONGEST_TEXT = 65536  # chat templates are shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the file. ``shape`` is ggml's order: the row's length first. ``offset`` is in the data section."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What a header says.
+
+    ``metadata`` has scalars and short arrays; ``lengths`` the length of every array; ``tokens_digest`` the SHA-256 of
+    the vocabulary's texts, each with its length, or empty without one. ``data_offset`` is where weights begin.
+    """
+
+    metadata: dict[str, Value]
+    lengths: dict[str, int]
+    tokens_digest: str
+    tensors: tuple[Tensor, ...]
+    data_offset: int
+    alignment: int
+
+
+class _Params(ctypes.Structure):
+    """struct gguf_init_params."""
+
+    _fields_: ClassVar = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.POINTER(ctypes.c_void_p))]
+
+
+@contextmanager
+def _parsed(data: bytes) -> Iterator[tuple[int, int]]:
+    """(gguf_context, ggml_context with the tensors' shapes) of a buffer.
+
+    Raises:
+        ModelError: llama.cpp refuses it; the message says why.
+    """
+    lib = _ggml()
+    forget_complaints()
+    tensors = ctypes.c_void_p()
+    handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, ctypes.pointer(tensors)))
+    if not handle:
+        raise ModelError(f"llama.cpp refuses the header: {complaints() or 'it gave no reason'}", "download it again")
+    try:
+        yield handle, tensors.value or 0
+    finally:
+        lib.ggml_free(tensors)
+        lib.gguf_free(handle)
+
+
+def parse(data: bytes) -> Gguf:
+    """Read a header.
+
+    Args:
+        data: the file's first bytes, at least as many as the header has.
+
+    Raises:
+        ModelError: it is no whole header, or llama.cpp refuses it.
+    """
+    lib = _ggml()
+    with _parsed(data) as (handle, _):
+        metadata: dict[str, Value] = {}
+        lengths: dict[str, int] = {}
+        for index in range(lib.gguf_get_n_kv(handle)):
+            key = _text(lib.gguf_get_key(handle, index))
+            kind = lib.gguf_get_kv_type(handle, index)
+            if kind == _ARRAY:
+                lengths[key] = count = lib.gguf_get_arr_n(handle, index)
+                item = _SCALARS.get(lib.gguf_get_arr_type(handle, index))
+                if item is not None and count <= _LONGEST_ARRAY:
+                    metadata[key] = (
+                        tuple((item * count).from_address(lib.gguf_get_arr_data(handle, index))) if count else ()
+                    )
+            elif kind == _STRING:
+                metadata[key] = _text(lib.gguf_get_val_str(handle, index))[:_LONGEST_TEXT]
+            else:
+                metadata[key] = _SCALARS[kind].from_address(lib.gguf_get_val_data(handle, index)).value
+        return Gguf(
+            metadata=metadata,
+            lengths=lengths,
+            tokens_digest=_tokens_digest(handle),
+            tensors=tuple(_tensor(handle, index) for index in range(lib.gguf_get_n_tensors(handle))),
+            data_offset=lib.gguf_get_data_offset(handle),
+            alignment=lib.gguf_get_alignment(handle),
+        )
+
+
+def _tensor(handle: int, index: int) -> Tensor:
+    lib = _ggml()
+    ne = lib.gguf_get_tensor_ne(handle, index)
+    shape = [ne[axis] for axis in range(4)]
+    while len(shape) > 1 and shape[-1] == 1:
+        shape.pop()
+    return Tensor(
+        name=_text(lib.gguf_get_tensor_name(handle, index)),
+        type=_text(lib.ggml_type_name(lib.gguf_get_tensor_type(handle, index))),
+        shape=tuple(shape),
+        size_bytes=lib.gguf_get_tensor_size(handle, index),
+        offset=lib.gguf_get_tensor_offset(handle, index),
+    )
+
+
+def _tokens_digest(handle: int) -> str:
+    lib = _ggml()
+    index = lib.gguf_find_key(handle, b"tokenizer.ggml.tokens")
+    if index < 0 or lib.gguf_get_kv_type(handle, index) != _ARRAY or lib.gguf_get_arr_type(handle, index) != _STRING:
+        return ""
+    text = lib.gguf_get_arr_str
+    tokens = [text(handle, index, i) or b"" for i in range(lib.gguf_get_arr_n(handle, index))]
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in tokens)).hexdigest()
+
+
+def write_skeleton(parts: Sequence[bytes], path: Path) -> None:
+    """Write a sparse file that has the model's shape and nothing else: what the dry run needs.
+
+    The vocabulary is left out but for its size (it is most of a header, and loading it most of a dry run), the parts of
+    a split file become one, and the weights are a hole of their true size.
+
+    Args:
+        parts: the first bytes of the file, or of each part of a split file in order.
+        path: the file to write.
+
+    Raises:
+        ModelError: llama.cpp refuses a part, or the file cannot be written.
+    """
+    lib = _ggml()
+    with _parsed(parts[0]) as (handle, _):
+        tokens = lib.gguf_find_key(handle, b"tokenizer.ggml.tokens")
+        vocabulary = lib.gguf_get_arr_n(handle, tokens) if tokens >= 0 else 0
+        keys = [lib.gguf_get_key(handle, index) for index in range(lib.gguf_get_n_kv(handle))]
+        for key in keys:
+            if key.startswith((b"tokenizer.", b"split.")):
+                lib.gguf_remove_key(handle, key)
+        architecture = lib.gguf_find_key(handle, b"general.architecture")
+        if architecture < 0 or lib.gguf_get_kv_type(handle, architecture) != _STRING:
+            raise ModelError("the header names no architecture", "download it again")
+        if vocabulary:
+            name: bytes = lib.gguf_get_val_str(handle, architecture)
+            lib.gguf_set_val_u32(handle, name + b".vocab_size", vocabulary)
+        lib.gguf_set_val_str(handle, b"tokenizer.ggml.model", b"none")
+        for part in parts[1:]:
+            with _parsed(part) as (_, shapes):
+                tensor = lib.ggml_get_first_tensor(shapes)
+                while tensor:
+                    lib.gguf_add_tensor(handle, tensor)
+                    tensor = lib.ggml_get_next_tensor(shapes, tensor)
+        size = lib.gguf_get_meta_size(handle)
+        if count := lib.gguf_get_n_tensors(handle):
+            alignment = lib.gguf_get_alignment(handle)
+            last = _tensor(handle, count - 1)
+            size += last.offset + -(-last.size_bytes // alignment) * alignment
+        if not lib.gguf_write_to_file(handle, str(path).encode(), True):
+            raise ModelError(f"{path} cannot be written", f"df -h {path.parent}")
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", "replace")
+
+
+@functools.cache
+def _ggml() -> Any:
+    lib = load()._lib
+    pointer, text, size, integer, count = (
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int64,
+    )
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "gguf_init_from_buffer": (pointer, [text, size, _Params]),
+        "gguf_free": (None, [pointer]),
+        "gguf_get_n_kv": (count, [pointer]),
+        "gguf_find_key": (count, [pointer, text]),
+        "gguf_get_key": (text, [pointer, count]),
+        "gguf_get_kv_type": (integer, [pointer, count]),
+        "gguf_get_arr_type": (integer, [pointer, count]),
+        "gguf_get_arr_n": (size, [pointer, count]),
+        "gguf_get_arr_data": (pointer, [pointer, count]),
+        "gguf_get_arr_str": (text, [pointer, count, size]),
+        "gguf_get_val_str": (text, [pointer, count]),
+        "gguf_get_val_data": (pointer, [pointer, count]),
+        "gguf_get_n_tensors": (count, [pointer]),
+        "gguf_get_tensor_name": (text, [pointer, count]),
+        "gguf_get_tensor_ne": (ctypes.POINTER(count), [pointer, count]),
+        "gguf_get_tensor_type": (integer, [pointer, count]),
+        "gguf_get_tensor_size": (size, [pointer, count]),
+        "gguf_get_tensor_offset": (size, [pointer, count]),
+        "gguf_get_data_offset": (size, [pointer]),
+        "gguf_get_alignment": (size, [pointer]),
+        "gguf_remove_key": (count, [pointer, text]),
+        "gguf_set_val_u32": (None, [pointer, text, ctypes.c_uint32]),
+        "gguf_set_val_str": (None, [pointer, text, text]),
+        "gguf_add_tensor": (None, [pointer, pointer]),
+        "gguf_get_meta_size": (size, [pointer]),
+        "gguf_write_to_file": (ctypes.c_bool, [pointer, text, ctypes.c_bool]),
+        "ggml_free": (None, [pointer]),
+        "ggml_get_first_tensor": (pointer, [pointer]),
+        "ggml_get_next_tensor": (pointer, [pointer, pointer]),
+        "ggml_type_name": (text, [integer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
