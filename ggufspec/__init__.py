@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ggufspec.decoding.decoder import DecoderOptions, Emitted, SpeculativeDecoder, Statistics
+    from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
+    from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.pairs.profile import demo_pair
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "DecoderOptions": "ggufspec.decoding.decoder",
+    "DecoderOptions": "ggufspec.decoding.options",
     "Emitted": "ggufspec.decoding.decoder",
     "Sampling": "ggufspec.decoding.sampling",
     "SpeculativeDecoder": "ggufspec.decoding.decoder",

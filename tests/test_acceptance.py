@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ggufspec.decoding import acceptance
 from ggufspec.decoding.acceptance import (
-    RULES,
+    _RULES,
     ExactRule,
     Law,
     Proposal,
@@ -22,6 +22,7 @@ from ggufspec.decoding.acceptance import (
     residual,
     verify_residual,
 )
+from ggufspec.decoding.options import RULES
 from ggufspec.decoding.sampling import Candidates, Sampling
 from ggufspec.errors import UsageError
 
@@ -401,7 +402,7 @@ def test_the_same_seed_gives_the_same_text(name, truncation):
 
 
 def test_rules_by_name():
-    assert sorted(RULES) == ["exact", "residual"]
+    assert sorted(RULES) == sorted(_RULES) == ["exact", "residual"]
     for name in RULES:
         rule = make_rule(name, Sampling())
         assert (rule.name, rule.lossless) == (name, True)

@@ -13,7 +13,7 @@ import pexpect
 import pytest
 from processes import SCRIPT, Cli, plain, rest
 
-COMMANDS = ("bench", "run")
+COMMANDS = ("bench", "run", "plan", "export", "worker", "doctor")
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
 

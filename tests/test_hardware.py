@@ -1,141 +1,177 @@
-"""The host, and NVIDIA cards through an NVML that is made up here."""
+"""The host, and NVIDIA cards through an NVML that is made up: a real library in child processes (``fake_nvml.c``)."""
 
+import dataclasses
+import json
 import os
+import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import SimpleNamespace
 
+import nvml
 import psutil
 import pytest
 
 from ggufspec.hardware import gpus, host
 
+GIB = 2**30
+SURVEY = """
+import dataclasses, json
+from ggufspec.hardware import gpus
+print(json.dumps([dataclasses.asdict(gpus.survey()), [card.index for card in gpus.gpus()], gpus.used_bytes()]))
+"""
 
-class NVMLError(Exception):
-    pass
 
-
-class Nvml(ModuleType):
-    """``pynvml`` with cards (name, total, used); a card may name the call at which it fails."""
-
-    NVMLError = NVMLError
-
-    def __init__(self, *cards, init=None):
-        super().__init__("pynvml")
-        self.cards, self.init, self.open = cards, init, 0
-
-    def nvmlInit(self):
-        if self.init:
-            raise self.init
-        self.open += 1
-
-    def nvmlShutdown(self):
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self):
-        assert self.open
-        return len(self.cards)
-
-    def nvmlSystemGetDriverVersion(self):
-        return "575.1"
-
-    def answer(self, card, call):
-        assert self.open
-        if card == call:
-            raise NVMLError(call)
-        return card
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return self.answer(self.cards[index], "handle")
-
-    def nvmlDeviceGetMemoryInfo(self, card):
-        return SimpleNamespace(total=self.answer(card, "memory")[1], used=card[2])
-
-    def nvmlDeviceGetName(self, card):
-        return self.answer(card, "name")[0]
+@pytest.fixture(scope="session")
+def fake(tmp_path_factory):
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
-def plug(monkeypatch):
-    def put(*cards, init=None):
-        nvml = Nvml(*cards, init=init)
-        monkeypatch.setitem(sys.modules, "pynvml", nvml)
-        return nvml
+def survey(fake):
+    """``survey("card,bare")``: what :func:`gpus.survey` finds among these cards, in a process of its own."""
 
-    return put
+    def ask(cards, init="0"):
+        done = subprocess.run(
+            [sys.executable, "-c", SURVEY],
+            env=os.environ | fake | {"FAKE_NVML": cards, "FAKE_NVML_INIT": init},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found, indices, used = json.loads(done.stdout)
+        assert done.stderr == ""
+        assert indices == [card["index"] for card in found["cards"]]
+        assert used == sum(card["used_bytes"] for card in found["cards"])
+        return found
 
-
-def test_cards_in_order(plug):
-    nvml = plug(("A", 100, 10), ("B", 200, 5))
-    assert gpus.gpus() == [gpus.Gpu(0, "A", 100, 10, "575.1"), gpus.Gpu(1, "B", 200, 5, "575.1")]
-    assert gpus.used_bytes() == 15
-    assert nvml.open == 0
-
-
-@pytest.mark.parametrize("init", [NVMLError("Driver Not Loaded"), OSError("libnvidia-ml.so.1")])
-def test_without_a_driver_there_are_no_rows(plug, init):
-    plug(("A", 100, 10), init=init)
-    assert (gpus.gpus(), gpus.used_bytes()) == ([], 0)
+    return ask
 
 
-def test_without_the_library_there_are_no_rows(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
-    assert (gpus.gpus(), gpus.used_bytes()) == ([], 0)
+def test_a_card_and_all_that_it_tells(survey):
+    found = survey("card")
+    card = gpus.Gpu(
+        index=0,
+        name="NVIDIA GeForce RTX 4090",
+        uuid="GPU-00000004",
+        total_bytes=24 * GIB,
+        free_bytes=23 * GIB,
+        used_bytes=GIB,
+        driver="575.57.08",
+        compute_capability=(8, 9),
+        pcie_generation=4,  # not the 1 of a link at rest
+        pcie_width=16,
+        pcie_max_generation=4,
+        pcie_max_width=16,
+        utilisation=0.37,
+    )
+    assert found == json.loads(json.dumps({"cards": [dataclasses.asdict(card)], "problems": [], "driver": card.driver}))
 
 
-def test_a_driver_without_cards(plug):
-    nvml = plug()
-    assert (gpus.gpus(), nvml.open) == ([], 0)
+def test_what_a_card_does_not_support_is_none_and_costs_no_card(survey):
+    bare, card = survey("bare,card")["cards"]
+    unknown = {key for key, value in bare.items() if value in (None, "", [])}
+    assert unknown == {
+        *("uuid", "compute_capability", "utilisation", "processes"),
+        *("pcie_generation", "pcie_width", "pcie_max_generation", "pcie_max_width"),
+    }
+    assert (bare["used_bytes"], card["compute_capability"]) == (GIB, [8, 9])
 
 
-@pytest.mark.parametrize("call", ["handle", "memory"])
+def test_who_has_the_memory(survey):
+    """Largest first; one that draws and computes is counted once; one of another container has no name."""
+    (card,) = survey("busy")["cards"]
+    assert card["processes"] == [
+        {"pid": 4242, "name": "/usr/bin/blender", "used_bytes": 17 * GIB},
+        {"pid": 77, "name": "", "used_bytes": 3 * GIB},
+        {"pid": 88, "name": "", "used_bytes": None},  # its name is no text, its memory not told
+    ]
+
+
+def test_a_narrow_slot(survey):
+    (card,) = survey("narrow")["cards"]
+    link = {key: value for key, value in card.items() if key.startswith("pcie")}
+    assert link == {"pcie_generation": 3, "pcie_width": 4, "pcie_max_generation": 4, "pcie_max_width": 16}
+
+
+@pytest.mark.parametrize("call", ["GetHandleByIndex_v2", "GetMemoryInfo", "GetUUID", "GetComputeRunningProcesses_v3"])
 @pytest.mark.parametrize("place", range(3))
-def test_a_card_that_fails_costs_its_own_row(plug, call, place):
-    cards = [("A", 100, 10), ("B", 200, 5)]
-    cards.insert(place, call)
-    nvml = plug(*cards)
-    assert [(gpu.name, gpu.index) for gpu in gpus.gpus()] == [("A", place < 1), ("B", 1 + (place < 2))]
-    assert gpus.used_bytes() == 15
-    assert nvml.open == 0
+def test_a_card_that_is_lost_costs_its_own_row(survey, call, place):
+    cards = ["card", "busy"]
+    cards.insert(place, f"15@nvmlDevice{call}")
+    found = survey(",".join(cards))
+    assert [(card["index"], card["used_bytes"]) for card in found["cards"]] == [
+        (int(place < 1), GIB),
+        (1 + (place < 2), 21 * GIB),
+    ]
+    assert found["problems"] == [f"card {place} does not answer: GPU is lost"]
 
 
-def test_a_driver_that_fails_behind_its_start_costs_the_rows_only(plug, monkeypatch):
-    nvml = plug(("A", 100, 10))
-
-    def lost():
-        raise NVMLError("GPU is lost")
-
-    monkeypatch.setattr(nvml, "nvmlDeviceGetCount", lost)
-    assert gpus.gpus() == []
-    assert nvml.open == 0
+@pytest.mark.parametrize("call", ["GetHandleByIndex_v2", "GetMemoryInfo", "GetUUID", "GetMaxPcieLinkWidth"])
+def test_a_driver_that_is_lost_ends_the_list(survey, call):
+    found = survey(f"card,1@nvmlDevice{call},card")
+    assert [card["index"] for card in found["cards"]] == [0]
+    assert found["problems"] == ["the NVIDIA driver was lost at card 1 of 3: Uninitialized"]
+    assert found["driver"] == "575.57.08"
 
 
-def test_a_shutdown_that_fails_costs_nothing(plug, monkeypatch):
-    nvml = plug(("A", 100, 10))
+def test_a_field_that_fails_costs_the_field(survey):
+    (card,) = survey("999@nvmlDeviceGetUtilizationRates")["cards"]
+    assert (card["utilisation"], card["compute_capability"]) == (None, [8, 9])
 
-    def lost():
-        raise NVMLError("Uninitialized")
 
-    monkeypatch.setattr(nvml, "nvmlShutdown", lost)
-    assert gpus.used_bytes() == 10
+def test_a_driver_without_cards(survey):
+    assert survey("") == {"cards": [], "problems": [], "driver": "575.57.08"}
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [("9", "Driver Not Loaded"), ("18", "RM has detected an NVML/RM version mismatch."), ("42", "a made-up error")],
+)
+def test_a_driver_that_does_not_start(survey, code, problem):
+    problems = [f"the NVIDIA driver does not start: {problem}"]
+    assert survey("card", code) == {"cards": [], "problems": problems, "driver": None}
+
+
+def test_no_library_is_no_problem(survey):
+    assert survey("card", "12") == {"cards": [], "problems": [], "driver": None}
+
+
+def test_without_pynvml_there_are_no_rows(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], 0, ())
 
 
 # the host
 
 
 @pytest.fixture
-def cores(monkeypatch):
+def root(tmp_path, monkeypatch):
+    """Put files into a root of its own: ``root({"proc/cpuinfo": "…"})``."""
+
+    def put(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    monkeypatch.setattr(host, "_ROOT", tmp_path)
+    return put
+
+
+V2, V1 = "0::{}\n", "5:cpuset:/\n4:memory:{0}\n3:cpu,cpuacct:{0}\n0::/\n"
+
+
+@pytest.fixture
+def cores(monkeypatch, root):
     """Set what the machine says: physical and logical cores, those allowed, and the container's quota."""
 
     def say(physical, logical, allowed, quota):
         monkeypatch.setattr(host.psutil, "cpu_count", lambda logical=True, n=(physical, logical): n[logical])
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
-        monkeypatch.setattr(host, "Path", lambda path: SimpleNamespace(read_text=lambda: files(path, quota)))
-
-    def files(path, quota):
-        assert path == "/sys/fs/cgroup/cpu.max"
-        if quota is None:
-            raise FileNotFoundError(path)
-        return quota
+        if quota is not None:
+            root({"proc/self/cgroup": V2.format("/"), "sys/fs/cgroup/cpu.max": quota})
 
     return say
 
@@ -160,9 +196,95 @@ def test_cores_that_may_be_used(cores, physical, logical, allowed, quota, used):
     assert host.physical_cores() == used
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"sys/fs/cgroup/a/b/cpu.max": "max 100000", "sys/fs/cgroup/a/cpu.max": "300000 100000"}, 3),
+        ({"sys/fs/cgroup/a/b/cpu.max": "200000 100000", "sys/fs/cgroup/a/cpu.max": "300000 100000"}, 2),
+        ({"sys/fs/cgroup/a/c/cpu.max": "200000 100000"}, 0),  # another group's
+        ({"sys/fs/cgroup/a/b/cpu.max": "200000 0"}, 0),
+    ],
+)
+def test_the_quota_of_every_group_on_the_way_up(root, files, cores):
+    assert host._cgroup_cores(root(files | {"proc/self/cgroup": V2.format("/a/b")})) == cores
+
+
+@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
+@pytest.mark.parametrize(("quota", "cores"), [("250000", 2), ("-1", 0)])
+def test_the_quota_of_version_1(root, mount, quota, cores):
+    folder = f"sys/fs/cgroup/{mount}/a"
+    files = {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
+    assert host._cgroup_cores(root(files | {"proc/self/cgroup": V1.format("/a")})) == cores
+
+
+def version_2(folder, current, cached=0, **limits):
+    """A group of version 2, sizes in GiB."""
+    half = cached * GIB // 2
+    stat = f"anon 1\ninactive_file {half}\nactive_file {half}\n"
+    files = {"memory.current": str(current * GIB), "memory.stat": stat}
+    files |= {f"memory.{key}": str(value * GIB) if value else "max" for key, value in limits.items()}
+    return {f"sys/fs/cgroup{folder}/{name}": f"{text}\n" for name, text in files.items()}
+
+
+def version_1(folder, usage, cached, limit):
+    half = cached * GIB // 2
+    stat = f"inactive_file 7\ntotal_inactive_file {half}\ntotal_active_file {half}\n"
+    files = {"usage_in_bytes": str(usage * GIB), "stat": stat, "limit_in_bytes": str(limit)}
+    return {f"sys/fs/cgroup/memory{folder}/memory.{name}": text for name, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("groups", "left"),
+    [
+        (version_2("/a/b", 6, max=8, high=None), 2),
+        (version_2("/a/b", 6, cached=4, max=8, high=None), 6),  # cached files go when memory is wanted
+        (version_2("/a/b", 6, max=8, high=7), 1),
+        (version_2("/a/b", 6, max=8, high=5), 0),  # above it already
+        (version_2("/a/b", 6, max=None, high=None), None),
+        (version_2("/a/b", 1, max=8) | version_2("/a", 6, max=9), 3),  # what the others of /a took
+        (version_2("/a/b", 1, max=None) | version_2("/a", 6, max=9), 3),
+        (version_2("/a/b", 1, max=8) | version_2("", 60, max=64), 4),
+        (version_2("/a/c", 6, max=8), None),  # another group's
+        ({"sys/fs/cgroup/a/b/memory.max": "8"}, None),  # use not told
+        ({}, None),
+    ],
+)
+def test_memory_within_every_limit_of_version_2(root, groups, left):
+    found = host._cgroup_memory_bytes(root(groups | {"proc/self/cgroup": V2.format("/a/b")}))
+    assert found == (None if left is None else left * GIB)
+
+
+@pytest.mark.parametrize(
+    ("groups", "left"),
+    [
+        (version_1("/a", 6, 4, 8 * GIB), 6),
+        (version_1("/a", 1, 0, 8 * GIB) | version_1("", 5, 2, 6 * GIB), 3),
+        (version_1("", 5, 2, 6 * GIB), 3),  # the host's path, in a container that does not see it
+    ],
+)
+def test_memory_within_every_limit_of_version_1(root, groups, left):
+    assert host._cgroup_memory_bytes(root(groups | {"proc/self/cgroup": V1.format("/a")})) == left * GIB
+
+
+def test_free_memory_is_what_is_left_everywhere(root, monkeypatch):
+    monkeypatch.setattr(host.psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * GIB))
+    assert host.free_memory_bytes() == 5 * GIB
+    root(version_2("", 6, max=8) | {"proc/self/cgroup": V2.format("/")})
+    assert host.free_memory_bytes() == 2 * GIB
+    root(version_2("", 6, max=80))
+    assert host.free_memory_bytes() == 5 * GIB
+
+
+def test_free_disk(tmp_path):
+    free = host.free_disk_bytes(tmp_path / "not" / "there" / "yet")
+    assert abs(free - psutil.disk_usage(str(tmp_path)).free) < GIB
+    assert host.free_disk_bytes(Path("nothing-of-this-name")) > 0
+
+
 def test_this_machine():
     assert 1 <= host.physical_cores() <= os.cpu_count()
     assert 2**20 < host.peak_rss_bytes() < host.total_memory_bytes()
+    assert 2**20 < host.free_memory_bytes() < host.total_memory_bytes()
     assert host.cpu_name().strip() == host.cpu_name() != ""
 
 
@@ -178,13 +300,9 @@ def test_peak_memory_is_in_bytes_and_counts_what_is_freed():
     ("text", "name"),
     [("processor: 0\nmodel name\t: A: fast CPU \nflags: x\n", "A: fast CPU"), ("processor: 0\n", "arm"), (None, "arm")],
 )
-def test_the_processors_name(monkeypatch, text, name):
-    def read_text():
-        if text is None:
-            raise FileNotFoundError
-        return text
-
-    monkeypatch.setattr(host, "Path", lambda _: SimpleNamespace(read_text=read_text))
+def test_the_processors_name(monkeypatch, root, text, name):
+    if text is not None:
+        root({"proc/cpuinfo": text})
     monkeypatch.setattr(host.platform, "processor", lambda: "")
     monkeypatch.setattr(host.platform, "machine", lambda: "arm")
     assert host.cpu_name() == name

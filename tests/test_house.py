@@ -17,6 +17,7 @@ IMPORTERS = {
     "llama_cpp": "llamacpp/",
     "pynvml": "hardware/gpus.py",
     "huggingface_hub": "pairs/hub.py",
+    "httpx2": "pairs/hub.py",
     "psutil": "hardware/host.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}

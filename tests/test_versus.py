@@ -1,11 +1,13 @@
 """What measured trials say about a pair; the trials are made by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ggufspec.bench import trial, versus
-from ggufspec.decoding.decoder import DecoderOptions, Statistics
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.pairs.profile import Pair
 from ggufspec.reports.document import Run, SpeculativeRun, Spread
@@ -152,20 +154,12 @@ def test_no_verdict_when_interrupted(measured):
     assert verdict.text.startswith("No verdict: the measurement was interrupted")
 
 
-@pytest.mark.parametrize(
-    ("gpu_layers", "draft_gpu_layers", "caveat"),
-    [
-        (9, 5, True),
-        (16, 5, True),  # all but the output layer
-        (17, 5, False),  # the target is on the GPU as a whole
-        (0, 5, False),  # nothing of the target is
-        (9, 0, False),  # the draft takes no VRAM
-    ],
-)
-def test_a_target_in_part_on_the_gpu_may_have_a_faster_rival(gpu_layers, draft_gpu_layers, caveat):
-    verdict = versus.judge(SPEEDUP, run(gpu_layers=gpu_layers), speculative(4.0, gpu_layers, draft_gpu_layers))
-    assert ("the honest rival may be faster" in verdict.text) == caveat
-    assert verdict.text.startswith("Worth it: ")
+def test_a_rival_at_another_placement_is_named():
+    same = versus.judge(SPEEDUP, run(gpu_layers=9), speculative(4.0, 9, 5))
+    assert "placement" not in same.text
+    better = versus.judge(SPEEDUP, run(gpu_layers=14), speculative(4.0, 9, 5))
+    assert "its own best placement, 14/17 layers against 9/17" in better.text
+    assert better.worth_it
 
 
 OPTIONS = DecoderOptions(gpu_layers=9, draft_gpu_layers=5, threads=2, draft_max=2)
@@ -223,6 +217,20 @@ def test_what_each_mode_runs(bench):
     assert (only.target, only.draft, only.options) == (spec.target, None, spec.options)
     draft = bench.spec_of("draft_only")
     assert (draft.target, draft.draft, draft.options.gpu_layers) == (spec.draft, None, 5)
+
+
+def test_the_rival_runs_at_its_own_placement(bench):
+    rival = replace(OPTIONS, gpu_layers=14, draft_gpu_layers=0)
+    bench = versus.Bench(replace(bench.experiment, alone=rival))
+    assert bench.experiment.modes == (*versus.MODES, versus.AT_PAIR)
+    assert bench.spec_of("target_only").options.gpu_layers == 14
+    assert bench.spec_of(versus.AT_PAIR).options.gpu_layers == bench.spec_of("speculative").options.gpu_layers == 9
+    assert bench.spec_of(versus.AT_PAIR).draft is None
+    bench.results["target_only"], bench.results[versus.AT_PAIR] = [alone(8)] * 3, [alone(10)] * 3
+    bench.results["speculative"] = [pair(5)] * 3
+    document = bench.document()
+    assert document.speedup.samples == (1.6, 1.6, 1.6)  # against the better rival, not against 2.0 at the pair's
+    assert set(document.runs) == {*versus.MODES, versus.AT_PAIR}
 
 
 def test_the_threads_are_told_as_used(bench, monkeypatch):

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from ggufspec import worker
-from ggufspec.decoding.decoder import DecoderOptions
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp import devices
-from ggufspec.llamacpp.model import Context, ContextOptions, Logits, Model
+from ggufspec.llamacpp.model import Context, Logits, Model
+from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.reports.document import Divergence
 
 LEADING = 8  # tokens of a row that may come into question

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec import worker
-from ggufspec.decoding.decoder import DecoderOptions, SpeculativeDecoder, Statistics
+from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices

@@ -11,13 +11,15 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.bench import divergence, trial
 from ggufspec.bench.stats import paired_ratios, spread
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
 from ggufspec.pairs.profile import Pair
-from ggufspec.reports.document import BenchDocument, Divergence, Run, SpeculativeRun, Spread, Verdict
+from ggufspec.reports.document import BenchDocument, Divergence, PlanDocument, Run, SpeculativeRun, Spread, Verdict
 
 MODES = ("target_only", "draft_only", "speculative")
+AT_PAIR = "target_only_at_pair"
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
 _FEWEST_TRIALS = 3
 
@@ -26,12 +28,28 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to compare: ``spec`` is the speculative run, draft and all; each mode is tried ``repetitions`` times."""
+    """What to compare: ``spec`` is the speculative run, draft and all; each mode is tried ``repetitions`` times.
+
+    ``alone`` is how the rival runs: target-only at its own best placement, since the draft's memory would hold more of
+    the target. Where that differs from the pair's, target-only is measured at the pair's placement too.
+    """
 
     pair: Pair
     spec: trial.Spec
     repetitions: int
     verbose: bool = False
+    alone: DecoderOptions | None = None
+    plan: PlanDocument | None = None
+
+    @property
+    def rival(self) -> DecoderOptions:
+        """How target-only runs."""
+        return self.alone or self.spec.options
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What is measured."""
+        return MODES if self.rival.placement == self.spec.options.placement else (*MODES, AT_PAIR)
 
 
 @dataclass
@@ -41,10 +59,13 @@ class Bench:
     """
 
     experiment: Experiment
-    results: dict[str, list[trial.Result]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    results: dict[str, list[trial.Result]] = field(init=False)
     identical: bool | None = None
     identity_note: str = ""
     divergences: tuple[Divergence, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.results = {mode: [] for mode in self.experiment.modes}
 
     def run(self, progress: Progress) -> None:
         """Check identity in strict mode (which warms up the files' cache too), then measure.
@@ -53,12 +74,13 @@ class Bench:
             GgufspecError: a trial failed in a way that the user can mend.
             KeyboardInterrupt: Ctrl-C.
         """
-        total = 2 + self.experiment.repetitions * len(MODES)
+        modes = self.experiment.modes
+        total = 2 + self.experiment.repetitions * len(modes)
         progress(0, total, "warm-up and identity check")
         self._check_identity(lambda: progress(1, total, "warm-up and identity check"))
         done = 2
         for repetition in range(self.experiment.repetitions):
-            for mode in (*MODES[repetition % len(MODES) :], *MODES[: repetition % len(MODES)]):
+            for mode in (*modes[repetition % len(modes) :], *modes[: repetition % len(modes)]):
                 progress(done, total, mode.replace("_", "-"))
                 result = trial.measure(self.spec_of(mode), verbose=self.experiment.verbose)
                 self.results[mode].append(result)
@@ -72,9 +94,13 @@ class Bench:
         if mode == "speculative":
             return spec
         if mode == "target_only":
+            return replace(spec, draft=None, options=self.experiment.rival)
+        if mode == AT_PAIR:
             return replace(spec, draft=None)
         assert spec.draft is not None
-        options = replace(spec.options, gpu_layers=spec.options.draft_gpu_layers)
+        options = replace(
+            spec.options, gpu_layers=spec.options.draft_gpu_layers, split=spec.options.draft_split, cpu_experts=0
+        )
         return replace(spec, target=spec.draft, draft=None, options=options)
 
     def _check_identity(self, halfway: Callable[[], None]) -> None:
@@ -125,7 +151,7 @@ class Bench:
         return BenchDocument(
             pair=self.experiment.pair.describe(),
             machine=machine(),
-            plan=plan_of(self.results),
+            plan=plan_of(self.results) | ({"planned": asdict(self.experiment.plan)} if self.experiment.plan else {}),
             settings=settings_of(spec) | {"repetitions": self.experiment.repetitions},
             runs=runs,
             speedup=speedup,
@@ -209,10 +235,10 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
         text = f"Not worth it: {ratio}, since {why}."
     else:
         text = f"Not shown to be worth it: {ratio} is within the noise; {why}."
-    if 0 < alone.gpu_layers <= alone.layers and pair.draft_gpu_layers:
+    if alone.gpu_layers != pair.gpu_layers:
         text += (
-            " Target-only ran at the pair's own placement; the draft's VRAM would hold more target layers, "
-            "so the honest rival may be faster than this one (try a higher -ngl with the target alone)."
+            f" Target-only ran at its own best placement, {alone.gpu_layers}/{alone.layers + 1} layers "
+            f"against {pair.gpu_layers}/{pair.layers + 1} beside the draft."
         )
     return Verdict(enough and low > 1, text)
 

@@ -13,7 +13,11 @@ import typer
 from ggufspec import __version__
 from ggufspec.cli import console, options
 from ggufspec.cli.bench import bench
+from ggufspec.cli.doctor import doctor
+from ggufspec.cli.export import export
+from ggufspec.cli.plan import plan
 from ggufspec.cli.run import run
+from ggufspec.cli.worker import worker
 from ggufspec.errors import GgufspecError, StopError
 
 app = typer.Typer(
@@ -46,6 +50,26 @@ _register(
     run,
     'ggufspec run demo -p "def main("',
     "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
+)
+_register(
+    plan,
+    "ggufspec plan llama3-70b --gpu 'RTX 4090'",
+    "ggufspec plan -m TARGET.gguf -md DRAFT.gguf --vram 24GiB -c 8192 --sweep",
+)
+_register(
+    worker,
+    "ggufspec worker",
+    "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0",
+)
+_register(
+    doctor,
+    "ggufspec doctor",
+    "ggufspec doctor --json",
+)
+_register(
+    export,
+    "ggufspec export demo --to llama-server",
+    "ggufspec export -m TARGET.gguf -md DRAFT.gguf -ngl 45 -c 4096 --to ollama -o Modelfile",
 )
 
 

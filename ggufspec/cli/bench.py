@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import console, options, planned
 from ggufspec.errors import GgufspecError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ def bench(
     ] = 5,
     gpu_layers: options.GpuLayers = None,
     gpu_layers_draft: options.DraftGpuLayers = None,
+    tensor_split: options.TensorSplit = None,
+    n_cpu_moe: options.CpuExperts = None,
+    headroom: options.Headroom = None,
     draft_max: options.DraftMax = None,
     ctx_size: options.ContextSize = None,
     threads: options.Threads = None,
@@ -67,28 +70,36 @@ def bench(
     exports = [path for path in (export_json, export_markdown, export_csv) if path is not None]
     for path in exports:
         check_writable(path)
+    decoder = options.decoder_options(
+        chosen.settings,
+        n_ctx=ctx_size,
+        draft_max=draft_max,
+        threads=threads,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        flash_attention=flash_attn,
+        accept=accept,
+        strict=strict,
+    )
+    asked = planned.Asked(
+        layers=options.layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
+        draft_layers=options.layers(gpu_layers_draft, chosen.draft_gpu_layers),
+        draft_max=draft_max or chosen.settings.draft_max,
+        headroom=headroom,
+        rpc=tuple(rpc or ()),
+    )
+    pair_of_files = planned.of_pair(chosen)
+    places = planned.place(pair_of_files, decoder, asked, quiet=quiet, verbose=verbose)
     spec = Spec(
         target=chosen.target,
         draft=chosen.draft,
-        options=options.decoder_options(
-            chosen,
-            gpu_layers=gpu_layers,
-            draft_gpu_layers=gpu_layers_draft,
-            n_ctx=ctx_size,
-            draft_max=draft_max,
-            threads=threads,
-            type_k=cache_type_k,
-            type_v=cache_type_v,
-            flash_attention=flash_attn,
-            accept=accept,
-            strict=strict,
-        ),
+        options=places.pair,
         sampling=Sampling(temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         prompts=(own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS),
         max_tokens=predict,
         rpc=tuple(rpc or ()),
     )
-    run = Bench(Experiment(chosen, spec, repetitions, verbose))
+    run = Bench(Experiment(chosen, spec, repetitions, verbose, alone=places.alone, plan=places.plan))
     interrupted = False
     try:
         with console.progress(quiet or verbose) as progress:
@@ -97,6 +108,7 @@ def bench(
         if not any(run.results.values()):
             raise StopError("interrupted before anything was measured") from None
         interrupted = True
+    planned.learn(pair_of_files, places, run.results["speculative"])
     return _report(run, interrupted, json, export_json, export_markdown, export_csv)
 
 

@@ -6,6 +6,7 @@ Precedence: flag, ``GGUFSPEC_*`` variable, profile, default. Hence None stands f
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +15,30 @@ import typer
 from ggufspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.decoding.decoder import DecoderOptions
-    from ggufspec.pairs.profile import Pair
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.decoding.placing import Layers
+    from ggufspec.pairs.profile import Pair, Settings
 
 
 def _option(*names: str, help: str, metavar: str | None = None, variable: str | None = None, **more: Any) -> Any:  # noqa: A002
     """An option; ``variable`` may hold its value too, as :func:`epilog` says once for all."""
     envvar = f"GGUFSPEC_{variable}" if variable else None
     return typer.Option(*names, help=help, metavar=metavar, envvar=envvar, show_envvar=False, **more)
+
+
+def _layer_count(text: str) -> str:
+    """``-ngl`` and ``-ngld``: a number, all or auto."""
+    wanted = text.strip().lower()
+    if wanted not in ("auto", "all") and not re.fullmatch(r"-?\d{1,9}", wanted):
+        raise typer.BadParameter(f"{text!r} is no number of layers: 45, all or auto")
+    return wanted
+
+
+def _shares(text: str) -> str:
+    """``-ts``: numbers, one per card."""
+    if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
+        raise typer.BadParameter(f"{text!r} is no list of shares: 3,1 gives the first card three quarters")
+    return text
 
 
 PairName = Annotated[
@@ -33,20 +50,72 @@ TargetFile = Annotated[
 DraftFile = Annotated[
     Path | None, _option("-md", "--model-draft", metavar="FILE", help="The draft's GGUF file.", variable="MODEL_DRAFT")
 ]
+TargetSource = Annotated[
+    str | None, _option("-m", "--model", metavar="FILE|URL", help="The target's GGUF file or URL.", variable="MODEL")
+]
+DraftSource = Annotated[
+    str | None,
+    _option("-md", "--model-draft", metavar="FILE|URL", help="The draft's file or URL.", variable="MODEL_DRAFT"),
+]
+TargetRepo = Annotated[
+    str | None, _option("-hf", "--hf-repo", metavar="USER/REPO:QUANT", help="The target in the Hugging Face hub.")
+]
+DraftRepo = Annotated[
+    str | None, _option("-hfd", "--hf-repo-draft", metavar="USER/REPO:QUANT", help="The draft in the hub.")
+]
 GpuLayers = Annotated[
-    int | None,
-    _option("-ngl", "--gpu-layers", metavar="N", help="Target layers on the GPU.  [all]", variable="NGL"),
+    str | None,
+    _option(
+        "-ngl",
+        "--gpu-layers",
+        metavar="N|auto|all",
+        parser=_layer_count,
+        help="Target layers on the GPU.  [auto]",
+        variable="NGL",
+    ),
 ]
 DraftGpuLayers = Annotated[
+    str | None,
+    _option(
+        "-ngld",
+        "--gpu-layers-draft",
+        metavar="N|auto|all",
+        parser=_layer_count,
+        help="Draft layers there.  [auto]",
+        variable="NGLD",
+    ),
+]
+TensorSplit = Annotated[
+    str | None,
+    _option(
+        "-ts",
+        "--tensor-split",
+        metavar="N,N",
+        parser=_shares,
+        help="Shares of the target's layers for each card.  [by budget]",
+    ),
+]
+CpuExperts = Annotated[
     int | None,
-    _option("-ngld", "--gpu-layers-draft", metavar="N", help="Draft layers on the GPU.  [all]", variable="NGLD"),
+    _option("--n-cpu-moe", metavar="N", min=0, help="Keep the experts of the first N blocks on the CPU.  [auto]"),
+]
+Gpu = Annotated[
+    list[str] | None, _option("--gpu", metavar="NAME", help="Plan for a card that is not here: --gpu 'RTX 4090'.")
+]
+Vram = Annotated[list[str] | None, _option("--vram", metavar="SIZE", help="Plan for a card of this memory: 24GiB.")]
+Headroom = Annotated[
+    str | None, _option("--headroom", metavar="SIZE", help="What to leave free on each card.  [256MiB]")
+]
+Acceptance = Annotated[
+    float | None,
+    _option("--acceptance", metavar="P", min=0, max=1, help="Expected share of drafted tokens that are kept."),
 ]
 ContextSize = Annotated[
     int | None, _option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [2048]", variable="CTX_SIZE")
 ]
 DraftMax = Annotated[
     int | None,
-    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [4]", variable="DRAFT_MAX"),
+    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [planned; 4]", variable="DRAFT_MAX"),
 ]
 Threads = Annotated[
     int | None, _option("-t", "--threads", metavar="N", help="CPU threads.  [physical cores]", variable="THREADS")
@@ -127,49 +196,61 @@ def choose_pair(name: str | None, target: Path | None, draft: Path | None) -> Pa
 
 
 def decoder_options(
-    pair: Pair,
+    settings: Settings,
     *,
-    gpu_layers: int | None,
-    draft_gpu_layers: int | None,
     n_ctx: int | None,
     draft_max: int | None,
     threads: int | None,
     type_k: str | None,
     type_v: str | None,
     flash_attention: str | None,
-    accept: str,
-    strict: bool,
+    accept: str = "exact",
+    strict: bool = False,
 ) -> DecoderOptions:
-    """Flags over the profile's settings over the defaults, checked before a model is loaded.
+    """Flags over the profile's settings over the defaults, checked before a model is loaded. Everything on the CPU:
+    placements are the plan's.
 
     Raises:
         UsageError: a value is out of range, or a name is not known.
     """
-    from ggufspec.decoding.acceptance import make_rule
-    from ggufspec.decoding.decoder import DecoderOptions
-    from ggufspec.decoding.sampling import Sampling
-    from ggufspec.llamacpp.model import check_flash_attention, check_kv_type
+    from ggufspec.decoding.options import DecoderOptions
 
     given = {
-        "gpu_layers": _first(gpu_layers, pair.target_gpu_layers, -1),
-        "draft_gpu_layers": _first(draft_gpu_layers, pair.draft_gpu_layers, -1),
-        "n_ctx": _first(n_ctx, pair.settings.n_ctx),
-        "draft_max": _first(draft_max, pair.settings.draft_max),
+        "n_ctx": _first(n_ctx, settings.n_ctx),
+        "draft_max": _first(draft_max, settings.draft_max),
         "threads": threads,
-        "type_k": _first(type_k, pair.settings.type_k),
-        "type_v": _first(type_v, pair.settings.type_v),
-        "flash_attention": _first(flash_attention, pair.settings.flash_attention),
+        "type_k": _first(type_k, settings.type_k),
+        "type_v": _first(type_v, settings.type_v),
+        "flash_attention": _first(flash_attention, settings.flash_attention),
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    for flag, number in (("-ngl", gpu_layers), ("-ngld", draft_gpu_layers), ("-c", n_ctx)):
-        if number is not None and number > _INT32_MAX // 2:
-            raise UsageError(f"{flag} {number} is too large", "llama.cpp counts in 32 bits")
-    decoder = DecoderOptions(accept=accept, strict=strict, **chosen)  # type: ignore[arg-type]
-    for kind in (decoder.type_k, decoder.type_v):
-        check_kv_type(kind)
-    check_flash_attention(decoder.flash_attention)
-    make_rule(accept, Sampling())
-    return decoder
+    if n_ctx is not None and n_ctx > _INT32_MAX // 2:
+        raise UsageError(f"-c {n_ctx} is too large", "llama.cpp counts in 32 bits")
+    return DecoderOptions(accept=accept, strict=strict, **chosen)  # type: ignore[arg-type]
+
+
+def layers(given: str | None, profile: int | None, split: str | None = None, cpu_experts: int | None = None) -> Layers:
+    """What the options fix of a placement, the profile where they say nothing; ``auto`` leaves it to the plan."""
+    from ggufspec.decoding.placing import Layers
+
+    number = profile
+    if given is not None:
+        number = {"auto": None, "all": -1}[given] if given.isalpha() else max(int(given), -1)
+    return Layers(number, tuple(float(share) for share in split.split(",")) if split else (), cpu_experts)
+
+
+def kv_types(allowed: str | None) -> tuple[tuple[str, str], ...]:
+    """(type_k, type_v) that ``--allow-kv`` lets the plan choose.
+
+    Raises:
+        UsageError: a type is not known.
+    """
+    from ggufspec.llamacpp.options import check_kv_type
+
+    names = [name.strip() for name in (allowed or "").split(",") if name.strip()]
+    for name in names:
+        check_kv_type(name)
+    return tuple((name, name) for name in names)
 
 
 def _first(*values: object) -> object:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import console, options, planned
 from ggufspec.errors import StopError, UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ def run(
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     gpu_layers: options.GpuLayers = None,
     gpu_layers_draft: options.DraftGpuLayers = None,
+    tensor_split: options.TensorSplit = None,
+    n_cpu_moe: options.CpuExperts = None,
+    headroom: options.Headroom = None,
     draft_max: options.DraftMax = None,
     ctx_size: options.ContextSize = None,
     threads: options.Threads = None,
@@ -45,6 +48,8 @@ def run(
     verbose: options.Verbose = False,
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
+    from dataclasses import replace
+
     from ggufspec.bench import trial
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.worker import Interrupted
@@ -53,22 +58,30 @@ def run(
     text = options.read_prompt(prompt, file)
     if not text:
         raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
+    if no_draft:
+        chosen = replace(chosen, draft=None)
+    decoder = options.decoder_options(
+        chosen.settings,
+        n_ctx=ctx_size,
+        draft_max=draft_max,
+        threads=threads,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        flash_attention=flash_attn,
+        accept=accept,
+        strict=strict,
+    )
+    asked = planned.Asked(
+        layers=options.layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
+        draft_layers=options.layers(gpu_layers_draft, chosen.draft_gpu_layers),
+        draft_max=draft_max or chosen.settings.draft_max,
+        headroom=headroom,
+        rpc=tuple(rpc or ()),
+    )
     spec = trial.Spec(
         target=chosen.target,
-        draft=None if no_draft else chosen.draft,
-        options=options.decoder_options(
-            chosen,
-            gpu_layers=gpu_layers,
-            draft_gpu_layers=gpu_layers_draft,
-            n_ctx=ctx_size,
-            draft_max=draft_max,
-            threads=threads,
-            type_k=cache_type_k,
-            type_v=cache_type_v,
-            flash_attention=flash_attn,
-            accept=accept,
-            strict=strict,
-        ),
+        draft=chosen.draft,
+        options=planned.place(planned.of_pair(chosen), decoder, asked, quiet=quiet, verbose=verbose).pair,
         sampling=Sampling(temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         prompts=(text,),
         max_tokens=predict,

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.decoding.noise import choose, choose_full
+from ggufspec.decoding.options import check_rule
 from ggufspec.decoding.sampling import Candidates, Ids, Logits, Sampling, candidates
-from ggufspec.errors import UsageError
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
 
@@ -216,7 +216,7 @@ def pick(probabilities: Numbers, uniform: Any) -> Numbers:
     return np.count_nonzero(reached < wanted, axis=-1)  # type: ignore[no-any-return]
 
 
-RULES: dict[str, Callable[[Sampling], Rule]] = {
+_RULES: dict[str, Callable[[Sampling], Rule]] = {
     ExactRule.name: ExactRule,
     ResidualRule.name: lambda sampling: ResidualRule(sampling, np.random.default_rng(sampling.seed)),
 }
@@ -228,6 +228,5 @@ def make_rule(name: str, sampling: Sampling) -> Rule:
     Raises:
         UsageError: there is none.
     """
-    if name not in RULES:
-        raise UsageError(f"there is no acceptance rule {name!r}", f"the rules are: {', '.join(RULES)}")
-    return RULES[name](sampling)
+    check_rule(name)
+    return _RULES[name](sampling)

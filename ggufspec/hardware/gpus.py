@@ -1,57 +1,164 @@
-"""NVIDIA cards through NVML: who they are and how much of their memory is used. A card that fails costs its own row."""
+"""NVIDIA cards through NVML: who they are and who uses their memory. A card that fails costs its own row.
+
+Source: NVIDIA's NVML API reference (docs.nvidia.com/deploy/nvml-api).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+# nvmlReturn_t: after these nothing that the card or the driver says is worth anything. What else goes wrong costs the
+# field that was asked for.
+_DRIVER_IS_GONE = (1, 9)  # NVML_ERROR_UNINITIALIZED, _DRIVER_NOT_LOADED
+_CARD_IS_GONE = (*_DRIVER_IS_GONE, 15, 16)  # _GPU_IS_LOST, _RESET_REQUIRED
+_LIBRARY_NOT_FOUND = 12
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that has memory on a card; ``name`` is empty where NVML does not know it, in a container say."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card as NVML sees it."""
+    """One card as NVML sees it; None is what the card or its driver does not tell.
+
+    ``pcie_generation`` and ``pcie_width`` are what the link reaches in its slot: the highest generation that both ends
+    know (a link at rest runs at a lower one) and the lanes that are connected. ``pcie_max_…`` is the card's own best.
+    ``utilisation`` is the share of the last moment in which a kernel ran, 0 to 1.
+    """
 
     index: int
     name: str
+    uuid: str
     total_bytes: int
+    free_bytes: int
     used_bytes: int
     driver: str
+    compute_capability: tuple[int, int] | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_max_generation: int | None = None
+    pcie_max_width: int | None = None
+    utilisation: float | None = None
+    processes: tuple[GpuProcess, ...] = ()
 
 
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    """NVML, or None where there is no driver."""
-    try:
-        import pynvml
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The cards that answer, what NVML said of those that do not, and the driver's version; None without a driver."""
 
-        pynvml.nvmlInit()
-    except Exception:  # no library, no driver, no permission: no cards for us
-        yield None
-        return
-    try:
-        with suppress(pynvml.NVMLError):  # a driver that is lost on the way ends the list
-            yield pynvml
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+    cards: tuple[Gpu, ...]
+    problems: tuple[str, ...]
+    driver: str | None
 
 
 def gpus() -> list[Gpu]:
     """The cards that answer, in NVML's order; empty without a driver."""
-    found = []
-    with _nvml() as nvml:
-        for index in range(nvml.nvmlDeviceGetCount() if nvml else 0):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-                name, driver = nvml.nvmlDeviceGetName(handle), nvml.nvmlSystemGetDriverVersion()
-                found.append(Gpu(index, name, memory.total, memory.used, driver))
-            except nvml.NVMLError:
-                continue
-    return found
+    return list(survey().cards)
 
 
 def used_bytes() -> int:
     """Memory in use on all cards together, by every process; 0 without a card."""
     return sum(gpu.used_bytes for gpu in gpus())
+
+
+def survey() -> Survey:
+    """Ask every card; a driver that is lost on the way ends the list with what was found."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return Survey((), (), None)
+    try:
+        nvml.nvmlInit()
+    except (nvml.NVMLError, OSError) as error:
+        missing = isinstance(error, OSError) or _code(error) == _LIBRARY_NOT_FOUND
+        return Survey((), () if missing else (f"the NVIDIA driver does not start: {error}",), None)
+    try:
+        return _survey(nvml)
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _survey(nvml: Any) -> Survey:
+    cards: list[Gpu] = []
+    problems: list[str] = []
+    driver = ""
+    try:
+        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion) or ""
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        return Survey((), (f"the NVIDIA driver is lost: {error}",), driver)
+    for index in range(count):
+        try:
+            cards.append(_card(nvml, index, driver))
+        except nvml.NVMLError as error:
+            if _code(error) in _DRIVER_IS_GONE:
+                problems.append(f"the NVIDIA driver was lost at card {index} of {count}: {error}")
+                break
+            problems.append(f"card {index} does not answer: {error}")
+    return Survey(tuple(cards), tuple(problems), driver)
+
+
+def _card(nvml: Any, index: int, driver: str) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+    return Gpu(
+        index=index,
+        name=_ask(nvml, nvml.nvmlDeviceGetName, handle) or f"NVIDIA card {index}",
+        uuid=_ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
+        total_bytes=memory.total,
+        free_bytes=memory.free,
+        used_bytes=memory.used,
+        driver=driver,
+        compute_capability=_ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle),
+        pcie_generation=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        pcie_max_generation=_ask(nvml, nvml.nvmlDeviceGetGpuMaxPcieLinkGeneration, handle),
+        pcie_max_width=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        utilisation=None if rates is None else rates.gpu / 100,
+        processes=_processes(nvml, handle),
+    )
+
+
+def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    """Largest first. A process that both computes and draws is in both of NVML's lists, with all its memory in each."""
+    used: dict[int, int | None] = {}
+    for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+        for process in _ask(nvml, call, handle) or ():
+            used[process.pid] = process.usedGpuMemory
+    found = []
+    for pid, size in used.items():
+        name = _ask(nvml, nvml.nvmlSystemGetProcessName, pid) or ""
+        found.append(GpuProcess(pid, name if name.isprintable() else "", size))
+    return tuple(sorted(found, key=lambda process: (-(process.used_bytes or 0), process.pid)))
+
+
+def _ask(nvml: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``call`` answers; None where it is not supported, not permitted or not to be read.
+
+    Raises:
+        NVMLError: the card or the driver is gone.
+    """
+    try:
+        return call(*arguments)
+    except UnicodeDecodeError:
+        return None
+    except nvml.NVMLError as error:
+        if _code(error) in _CARD_IS_GONE:
+            raise
+        return None
+
+
+def _code(error: Exception) -> int | None:
+    """nvmlReturn_t of an NVMLError."""
+    return getattr(error, "value", None)

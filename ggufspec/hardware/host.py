@@ -1,13 +1,21 @@
-"""Cores, memory and name of the machine."""
+"""Cores, memory, disk and name of the machine; the only importer of psutil.
+
+Source of what a container may have: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of Linux.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from platformdirs import user_cache_path
+
+_ROOT = Path("/")
 
 
 def physical_cores() -> int:
@@ -18,17 +26,8 @@ def physical_cores() -> int:
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = min(cores, len(os.sched_getaffinity(0)))
-    quota = _cgroup_cores()
+    quota = _cgroup_cores(_ROOT)
     return max(1, min(cores, quota) if quota else cores)
-
-
-def _cgroup_cores() -> int:
-    """Whole cores of this process's cgroup-v2 quota; 0 means no quota."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return 0
-    return 0 if quota == "max" else max(1, int(quota) // int(period))
 
 
 def peak_rss_bytes() -> int:
@@ -46,12 +45,94 @@ def total_memory_bytes() -> int:
     return psutil.virtual_memory().total
 
 
+def free_memory_bytes() -> int:
+    """RAM that this process can have without swapping: what the machine has, within every limit of its container."""
+    free = psutil.virtual_memory().available
+    allowed = _cgroup_memory_bytes(_ROOT)
+    return free if allowed is None else min(free, allowed)
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Room for this user on the disk of ``path``, or of the nearest folder above it that is there.
+
+    Raises:
+        OSError: the disk cannot be asked.
+    """
+    there = path.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
 def cpu_name() -> str:
     """The processor's name as its maker writes it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in (_ROOT / "proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _cgroup_cores(root: Path) -> int:
+    """Whole cores of the narrowest CPU quota above this process; 0 means no quota."""
+    cores = []
+    for folder in _cgroups(root, "cpu"):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")  # version 2
+        if not period:
+            quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal() and int(period):  # version 2 says max, version 1 says -1
+            cores.append(max(1, int(quota) // int(period)))
+    return min(cores, default=0)
+
+
+def _cgroup_memory_bytes(root: Path) -> int | None:
+    """What the limits above this process leave, the narrowest of them; None without a limit.
+
+    Cached files count as free, as in the kernel's own MemAvailable (mm/show_mem.c): they go when memory is wanted.
+    """
+    left = []
+    for folder in _cgroups(root, "memory"):
+        stat = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
+        if (used := _text(folder / "memory.current")).isdecimal():
+            limits, cached = ["memory.max", "memory.high"], ["inactive_file", "active_file", "slab_reclaimable"]
+        elif (used := _text(folder / "memory.usage_in_bytes")).isdecimal():
+            limits, cached = ["memory.limit_in_bytes"], ["total_inactive_file", "total_active_file"]
+        else:
+            continue
+        kept = max(0, int(used) - sum(int(stat.get(key, "0")) for key in cached))
+        left += [max(0, int(limit) - kept) for name in limits if (limit := _text(folder / name)).isdecimal()]
+    return min(left, default=None)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders that may limit this process, its own first and the mount's last: of version 2 and of version 1.
+
+    In a container the path may be the host's, which is not there; the mount itself is the container's group then.
+    """
+    mounts = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            bases = [mounts, mounts / "unified"]
+        elif controller in controllers.split(","):
+            bases = [mounts / controller, mounts / controllers]
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for base in dict.fromkeys(bases):
+            yield from (base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+
+
+def _text(path: Path) -> str:
+    """The file's text, stripped; empty where there is none."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def cache_folder() -> Path:
+    """Where this user's headers and measurements are kept; nothing in it is lost for good."""
+    return user_cache_path("ggufspec")

@@ -57,9 +57,8 @@ def has_gpu() -> bool:
 def backends() -> list[str]:
     """The backends that are compiled in, in ggml's order: CPU, RPC, CUDA."""
     lib = _ggml()
-    return [
-        lib.ggml_backend_reg_name(lib.ggml_backend_reg_get(i)).decode() for i in range(lib.ggml_backend_reg_count())
-    ]
+    handles = [lib.ggml_backend_reg_get(index) for index in range(lib.ggml_backend_reg_count())]
+    return [lib.ggml_backend_reg_name(handle).decode() for handle in handles]
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -126,9 +125,10 @@ def _ggml() -> Any:
     lib = load()._lib
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     lib.ggml_backend_dev_get.argtypes, lib.ggml_backend_dev_get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    lib.ggml_backend_dev_by_type.argtypes, lib.ggml_backend_dev_by_type.restype = [ctypes.c_int], ctypes.c_void_p
     lib.ggml_backend_dev_by_name.argtypes, lib.ggml_backend_dev_by_name.restype = [ctypes.c_char_p], ctypes.c_void_p
-    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
+    lib.ggml_backend_reg_count.restype = ctypes.c_size_t
+    lib.ggml_backend_reg_get.argtypes, lib.ggml_backend_reg_get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    for name in ("ggml_backend_dev_name", "ggml_backend_dev_description", "ggml_backend_reg_name"):
         function = getattr(lib, name)
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_char_p
     lib.ggml_backend_dev_type.argtypes, lib.ggml_backend_dev_type.restype = [ctypes.c_void_p], ctypes.c_int

@@ -24,7 +24,8 @@ from ggufspec import worker
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
-from ggufspec.llamacpp.model import ContextOptions, Placement, context_params, model_params
+from ggufspec.llamacpp.model import context_params, model_params
+from ggufspec.llamacpp.options import ContextOptions, Placement
 
 HOST = "CPU"
 
@@ -40,11 +41,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Requests to answer with the devices of this machine and of ``rpc`` workers, or with so many ``paper_cards``."""
+    """Requests to answer with the devices of this machine and of ``rpc`` workers, or with so many ``paper_cards``.
+
+    ``real`` loads the weights and allocates everything, to hold the dry run to the truth.
+    """
 
     requests: tuple[Request, ...]
     rpc: tuple[str, ...] = ()
     paper_cards: int = 0
+    real: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
                 if loaded is None or loaded[:2] != (request.path, request.placement):
                     stack.close()
                     loaded = None
-                    model = stack.enter_context(_model(request))
+                    model = stack.enter_context(_model(request, dry=not spec.real))
                     loaded = (request.path, request.placement, model)
                 answers.append(_answer(loaded[2], request))
             except ModelError as error:
@@ -109,10 +114,10 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
 
 
 @contextlib.contextmanager
-def _model(request: Request) -> Iterator[Any]:
+def _model(request: Request, *, dry: bool) -> Iterator[Any]:
     lib = load()
     params, _alive = model_params(lib, request.placement)
-    params.no_alloc = True
+    params.no_alloc = dry
     params.load_mode = lib.LLAMA_LOAD_MODE_NONE
     forget_complaints()
     model = lib.llama_model_load_from_file(str(request.path).encode(), params)
@@ -190,7 +195,9 @@ def _device_of(buffer_type: int) -> str:
     device.restype, device.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     if lib.ggml_backend_buft_is_host(buffer_type) or not (owner := device(buffer_type)):
         return HOST
-    name: bytes = lib.ggml_backend_dev_name(owner)
+    naming = lib.ggml_backend_dev_name
+    naming.restype, naming.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    name: bytes = naming(owner)
     return name.decode()
 
 

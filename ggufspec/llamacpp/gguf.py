@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,12 @@ _SCALARS: dict[int, Any] = {
     12: ctypes.c_double,
 }
 _STRING, _ARRAY = 8, 9
+_COUNTS = struct.Struct("<8xQQ")  # tensors and keys, after the magic and the version
 _LONGEST_ARRAY = 4096  # longer ones are the vocabulary's: only their lengths are kept
 _LONGEST_TEXT = 65536  # chat templates are shorter
+_MOST_NUMBERS = 1 << 18  # of all arrays that are kept: one per block, in a few keys
+_MOST_TOKENS = 1 << 21  # vocabularies have 262,144 at most
+_MOST_ENTRIES = 65536  # keys, and tensors: each costs llama.cpp a hundred times its bytes in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ def _parsed(data: bytes) -> Iterator[tuple[int, int]]:
         ModelError: llama.cpp refuses it; the message says why.
     """
     lib = _ggml()
+    if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
+        raise ModelError(f"the header claims more than {_MOST_ENTRIES:,} keys or tensors", "download it again")
     forget_complaints()
     tensors = ctypes.c_void_p()
     handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, ctypes.pointer(tensors)))
@@ -106,13 +113,15 @@ def parse(data: bytes) -> Gguf:
     with _parsed(data) as (handle, _):
         metadata: dict[str, Value] = {}
         lengths: dict[str, int] = {}
+        left = _MOST_NUMBERS
         for index in range(lib.gguf_get_n_kv(handle)):
             key = _text(lib.gguf_get_key(handle, index))
             kind = lib.gguf_get_kv_type(handle, index)
             if kind == _ARRAY:
                 lengths[key] = count = lib.gguf_get_arr_n(handle, index)
                 item = _SCALARS.get(lib.gguf_get_arr_type(handle, index))
-                if item is not None and count <= _LONGEST_ARRAY:
+                if item is not None and count <= min(_LONGEST_ARRAY, left):
+                    left -= count
                     metadata[key] = (
                         tuple((item * count).from_address(lib.gguf_get_arr_data(handle, index))) if count else ()
                     )
@@ -150,8 +159,10 @@ def _tokens_digest(handle: int) -> str:
     index = lib.gguf_find_key(handle, b"tokenizer.ggml.tokens")
     if index < 0 or lib.gguf_get_kv_type(handle, index) != _ARRAY or lib.gguf_get_arr_type(handle, index) != _STRING:
         return ""
-    text = lib.gguf_get_arr_str
-    tokens = [text(handle, index, i) or b"" for i in range(lib.gguf_get_arr_n(handle, index))]
+    text, count = lib.gguf_get_arr_str, lib.gguf_get_arr_n(handle, index)
+    if count > _MOST_TOKENS:
+        raise ModelError(f"the header has a vocabulary of {count:,} tokens", "download it again")
+    tokens = [text(handle, index, i) or b"" for i in range(count)]
     return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in tokens)).hexdigest()
 
 
@@ -245,8 +256,74 @@ def _ggml() -> Any:
         "ggml_get_first_tensor": (pointer, [pointer]),
         "ggml_get_next_tensor": (pointer, [pointer, pointer]),
         "ggml_type_name": (text, [integer]),
+        "gguf_init_empty": (pointer, []),
+        "gguf_set_val_f32": (None, [pointer, text, ctypes.c_float]),
+        "gguf_set_val_bool": (None, [pointer, text, ctypes.c_bool]),
+        "ggml_init": (pointer, [_InitParams]),
+        "ggml_tensor_overhead": (size, []),
+        "ggml_new_tensor": (pointer, [pointer, integer, integer, ctypes.POINTER(count)]),
+        "ggml_set_name": (pointer, [pointer, text]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
     return lib
+
+
+# ---- models of our own ---------------------------------------------------------------------------------------------
+
+
+class _InitParams(ctypes.Structure):
+    """struct ggml_init_params."""
+
+    _fields_: ClassVar = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+_TYPES = 43  # GGML_TYPE_COUNT of ggml/include/ggml.h; newer types are not needed here
+
+
+@functools.cache
+def _type_numbers() -> dict[str, int]:
+    name = _ggml().ggml_type_name
+    return {_text(name(number)): number for number in range(_TYPES)}
+
+
+def write_model(
+    path: Path, metadata: Mapping[str, str | int | float | bool], tensors: Iterable[tuple[str, str, tuple[int, ...]]]
+) -> None:
+    """Write a GGUF file whose weights are a hole: they read as zeros and take no disk.
+
+    Args:
+        path: the file to write.
+        metadata: scalars by key; an int is written as u32.
+        tensors: (name, type as ggml spells it, shape in ggml's order) of each; a row is a multiple of its type's block.
+
+    Raises:
+        ModelError: the file cannot be written.
+        ValueError: there is no such type.
+    """
+    lib, types, wanted = _ggml(), _type_numbers(), list(tensors)
+    if unknown := {kind for _, kind, _ in wanted} - types.keys():
+        raise ValueError(f"ggml has no type {', '.join(sorted(unknown))}")
+    handle = lib.gguf_init_empty()
+    room = lib.ggml_init(_InitParams((len(wanted) + 1) * lib.ggml_tensor_overhead(), None, True))
+    try:
+        setters = {str: lib.gguf_set_val_str, int: lib.gguf_set_val_u32, float: lib.gguf_set_val_f32}
+        setters[bool] = lib.gguf_set_val_bool
+        for key, value in metadata.items():
+            setters[type(value)](handle, key.encode(), value.encode() if isinstance(value, str) else value)
+        for name, kind, shape in wanted:
+            tensor = lib.ggml_new_tensor(room, types[kind], len(shape), (ctypes.c_int64 * len(shape))(*shape))
+            lib.ggml_set_name(tensor, name.encode())
+            lib.gguf_add_tensor(handle, tensor)
+        size = lib.gguf_get_meta_size(handle)
+        if wanted:
+            alignment, last = lib.gguf_get_alignment(handle), _tensor(handle, len(wanted) - 1)
+            size += last.offset + -(-last.size_bytes // alignment) * alignment
+        if not lib.gguf_write_to_file(handle, str(path).encode(), True):
+            raise ModelError(f"{path} cannot be written", f"df -h {path.parent}")
+    finally:
+        lib.ggml_free(room)
+        lib.gguf_free(handle)
+    with path.open("r+b") as file:
+        file.truncate(size)

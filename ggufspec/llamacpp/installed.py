@@ -6,12 +6,14 @@ import threading
 from dataclasses import dataclass
 
 from ggufspec import worker
-from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Nothing to say."""
+    """The RPC workers whose devices are to be seen too."""
+
+    rpc: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +21,22 @@ class Result:
     """The backends that are compiled in, and the devices that they find."""
 
     backends: tuple[str, ...]
-    devices: tuple[devices.Device, ...]
+    devices: tuple[Device, ...]
 
 
-def run(_spec: Spec, _emit: worker.Emit, _stopping: threading.Event) -> Result:
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Load llama.cpp and ask it."""
-    return Result(tuple(devices.backends()), tuple(devices.devices()))
+    del emit, stopping
+    for endpoint in spec.rpc:
+        add_rpc_worker(endpoint)
+    return Result(tuple(backends()), tuple(devices()))
 
 
-def inspect() -> Result:
-    """Load llama.cpp in a child process and ask it.
+def inspect(rpc: tuple[str, ...] = ()) -> Result:
+    """Load llama.cpp in a child process and ask it, with the workers at ``rpc`` (host:port) added.
 
     Raises:
-        GgufspecError: llama-cpp-python cannot be loaded.
+        GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
         WorkerError: llama.cpp ended the child.
     """
-    return worker.call(__name__, Spec(), Result)
+    return worker.call(__name__, Spec(rpc), Result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -12,75 +11,20 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import ModelError
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.options import (
+    SLACK,
+    ContextOptions,
+    Placement,
+    check_flash_attention,
+    check_kv_type,
+    context_hint,
+)
 
 Logits = npt.NDArray[np.float32]
 
-# (numbers, bytes) of a block: ggml/src/ggml-common.h
-KV_TYPES = {
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "f32": (1, 4),
-    "q8_0": (32, 34),
-    "q5_1": (32, 24),
-    "q5_0": (32, 22),
-    "q4_1": (32, 20),
-    "q4_0": (32, 18),
-    "iq4_nl": (32, 18),
-}
-FLASH_ATTENTION = ("auto", "on", "off")
-MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
-MAX_WIDTH = 256  # tokens whose logits one call may ask for
-_SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
 _GGUF_MAGIC = b"GGUF"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Which layers of one model are where.
-
-    Block i is offloaded iff i ≥ max(blocks + 1 − gpu_layers, 0); the output is index ``blocks``, so that it goes first.
-    The offloaded layers are divided over the devices in order, as ``split`` says. Source: src/llama-model.cpp.
-
-    Args:
-        gpu_layers: layers offloaded as llama.cpp counts them, the output included; negative means all.
-        split: share of the offloaded layers for each device; empty: by the devices' free memory.
-        cpu_experts: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
-    """
-
-    gpu_layers: int = 0
-    split: tuple[float, ...] = ()
-    cpu_experts: int = 0
-
-    def offloaded(self, blocks: int) -> int:
-        """How many of ``blocks`` + 1 layers are offloaded."""
-        return blocks + 1 if self.gpu_layers < 0 else min(self.gpu_layers, blocks + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
-    """How a model is decoded.
-
-    Args:
-        n_ctx: tokens of context; llama.cpp pads its cells to a multiple of 256.
-        width: most tokens whose logits one call asks for (``n_outputs_max``).
-        threads: CPU threads, for prompts and generation alike.
-        type_k: type of the key cache, one of ``KV_TYPES``.
-        type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
-        flash_attention: ``auto``, ``on`` or ``off``.
-        n_batch: most tokens in one call while a prompt is read.
-        swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back.
-    """
-
-    n_ctx: int
-    width: int
-    threads: int
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attention: str = "auto"
-    n_batch: int = 512
-    swa_full: bool = True
 
 
 def context_params(lib: Any, options: ContextOptions) -> Any:
@@ -90,8 +34,8 @@ def context_params(lib: Any, options: ContextOptions) -> Any:
         UsageError: an option is not one of those known.
     """
     params = lib.llama_context_default_params()
-    params.n_ctx = options.n_ctx + _SLACK
-    params.n_batch = params.n_ubatch = min(options.n_batch, params.n_ctx)
+    params.n_ctx = options.n_ctx + SLACK
+    params.n_batch = params.n_ubatch = options.batch
     params.n_outputs_max = options.width
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
@@ -278,7 +222,7 @@ class Context:
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
             raise ModelError(
-                f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}", _context_hint(reason)
+                f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}", context_hint(reason)
             )
         self._lib = lib
         self._memory = lib.llama_get_memory(self._handle)
@@ -378,18 +322,6 @@ class Context:
             self._handle = None
 
 
-def check_kv_type(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ``KV_TYPES``."""
-    if name not in KV_TYPES:
-        raise UsageError(f"{name!r} is no KV type", "one of " + ", ".join(KV_TYPES))
-
-
-def check_flash_attention(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
-    if name not in FLASH_ATTENTION:
-        raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
-
-
 def _kv_type(lib: Any, name: str) -> int:
     check_kv_type(name)
     value: int = getattr(lib, "GGML_TYPE_" + name.upper())
@@ -399,12 +331,6 @@ def _kv_type(lib: Any, name: str) -> int:
 def _flash_attention(name: str) -> int:
     check_flash_attention(name)
     return {"auto": -1, "on": 1, "off": 0}[name]
-
-
-def _context_hint(reason: str) -> str:
-    if "requires flash_attn" in reason:
-        return "-fa on, or -ctv f16"
-    return "lower -c, -ngl or -ngld, or use a smaller KV type (-ctk q8_0 -ctv q8_0)"
 
 
 # What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole.

@@ -12,7 +12,8 @@ from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.pairs.hub import cached_file
+from ggufspec.pairs.files import part_names
+from ggufspec.pairs.hub import HubFile, cached_file
 
 
 class _Strict(BaseModel):
@@ -29,13 +30,17 @@ class ModelSource(_Strict):
 
 
 class Settings(_Strict):
-    """What the profile sets; None leaves it to the command's default."""
+    """What the profile sets; None leaves it to the command's default.
+
+    ``acceptance`` is the share of drafted tokens to expect, for plans made before anything was measured.
+    """
 
     n_ctx: Annotated[int, Field(ge=2)] | None = None
     draft_max: Annotated[int, Field(ge=1)] | None = None
     type_k: str | None = None
     type_v: str | None = None
     flash_attention: str | None = None
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class Profile(_Strict):
@@ -146,6 +151,30 @@ def resolve(profile: Profile, folder: Path) -> Pair:
         profile.draft.gpu_layers if profile.draft else None,
         profile.settings,
     )
+
+
+def sources(profile: Profile, folder: Path) -> tuple[Path | HubFile, Path | HubFile | None]:
+    """Where the pair's headers can be read, for a plan before download: (target, draft or None).
+
+    Args:
+        profile: what to look for.
+        folder: where the profile's relative file names start.
+
+    Raises:
+        ModelError: a file that is not on the hub is not here.
+    """
+    return _source(profile.target, folder, profile.name), (
+        _source(profile.draft, folder, profile.name) if profile.draft else None
+    )
+
+
+def _source(model: ModelSource, folder: Path, profile: str) -> Path | HubFile:
+    if model.repo is None:
+        return _locate(model, folder, profile)
+    cached = [cached_file(model.repo, name, model.revision) for name in part_names(model.file)]
+    if all(cached) and (path := cached_file(model.repo, model.file, model.revision)):
+        return path
+    return HubFile(model.repo, model.file, model.revision)
 
 
 def _locate(model: ModelSource, folder: Path, profile: str) -> Path:

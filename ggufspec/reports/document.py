@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,84 @@ class RunDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """Where one model's layers go. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
+
+    ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``.
+    """
+
+    file: str
+    gpu_layers: int
+    layers: int
+    split: tuple[float, ...]
+    cpu_experts: int
+    type_k: str
+    type_v: str
+    bytes: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """One device and what the plan uses of it; ``formula_error_bytes`` is formula minus llama.cpp."""
+
+    name: str
+    description: str
+    total_bytes: int
+    free_bytes: int
+    budget_bytes: int
+    used_bytes: int
+    overhead_bytes: int
+    formula_error_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOption:
+    """One way of running and what it is predicted to reach."""
+
+    target: PlannedModel
+    draft: PlannedModel | None
+    tokens_per_s: float
+    draft_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """Predicted tokens/s with so many target layers offloaded; None where it does not fit the budget."""
+
+    gpu_layers: int
+    target_only_tokens_per_s: float | None
+    speculative_tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways."""
+
+    pair: dict[str, Any]
+    devices: tuple[PlannedDevice, ...]
+    target: PlannedModel
+    draft: PlannedModel | None
+    options: dict[str, PlannedOption | None]
+    predicted: dict[str, float | None]
+    choice: str
+    why: str
+    settings: dict[str, Any]
+    draft_costs_layers: int
+    confirmed: bool
+    speed: str
+    notes: tuple[str, ...]
+    sweep: tuple[SweepRow, ...] = ()
+    schema: str = field(default="ggufspec/plan@1")
+
+
+class Document(Protocol):
+    """Any of the documents: a frozen dataclass with a schema."""
+
+    @property
+    def schema(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorDocument:
     """``ggufspec/error@1``: a failure and what to do next."""
 
@@ -119,7 +197,7 @@ class ErrorDocument:
     schema: str = field(default="ggufspec/error@1")
 
 
-def to_json(document: BenchDocument | RunDocument | ErrorDocument) -> str:
+def to_json(document: Document) -> str:
     """The document as JSON text, its schema first."""
-    body = asdict(document)
+    body = asdict(document)  # type: ignore[call-overload]
     return json.dumps({"schema": body.pop("schema"), **body}, indent=2, ensure_ascii=False)

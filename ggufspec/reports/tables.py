@@ -11,13 +11,15 @@ from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
 if TYPE_CHECKING:
     from rich.table import Table
 
+LABELS = {"target_only_at_pair": "target at pair"}  # target-only, its layers as few as the pair's
+
 COLUMNS = ("Run", "GPU layers", "Tokens/s", "Gain", "Accepted", "Tokens/round", "Accepted by position")
 
 
 def rows(document: BenchDocument) -> list[tuple[str, ...]]:
     """One row of cells per run that has been measured, in :data:`COLUMNS`."""
     return [
-        _row(mode.replace("_", "-"), run, document.speedup if mode == "speculative" else None)
+        _row(LABELS.get(mode, mode.replace("_", "-")), run, document.speedup if mode == "speculative" else None)
         for mode, run in document.runs.items()
         if run is not None
     ]

@@ -1,0 +1,169 @@
+"""``ggufspec doctor``: what is installed, what this machine has, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ggufspec.cli import console, options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ggufspec.reports.doctor import DoctorDocument, LlamaCpp, Machine
+
+_COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
+
+
+def doctor(json: options.Json = False) -> int:
+    """Show what is installed and what is wrong with it; the exit code is 1 if something is an error."""
+    import platform
+
+    from ggufspec import __version__
+    from ggufspec.hardware import gpus
+    from ggufspec.reports.doctor import DoctorDocument, examine
+    from ggufspec.reports.document import to_json
+
+    llama, machine, survey = _llama_cpp(), _machine(), gpus.survey()
+    document = DoctorDocument(
+        ggufspec=__version__,
+        python=platform.python_version(),
+        llama_cpp=llama,
+        machine=machine,
+        driver=survey.driver,
+        cards=survey.cards,
+        findings=examine(llama, machine, survey),
+    )
+    if json:
+        console.data(to_json(document))
+    else:
+        _show(document)
+    return 0 if document.healthy else 1
+
+
+def _llama_cpp() -> LlamaCpp:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from ggufspec.errors import GgufspecError, WorkerError
+    from ggufspec.llamacpp import installed
+    from ggufspec.reports.doctor import LlamaCpp, LlamaDevice
+
+    try:
+        number = version("llama-cpp-python")
+    except PackageNotFoundError:
+        number = None
+    try:
+        found = installed.inspect()
+    except WorkerError as error:
+        return LlamaCpp(number, error=error.message, fix="scripts/bootstrap")
+    except GgufspecError as error:
+        return LlamaCpp(number, error=error.message, fix=error.hint)
+    devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
+    return LlamaCpp(number, found.backends, devices)
+
+
+def _machine() -> Machine:
+    from ggufspec.hardware import host
+    from ggufspec.reports.doctor import Machine
+
+    folder = _model_folder()
+    return Machine(
+        cpu=host.cpu_name(),
+        cores=host.physical_cores(),
+        total_memory_bytes=host.total_memory_bytes(),
+        free_memory_bytes=host.free_memory_bytes(),
+        model_folder=str(folder),
+        free_disk_bytes=host.free_disk_bytes(folder),
+        hub_is_offline=os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+    )
+
+
+def _model_folder() -> Path:
+    """The Hugging Face cache: huggingface_hub/constants.py."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    home = os.environ.get("HF_HOME") or Path(cache) / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _show(document: DoctorDocument) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports.doctor import gib
+
+    out, llama, machine = console.out(), document.llama_cpp, document.machine
+    facts = [
+        ("ggufspec", f"{document.ggufspec}, Python {document.python}"),
+        ("llama.cpp", f"llama-cpp-python {llama.version or 'is not installed'}"),
+        ("backends", ", ".join(llama.backends)),
+        ("NVIDIA", f"driver {document.driver or 'of unknown version'}" if document.driver is not None else ""),
+        ("processor", f"{machine.cpu}, {machine.cores} core{'' if machine.cores == 1 else 's'} to use"),
+        ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB can be had"),
+        ("models", f"{machine.model_folder}, {machine.free_disk_bytes / 1e9:,.0f} GB free"),
+    ]
+    out.print(_pairs([(Text(name, "bold"), Text(value)) for name, value in facts if value]))
+    if llama.devices:
+        out.print(_devices(document))
+    if document.cards:
+        out.print(_cards(document))
+    else:
+        out.print()
+    lines: list[tuple[Text, Text]] = []
+    for finding in document.findings:
+        lines.append((Text(finding.level, _COLOURS[finding.level]), Text(finding.text)))
+        if finding.fix:
+            lines.append((Text("  fix", "dim"), Text(finding.fix, "bold")))
+    out.print(_pairs(lines))
+
+
+def _pairs(rows: list[Any]) -> Table:
+    """Two columns without lines, the second as wide as there is room."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _devices(document: DoctorDocument) -> Table:
+    from rich.text import Text
+
+    from ggufspec.reports.doctor import gib
+
+    table = _table("Device", "Description", "Kind", "Free GiB", "Total GiB", left=3)
+    for device in document.llama_cpp.devices:
+        sizes = (gib(device.free_bytes), gib(device.total_bytes))
+        table.add_row(device.name, Text(device.description.strip()), device.kind, *sizes)
+    return table
+
+
+def _cards(document: DoctorDocument) -> Table:
+    """One row per card; whoever has memory on it is in the rows below."""
+    from rich.text import Text
+
+    from ggufspec.reports.doctor import gib, link
+
+    table = _table("Card", "Name", "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB", left=2)
+    for card in document.cards:
+        capability = ".".join(map(str, card.compute_capability or ()))
+        busy = "" if card.utilisation is None else f"{card.utilisation:.0%}"
+        sizes = (gib(card.used_bytes), gib(card.total_bytes))
+        table.add_row(str(card.index), Text(card.name), capability, link(card), busy, *sizes)
+        for process in card.processes:
+            used = "?" if process.used_bytes is None else gib(process.used_bytes)
+            name = process.name.rpartition("/")[2] or "process"
+            table.add_row("", Text(f"  {name} ({process.pid})"), "", "", "", used, "", style="dim")
+    return table
+
+
+def _table(*columns: str, left: int) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index != 1, overflow="fold")
+    return table

@@ -1,0 +1,168 @@
+"""``ggufspec export``: a plan as settings of other programs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, options, planned
+from ggufspec.errors import GgufspecError
+
+if TYPE_CHECKING:
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.pairs.hub import HubFile
+    from ggufspec.planning.export import ModelFile, Settings
+
+
+class Program(StrEnum):
+    """The programs of :data:`ggufspec.planning.export.PROGRAMS`, by the names that ``--to`` has for them."""
+
+    LLAMA_SERVER = "llama-server"
+    LLAMA_CLI = "llama-cli"
+    LLAMA_BENCH = "llama-bench"
+    LLAMA_SPECULATIVE_SIMPLE = "llama-speculative-simple"
+    OLLAMA = "ollama"
+    LM_STUDIO = "lm-studio"
+
+
+def export(
+    pair: options.PairName = None,
+    to: Annotated[Program, typer.Option("--to", help="The program that is to run it.")] = Program.LLAMA_SERVER,
+    model: options.TargetSource = None,
+    model_draft: options.DraftSource = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
+    ] = False,
+    gpu: options.Gpu = None,
+    vram: options.Vram = None,
+    headroom: options.Headroom = None,
+    gpu_layers: options.GpuLayers = None,
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    tensor_split: options.TensorSplit = None,
+    n_cpu_moe: options.CpuExperts = None,
+    draft_max: options.DraftMax = None,
+    ctx_size: options.ContextSize = None,
+    threads: options.Threads = None,
+    cache_type_k: options.TypeK = None,
+    cache_type_v: options.TypeV = None,
+    flash_attn: options.FlashAttention = None,
+    rpc: options.Rpc = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Print the pair's placement as a command or file of another program.
+
+    What the program cannot be told is said on standard error.
+    """
+    from dataclasses import replace
+
+    from ggufspec.planning import export as planning
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.export import ExportDocument
+    from ggufspec.reports.files import check_writable, write_whole
+
+    if output is not None:
+        check_writable(output)
+    chosen = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
+    if no_draft:
+        chosen = replace(chosen, draft=None)
+    decoder = options.decoder_options(
+        chosen.settings,
+        n_ctx=ctx_size,
+        draft_max=draft_max,
+        threads=threads,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        flash_attention=flash_attn,
+    )
+    asked = planned.Asked(
+        layers=options.layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
+        draft_layers=options.layers(gpu_layers_draft, chosen.draft_gpu_layers),
+        draft_max=draft_max or chosen.settings.draft_max,
+        gpu=tuple(gpu or ()),
+        vram=tuple(vram or ()),
+        headroom=headroom,
+        rpc=tuple(rpc or ()),
+    )
+    places = planned.place(chosen, decoder, asked, quiet=quiet)
+    settings = settings_from(
+        _file(chosen.target, hub),
+        _file(chosen.draft, hub) if chosen.draft else None,
+        places.pair,
+        blocks=places.plan.target.layers if places.plan else None,
+        devices=() if gpu or vram else places.cards,
+        rpc=asked.rpc,
+    )
+    made = planning.export(to.value, settings)
+    text = to_json(ExportDocument(to.value, made.text, made.arguments, made.notes)) if json else made.text
+    if output is None:
+        console.data(text)
+    else:
+        write_whole(output, text + "\n")
+    if not json and not quiet:
+        for note in made.notes:
+            if output is not None or note not in made.text:
+                console.note(note)
+    return 0
+
+
+def settings_from(
+    target: ModelFile,
+    draft: ModelFile | None,
+    decoder: DecoderOptions,
+    *,
+    blocks: int | None = None,
+    devices: tuple[str, ...] = (),
+    rpc: tuple[str, ...] = (),
+) -> Settings:
+    """What other programs are to be told, so that they place and decode a pair as ``decoder`` says.
+
+    Args:
+        target: the target's file.
+        draft: the draft's, or None.
+        decoder: the placement and the context.
+        blocks: of the target, where they are known.
+        devices: names of the cards that the splits are over, in llama.cpp's order.
+        rpc: endpoints of RPC workers.
+    """
+    from ggufspec.planning.export import Settings
+
+    return Settings(
+        target=target,
+        placement=decoder.placement,
+        context=decoder.context(with_draft=draft is not None),
+        draft=draft,
+        draft_placement=decoder.draft_placement,
+        draft_context=decoder.draft_context() if draft else None,
+        draft_max=decoder.draft_max,
+        blocks=blocks,
+        devices=devices,
+        rpc=rpc,
+    )
+
+
+def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
+    """How other programs are told of a file: by its repository where it is not here, or where ``hub`` asks for it."""
+    from ggufspec.pairs.hub import HubFile
+    from ggufspec.planning.export import ModelFile
+
+    if isinstance(source, HubFile):
+        return ModelFile(source.file, source.repo)
+    path = Path(source).absolute()
+    if not hub:
+        return ModelFile(str(path))
+    # models--USER--NAME/snapshots/REVISION/FILE: huggingface_hub's cache
+    for folder in path.parents:
+        if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+            repo = folder.parents[1].name.removeprefix("models--").replace("--", "/")
+            return ModelFile(path.relative_to(folder).as_posix(), repo)
+    raise GgufspecError(f"{path} did not come from the hub", "leave --hub away, or give a profile that names a repo")

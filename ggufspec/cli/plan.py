@@ -1,0 +1,118 @@
+"""``ggufspec plan``: what fits, where each layer goes, how fast it is, and whether the draft is worth its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, options, planned
+
+if TYPE_CHECKING:
+    from ggufspec.reports.document import PlanDocument
+
+
+def plan(
+    pair: options.PairName = None,
+    model: options.TargetSource = None,
+    model_draft: options.DraftSource = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
+    gpu: options.Gpu = None,
+    vram: options.Vram = None,
+    headroom: options.Headroom = None,
+    gpu_layers: options.GpuLayers = None,
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    tensor_split: options.TensorSplit = None,
+    n_cpu_moe: options.CpuExperts = None,
+    ctx_size: options.ContextSize = None,
+    cache_type_k: options.TypeK = None,
+    cache_type_v: options.TypeV = None,
+    allow_kv: Annotated[
+        str | None,
+        typer.Option("--allow-kv", metavar="TYPES", help="KV types that the plan may choose: q8_0, or q8_0,q4_0."),
+    ] = None,
+    flash_attn: options.FlashAttention = None,
+    draft_max: options.DraftMax = None,
+    acceptance: options.Acceptance = None,
+    threads: options.Threads = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine's speed first, some ten seconds; it is kept.")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
+    rpc: options.Rpc = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """What fits, where each layer goes, how fast it will be, and whether the draft is worth its memory.
+
+    Needs no download: headers are read from the hub by range, a few MB. Needs no card: --gpu or --vram names one.
+    """
+    from ggufspec.hardware.host import physical_cores
+    from ggufspec.planning.describe import document
+
+    subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
+    decoder = options.decoder_options(
+        subject.settings,
+        n_ctx=ctx_size,
+        draft_max=draft_max,
+        threads=threads,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        flash_attention=flash_attn,
+    )
+    if calibrate:
+        planned.calibrate(decoder.threads or physical_cores(), tuple(rpc or ()), quiet=quiet, verbose=verbose)
+    made = planned.make(
+        subject,
+        decoder,
+        planned.Asked(
+            layers=options.layers(gpu_layers, subject.target_gpu_layers, tensor_split, n_cpu_moe),
+            draft_layers=options.layers(gpu_layers_draft, subject.draft_gpu_layers),
+            kv_types=options.kv_types(allow_kv),
+            draft_max=draft_max or subject.settings.draft_max,
+            acceptance=acceptance,
+            gpu=tuple(gpu or ()),
+            vram=tuple(vram or ()),
+            headroom=headroom,
+            rpc=tuple(rpc or ()),
+        ),
+        quiet=quiet,
+        verbose=verbose,
+    )
+    shown = document(made.plan, subject.describe(), made.acceptance_from, made.sweep() if sweep else ())
+    if json:
+        from ggufspec.reports.document import to_json
+
+        console.data(to_json(shown))
+    else:
+        _show(shown, verbose)
+    return 0
+
+
+def _show(document: PlanDocument, verbose: bool) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import plan as report
+
+    out = console.out()
+    for role in ("target", "draft"):
+        if name := document.pair.get(f"{role}_shape"):
+            out.print(Text.assemble((f"{role:<6} ", "bold"), str(name)))
+    for line in report.bars(document, min(out.width, 100)):
+        out.print(line)
+    out.print(report.table(document))
+    if document.sweep:
+        out.print(report.sweep(document))
+    out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
+    asked = "confirmed by llama.cpp's dry run" if document.confirmed else "by formula; llama.cpp was not asked"
+    out.print(f"[dim]Bytes {asked}. Speeds are predictions, {document.speed}.[/]")
+    if document.draft is not None or document.options["speculative"] is not None:
+        out.print(f"[dim]Acceptance: {document.settings['acceptance_from']}.[/]")
+    for note in document.notes:
+        out.print(Text(f"Note: {note}.", style="yellow"))
+    if verbose:
+        for device in document.devices:
+            error = device.formula_error_bytes
+            out.print(f"[dim]{device.name}: the formula is {error / 2**20:+,.2f} MiB from llama.cpp's figure.[/]")

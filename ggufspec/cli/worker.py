@@ -1,0 +1,95 @@
+"""``ggufspec worker``: this machine's devices for another one, over llama.cpp's RPC."""
+
+from __future__ import annotations
+
+import ipaddress
+import json as json_text
+import socket
+from typing import Annotated, Any
+
+import typer
+
+from ggufspec.cli import console, options
+from ggufspec.errors import StopError, UsageError, WorkerError
+
+SCHEMA = "ggufspec/worker@1"
+
+
+def worker(
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Serve here; 0.0.0.0 is the whole network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="0 picks a free one.")] = 50052,
+    threads: options.Threads = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME", help="Serve this device; may be repeated.  [all GPUs, else the CPU]"),
+    ] = None,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Serve this machine's devices to another machine, until Ctrl-C.
+
+    A run there with --rpc puts layers on them as if they were GPUs of its own. One client at a time. llama.cpp's RPC
+    knows neither passwords nor encryption, so that it is served on this machine alone unless --host says otherwise.
+    """
+    from ggufspec.hardware import host as machine
+    from ggufspec.llamacpp import serve
+
+    if threads is not None and threads < 1:
+        raise UsageError(f"-t {threads} is no number of threads", "-t 1 or more")
+    address = serve.ipv4_address(host)
+    if not ipaddress.ip_address(address).is_loopback:
+        _warn(address)
+    spec = serve.Spec(address, port, threads or machine.physical_cores(), tuple(dict.fromkeys(device or ())))
+    serving = False
+
+    def announce(event: dict[str, Any]) -> None:
+        nonlocal serving
+        serving = True
+        (_print_document if json else _say)(event)
+
+    try:
+        serve.serve(spec, on_event=announce, verbose=verbose)
+    except KeyboardInterrupt:
+        if json and not serving:
+            raise StopError("interrupted before it served") from None
+        return 130
+    except WorkerError as error:
+        hint = "start it again; -v shows llama.cpp's log"
+        if not (json and serving):
+            raise WorkerError(error.message, hint) from None
+        console.failure(error.message, hint)  # standard output has its one document
+        return error.exit_code
+    return 0
+
+
+def _warn(address: str) -> None:
+    from rich.text import Text
+
+    text = (
+        f"whoever reaches {address} can use these devices, read what is computed on them and crash the worker: "
+        "the protocol has no authentication and no encryption. Serve it in a network that you trust."
+    )
+    console.err().print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+
+
+def _print_document(event: dict[str, Any]) -> None:
+    keys = ("name", "description", "free_bytes", "total_bytes")
+    served = [{key: device[key] for key in keys} for device in event["devices"]]
+    document = {"schema": SCHEMA, "endpoint": event["endpoint"], "devices": served}
+    console.data(json_text.dumps(document, ensure_ascii=False))
+
+
+def _say(event: dict[str, Any]) -> None:
+    """Where it is served and what to type there; ``0.0.0.0`` is no address that another machine could use."""
+    from rich.text import Text
+
+    address, _, port = event["endpoint"].rpartition(":")
+    shown = [f"{device['name']} ({device['description'].strip()})" for device in event["devices"]]
+    reached = socket.gethostname() if address == "0.0.0.0" else address
+    where = "on this machine" if ipaddress.ip_address(address).is_loopback else "on the other machine"
+    err = console.err()
+    err.print(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it", markup=False, soft_wrap=True)
+    command = (f"ggufspec bench demo --rpc {reached}:{port}", "bold")
+    err.print(Text.assemble(f"  {where}: ", command), soft_wrap=True)

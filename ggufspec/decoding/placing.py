@@ -1,0 +1,89 @@
+"""Between a decoder's options and the planner: options become a question, a plan becomes options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import UsageError
+from ggufspec.pairs.header import ModelHeader
+from ggufspec.planning.plan import Option, Question, Subject
+
+_LONGEST_DRAFT = 8  # that a plan considers unless it is told
+_BLOCKS = "ask for as many as it has, or leave them to the plan with auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What was asked for of one model's placement; None leaves it to the plan."""
+
+    gpu_layers: int | None = None
+    split: tuple[float, ...] = ()
+    cpu_experts: int | None = None
+
+
+def question(
+    target: tuple[ModelHeader, Path],
+    draft: tuple[ModelHeader, Path] | None,
+    options: DecoderOptions,
+    acceptance: float,
+    *,
+    layers: Layers = Layers(),
+    draft_layers: Layers = Layers(),
+    kv_types: Sequence[tuple[str, str]] = (),
+    draft_max: int | None = None,
+) -> Question:
+    """What to plan for. Beside a draft the target alone is always placed as well as it can be.
+
+    Args:
+        target: header and skeleton.
+        draft: the same of the draft, or None.
+        options: context, KV types, threads and width; their placements are not looked at.
+        acceptance: expected share of drafted tokens that are kept, 0 to 1.
+        layers: the target's layers where they are fixed.
+        draft_layers: the draft's.
+        kv_types: (type_k, type_v) that the plan may choose for the target besides those of ``options``.
+        draft_max: the longest draft to consider; None leaves the length to the plan too.
+
+    Raises:
+        UsageError: more layers are asked for than there are, a number is absurd.
+    """
+    if not 0 <= acceptance <= 1:
+        raise UsageError(f"an acceptance of {acceptance} is no share", "give it from 0 to 1, 0.7 say")
+    for (header, _), asked in ((target, layers), (draft, draft_layers)) if draft else ((target, layers),):
+        if asked.gpu_layers is not None and asked.gpu_layers > header.layers:
+            raise UsageError(f"{header.name} has {header.layers} layers, not {asked.gpu_layers}", _BLOCKS)
+        if asked.cpu_experts and not header.experts:
+            raise UsageError(f"{header.name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
+    longest = draft_max or _LONGEST_DRAFT
+    widest = replace(options, draft_max=longest)
+
+    def subject(model: tuple[ModelHeader, Path], asked: Layers, with_draft: bool) -> Subject:
+        return Subject(*model, widest.context(with_draft=with_draft), asked.gpu_layers, asked.split, asked.cpu_experts)
+
+    return Question(
+        target=subject(target, layers, with_draft=draft is not None),
+        alone=subject(target, Layers() if draft else layers, with_draft=False),
+        draft=Subject(*draft, options.draft_context(), draft_layers.gpu_layers, draft_layers.split) if draft else None,
+        acceptance=acceptance,
+        kv_types=tuple(kv_types),
+        draft_max=longest,
+    )
+
+
+def placed(options: DecoderOptions, option: Option, *, draft_max: int | None = None) -> DecoderOptions:
+    """``options`` at the placement that a plan found, and at its draft length unless ``draft_max`` fixes one."""
+    draft = option.draft
+    return replace(
+        options,
+        gpu_layers=option.target.gpu_layers,
+        split=option.target.split,
+        cpu_experts=option.target.cpu_experts,
+        draft_gpu_layers=draft.gpu_layers if draft else 0,
+        draft_split=draft.split if draft else (),
+        draft_max=draft_max or option.draft_length or options.draft_max,
+        type_k=option.context.type_k,
+        type_v=option.context.type_v,
+    )

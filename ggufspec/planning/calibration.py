@@ -1,0 +1,501 @@
+"""What this machine reaches: a measurement of some seconds with stand-in models, kept; or a catalogue's guess.
+
+The stand-ins are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what
+any weights cost: a hole is mapped to pages of its own, so that reading them is real traffic, and no kernel looks at
+the values. Two narrow models of few and of many blocks tell the fixed cost of a pass and of a block; a wide one for
+each weight type, larger than the caches, tells bandwidths and T(n).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from ggufspec import worker
+from ggufspec.errors import UsageError
+from ggufspec.hardware import gpus, host
+from ggufspec.hardware.cards import CARDS, Card, find_card
+from ggufspec.llamacpp import devices as ggml
+from ggufspec.llamacpp.gguf import write_model
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.memory import HOST
+from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceSpeed, MachineSpeed
+from ggufspec.planning.store import read_json, write_json
+
+TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
+WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
+_FEWEST = 2  # the narrow stand-ins and one wide one are needed
+_FILE, _OVERHEADS = "calibration.json", "overheads.json"
+
+
+# ---- stand-ins -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standin:
+    """A llama model of zeros with heads of 64."""
+
+    kind: str
+    width: int
+    ffn: int
+    blocks: int
+    vocabulary: int = 1024
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(row, rows) of one block's matrices."""
+        kv = max(self.width // 4, 64)
+        found = dict.fromkeys(("attn_q", "attn_output"), (self.width, self.width))
+        found |= dict.fromkeys(("attn_k", "attn_v"), (self.width, kv))
+        found |= dict.fromkeys(("ffn_gate", "ffn_up"), (self.width, self.ffn))
+        return found | {"ffn_down": (self.ffn, self.width)}
+
+    @property
+    def block_numbers(self) -> int:
+        """Weights of one block, norms aside."""
+        return sum(row * rows for row, rows in self.matrices().values())
+
+    @property
+    def numbers(self) -> int:
+        """Weights that a token reads: the blocks and the output."""
+        return self.blocks * self.block_numbers + self.width * self.vocabulary
+
+    def write(self, path: Path) -> None:
+        """Write it as a sparse file."""
+        metadata: dict[str, str | int | float] = {
+            "general.architecture": "llama",
+            "tokenizer.ggml.model": "none",
+            "llama.vocab_size": self.vocabulary,
+            "llama.block_count": self.blocks,
+            "llama.context_length": 4096,
+            "llama.embedding_length": self.width,
+            "llama.feed_forward_length": self.ffn,
+            "llama.attention.head_count": self.width // 64,
+            "llama.attention.head_count_kv": max(self.width // 256, 1),
+            "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        }
+        tables = dict.fromkeys(("token_embd", "output"), (self.width, self.vocabulary))
+        blocks = {f"blk.{i}.{name}": shape for i in range(self.blocks) for name, shape in self.matrices().items()}
+        norms = ["output_norm", *(f"blk.{i}.{name}" for i in range(self.blocks) for name in ("attn_norm", "ffn_norm"))]
+        tensors: list[tuple[str, str, tuple[int, ...]]] = [(f"{name}.weight", "f32", (self.width,)) for name in norms]
+        tensors += [(f"{name}.weight", self.kind, shape) for name, shape in (tables | blocks).items()]
+        write_model(path, metadata, tensors)
+
+
+# ---- the measurement -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to measure; everything but threads and RPC workers is for a shorter look.
+
+    Args:
+        threads: of the host.
+        rpc: workers whose devices are measured too.
+        types: weight types.
+        widths: tokens in a batch; the first is 1.
+        wide_bytes: of the wide models; larger than the last cache.
+        card_bytes: the same on a card of this machine.
+        rounds: times that each width is timed, at most.
+        model_s: seconds to spend on one model, after it was read once.
+        device_s: seconds to spend on one device; types that are left then are left out.
+    """
+
+    threads: int
+    rpc: tuple[str, ...] = ()
+    types: tuple[str, ...] = TYPES
+    widths: tuple[int, ...] = WIDTHS
+    wide_bytes: int = 128 * 2**20
+    card_bytes: int = 512 * 2**20
+    rounds: int = 9
+    model_s: float = 0.5
+    device_s: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One stand-in on one device: the bytes that a token reads, its time to load, and seconds of a batch by width.
+
+    Seconds are the lower quartile, since whatever else runs on the machine only adds to them.
+    """
+
+    standin: Standin
+    read_bytes: int
+    load_s: float
+    seconds: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The narrow models' timings first, by device; ``devices`` is all that ggml sees. ``HOST`` is the host."""
+
+    timings: dict[str, list[Timing]]
+    devices: tuple[ggml.Device, ...]
+    finished: bool
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Measure in this process; the event ``measuring`` names the device and the stand-in that comes next."""
+    for endpoint in spec.rpc:
+        ggml.add_rpc_worker(endpoint)
+    here = ggml.devices()
+    cards = offload_devices(here)
+    timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
+    streams = any(not is_remote(name) for name in cards)
+    with tempfile.TemporaryDirectory(prefix="ggufspec-") as folder:
+        path = Path(folder) / "standin.gguf"
+        for index, (name, found) in enumerate(timings.items()):
+            is_card = index > 0 and not is_remote(name)
+            placement = Placement(-1, tuple(float(name == card) for card in cards)) if index else Placement()
+            widths = [width for width in spec.widths if index or not streams or width < STREAM_WIDTH]
+            until = time.perf_counter() + spec.device_s
+            for standin in standins(spec.types, spec.card_bytes if is_card else spec.wide_bytes):
+                if stopping.is_set():
+                    return Result(timings, tuple(here), finished=False)
+                if len(found) > _FEWEST and time.perf_counter() > until:
+                    break
+                emit({"event": "measuring", "device": name, "type": standin.kind, "blocks": standin.blocks})
+                standin.write(path)
+                found.append(_time(path, standin, placement, widths, spec))
+                path.unlink()
+    return Result(timings, tuple(here), finished=True)
+
+
+def standins(types: Sequence[str], wide_bytes: int) -> list[Standin]:
+    """Two narrow models, then a wide one for each type."""
+    found = [Standin(types[0], 256, 256, blocks) for blocks in (4, 28)]
+    width, ffn = (2048, 8192) if wide_bytes >= 2**26 else (512, 1024)
+    for kind in types:
+        block = Standin(kind, width, ffn, 1)
+        block_bytes = block.block_numbers * BITS.get(kind, 4.5) / 8
+        found.append(replace(block, blocks=max(2, round(wide_bytes / block_bytes))))
+    return found
+
+
+def is_remote(device: str) -> bool:
+    """Whether a device is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
+    return device.startswith("RPC")
+
+
+def offload_devices(here: Sequence[ggml.Device]) -> list[str]:
+    """Names of the devices that layers are offloaded to, in llama.cpp's order: src/llama.cpp puts RPC first."""
+    cards = [device.name for device in here if device.kind == "gpu"]
+    cards.sort(key=lambda name: not is_remote(name))
+    return cards or [device.name for device in here if device.kind == "igpu"][:1]
+
+
+def _time(path: Path, standin: Standin, placement: Placement, widths: Sequence[int], spec: Spec) -> Timing:
+    began = time.perf_counter()
+    with Model(path, placement) as model:
+        load_s = time.perf_counter() - began
+        options = ContextOptions(n_ctx=max(widths) + 1, width=max(widths), threads=spec.threads)
+        with closing(Context(model, options)) as context:
+            samples: dict[int, list[float]] = {width: [] for width in widths}
+            _batch(context, max(widths))  # pages in, and the buffers at their largest
+            until = time.perf_counter() + spec.model_s
+            for done in range(spec.rounds):
+                for width in widths:
+                    samples[width].append(_batch(context, width))
+                if done and time.perf_counter() > until:
+                    break
+        seconds = {width: sorted(taken)[len(taken) // 4] for width, taken in samples.items()}
+        share = standin.numbers / (standin.numbers + standin.width * standin.vocabulary)  # tokens are only looked up
+        return Timing(standin, int(model.size_bytes * share), load_s, seconds)
+
+
+def _batch(context: Context, width: int) -> float:
+    """Seconds of one batch in an empty context, with all its logits, as a verification has."""
+    context.rewind(0)
+    tokens = [1] * width
+    began = time.perf_counter()
+    context.decode(tokens, width)
+    return time.perf_counter() - began
+
+
+# ---- what it means ---------------------------------------------------------------------------------------------------
+
+
+def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineSpeed:
+    """The speeds behind a measurement. Pure.
+
+    T(1) of two narrow models and of the wide one of the same type are three equations in the cost of a pass, of a
+    block and of a byte. What is left of the other wide models is their weights'.
+    """
+    fixed = {name: _fixed(timings) for name, timings in result.timings.items()}
+    speeds = {name: _speed(timings[2:], *fixed[name]) for name, timings in result.timings.items()}
+    pass_s = fixed[HOST][0]
+    beyond = [max(0.0, own - pass_s) / 2 for name, (own, _) in fixed.items() if name != HOST]  # there and back
+    cards = [name for name in speeds if name != HOST]
+    if cards and all(is_remote(name) for name in cards):
+        link_bytes_per_s = max(t.read_bytes / t.load_s for name in cards for t in result.timings[name][2:])
+    return MachineSpeed(
+        devices=speeds,
+        pass_s=pass_s,
+        crossing_s=median(beyond) if beyond else _CROSSING_S,
+        link_bytes_per_s=link_bytes_per_s,
+        origin=origin,
+        streams=any(not is_remote(name) for name in cards),
+        memory_bytes=None,
+    )
+
+
+def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
+    """(seconds of a pass, seconds of a block) from two narrow models and a wide one."""
+    rows = [[1.0, timing.standin.blocks, timing.read_bytes] for timing in timings[:3]]
+    seconds = [timing.seconds[1] for timing in timings[:3]]
+    pass_s, layer_s, _ = (float(value) for value in np.linalg.solve(np.array(rows), np.array(seconds)))
+    return max(pass_s, 0.0), max(layer_s, 0.0)
+
+
+def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceSpeed:
+    by_type: dict[str, float] = {}
+    curves: dict[str, dict[int, float]] = {}
+    flops_per_s = 0.0
+    for timing in timings:
+        fixed_s = pass_s + timing.standin.blocks * layer_s
+        weights = {n: max(seconds - fixed_s, seconds / 10) for n, seconds in timing.seconds.items()}
+        kind, widest = timing.standin.kind, max(weights)
+        by_type[kind] = timing.read_bytes / weights[1]
+        curves[kind] = {n: seconds / weights[1] for n, seconds in sorted(weights.items())}
+        flops_per_s = max(flops_per_s, 2 * timing.standin.numbers * widest / weights[widest])
+    return DeviceSpeed(by_type[timings[0].standin.kind], flops_per_s, layer_s, "measured", by_type, curves)
+
+
+# ---- kept ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a calibration belongs to. ``devices`` are the names and descriptions of all that ggml sees."""
+
+    llama_cpp_python: str
+    cpu: str
+    threads: int
+    devices: tuple[str, ...] = ()
+
+
+def identity(threads: int, here: Sequence[ggml.Device] = ()) -> Identity:
+    """This machine with these devices."""
+    names = tuple(f"{device.name} {device.description}" for device in here)
+    return Identity(version("llama-cpp-python"), host.cpu_name(), threads, names)
+
+
+def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineSpeed | None:
+    """The calibration that is kept for this machine, or None.
+
+    Args:
+        folder: the cache, see :func:`ggufspec.hardware.host.cache_folder`.
+        threads: of the host.
+        here: all devices that ggml sees now.
+    """
+    kept = _kept(folder)
+    return kept[1] if kept and kept[0] == identity(threads, here) else None
+
+
+def _kept(folder: Path) -> tuple[Identity, MachineSpeed] | None:
+    kept = read_json(folder / _FILE)
+    try:
+        return (
+            TypeAdapter(Identity).validate_python(kept.get("identity")),
+            TypeAdapter(MachineSpeed).validate_python(kept.get("speed")),
+        )
+    except ValidationError:
+        return None
+
+
+def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineSpeed:
+    """The best that is known: what was measured here, the catalogue for the rest.
+
+    Args:
+        cards: device names as placements use them, with the card that each is; None: unknown.
+        folder: the cache.
+        threads: of the host.
+    """
+    kept = _kept(folder)
+    here = kept[1] if kept and replace(kept[0], devices=()) == identity(threads) else None
+    wanted = {name: card or _UNKNOWN for name, card in cards.items()}
+    speed = from_catalogue(list(wanted.values()), list(wanted), here)
+    if kept and here:
+        measured = [name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept[0])]
+        if measured and len(measured) == len(cards):
+            speed = here
+        else:
+            speed = replace(speed, devices=speed.devices | {name: here.devices[name] for name in measured})
+    return replace(speed, memory_bytes=host.free_memory_bytes())
+
+
+def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
+    """Whether the device that was measured under this name is that card."""
+    found = next((device for device in kept.devices if device.startswith(f"{name} ")), "")
+    try:
+        return card is None or find_card(found.removeprefix(f"{name} ")) == card
+    except UsageError:
+        return False
+
+
+def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> MachineSpeed:
+    """Measure this machine in a child process, and keep the result.
+
+    Raises:
+        GgufspecError: an RPC worker does not answer, or llama.cpp died.
+        Interrupted: Ctrl-C.
+    """
+    result = worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    origin = f"measured on {_today()} with llama-cpp-python {version('llama-cpp-python')}"
+    speed = interpret(result, _link_here(), origin)
+    _keep(folder, result, speed, spec.threads)
+    return speed
+
+
+def _keep(folder: Path, result: Result, speed: MachineSpeed, threads: int) -> None:
+    timings = {name: [asdict(timing) for timing in found] for name, found in result.timings.items()}
+    kept = {"date": _today(), "identity": asdict(identity(threads, result.devices)), "speed": asdict(speed)}
+    write_json(folder / _FILE, kept | {"timings": timings})
+
+
+def _today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+# ---- from the catalogue ----------------------------------------------------------------------------------------------
+
+# Share of the data sheet's bandwidth that weights are read at, fixed costs aside. With them the single-stream figures
+# of Llama-2-7B Q4_0 (3.56 GiB, 32 blocks) follow: RTX 4090 188 t/s, RTX 3090 167, RTX 3050 6GB 38
+# (www.reddit.com/r/LocalLLaMA/comments/1ghvwsj, llama.cpp b4008, CUDA), RX 7900 XTX 129 to 144 (llama.cpp issue 20934,
+# ROCm). Of Intel's cards public figures run from a quarter to three quarters: a guess.
+_EFFICIENCY = {"NVIDIA": 0.8, "AMD": 0.57, "Intel": 0.5}
+_CARD_LAYER_S, _CARD_FLOPS, _LINK = 20e-6, 0.4, 0.8  # kernel launches of a block; shares of the data sheet's rates
+_PASS_S, _CROSSING_S = 2e-4, 3e-5
+_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
+# T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp issue 15802
+_CARD_CURVE = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
+# A desktop with two channels of DDR4 or DDR5: 8B at 4 bits runs at 6 to 11 t/s on DDR4-3200. Q3_K is slow to unpack:
+# 0.58 is what Llama-3-70B Q3_K_S at 45 of 80 layers beside a 4090 implies at 2.01 t/s.
+_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S = 50e9, 0.5e12, 3e-5
+_HOST_SHARES = {"f16": 1.0, "q8_0": 1.0, "q4_0": 1.0, "q4_K": 0.9, "q6_K": 0.9, "q3_K": 0.58}
+# Measured on two cores with AVX-512: docs/evidence/speed-prediction.json has newer ones
+_HOST_CURVES = {
+    "f16": {1: 1.0, 2: 1.27, 3: 1.38, 4: 1.42, 8: 1.92, 16: 2.94, 32: 4.6},
+    "q8_0": {1: 1.0, 2: 1.83, 3: 2.17, 4: 2.53, 8: 3.19, 16: 4.69, 32: 8.06},
+    "q4_0": {1: 1.0, 2: 1.74, 3: 2.1, 4: 1.44, 5: 2.26, 8: 1.74, 16: 2.7, 32: 5.33},
+    "q4_K": {1: 1.0, 2: 1.8, 4: 2.5, 8: 3.2, 16: 4.7, 32: 8.1},
+}
+
+
+_UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)  # a modest card of some years ago
+
+
+def guessed_host() -> DeviceSpeed:
+    """A desktop of today with two memory channels."""
+    by_type = {kind: _HOST_BYTES_PER_S * share for kind, share in _HOST_SHARES.items()}
+    curves = {kind: dict(curve) for kind, curve in _HOST_CURVES.items()}
+    return DeviceSpeed(_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, curves)
+
+
+def from_catalogue(cards: Sequence[Card], names: Sequence[str] = (), here: MachineSpeed | None = None) -> MachineSpeed:
+    """The speeds of cards that are not here, by their data sheets.
+
+    Args:
+        cards: the cards, in llama.cpp's order.
+        names: what the devices are called in placements; the cards' own names without them.
+        here: the calibration of the machine that they would be put into; a usual desktop without it.
+    """
+    speeds = {HOST: here.device(HOST) if here else guessed_host()}
+    for name, card in zip(names or [card.name for card in cards], cards, strict=True):
+        speeds[name] = DeviceSpeed(
+            bandwidth_bytes_per_s=card.bandwidth_bytes_per_s * _EFFICIENCY[_maker(card)],
+            flops_per_s=card.fp16_flops * _CARD_FLOPS,
+            layer_s=_CARD_LAYER_S,
+            source="catalogue",
+            curves={"q4_0": dict(_CARD_CURVE)},
+        )
+    links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
+    host_words = f"the host {here.origin}" if here else "nothing was measured on this machine"
+    origin = f"from the catalogue; {host_words}" if cards or not here else here.origin
+    return MachineSpeed(
+        devices=speeds,
+        pass_s=here.pass_s if here else _PASS_S,
+        crossing_s=_CROSSING_S,
+        link_bytes_per_s=min(links, default=link_bytes_per_s(4, 16)),
+        origin=origin,
+        streams=bool(cards),
+        memory_bytes=here.memory_bytes if here else None,
+    )
+
+
+def typical_card(vram_bytes: int) -> Card:
+    """A card of so much memory: of those nearest in memory, the one with the median bandwidth."""
+    nearest = min(abs(card.vram_bytes - vram_bytes) for card in CARDS)
+    alike = sorted(
+        (card for card in CARDS if abs(card.vram_bytes - vram_bytes) == nearest),
+        key=lambda card: card.bandwidth_bytes_per_s,
+    )
+    return replace(alike[len(alike) // 2], name=f"a card of {vram_bytes / 2**30:.0f} GiB", vram_bytes=vram_bytes)
+
+
+def link_bytes_per_s(generation: int | None, lanes: int | None) -> float:
+    """What a PCIe link reaches; what a card does not tell is taken for generation 4 and 16 lanes."""
+    return _LINK * _LANE_BYTES_PER_S.get(generation or 4, 1.969e9) * (lanes or 16)
+
+
+def _link_here() -> float:
+    here = gpus.gpus()
+    return min((link_bytes_per_s(c.pcie_generation, c.pcie_width) for c in here), default=link_bytes_per_s(4, 16))
+
+
+def _maker(card: Card) -> str:
+    if card.name.startswith(("RX ", "Pro W")):
+        return "AMD"
+    return "Intel" if card.name.startswith("Arc ") else "NVIDIA"
+
+
+# ---- what no breakdown counts ----------------------------------------------------------------------------------------
+
+# CUDA's context, cuBLAS, graphs and pools; others reserve 250 to 500 MiB for them. A guess until it is measured.
+DEFAULT_OVERHEAD_BYTES = 450 * 2**20
+
+
+def record_overhead(folder: Path, card: str, driver: str, llama_cpp_python: str, size_bytes: int) -> None:
+    """Keep what a process took of ``card`` beyond llama.cpp's own breakdown: the rise that NVML saw, less that.
+
+    Args:
+        folder: the cache.
+        card: its name, as its driver says it.
+        driver: the driver's version.
+        llama_cpp_python: the version of it.
+        size_bytes: what it was; below zero counts as nothing.
+    """
+    kept = read_json(folder / _OVERHEADS)
+    of_card = kept.get(card)
+    known = of_card if isinstance(of_card, dict) else {}
+    known.pop(key := f"{driver}; {llama_cpp_python}", None)  # the latest comes last
+    write_json(folder / _OVERHEADS, kept | {card: known | {key: max(0, size_bytes)}})
+
+
+def known_overhead(folder: Path, card: str, driver: str | None = None, llama_cpp_python: str | None = None) -> int:
+    """Bytes that were recorded for a card, or ``DEFAULT_OVERHEAD_BYTES``.
+
+    Args:
+        folder: the cache.
+        card: its name.
+        driver: the driver's version; None: whatever was recorded last.
+        llama_cpp_python: the version of it; None as before.
+    """
+    known = read_json(folder / _OVERHEADS).get(card)
+    for key, size in reversed(known.items() if isinstance(known, dict) else ()):
+        of_driver, _, of_version = key.partition("; ")
+        if driver in (None, of_driver) and llama_cpp_python in (None, of_version) and isinstance(size, int):
+            return size
+    return DEFAULT_OVERHEAD_BYTES

@@ -1,0 +1,82 @@
+"""Asks llama.cpp's dry run and keeps its answers, so that the same question costs a file read the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from ggufspec.llamacpp.dryrun import Allocated, Answer, Request, Spec, ask
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.memory import HOST, Bytes
+from ggufspec.planning.store import read_json, write_json
+
+
+class Confirmer:
+    """Callable: what llama.cpp would allocate for each request, by device; its words where it refuses.
+
+    Args:
+        cards: names of the cards, in llama.cpp's order.
+        paper: whether paper cards stand for them, since they are not here.
+        rpc: RPC workers to ask, where the cards are real.
+        folder: where answers are kept.
+        verbose: let llama.cpp's log through.
+
+    Raises:
+        GgufspecError: an RPC worker does not answer, or llama.cpp died.
+    """
+
+    def __init__(
+        self, cards: Sequence[str], *, paper: bool, rpc: Sequence[str], folder: Path, verbose: bool = False
+    ) -> None:
+        self._cards = tuple(cards)
+        self._paper = paper
+        self._rpc = tuple(rpc)
+        self._folder = folder / "confirmed"
+        self._verbose = verbose
+        self._known: dict[str, Answer] = {}
+
+    def __call__(self, requests: Sequence[tuple[Path, Placement, ContextOptions]]) -> list[dict[str, Bytes] | str]:
+        """Answers in the order of ``requests``; those not known yet are asked together, in one child process."""
+        wanted = [Request(*request) for request in requests]
+        keys = [self._key(request) for request in wanted]
+        for key in keys:
+            if key not in self._known and (kept := read_json(self._folder / f"{key}.json")):
+                devices = {name: Allocated(**allocated) for name, allocated in kept["devices"].items()}
+                self._known[key] = Answer(devices, kept["output"], kept["error"])
+        unknown = {key: request for key, request in zip(keys, wanted, strict=True) if key not in self._known}
+        if unknown:
+            ordered = sorted(unknown.items(), key=lambda item: (str(item[1].path), str(item[1].placement)))
+            paper_cards = len(self._cards) if self._paper else 0
+            spec = Spec(tuple(request for _, request in ordered), () if self._paper else self._rpc, paper_cards)
+            result = ask(spec, verbose=self._verbose)
+            names = {HOST: HOST} | dict(zip(result.offload, self._cards, strict=False))
+            for (key, _), answer in zip(ordered, result.answers, strict=True):
+                renamed = Answer({names[n]: a for n, a in answer.devices.items()}, answer.output, answer.error)
+                self._known[key] = renamed
+                write_json(self._folder / f"{key}.json", asdict(renamed))
+        return [self._bytes(self._known[key]) for key in keys]
+
+    def _bytes(self, answer: Answer) -> dict[str, Bytes] | str:
+        if answer.error:
+            return answer.error
+        found = {name: Bytes() for name in (HOST, *self._cards)}
+        found |= {name: Bytes(a.weights, a.kv, a.compute) for name, a in answer.devices.items()}
+        found[HOST] += Bytes(overhead=answer.output)
+        return found
+
+    def _key(self, request: Request) -> str:
+        """Where the answer is kept. Threads change nothing; the cards count by name, since real ones differ."""
+        context = asdict(request.context) | {"threads": 1}
+        question = [
+            request.path.name,
+            asdict(request.placement),
+            context,
+            len(self._cards) if self._paper else self._cards,
+            self._rpc,
+            version("llama-cpp-python"),
+        ]
+        return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,94 @@
+"""A plan as the document that is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.memory import HOST, Bytes
+from ggufspec.planning.plan import Option, Plan, Subject
+from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+
+
+def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: Sequence[SweepRow] = ()) -> PlanDocument:
+    """The plan of ``pair`` as ``ggufspec/plan@1``.
+
+    Args:
+        plan: what was found.
+        pair: names and files.
+        acceptance_from: where the expected acceptance comes from, in words.
+        sweep: rows of a sweep over layers, if one was asked for.
+    """
+    chosen = _option(plan, plan.chosen)
+    question = plan.question
+    return PlanDocument(
+        pair=pair,
+        devices=tuple(_devices(plan)),
+        target=chosen.target,
+        draft=chosen.draft,
+        options={
+            "target_only": _option(plan, plan.alone),
+            "speculative": _option(plan, plan.pair) if plan.pair else None,
+        },
+        predicted={
+            "target_only_tokens_per_s": plan.alone.tokens_per_s,
+            "speculative_tokens_per_s": plan.pair.tokens_per_s if plan.pair else None,
+            "target_only_at_pair_tokens_per_s": plan.at_pair if plan.pair else None,
+            "break_even_acceptance": plan.break_even_acceptance,
+            "acceptance": question.acceptance if question.draft else None,
+        },
+        choice=plan.choice,
+        why=plan.why(),
+        settings=asdict(plan.chosen.context) | {"acceptance_from": acceptance_from, "draft_max": question.draft_max},
+        draft_costs_layers=plan.draft_costs_layers,
+        confirmed=plan.confirmed,
+        speed=plan.machine.speed.origin,
+        notes=plan.notes,
+        sweep=tuple(sweep),
+    )
+
+
+def _devices(plan: Plan) -> list[PlannedDevice]:
+    machine, chosen = plan.machine, plan.chosen
+    host = chosen.used(HOST)
+    rows = [
+        PlannedDevice(
+            name=card.name,
+            description=card.description,
+            total_bytes=card.total_bytes,
+            free_bytes=card.free_bytes,
+            budget_bytes=machine.budget_bytes(card),
+            used_bytes=chosen.used(card.name).total + card.overhead_bytes,
+            overhead_bytes=card.overhead_bytes,
+            formula_error_bytes=chosen.formula[card.name].total - chosen.used(card.name).total,
+        )
+        for card in machine.cards
+    ]
+    free = machine.memory_bytes
+    error = chosen.formula[HOST].total - host.total
+    return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, host.total, 0, error)]
+
+
+def _option(plan: Plan, option: Option) -> PlannedOption:
+    question = plan.question
+    draft = None
+    if option.draft is not None and question.draft is not None:
+        draft = _model(question.draft, option.draft, question.draft.context, option.draft_bytes)
+    target = _model(question.target, option.target, option.context, option.target_bytes)
+    return PlannedOption(target, draft, option.tokens_per_s, option.draft_length)
+
+
+def _model(
+    subject: Subject, placement: Placement, context: ContextOptions, by_device: dict[str, Bytes]
+) -> PlannedModel:
+    return PlannedModel(
+        file=subject.header.name,
+        gpu_layers=placement.offloaded(subject.header.blocks),
+        layers=subject.header.blocks,
+        split=placement.split,
+        cpu_experts=placement.cpu_experts,
+        type_k=context.type_k,
+        type_v=context.type_v,
+        bytes={name: asdict(used) for name, used in by_device.items()},
+    )

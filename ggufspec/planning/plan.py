@@ -1,0 +1,167 @@
+"""A plan: where each layer of a pair goes, what it costs, how fast it will be, and whether target-only would be faster.
+
+The values; :mod:`ggufspec.planning.search` makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.pairs.header import ModelHeader
+from ggufspec.planning.memory import Bytes
+from ggufspec.planning.speed import MachineSpeed
+
+_LONGEST_DRAFT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A device that layers can be offloaded to. ``overhead_bytes`` is what its driver takes for a process."""
+
+    name: str
+    description: str
+    total_bytes: int
+    free_bytes: int
+    overhead_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What to plan for. ``headroom_bytes`` is left free on each card; ``memory_bytes`` is the RAM that is free."""
+
+    cards: tuple[Card, ...]
+    memory_bytes: int
+    headroom_bytes: int
+    speed: MachineSpeed
+
+    def budget_bytes(self, card: Card) -> int:
+        """What a plan may use of a card, its overhead included."""
+        return max(0, card.free_bytes - self.headroom_bytes)
+
+    @property
+    def card_names(self) -> tuple[str, ...]:
+        """In llama.cpp's order."""
+        return tuple(card.name for card in self.cards)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One model of the question: header, skeleton for the dry run, context, and its layers where they are fixed."""
+
+    header: ModelHeader
+    skeleton: Path
+    context: ContextOptions
+    gpu_layers: int | None = None
+    split: tuple[float, ...] = ()
+    cpu_experts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A pair to place.
+
+    Args:
+        target: the target in the pair.
+        alone: the target without a draft: fewer rows of logits are reserved.
+        draft: the draft, or None.
+        acceptance: the expected share of drafted tokens that the target keeps, 0 to 1.
+        kv_types: (type_k, type_v) of the target's cache that may be chosen besides the one asked for.
+        draft_max: the longest draft to consider.
+    """
+
+    target: Subject
+    alone: Subject
+    draft: Subject | None
+    acceptance: float
+    kv_types: tuple[tuple[str, str], ...] = ()
+    draft_max: int = _LONGEST_DRAFT
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way of running: placements, bytes by device, and what it will reach.
+
+    ``formula`` is what :mod:`ggufspec.planning.memory` puts the same at, both models together.
+    """
+
+    target: Placement
+    draft: Placement | None
+    context: ContextOptions
+    target_bytes: dict[str, Bytes]
+    draft_bytes: dict[str, Bytes]
+    formula: dict[str, Bytes]
+    tokens_per_s: float
+    draft_length: int = 0
+
+    def used(self, device: str) -> Bytes:
+        """Target and draft together on one device."""
+        return self.target_bytes.get(device, Bytes()) + self.draft_bytes.get(device, Bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer.
+
+    Args:
+        alone: target-only at its own best placement.
+        pair: the best placement of both; None without a draft, or where the draft does not fit.
+        at_pair: predicted tokens/s of target-only at the pair's placement of the target.
+        break_even_acceptance: from which acceptance on the pair wins; None where it never does.
+        draft_costs_layers: target layers that the draft's memory would hold.
+        confirmed: whether llama.cpp's dry run answered.
+        notes: what the user should know besides.
+    """
+
+    question: Question
+    machine: Machine
+    alone: Option
+    pair: Option | None
+    at_pair: float
+    break_even_acceptance: float | None
+    draft_costs_layers: int
+    confirmed: bool
+    notes: tuple[str, ...]
+
+    @property
+    def choice(self) -> str:
+        """``speculative`` where the pair is predicted to win, else ``target-only``."""
+        return "speculative" if self.pair and self.pair.tokens_per_s > self.alone.tokens_per_s else "target-only"
+
+    @property
+    def chosen(self) -> Option:
+        """The faster option."""
+        return self.pair if self.pair and self.choice == "speculative" else self.alone
+
+    def why(self) -> str:
+        """The choice in words."""
+        layers, alone = self.question.target.header.layers, self.alone
+        rival = f"target-only at {alone.target.offloaded(layers - 1)}/{layers} layers"
+        if self.question.draft is None:
+            return f"{rival} is predicted to reach {_rate(alone.tokens_per_s)}."
+        if self.pair is None:
+            return (
+                f"The draft does not fit beside the target; {rival} is predicted to reach {_rate(alone.tokens_per_s)}."
+            )
+        assert self.pair.draft is not None
+        said = []
+        if self.draft_costs_layers:
+            said.append(f"The draft costs {_count(self.draft_costs_layers, 'target layer')}")
+        said.append(
+            f"{rival} would reach {_rate(alone.tokens_per_s)}, the pair {_rate(self.pair.tokens_per_s)} at "
+            f"{self.question.acceptance:.0%} acceptance and draft length {self.pair.draft_length}"
+        )
+        if self.break_even_acceptance is None:
+            said.append("no acceptance would make the draft worth it here")
+        else:
+            said.append(f"break-even acceptance is {self.break_even_acceptance:.2f}")
+        return "; ".join(said) + "."
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1}f} t/s"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,290 @@
+"""Finds the fastest placement that fits. Pure but for ``confirm``, llama.cpp's own dry run.
+
+Every placement is ranked by predicted tokens/s; from the fastest down, the first that fits is the plan. The formula
+(:mod:`ggufspec.planning.memory`) is an upper bound a little above the truth: what it puts far over the budget is passed
+over, all else is asked of llama.cpp. So the plan is one that llama.cpp confirmed, and one layer more does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
+from ggufspec.planning.memory import HOST, Bytes, estimate
+from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
+from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
+from ggufspec.reports.document import SweepRow
+
+ByDevice = dict[str, Bytes]
+Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], list[ByDevice | str]]
+
+_UNSURE = 0.15  # of the compute buffers: the formula may be this much above the truth
+_AT_ONCE = 6  # placements that are asked of one dry run
+_MOST_ASKED = 120
+
+
+def make_plan(question: Question, machine: Machine, confirm: Confirm | None = None) -> Plan:
+    """Place a pair, and the target alone, as fast as the budget allows.
+
+    Args:
+        question: what to place.
+        machine: where.
+        confirm: llama.cpp's dry run; without it the formula has the last word.
+
+    Raises:
+        UsageError: layers that were asked for do not fit the budget.
+    """
+    search = _Search(question, machine, confirm)
+    alone = search.best([(question.alone, None)])
+    if alone is None:
+        raise search.too_large(question.alone, None)
+    pair, notes = None, list[str]()
+    if question.draft is not None:
+        pair = search.best([(target, question.draft) for target in _with_kv_types(question)])
+        if pair is None:
+            error = search.too_large(question.target, question.draft)
+            if question.target.gpu_layers is not None or question.draft.gpu_layers is not None:
+                raise error
+            notes.append(error.message)
+    return search.finish(alone, pair, notes)
+
+
+def sweep(question: Question, machine: Machine, steps: int = 8) -> list[SweepRow]:
+    """Predicted tokens/s of both options over the target's layers, by formula; the draft wherever it is best.
+
+    Args:
+        question: what to place.
+        machine: where.
+        steps: rows between none and all of the layers.
+    """
+    layers = question.target.header.layers
+    search = _Search(question, machine, None)
+    rows = []
+    for count in sorted({round(step * layers / steps) for step in range(steps + 1)}):
+        alone = search.best([(replace(question.alone, gpu_layers=count), None)])
+        pair = search.best([(replace(question.target, gpu_layers=count), question.draft)]) if question.draft else None
+        rows.append(SweepRow(count, *(one.tokens_per_s if one else None for one in (alone, pair))))
+    return rows
+
+
+def _with_kv_types(question: Question) -> Iterator[Subject]:
+    yield question.target
+    for type_k, type_v in question.kv_types:
+        context = replace(question.target.context, type_k=type_k, type_v=type_v)
+        if context != question.target.context:
+            yield replace(question.target, context=context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Both models placed; the draft may be absent."""
+
+    target: Subject
+    placement: Placement
+    draft: Subject | None
+    draft_placement: Placement | None
+    choice: Choice
+
+    def requests(self) -> list[tuple[Path, Placement, ContextOptions]]:
+        """What to ask of the dry run: the target first."""
+        asked = [(self.target.skeleton, self.placement, self.target.context)]
+        if self.draft is not None and self.draft_placement is not None:
+            asked.append((self.draft.skeleton, self.draft_placement, self.draft.context))
+        return asked
+
+
+class _Search:
+    def __init__(self, question: Question, machine: Machine, confirm: Confirm | None) -> None:
+        self.question, self.machine, self._confirm = question, machine, confirm
+        self._estimates: dict[object, ByDevice] = {}
+        self._passes: dict[object, float] = {}
+
+    # ---- what is known of a placement
+
+    def estimate(self, subject: Subject, placement: Placement) -> ByDevice:
+        """The formula's bytes."""
+        key = (id(subject.header), placement, subject.context)
+        if key not in self._estimates:
+            self._estimates[key] = estimate(subject.header, placement, subject.context, self.machine.card_names)
+        return self._estimates[key]
+
+    def pass_s(self, subject: Subject, placement: Placement, tokens: int) -> float:
+        """Predicted seconds of a batch, half of the context filled."""
+        context = subject.context
+        key = (id(subject.header), placement, context.type_k, context.type_v, tokens)
+        if key not in self._passes:
+            depth = context.n_ctx // 2
+            speed, cards = self.machine.speed, self.machine.card_names
+            self._passes[key] = pass_s(
+                subject.header, placement, speed, cards, tokens=tokens, depth=depth, context=context
+            )
+        return self._passes[key]
+
+    def choice(self, target: Subject, at: Placement, draft: Subject | None, draft_at: Placement | None) -> Choice:
+        """The best draft length there and what it yields; for a target alone, length 0."""
+        if draft is None or draft_at is None:
+            seconds = self.pass_s(target, at, 1)
+            return Choice(0, 1 / seconds, seconds)
+        return best_length(
+            lambda tokens: self.pass_s(target, at, tokens),
+            self.pass_s(draft, draft_at, 1),
+            self.question.acceptance,
+            most=self.question.draft_max,
+            least=1,
+        )
+
+    # ---- the search
+
+    def best(self, subjects: Iterable[tuple[Subject, Subject | None]]) -> Option | None:
+        """The fastest option that fits, or None.
+
+        Raises:
+            ModelError: llama.cpp refuses what would fit.
+        """
+        candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
+        candidates.sort(key=lambda one: -one.choice.tokens_per_s)
+        if self._confirm is None:
+            return next((self._option(one, self._formula(one)) for one in candidates if self._fits(one)), None)
+        left = iter(candidates)
+        asked, refusal = 0, ""
+        while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
+            asked += len(some)
+            requests = list(dict.fromkeys(request for one in some for request in one.requests()))
+            answers = dict(zip(requests, self._confirm(requests), strict=True))
+            for one in some:
+                parts = [answers[request] for request in one.requests()]
+                known = [part for part in parts if not isinstance(part, str)]
+                refusal = next((part for part in parts if isinstance(part, str)), refusal)
+                if len(known) == len(parts) and self._within(known):
+                    return self._option(one, known)
+        if refusal:
+            raise ModelError(refusal, context_hint(refusal))
+        return None
+
+    def _candidates(self, target: Subject, draft: Subject | None) -> Iterator[_Candidate]:
+        """Every placement of both but for those that are far too large."""
+        for draft_at in self._placements(draft) if draft else [None]:
+            beside = self.estimate(draft, draft_at) if draft and draft_at else {}
+            for at in self._placements(target):
+                if self._within([self.estimate(target, at), beside], unsure=_UNSURE if self._confirm else 0.0):
+                    yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
+
+    def _placements(self, subject: Subject) -> list[Placement]:
+        """The placements that a question leaves open, the largest first."""
+        layers = subject.header.layers
+        if not self.machine.cards:
+            return [Placement(0)]
+        counts: Iterable[int] = range(layers, -1, -1)
+        if subject.gpu_layers is not None:
+            counts = [layers if subject.gpu_layers < 0 else min(subject.gpu_layers, layers)]
+        found = []
+        for count in counts:
+            for split in self._splits(subject, count):
+                found.append(Placement(count, split, subject.cpu_experts or 0))
+                if subject.header.experts and subject.cpu_experts is None and count == layers:
+                    found += [Placement(count, split, blocks) for blocks in range(1, subject.header.blocks + 1)]
+        return found
+
+    def _splits(self, subject: Subject, count: int) -> list[tuple[float, ...]]:
+        """Layers for each card: by budget, and with a few taken from the last, which has the output matrix too."""
+        cards = self.machine.cards
+        if subject.split or len(cards) < 2 or count < len(cards):
+            return [subject.split]
+        budgets = [self.machine.budget_bytes(card) for card in cards]
+        ends = [round(count * sum(budgets[: i + 1]) / max(sum(budgets), 1)) for i in range(len(cards))]
+        shares = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return [
+            tuple(map(float, (shares[0] + moved, *shares[1:-1], shares[-1] - moved)))
+            for moved in range(4)
+            if shares[-1] - moved > 0
+        ]
+
+    # ---- whether it fits
+
+    def _within(self, parts: Sequence[ByDevice], unsure: float = 0.0) -> bool:
+        return all(self._excess(parts, index, unsure) <= 0 for index in range(len(self.machine.cards)))
+
+    def _excess(self, parts: Sequence[ByDevice], index: int, unsure: float = 0.0) -> int:
+        """Bytes over the budget of one card; ``unsure`` of the compute buffers may not be there."""
+        card = self.machine.cards[index]
+        used = sum((part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes))
+        return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
+
+    def _formula(self, one: _Candidate) -> list[ByDevice]:
+        parts = [self.estimate(one.target, one.placement)]
+        if one.draft is not None and one.draft_placement is not None:
+            parts.append(self.estimate(one.draft, one.draft_placement))
+        return parts
+
+    def _fits(self, one: _Candidate) -> bool:
+        return self._within(self._formula(one))
+
+    def _option(self, one: _Candidate, parts: Sequence[ByDevice]) -> Option:
+        return Option(
+            target=one.placement,
+            draft=one.draft_placement,
+            context=one.target.context,
+            target_bytes=parts[0],
+            draft_bytes=parts[1] if len(parts) > 1 else {},
+            formula=_sum(self._formula(one)),
+            tokens_per_s=one.choice.tokens_per_s,
+            draft_length=one.choice.length,
+        )
+
+    def too_large(self, target: Subject, draft: Subject | None) -> UsageError:
+        """Why nothing fits: the smallest placement that was allowed, against the tightest card."""
+        smallest = [self.estimate(target, self._placements(target)[-1])]
+        if draft is not None:
+            smallest.append(self.estimate(draft, self._placements(draft)[-1]))
+        index = max(range(len(self.machine.cards)), key=lambda i: self._excess(smallest, i))
+        card = self.machine.cards[index]
+        needed = self._excess(smallest, index) + self.machine.budget_bytes(card)
+        what = f"{target.header.name} with {draft.header.name}" if draft else target.header.name
+        hint = "lower -ngl or -ngld (auto finds the most that fits), -c, or use a smaller KV type (-ctk q8_0 -ctv q8_0)"
+        return UsageError(
+            f"{what} needs {needed / 2**30:.2f} GiB of {card.name} at least, and the budget is "
+            f"{self.machine.budget_bytes(card) / 2**30:.2f} GiB",
+            hint if target.gpu_layers is not None or draft else "give more with --vram, or lower --headroom",
+        )
+
+    # ---- the answer
+
+    def finish(self, alone: Option, pair: Option | None, notes: list[str]) -> Plan:
+        """Compare the two options."""
+        question, machine = self.question, self.machine
+        target, draft = question.target, question.draft
+        at_pair, even, costs = alone.tokens_per_s, None, 0
+        if pair is not None and draft is not None and pair.draft is not None:
+            placed = replace(target, context=pair.context)
+            draft_s = self.pass_s(draft, pair.draft, 1)
+            at_pair = 1 / self.pass_s(placed, pair.target, 1)
+            even = break_even_acceptance(
+                lambda tokens: self.pass_s(placed, pair.target, tokens),
+                draft_s,
+                alone.tokens_per_s,
+                most=question.draft_max,
+            )
+            blocks = target.header.blocks
+            costs = max(0, alone.target.offloaded(blocks) - pair.target.offloaded(blocks))
+        plan = Plan(question, machine, alone, pair, at_pair, even, costs, self._confirm is not None, tuple(notes))
+        return replace(plan, notes=(*notes, *self._warnings(plan)))
+
+    def _warnings(self, plan: Plan) -> Iterator[str]:
+        host = plan.chosen.used(HOST).total
+        if host > self.machine.memory_bytes:
+            yield (
+                f"{host / 2**30:.1f} GiB stay on the host and {self.machine.memory_bytes / 2**30:.1f} GiB of its "
+                "memory are free: the rest is read from disk at every token"
+            )
+        for subject in (self.question.target, self.question.draft):
+            if subject and 0 < subject.header.context_length < subject.context.n_ctx:
+                yield f"{subject.header.name} was trained for {subject.header.context_length:,} tokens of context"
+
+
+def _sum(parts: Sequence[ByDevice]) -> ByDevice:
+    names = {name for part in parts for name in part}
+    return {name: sum((part.get(name, Bytes()) for part in parts), Bytes()) for name in names}

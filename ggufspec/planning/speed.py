@@ -1,0 +1,565 @@
+"""How fast a placement will be: seconds of one batch from bytes and bandwidths. Pure: no model, clock or I/O.
+
+A token costs what must be read for it: the weights of every block on the block's device, the KV cache, and some fixed
+costs. A batch of n tokens reads the same weights once and computes n times, and T(n) / T(1) is neither flat nor
+monotonic: it belongs to the kernels of a machine and a weight type. So a device carries its measured curves
+(:mod:`ggufspec.planning.calibration`); without one the dearer of reading and computing counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp.gguf import Tensor
+from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
+from ggufspec.pairs.header import ModelHeader, block_of
+from ggufspec.planning.memory import HOST
+
+STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
+_TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
+
+Curve = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpeed:
+    """One device.
+
+    Args:
+        bandwidth_bytes_per_s: what reading weights reaches there.
+        flops_per_s: what wide batches reach.
+        layer_s: fixed cost of a block per pass.
+        source: where the figures are from.
+        by_type: bandwidth by weight type as ggml spells it, where it is known: unpacking some types costs a CPU more
+            than reading them.
+        curves: T(n) / T(1) of the weights by type, then by n; every curve begins with n = 1.
+    """
+
+    bandwidth_bytes_per_s: float
+    flops_per_s: float
+    layer_s: float = 0.0
+    source: Literal["measured", "catalogue", "guess"] = "guess"
+    by_type: dict[str, float] = field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def scaled(self, factor: float) -> DeviceSpeed:
+        """The same device, its weights' time multiplied by ``factor``."""
+        return replace(
+            self,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / factor,
+            flops_per_s=self.flops_per_s / factor,
+            by_type={kind: value / factor for kind, value in self.by_type.items()},
+        )
+
+    def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
+        """Seconds to multiply with weights of one type.
+
+        Args:
+            kind: the type.
+            size_bytes: bytes that are read.
+            flops: operations of the whole batch.
+            width: tokens that each weight meets.
+        """
+        read_s = size_bytes / self.by_type.get(_nearest(kind, self.by_type), self.bandwidth_bytes_per_s)
+        curve = self.curves.get(_nearest(kind, self.curves))
+        if not curve:
+            return max(read_s, flops / self.flops_per_s)
+        widest = max(curve)
+        seconds = read_s * interpolate(curve, width)
+        return seconds if width <= widest else max(seconds, flops / self.flops_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpeed:
+    """A machine; the host is the device ``HOST``.
+
+    Args:
+        devices: by name.
+        pass_s: fixed cost of a pass.
+        crossing_s: fixed cost of handing the residual stream to another device.
+        link_bytes_per_s: between host and cards.
+        origin: where the figures are from, in a sentence.
+        streams: whether a card computes with the host's weights in batches of ``STREAM_WIDTH`` and more; RPC does not.
+        memory_bytes: RAM that can hold weights; None: enough.
+        disk_bytes_per_s: what is read from disk when they do not fit; a guess, of an NVMe disk.
+    """
+
+    devices: dict[str, DeviceSpeed]
+    pass_s: float
+    crossing_s: float
+    link_bytes_per_s: float
+    origin: str
+    streams: bool = False
+    memory_bytes: int | None = None
+    disk_bytes_per_s: float = 2e9
+
+    def device(self, name: str) -> DeviceSpeed:
+        """One device.
+
+        Raises:
+            UsageError: nothing is known of it.
+        """
+        try:
+            return self.devices[name]
+        except KeyError:
+            known = ", ".join(self.devices)
+            raise UsageError(f"no speed is known of the device {name}", f"known: {known}; calibrate again") from None
+
+
+def interpolate(curve: Curve, width: float) -> float:
+    """``curve`` at ``width``: exact where it was measured, linear between, flat outside."""
+    known = sorted(curve)
+    if width >= known[-1]:
+        return curve[known[-1]]
+    above = next(n for n in known if n > width)
+    below = max((n for n in known if n <= width), default=above)
+    if above == below:
+        return curve[above]
+    return curve[below] + (curve[above] - curve[below]) * (width - below) / (above - below)
+
+
+# Bits per weight: ggml/src/ggml-common.h
+BITS = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q6_K": 6.56, "q5_1": 6, "q5_0": 5.5, "q5_K": 5.5, "q4_1": 5}
+BITS |= {"q4_0": 4.5, "iq4_nl": 4.5, "q4_K": 4.5, "iq4_xs": 4.25, "mxfp4": 4.25, "q3_K": 3.44, "iq3_s": 3.44}
+BITS |= {"iq3_xxs": 3.06, "q2_K": 2.63, "iq2_s": 2.56, "iq2_xs": 2.31, "iq2_xxs": 2.06, "iq1_m": 1.75, "iq1_s": 1.56}
+
+
+_OTHER_FAMILY = 0.5  # as far as a factor of 2^0.5 in bits
+
+
+def _nearest(kind: str, known: Mapping[str, object]) -> str:
+    """The type of ``known`` that ``kind`` is most like: itself, else one of about its bits and of its family."""
+    if kind in known or not known:
+        return kind
+
+    def distance(other: str) -> float:
+        bits = abs(math.log2(BITS.get(other, 4.5) / BITS.get(kind, 4.5)))
+        return bits + _OTHER_FAMILY * (_family(kind) != _family(other))
+
+    return min(known, key=distance)
+
+
+def _family(kind: str) -> str:
+    """What is unpacked alike: blocks with a scale, or super-blocks of 256."""
+    return "K" if kind.endswith("_K") or kind.startswith("iq") else kind[-2:]
+
+
+# ---- what a model reads ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Matrices of one type on one device; of the experts a token reads only some."""
+
+    device: str
+    kind: str
+    experts: bool
+    size_bytes: int
+    numbers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """What a block keeps: f32 numbers of state, numbers per token of keys and of values, and its window; 0 is none."""
+
+    state: int
+    keys: int
+    values: int
+    window: int
+
+    def read_bytes(self, cells: int, types: Sequence[str]) -> float:
+        """Bytes that a pass reads with so many tokens in the cache; a state is read and written."""
+        keys_bytes, values_bytes = (KV_TYPES[kind][1] / KV_TYPES[kind][0] for kind in types)
+        seen = min(cells, self.window) if self.window else cells
+        return 8.0 * self.state + seen * (self.keys * keys_bytes + self.values * values_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """One placement of a model, whatever the batch.
+
+    ``blocks`` counts alike blocks by device; ``table_bytes`` are tables on the host, of which a token reads
+    ``row_bytes``; ``crossings`` is how often the residual stream changes devices, the logits' way home included.
+    """
+
+    weights: tuple[_Weights, ...]
+    blocks: tuple[tuple[str, _Cache, int], ...]
+    table_bytes: int
+    row_bytes: float
+    crossings: int
+
+
+class _Same:
+    """A header as a key of a cache: the same object, whatever is in it."""
+
+    __slots__ = ("header",)
+
+    def __init__(self, header: ModelHeader) -> None:
+        self.header = header
+
+    def __hash__(self) -> int:
+        return id(self.header)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.header is self.header
+
+
+@functools.lru_cache(maxsize=32)
+def _layers(same: _Same) -> tuple[tuple[Counter[tuple[str, bool]], Counter[tuple[str, bool]]], ...]:
+    """(bytes, numbers) that a pass may read of each layer by (type, whether of experts); the output comes last.
+
+    NextN blocks have none: a pass does not run them (src/llama-hparams.cpp, n_layer).
+    """
+    header = same.header
+    found = tuple((Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()) for _ in range(header.layers))
+    for tensor in header.tensors:
+        block = block_of(tensor)
+        is_output = block is None and ((tensor.name == "token_embd.weight" and header.tied) or not _is_table(tensor))
+        if is_output or (block is not None and block < header.blocks - header.nextn_blocks):
+            size_bytes, numbers = found[header.blocks if block is None else block]
+            key = (tensor.type, "exps." in tensor.name)
+            size_bytes[key] += tensor.size_bytes
+            numbers[key] += math.prod(tensor.shape)
+    return found
+
+
+def _is_table(tensor: Tensor) -> bool:
+    return tensor.name.startswith(_TABLES)
+
+
+@functools.lru_cache(maxsize=1024)
+def _placed(same: _Same, placement: Placement, cards: tuple[str, ...]) -> _Placed:
+    header = same.header
+    devices = layer_devices(header.blocks, placement, cards)
+    size_bytes, numbers = Counter[tuple[str, str, bool]](), Counter[tuple[str, str, bool]]()
+    path = [HOST]
+    for layer, ((layer_bytes, layer_numbers), device) in enumerate(zip(_layers(same), devices, strict=True)):
+        path.append(device)
+        for (kind, of_experts), size in layer_bytes.items():
+            where = HOST if of_experts and layer < placement.cpu_experts else device
+            size_bytes[where, kind, of_experts] += size
+            numbers[where, kind, of_experts] += layer_numbers[kind, of_experts]
+        if layer < placement.cpu_experts and any(of_experts for _, of_experts in layer_bytes):
+            path += [HOST, device]
+    path.append(HOST)
+    run = range(header.blocks - header.nextn_blocks)
+    tables = [tensor for tensor in header.tensors if block_of(tensor) is None and _is_table(tensor)]
+    return _Placed(
+        weights=tuple(_Weights(*key, size, numbers[key]) for key, size in size_bytes.items()),
+        blocks=tuple((*key, count) for key, count in Counter((devices[i], _cache(header, i)) for i in run).items()),
+        table_bytes=sum(tensor.size_bytes for tensor in tables),
+        row_bytes=sum(tensor.size_bytes / math.prod(tensor.shape[1:]) for tensor in tables),
+        crossings=sum(a != b for a, b in itertools.pairwise(path)),
+    )
+
+
+def _cache(header: ModelHeader, block: int) -> _Cache:
+    state = header.conv_numbers + header.state_numbers if header.recurrent[block] else 0
+    if header.recurrent[block] and not header.cached[block]:
+        return _Cache(state, 0, 0, 0)
+    keys, values = (header.latent, 0) if header.latent else (header.keys(block), header.values(block))
+    return _Cache(state, keys, values, header.sliding_window if header.windowed[block] else 0)
+
+
+def layer_devices(blocks: int, placement: Placement, cards: Sequence[str]) -> list[str]:
+    """The device of each of ``blocks`` + 1 layers, the output last.
+
+    Source: src/llama-model.cpp, get_layer_buft_list. Without a split the cards share evenly here.
+    """
+    if not cards:
+        return [HOST] * (blocks + 1)
+    count = placement.offloaded(blocks)
+    shares = [*placement.split[: len(cards)], *[0.0] * (len(cards) - len(placement.split))] if placement.split else None
+    shares = shares or [1.0] * len(cards)
+    ends = [sum(shares[: i + 1]) / sum(shares) for i in range(len(cards))]
+    names = [HOST] * (blocks + 1 - count)
+    return names + [
+        next((card for card, end in zip(cards, ends, strict=True) if i / count < end), cards[-1]) for i in range(count)
+    ]
+
+
+# ---- one pass --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of one pass: of the weights and the KV cache by device, and what is fixed."""
+
+    devices: dict[str, float]
+    fixed_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return sum(self.devices.values()) + self.fixed_s
+
+
+def cost(
+    header: ModelHeader,
+    placement: Placement,
+    machine: MachineSpeed,
+    cards: Sequence[str] = (),
+    *,
+    tokens: int = 1,
+    depth: int = 0,
+    context: ContextOptions | None = None,
+) -> Cost:
+    """Where the time of one batch goes; arguments as for :func:`pass_s`."""
+    placed = _placed(_Same(header), placement, tuple(cards))
+    used = header.experts_used / header.experts if header.experts else 1.0
+    touched = 1 - (1 - used) ** tokens  # share of the experts that n tokens run through, if they choose at random
+    streams = machine.streams and tokens >= STREAM_WIDTH and bool(cards)
+    seconds = dict.fromkeys((HOST, *cards), 0.0)
+    host_bytes, host_read_bytes = placed.table_bytes, 0.0
+    for weights in placed.weights:
+        read, share = (touched, used) if weights.experts else (1.0, 1.0)
+        read_bytes, flops = weights.size_bytes * read, 2.0 * weights.numbers * tokens * share
+        device = weights.device
+        if device == HOST:
+            host_bytes += weights.size_bytes
+            host_read_bytes += read_bytes
+            if streams:
+                device = cards[0]
+                seconds[device] += read_bytes / machine.link_bytes_per_s
+        width = tokens * share / read  # tokens that each weight meets
+        seconds[device] += machine.device(device).weights_s(weights.kind, read_bytes, flops, width)
+    if machine.memory_bytes is not None and host_bytes > machine.memory_bytes:
+        seconds[HOST] = max(seconds[HOST], host_read_bytes / machine.disk_bytes_per_s)
+    seconds[HOST] += tokens * placed.row_bytes / machine.device(HOST).bandwidth_bytes_per_s
+    fixed_s = machine.pass_s
+    types = (context.type_k, context.type_v) if context else ("f16", "f16")
+    for name, cache, count in placed.blocks:
+        speed = machine.device(name)
+        seconds[name] += count * cache.read_bytes(depth + tokens, types) / speed.bandwidth_bytes_per_s
+        fixed_s += count * speed.layer_s
+    if placed.crossings:
+        numbers = (placed.crossings - 1) * header.embedding + header.vocabulary  # the last hands the logits over
+        fixed_s += placed.crossings * machine.crossing_s + 4.0 * tokens * numbers / machine.link_bytes_per_s
+    return Cost(seconds, fixed_s)
+
+
+def pass_s(
+    header: ModelHeader,
+    placement: Placement,
+    machine: MachineSpeed,
+    cards: Sequence[str] = (),
+    *,
+    tokens: int = 1,
+    depth: int = 0,
+    context: ContextOptions | None = None,
+    curve: Curve | None = None,
+) -> float:
+    """Seconds of one batch.
+
+    Args:
+        header: the model.
+        placement: its layers.
+        machine: speeds of the host and of every card.
+        cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
+        tokens: in the batch.
+        depth: tokens that are in the KV cache already.
+        context: for the types of the cache; f16 without it.
+        curve: T(n) / T(1) of this very model and placement, where it was measured; used up to its last width.
+
+    Raises:
+        UsageError: ``machine`` does not know a card.
+    """
+    if tokens < 1 or depth < 0:
+        raise ValueError(f"a batch of {tokens} tokens at depth {depth}")
+    options: dict[str, Any] = {"depth": depth, "context": context}
+    if curve and tokens <= max(curve):
+        return cost(header, placement, machine, cards, tokens=1, **options).total_s * interpolate(curve, tokens)
+    seconds = cost(header, placement, machine, cards, tokens=tokens, **options).total_s
+    if curve:
+        known_s = pass_s(header, placement, machine, cards, tokens=max(curve), curve=curve, **options)
+        return max(seconds, known_s)
+    return seconds
+
+
+# ---- speculation -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A draft length, what it yields, and the seconds of a round; length 0 is target-only."""
+
+    length: int
+    tokens_per_s: float
+    round_s: float
+
+
+def expected_tokens(acceptance: float, length: int) -> float:
+    """Tokens per round, 1 + α + … + α^length. Source: Leviathan et al. 2023, equation 1 (arXiv:2211.17192)."""
+    if not 0 <= acceptance <= 1 or length < 0:
+        raise ValueError(f"an acceptance of {acceptance} at length {length}")
+    return math.fsum(acceptance**i for i in range(length + 1))
+
+
+def best_length(
+    target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
+) -> Choice:
+    """The draft length of the highest rate, the shortest of equals.
+
+    Args:
+        target_pass_s: seconds of a target batch of so many tokens.
+        draft_token_s: seconds of one drafted token.
+        acceptance: chance that a drafted token is kept, given that all before it were.
+        most: longest draft.
+        least: shortest draft; 0 allows target-only.
+    """
+    choices = []
+    for length in range(least, most + 1):
+        round_s = length * draft_token_s + target_pass_s(length + 1)
+        choices.append(Choice(length, expected_tokens(acceptance, length) / round_s, round_s))
+    return max(choices, key=lambda choice: choice.tokens_per_s)
+
+
+_HALVINGS = 60
+
+
+def break_even_acceptance(
+    target_pass_s: Callable[[int], float], draft_token_s: float, rival_tokens_per_s: float, most: int = 16
+) -> float | None:
+    """The least acceptance at which drafting, at its best length, is as fast as the rival; None where even 1 is not.
+
+    The rival is the best target-only run, whose placement holds more target layers than ``target_pass_s`` does. Not
+    drafting is no answer here, or a draft that costs no layers would always break even at 0.
+    """
+    times = functools.cache(target_pass_s)
+
+    def wins(acceptance: float) -> bool:
+        return best_length(times, draft_token_s, acceptance, most, least=1).tokens_per_s >= rival_tokens_per_s
+
+    if not wins(1.0):
+        return None
+    if wins(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if wins(middle) else (middle, high)
+    return high
+
+
+# ---- from measured points --------------------------------------------------------------------------------------------
+
+_MOST_OFF = 0.5  # of a measured time: a point that is further from the line is another machine's
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """One model on a host and a card, as measured. ``machine`` has the speeds that the points mean.
+
+    ``offload_s`` is a cost of having anything offloaded at all, where the points show one.
+    """
+
+    header: ModelHeader
+    machine: MachineSpeed
+    card: str
+    depth: int
+    context: ContextOptions | None
+    offload_s: float = 0.0
+
+    def token_s(self, gpu_layers: int) -> float:
+        """Seconds a token with so many layers offloaded."""
+        placement = Placement(gpu_layers)
+        seconds = pass_s(self.header, placement, self.machine, (self.card,), depth=self.depth, context=self.context)
+        return seconds + (self.offload_s if placement.offloaded(self.header.blocks) else 0.0)
+
+    def predict(self, gpu_layers: int) -> float:
+        """Tokens/s with so many layers offloaded; negative means all."""
+        return 1 / self.token_s(gpu_layers)
+
+
+def fit(
+    points: Sequence[tuple[int, float]],
+    header: ModelHeader,
+    *,
+    machine: MachineSpeed | None = None,
+    card: str = "GPU",
+    depth: int = 0,
+    context: ContextOptions | None = None,
+) -> Fitted:
+    """Predict every placement of a model from a few measured ones.
+
+    A token's time is linear in the bytes on the host and the bytes on the card. Two points give both bandwidths; more
+    are fitted by least squares of the relative error, and with a point without offloading among them, and two others,
+    so is a constant for having anything offloaded. One point scales ``machine``.
+
+    >>> from ggufspec import demo_pair
+    >>> from ggufspec.llamacpp.gguf import parse
+    >>> from ggufspec.pairs.header import interpret
+    >>> file = demo_pair()[0]
+    >>> header = interpret(file.name, [parse(file.read_bytes())], file.stat().st_size)
+    >>> fitted = fit([(0, 100.0), (header.layers, 400.0)], header)
+    >>> round(fitted.predict(0)), round(fitted.predict(-1))
+    (100, 400)
+    >>> 100 < fitted.predict(header.layers // 2) < 400
+    True
+
+    Args:
+        points: (offloaded layers as ``-ngl`` counts them, tokens/s) of target-only runs.
+        header: the model.
+        machine: what is known of this machine: fixed costs, and how weight types compare; without it only bytes count.
+        card: the name of the card, in ``machine`` too.
+        depth: tokens in the KV cache while it was measured.
+        context: for the types of the cache; f16 without it.
+
+    Raises:
+        UsageError: there are too few points, one is impossible, or they contradict each other.
+    """
+    for layers, rate in points:
+        if not (0 <= layers <= header.layers and 0 < rate < math.inf):
+            raise UsageError(f"no run of {header.name}: {rate} t/s at {layers} layers", f"0 to {header.layers} layers")
+    distinct = len({layers for layers, _ in points})
+    if distinct < (1 if machine else 2):
+        raise UsageError("one placement says nothing of the others", "measure a second one, far from the first")
+    known = machine or _bytes_only(card)
+    times = np.array([1 / rate for _, rate in points])
+    costs = [cost(header, Placement(layers), known, (card,), depth=depth, context=context) for layers, _ in points]
+    left = times - np.array([one.fixed_s for one in costs])
+    columns = [np.array([one.devices[name] for one in costs]) for name in (HOST, card)]
+    if distinct == 1:
+        columns = [columns[0] + columns[1]]
+    offloaded = np.array([float(layers > 0) for layers, _ in points])
+    if distinct > 2 and not offloaded.all():
+        columns.append(offloaded)
+
+    def solve(columns: list[npt.NDArray[np.float64]]) -> list[float]:
+        matrix = np.stack(columns, axis=1) / times[:, None]
+        scale = np.abs(matrix).max(axis=0)
+        found = np.linalg.lstsq(matrix / scale, left / times, rcond=None)[0] / scale
+        return [float(value) for value in found]
+
+    found = solve(columns)
+    if len(found) == 3 and found[2] < 0:
+        columns = columns[:2]
+        found = solve(columns)
+    host, device = found[0], found[min(1, len(found) - 1)]
+    off = np.abs(np.stack(columns, axis=1) @ np.array(found) - left) / times
+    if host <= 0 or device <= 0 or off.max() > _MOST_OFF:
+        far = f"{points[int(off.argmax())][0]} layers do not fit the others"
+        slow = f"{HOST if host <= 0 else card} would take no time at all"
+        raise UsageError(
+            f"the points contradict each other: {far if host > 0 and device > 0 else slow}",
+            "measure again on an idle machine, with placements further apart",
+        )
+    speeds = known.devices | {HOST: known.device(HOST).scaled(host), card: known.device(card).scaled(device)}
+    fitted = replace(known, devices=speeds, origin=f"fitted to {len(points)} runs of {header.name}")
+    return Fitted(header, fitted, card, depth, context, found[2] if len(found) == 3 else 0.0)
+
+
+def _bytes_only(card: str) -> MachineSpeed:
+    """A machine on which one byte takes one second and nothing else takes any."""
+    speed = DeviceSpeed(1.0, math.inf)
+    return MachineSpeed({HOST: speed, card: speed}, 0.0, 0.0, math.inf, "bytes alone")

@@ -1,0 +1,32 @@
+"""Small JSON files in the cache folder: what was learned once and costs time to learn again.
+
+Whatever is wrong with a file, it is as if it were not there: everything in it can be measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a file whole or not at all; a folder that cannot be written costs the memory, not the run."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        Path(name).replace(path)

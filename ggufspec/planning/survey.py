@@ -1,0 +1,96 @@
+"""What there is to plan for: this machine's cards and RPC workers, or cards that are not here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec.errors import UsageError
+from ggufspec.hardware import cards, gpus, host
+from ggufspec.llamacpp import installed
+from ggufspec.llamacpp.devices import Device
+from ggufspec.planning import calibration
+from ggufspec.planning.plan import Card, Machine
+from ggufspec.planning.speed import MachineSpeed
+
+DEFAULT_HEADROOM_BYTES = 256 * 2**20
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A machine to plan for. ``paper`` says that its cards are not here; ``rpc`` are the workers among them."""
+
+    machine: Machine
+    paper: bool
+    rpc: tuple[str, ...] = ()
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes of a size as people write it: ``24GiB``, ``24G``, ``512M``; a bare number is bytes.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match or float(match[1]) * _UNITS[match[2].lower()] >= 2**50:
+        raise UsageError(f"{flag} {text!r} is no size of memory", f"{flag} 24GiB, or 512MiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def imagined(names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, folder: Path, threads: int) -> Site:
+    """Cards that are not here.
+
+    Args:
+        names: cards of the catalogue (:mod:`ggufspec.hardware.cards`).
+        vram: bytes of each card; instead of the catalogue's where both are given.
+        headroom_bytes: what is left free on each.
+        folder: where measurements of this machine are kept.
+        threads: CPU threads that will be used.
+
+    Raises:
+        UsageError: a card is unknown, or there are more sizes than cards.
+    """
+    known = [cards.find_card(name) for name in names]
+    if known and len(vram) > len(known):
+        raise UsageError("more --vram than --gpu are given", "one --vram for each --gpu, or none")
+    count = max(len(known), len(vram))
+    made = []
+    for index in range(count):
+        size = vram[index] if index < len(vram) else known[index].vram_bytes
+        name = known[index].name if known else "any card"
+        made.append(Card(f"GPU{index}", name, size, size, calibration.known_overhead(folder, name)))
+    named = {card.name: known[index] if known else None for index, card in enumerate(made)}
+    speed = calibration.expected(named, folder=folder, threads=threads)
+    return Site(Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed), paper=True)
+
+
+def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int) -> Site:
+    """This machine's cards, with those of RPC workers, in the order in which llama.cpp takes them.
+
+    Raises:
+        GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
+    """
+    found = [d for d in installed.inspect(tuple(rpc)).devices if d.kind in ("gpu", "igpu")]
+    workers = [device for device in found if device.name.startswith("RPC")]
+    local = [device for device in found if device not in workers]
+    if any(device.kind == "gpu" for device in local):  # src/llama.cpp: integrated ones only where there is no other
+        local = [device for device in local if device.kind == "gpu"]
+    seen = {gpu.name: gpu for gpu in gpus.gpus()}
+    made = [_card(device, seen.get(device.description), folder) for device in (*workers, *local)]
+    named = {card.name: cards.recognise(card.description, card.total_bytes) for card in made}
+    speed: MachineSpeed = calibration.expected(named, folder=folder, threads=threads)
+    machine = Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed)
+    return Site(machine, paper=False, rpc=tuple(rpc))
+
+
+def _card(device: Device, gpu: gpus.Gpu | None, folder: Path) -> Card:
+    """NVML's figures where it knows the card: asked before this process has anything on it."""
+    remote = device.name.startswith("RPC")
+    overhead = 0 if remote else calibration.known_overhead(folder, device.description)
+    if gpu is None:
+        return Card(device.name, device.description, device.total_bytes, device.free_bytes, overhead)
+    return Card(device.name, gpu.name, gpu.total_bytes, gpu.free_bytes, overhead)

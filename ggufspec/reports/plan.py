@@ -1,0 +1,139 @@
+"""A plan for people: each device's memory as a bar with its parts, both options as a table, a sweep over layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+# What memory is for: (key, word, mark, colour). Marks differ, so that a bar can be read without colour.
+PARTS = (
+    ("target", "target", "█", "blue"),
+    ("draft", "draft", "▓", "magenta"),
+    ("kv", "KV", "▒", "cyan"),
+    ("compute", "compute", "░", "yellow"),
+    ("overhead", "overhead", "•", "red"),
+    ("free", "free", "·", "dim"),
+)
+
+
+def gib(size: int) -> str:
+    """Bytes for a table: GiB from 1 GiB on, MiB below."""
+    if size >= 2**30:
+        return f"{size / 2**30:.1f} GiB"
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def parts(document: PlanDocument, device: PlannedDevice) -> dict[str, int]:
+    """Bytes of one device by part, ``free`` up to its budget included."""
+    models = [("target", document.target)] + ([("draft", document.draft)] if document.draft else [])
+    found = dict.fromkeys((key for key, *_ in PARTS), 0)
+    for role, model in models:
+        used = model.bytes.get(device.name, {})
+        found[role] += used.get("weights", 0)
+        for kind in ("kv", "compute", "overhead"):
+            found[kind] += used.get(kind, 0)
+    found["overhead"] += device.overhead_bytes
+    found["free"] = max(0, device.budget_bytes - device.used_bytes)
+    return found
+
+
+def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
+    """Columns of a bar by part: they add up to ``width``, and what is there has one at least."""
+    total = sum(sizes.values())
+    if not total:
+        return dict.fromkeys(sizes, 0) | {"free": width}
+    exact = {key: size * width / total for key, size in sizes.items()}
+    found = {key: max(1, int(value)) if sizes[key] else 0 for key, value in exact.items()}
+    order = sorted(exact, key=lambda key: exact[key] - found[key], reverse=True)
+    while (missing := width - sum(found.values())) > 0:
+        for key in order[:missing]:
+            found[key] += bool(sizes[key])
+    while sum(found.values()) > width:
+        found[max(found, key=lambda key: found[key])] -= 1
+    return found
+
+
+def bars(document: PlanDocument, width: int) -> list[Text]:
+    """Per device: a title, a bar, and what its parts are."""
+    from rich.text import Text
+
+    lines = []
+    for device in document.devices:
+        sizes = parts(document, device)
+        title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
+        title.append(f"  {gib(device.used_bytes)} of {gib(device.budget_bytes)}", style="dim")
+        bar, legend = Text(), Text()
+        for key, word, mark, style in PARTS:
+            bar.append(mark * cells(sizes, width)[key], style=style)
+            if sizes[key] >= 2**19:
+                legend.append("  " if legend else "")
+                legend.append(mark, style=style)
+                legend.append(f" {word} {gib(sizes[key])}")
+        lines += [title, bar, legend]
+    return lines
+
+
+COLUMNS = ("Option", "Target", "Draft", "Draft length", "Tokens/s")
+
+
+def rows(document: PlanDocument) -> list[tuple[str, ...]]:
+    """One row of cells per option, in :data:`COLUMNS`; a predicted speed has no spread, hence the sign."""
+    found: list[tuple[str, ...]] = []
+    for name, option in document.options.items():
+        if option is not None:
+            draft = _layers(option.draft) if option.draft else ""
+            length = str(option.draft_length) if option.draft else ""
+            found.append((name.replace("_", "-"), _layers(option.target), draft, length, _speed(option)))
+    return found
+
+
+def _speed(option: PlannedOption) -> str:
+    return f"≈ {rate(option.tokens_per_s)}"
+
+
+def rate(tokens_per_s: float | None) -> str:
+    """Predicted tokens/s, two figures or so."""
+    if tokens_per_s is None:
+        return "–"
+    return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2}f}"
+
+
+def _layers(model: PlannedModel) -> str:
+    text = f"{model.gpu_layers}/{model.layers + 1}"
+    if model.cpu_experts:
+        text += f", experts of {model.cpu_experts} on CPU"
+    if (model.type_k, model.type_v) != ("f16", "f16"):
+        text += f", KV {model.type_k}" + (f"/{model.type_v}" if model.type_v != model.type_k else "")
+    return text
+
+
+def table(document: PlanDocument) -> Table:
+    """Both options; the choice is bold."""
+    made = _table(COLUMNS)
+    for row in rows(document):
+        made.add_row(*row, style="bold" if row[0] == document.choice else None)
+    return made
+
+
+def sweep(document: PlanDocument) -> Table:
+    """Tokens/s over target layers."""
+    made = _table(("Target layers", "Target-only t/s", "Speculative t/s"))
+    for row in document.sweep:
+        speeds = (row.target_only_tokens_per_s, row.speculative_tokens_per_s)
+        made.add_row(f"{row.gpu_layers}/{document.target.layers + 1}", *(rate(speed) for speed in speeds))
+    return made
+
+
+def _table(columns: tuple[str, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index == 0 else "right")
+    return made

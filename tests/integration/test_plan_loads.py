@@ -1,0 +1,88 @@
+"""Plans on a worker with a budget: what they place is loaded for real, within the budget; one layer more is not."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import shapes
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.placing import question
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp import dryrun, gguf
+from ggufspec.pairs.header import interpret
+from ggufspec.planning.confirm import Confirmer
+from ggufspec.planning.memory import HOST
+from ggufspec.planning.plan import Card, Machine
+from ggufspec.planning.search import make_plan
+from ggufspec.planning.speed import DeviceSpeed, MachineSpeed
+
+TINY = [name for name in shapes.SHAPES if name.startswith("tiny-")]
+SPEED = MachineSpeed({HOST: DeviceSpeed(1e9, 1e11), "RPC0": DeviceSpeed(5e10, 1e13)}, 1e-5, 1e-5, 1e10, "made up")
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """(header, skeleton, file) by name."""
+    folder = tmp_path_factory.mktemp("tiny")
+    made = {}
+    for name in TINY:
+        path = shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name])
+        skeleton = folder / f"{name}-skeleton.gguf"
+        data = path.read_bytes()[: 4 << 20]
+        gguf.write_skeleton([data], skeleton)
+        made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), skeleton, path
+    return made
+
+
+def cases():
+    """Random pairs, budgets and contexts; the seed is fixed."""
+    chance = random.Random(20261121)
+    for _ in range(24):
+        budget = int(MIB * 2 ** chance.uniform(1, 6.5))
+        options = DecoderOptions(
+            n_ctx=chance.choice([256, 1000, 4096]),
+            threads=1,
+            flash_attention=chance.choice(["auto", "on", "off"]),
+            type_k=chance.choice(["f16", "q8_0"]),
+        )
+        yield chance.choice(TINY), chance.choice([None, *TINY]), budget, options, chance.uniform(0.3, 0.95)
+
+
+def test_every_plan_loads_within_its_budget(tiny, tmp_path):
+    """One child process loads them all for real, with the decoder's own placements and contexts."""
+    requests, wanted, refused = [], [], []
+    confirm = Confirmer(("RPC0",), paper=True, rpc=(), folder=tmp_path)
+    for target, draft, budget, options, acceptance in cases():
+        here = Machine((Card("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
+        asked = question(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)
+        try:
+            plan = make_plan(asked, here, confirm)
+        except UsageError as error:  # not even the compute buffers of an empty placement fit
+            refused.append(error.message)
+            continue
+        for option in filter(None, (plan.alone, plan.pair)):
+            parts = [(tiny[target][2], option.target, option.context)]
+            if option.draft is not None:
+                parts.append((tiny[draft][2], option.draft, asked.draft.context))
+            requests += [dryrun.Request(*part) for part in parts]
+            wanted.append((option, budget, len(parts)))
+            more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
+            if more.gpu_layers <= asked.target.header.layers:
+                subject = asked.target if option.draft else asked.alone
+                larger = confirm([(subject.skeleton, more, option.context)])[0]
+                beside = option.draft_bytes["RPC0"].total if option.draft else 0
+                assert larger["RPC0"].total + beside > budget
+    assert len(wanted) > 20
+    assert all("GiB of RPC0 at least" in message for message in refused)
+    assert len({option.target.gpu_layers for option, *_ in wanted}) > 4
+
+    answers = iter(dryrun.ask(dryrun.Spec(tuple(requests), paper_cards=1, real=True)).answers)
+    for option, budget, parts in wanted:
+        loaded = [next(answers) for _ in range(parts)]
+        assert not any(answer.error for answer in loaded)
+        used = [answer.devices["RPC0"] for answer in loaded]
+        assert sum(one.weights + one.kv + one.compute for one in used) == option.used("RPC0").total <= budget

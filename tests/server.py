@@ -1,0 +1,233 @@
+"""An HTTP server on loopback that serves ranges of files, or answers wrongly in a way that a test asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c0ffee" * 6 + "0123"
+ENDLESS_CHUNK = bytes(1 << 16)
+MOST_SENT = 256 << 20  # an endless body ends when nobody stopped reading it
+
+
+@dataclass
+class Served:
+    """One path of the server.
+
+    ``modes`` are what goes wrong, in the order of the requests; the last one stays. ``fine`` is nothing; a number is
+    that status.
+    """
+
+    path: Path
+    modes: list[str] = field(default_factory=lambda: ["fine"])
+    etag: str | None = '"one"'
+    token: str = ""  # which must be sent
+    redirect: str = ""  # where to, instead of the file
+    gated: bool = False
+
+
+@dataclass
+class Server:
+    """``files`` by path; the rest is what was asked of the server, with headers' names in lower case."""
+
+    address: str
+    files: dict[str, Served] = field(default_factory=dict)
+    repos: dict[str, dict[str, Served]] = field(default_factory=dict)
+    sent: Counter[str] = field(default_factory=Counter)
+    requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+
+    def add(self, name: str, path: Path, *modes: str, **more: Any) -> str:
+        """Serve a file; returns its URL."""
+        self.files[f"/{name}"] = Served(path, list(modes) or ["fine"], **more)
+        return f"{self.address}/{name}"
+
+    def add_repo(self, repo: str, folder: Path, **more: Any) -> None:
+        """Serve a folder's files as a repository of the hub, from a CDN at another path as the hub does."""
+        self.repos[repo] = {path.name: Served(path, **more) for path in sorted(folder.glob("*.gguf"))}
+
+    def asked(self, method: str = "") -> list[str]:
+        """The paths that were asked for."""
+        return [path for verb, path, _ in self.requests if not method or verb == method]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    served: Server
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if path == "/api/agent-harnesses":  # huggingface_hub asks once, for its user agent
+            return self.head(404, {"Content-Length": "0"})
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.served.requests.append((self.command, path, headers))
+        with suppress(ConnectionError):
+            if path in self.served.files:
+                self.file(path, self.served.files[path])
+            elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
+                self.tree(match[1])
+            elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+                self.resolve(*match.groups())
+            else:
+                self.head(404, {"Content-Length": "0"})
+        return None
+
+    # ---- the hub ------------------------------------------------------------------------------------------------
+
+    def tree(self, repo: str) -> None:
+        if repo not in self.served.repos:
+            return self.head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
+        files = [
+            {"type": "file", "path": name, "size": served.path.stat().st_size, "oid": "0" * 40}
+            for name, served in self.served.repos[repo].items()
+        ]
+        body = json.dumps(files).encode()
+        self.head(200, {"Content-Length": str(len(body)), "Content-Type": "application/json"})
+        self.wfile.write(body)
+        return None
+
+    def resolve(self, repo: str, revision: str, name: str) -> None:
+        nothing = {"X-Repo-Commit": COMMIT, "Content-Length": "0"}
+        if repo not in self.served.repos:
+            return self.head(401, {"X-Error-Code": "RepoNotFound"} | nothing)
+        if revision not in ("main", COMMIT):
+            return self.head(404, {"X-Error-Code": "RevisionNotFound"} | nothing)
+        served = self.served.repos[repo].get(name)
+        if served is None:
+            return self.head(404, {"X-Error-Code": "EntryNotFound"} | nothing)
+        if served.token and self.headers.get("Authorization") != f"Bearer {served.token}":
+            code = {"X-Error-Code": "GatedRepo" if served.gated else "RepoNotFound"}
+            return self.head(403 if served.gated else 401, code | nothing)
+        if served.redirect:
+            size = str(served.path.stat().st_size)
+            linked = {"X-Linked-Etag": served.etag or "", "X-Linked-Size": size, "Location": served.redirect}
+            return self.head(302, nothing | linked | {"Accept-Ranges": "bytes"})
+        return self.file(f"/{repo}/{name}", served, {"X-Repo-Commit": COMMIT})
+
+    # ---- files --------------------------------------------------------------------------------------------------
+
+    def file(self, path: str, served: Served, more: dict[str, str] | None = None) -> None:
+        mode = served.modes.pop(0) if len(served.modes) > 1 else served.modes[0]
+        if mode.isdecimal():
+            return self.head(int(mode), {"Content-Length": "0"})
+        if served.redirect:
+            return self.head(302, {"Location": served.redirect, "Content-Length": "0"})
+        if served.token and self.headers.get("Authorization") != f"Bearer {served.token}":
+            return self.head(401, {"Content-Length": "0"})
+        if mode == "hang up":
+            self.close_connection = True
+            return None
+        etag = '"two"' if mode == "changed" else served.etag
+        headers = {**(more or {}), "Accept-Ranges": "bytes"} | ({"ETag": etag} if etag else {})
+        size = served.path.stat().st_size
+        if self.command == "HEAD":
+            return self.head(200, headers | {"Content-Length": str(size)})
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if mode == "no ranges" or match is None:
+            self.head(200, headers | {"Content-Length": str(size)})
+            return self.body(path, served, 0, size)
+        first, last = int(match[1]), min(int(match[2]), size - 1)
+        if first > last:
+            return self.head(416, {"Content-Range": f"bytes */{size}", "Content-Length": "0"})
+        length = last - first + 1
+        ranges = {
+            "wrong start": f"bytes {first + 1}-{last + 1}/{size}",
+            "wrong size": f"bytes {first}-{last}/{size + 1}" if first else f"bytes {first}-{last}/{size}",
+            "absurd size": f"bytes {first}-{last}/{10**17}",
+            "no size": f"bytes {first}-{last}/*",
+            "no words": "words",
+            "shorter": f"bytes {first}-{first + length // 2}/{size}",
+        }
+        headers["Content-Range"] = ranges.get(mode, f"bytes {first}-{last}/{size}")
+        if mode == "endless":
+            self.head(206, headers | {"Connection": "close"})
+            return self.endless(path)
+        if mode == "short close":
+            self.head(206, headers | {"Connection": "close"})
+            return self.body(path, served, first, length // 2)
+        self.head(206, headers | {"Content-Length": str(length)})
+        if mode == "short":  # fewer than its own headers say
+            self.close_connection = True
+            return self.body(path, served, first, length // 2)
+        return self.body(path, served, first, length)
+
+    def head(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def body(self, path: str, served: Served, first: int, length: int) -> None:
+        with served.path.open("rb") as file:
+            file.seek(first)
+            while length:
+                chunk = file.read(min(length, 1 << 16))
+                self.wfile.write(chunk)
+                self.served.sent[path] += len(chunk)
+                length -= len(chunk)
+
+    def endless(self, path: str) -> None:
+        while self.served.sent[path] < MOST_SENT:
+            self.wfile.write(ENDLESS_CHUNK)
+            self.served.sent[path] += len(ENDLESS_CHUNK)
+
+
+class _Http(ThreadingHTTPServer):
+    """Ends its connections with itself, so that it is gone then."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, served: type[Handler]) -> None:
+        super().__init__(("127.0.0.1", 0), served)
+        self.connections: list[socket.socket] = []
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may leave
+            super().handle_error(request, client_address)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server with nothing to serve yet."""
+    handler: Any = type("OwnHandler", (Handler,), {})
+    httpd = _Http(handler)
+    server = Server(f"http://127.0.0.1:{httpd.server_port}")
+    handler.served = server
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        httpd.shutdown()
+        thread.join()
+        httpd.server_close()

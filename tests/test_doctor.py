@@ -1,0 +1,234 @@
+"""``ggufspec doctor``: what it finds, with cards that are made up (``fake_nvml.c``) and a real llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import nvml
+import pytest
+from processes import Cli, Finished, plain, rest
+
+from ggufspec.hardware.gpus import Gpu, GpuProcess, Survey
+from ggufspec.reports.doctor import Finding, LlamaCpp, LlamaDevice, Machine, examine
+
+GIB = 2**30
+KEYS = {"schema", "ggufspec", "python", "llama_cpp", "machine", "driver", "cards", "findings"}
+
+# what it finds, from facts
+
+CPU = LlamaDevice("CPU", "A CPU", "cpu", 20 * GIB, 32 * GIB)
+CUDA = LlamaDevice("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 23 * GIB, 24 * GIB)
+LLAMA = LlamaCpp("0.3.36", ("RPC", "CPU"), (CPU,))
+LLAMA_CUDA = LlamaCpp("0.3.36", ("CUDA", "RPC", "CPU"), (CUDA, CPU))
+MACHINE = Machine("A CPU", 8, 32 * GIB, 20 * GIB, "/models", 500 * 10**9)
+CARD = Gpu(0, "RTX 4090", "GPU-0", 24 * GIB, 23 * GIB, GIB, "575", (8, 9), 4, 16, 4, 16, 0.0)
+NO_DRIVER = Survey((), (), None)
+
+
+def found(
+    llama: LlamaCpp = LLAMA_CUDA, machine: Machine = MACHINE, cards: tuple[Gpu, ...] = (CARD,)
+) -> tuple[Finding, ...]:
+    """What is not well."""
+    return tuple(f for f in examine(llama, machine, Survey(cards, (), "575")) if f.level != "ok")
+
+
+def test_all_is_well() -> None:
+    assert found() == ()
+    texts = [finding.text for finding in examine(LLAMA_CUDA, MACHINE, Survey((CARD,), (), "575"))]
+    assert texts == ["llama.cpp works (CUDA, RPC, CPU)", "llama.cpp uses NVIDIA GeForce RTX 4090"]
+
+
+def test_without_a_card_and_a_driver_all_is_well_too() -> None:
+    findings = examine(LLAMA, MACHINE, NO_DRIVER)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert "no GPU: everything runs on the CPU" in findings[1].text
+
+
+def test_a_card_that_llama_cpp_was_not_built_for() -> None:
+    (finding,) = found(LLAMA)
+    assert finding.level == "error"
+    assert "llama.cpp was built without CUDA and leaves RTX 4090 idle" in finding.text
+    assert finding.fix == "scripts/bootstrap --backend cuda"
+
+
+def test_a_card_that_cuda_does_not_see() -> None:
+    (finding,) = found(replace(LLAMA_CUDA, devices=(CPU,)))
+    assert finding.level == "error"
+    assert "llama.cpp has CUDA and sees no card" in finding.text
+    assert "CUDA_VISIBLE_DEVICES" in finding.fix
+
+
+def test_a_card_that_is_used_by_vulkan_is_used() -> None:
+    assert found(LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (replace(CUDA, name="Vulkan0"), CPU))) == ()
+
+
+def test_built_without_rpc() -> None:
+    (finding,) = found(replace(LLAMA_CUDA, backends=("CUDA", "CPU")))
+    assert (finding.level, finding.fix) == ("warning", "scripts/bootstrap")
+    assert "without RPC" in finding.text
+
+
+def test_a_card_in_others_hands_names_them() -> None:
+    processes = (GpuProcess(7, "/usr/bin/game", 11 * GIB), GpuProcess(8, "", None))
+    (finding,) = found(cards=(replace(CARD, used_bytes=13 * GIB, processes=processes),))
+    assert finding.level == "warning"
+    assert "13.0 of 24.0 GiB are in use by game (7, 11.0 GiB), process (8)" in finding.text
+    assert found(cards=(replace(CARD, used_bytes=12 * GIB),)) == ()
+    (hidden,) = found(cards=(replace(CARD, used_bytes=13 * GIB),))
+    assert "by processes that cannot be seen from here" in hidden.text
+
+
+@pytest.mark.parametrize(
+    ("generation", "width", "text"),
+    [
+        (4, 4, "4.0 ×4 (8 GB/s), the card can take 4.0 ×16 (32 GB/s)"),
+        (3, 16, "3.0 ×16 (16 GB/s), the card can take 4.0 ×16 (32 GB/s)"),
+        (4, 16, None),
+        (None, 4, None),
+        (4, None, None),
+    ],
+)
+def test_the_slot(generation: int | None, width: int | None, text: str | None) -> None:
+    findings = found(cards=(replace(CARD, pcie_generation=generation, pcie_width=width),))
+    if text is None:
+        assert findings == ()
+    else:
+        assert [finding.level for finding in findings] == ["warning"]
+        assert text in findings[0].text
+
+
+def test_little_memory_and_little_disk() -> None:
+    memory, disk = found(machine=replace(MACHINE, free_memory_bytes=4 * GIB - 1, free_disk_bytes=20 * 10**9 - 1))
+    assert (memory.level, disk.level) == ("warning", "warning")
+    assert "only 4.0 GiB of memory can be had (the machine has 32.0)" in memory.text
+    assert "/models" in disk.text
+    assert "HF_HOME" in disk.fix
+    assert found(machine=replace(MACHINE, free_memory_bytes=4 * GIB, free_disk_bytes=20 * 10**9)) == ()
+
+
+def test_a_driver_without_a_card() -> None:
+    (finding,) = found(LLAMA, cards=())
+    assert (finding.level, finding.text) == ("warning", "NVIDIA's driver 575 is loaded and finds no card")
+
+
+def test_what_nvml_says_comes_first() -> None:
+    findings = examine(LLAMA_CUDA, MACHINE, Survey((CARD,), ("card 1 does not answer: GPU is lost",), "575"))
+    assert findings[0].level == "error"
+    assert "card 1 does not answer: GPU is lost" in findings[0].text
+
+
+def test_llama_cpp_that_does_not_load_is_the_only_thing_said_of_it() -> None:
+    findings = examine(LlamaCpp(None, error="it is not there", fix="install it"), MACHINE, Survey((CARD,), (), "575"))
+    assert findings == (Finding("error", "it is not there", "install it"),)
+
+
+# the command
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+def well(done: Finished) -> None:
+    """The exit code says whether there is an error, and nothing is said beside the document."""
+    document = done.document()
+    assert done.stderr == ""
+    assert done.code == any(finding["level"] == "error" for finding in document["findings"])
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "ggufspec/doctor@1"
+    assert set(document) == KEYS
+    for finding in document["findings"]:
+        assert set(finding) == {"level", "text", "fix"}
+        assert finding["fix"] or finding["level"] == "ok"
+
+
+def test_document(cli: Cli, library: dict[str, str]) -> None:
+    done = cli("doctor", "--json", FAKE_NVML="card,busy,15@nvmlDeviceGetMemoryInfo", **library)
+    well(done)
+    document = done.document()
+    llama, machine = document["llama_cpp"], document["machine"]
+    assert llama["version"].startswith("0.3.")
+    assert {"CPU", "RPC"} <= set(llama["backends"])
+    assert "CPU" in [device["name"] for device in llama["devices"]]
+    assert 0 < machine["free_memory_bytes"] <= machine["total_memory_bytes"]
+    assert machine["cores"] >= 1
+    assert machine["model_folder"] == str(Path(cli.environment["HF_HOME"]) / "hub")
+    assert machine["hub_is_offline"] is True
+    assert [card["used_bytes"] for card in document["cards"]] == [GIB, 21 * GIB]
+    assert document["cards"][0]["compute_capability"] == [8, 9]
+    assert document["cards"][1]["processes"][0] == {"pid": 4242, "name": "/usr/bin/blender", "used_bytes": 17 * GIB}
+    texts = "\n".join(finding["text"] for finding in document["findings"])
+    assert "card 2 does not answer: GPU is lost" in texts
+    assert "blender (4242, 17.0 GiB)" in texts
+    assert "HF_HUB_OFFLINE" in texts
+    assert document["driver"] == "575.57.08"
+
+
+@pytest.mark.parametrize(
+    "variables", [{"HF_HUB_CACHE": "/a/b"}, {"HF_HUB_CACHE": "", "HF_HOME": "", "XDG_CACHE_HOME": "/c"}]
+)
+def test_where_models_are_kept_is_where_the_hub_keeps_them(cli: Cli, variables: dict[str, str]) -> None:
+    folder = cli("doctor", "--json", HF_HUB_OFFLINE="0", **variables).document()["machine"]
+    assert folder["model_folder"] == (variables["HF_HUB_CACHE"] or "/c/huggingface/hub")
+    assert folder["hub_is_offline"] is False
+
+
+def test_llama_cpp_that_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
+    well(done)
+    assert done.code == 1
+    first = done.document()["findings"][0]
+    assert (first["level"], first["fix"]) == ("error", "scripts/bootstrap")
+    assert "llama-cpp-python cannot be loaded" in first["text"]
+    assert done.document()["machine"]["cores"] >= 1
+
+
+def test_llama_cpp_that_crashes_does_not_take_the_doctor_with_it(cli: Cli, tmp_path: Path) -> None:
+    """The library's constructor aborts, as a broken driver makes ggml do."""
+    source, library = tmp_path / "abort.c", tmp_path / "libllama.so"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n")
+    nvml.compile_library(source, library)
+    done = cli("doctor", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
+    well(done)
+    first = done.document()["findings"][0]
+    assert (done.code, first["level"], first["fix"]) == (1, "error", "scripts/bootstrap")
+    assert "SIGABRT" in first["text"]
+
+
+@pytest.mark.parametrize("cards", ["", "card", "bare", "narrow,hidden", "1@nvmlDeviceGetHandleByIndex_v2"])
+def test_odd_machines(cli: Cli, library: dict[str, str], cards: str) -> None:
+    well(cli("doctor", "--json", FAKE_NVML=cards, **library))
+    shown = cli("doctor", FAKE_NVML=cards, **library)
+    assert shown.stderr == ""
+    assert shown.stdout.count("RTX 4090") >= len([word for word in cards.split(",") if word and "@" not in word])
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_what_people_see_fits_the_terminal(cli: Cli, library: dict[str, str], columns: int) -> None:
+    child = cli.terminal("doctor", columns=columns, FAKE_NVML="busy,narrow,15@nvmlDeviceGetMemoryInfo", **library)
+    raw = rest(child)
+    lines = plain(raw).splitlines()
+    assert "\x1b[" in raw
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("backends") and "CPU" in line for line in lines)
+    assert any("NVIDIA GeForce RTX 4090" in line and "4.0 ×16" in line and "37%" in line for line in lines)
+    assert any("blender (4242)" in line and "17.0" in line for line in lines)
+    assert any(line.startswith("error") for line in lines)
+    assert any(line.startswith("warning") for line in lines)
+    assert any(line.strip() == "fix    nvidia-smi" for line in lines)
+    assert child.exitstatus == 1
+
+
+def test_without_colour_it_says_the_same(cli: Cli, library: dict[str, str]) -> None:
+    cards = {"FAKE_NVML": "busy,narrow"}
+    colour = rest(cli.terminal("doctor", **cards, **library))
+    bare = rest(cli.terminal("doctor", NO_COLOR="1", **cards, **library))
+    assert "\x1b[3" in colour
+    assert "\x1b[3" not in bare
+
+    def words(text: str) -> list[str]:
+        return [line for line in plain(text).splitlines() if not line.startswith(("memory", "models", "CPU"))]
+
+    assert words(bare) == words(colour)

@@ -1,0 +1,355 @@
+"""A plan as settings of other programs: every format, and the command that prints them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import Cli
+
+from ggufspec.cli.export import Program
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.model import context_params
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.export import (
+    PROGRAMS,
+    ModelFile,
+    Settings,
+    export,
+    llama_bench,
+    llama_cli,
+    llama_server,
+    llama_speculative_simple,
+    lm_studio,
+    lms_load,
+    ollama_modelfile,
+)
+
+CONTEXT = ContextOptions(n_ctx=4096, width=5, threads=8, type_k="q8_0", type_v="q8_0", flash_attention="on")
+PAIR = Settings(
+    target=ModelFile("/models/big one.gguf"),
+    placement=Placement(45),
+    context=CONTEXT,
+    draft=ModelFile("/models/small.gguf"),
+    draft_placement=Placement(-1),
+    draft_context=ContextOptions(n_ctx=4096, width=2, threads=8),
+    draft_max=3,
+    blocks=80,
+)
+ALONE = replace(PAIR, draft=None)
+IN_HUB = replace(PAIR, target=ModelFile("big.gguf", "user/big"), draft=ModelFile("q4/small.gguf", "user/small"))
+TWO_CARDS = replace(
+    PAIR,
+    placement=Placement(45, (3.0, 1.0)),
+    draft_placement=Placement(-1, (0.0, 1.0)),
+    devices=("CUDA0", "CUDA1"),
+)
+
+
+def flag(arguments: list[str], name: str) -> str | None:
+    """The value of an option; None where it is not given."""
+    assert arguments.count(name) <= 1
+    return arguments[arguments.index(name) + 1] if name in arguments else None
+
+
+def note(program: str, settings: Settings, words: str) -> bool:
+    return any(words in line for line in export(program, settings).notes)
+
+
+def test_the_server() -> None:
+    assert shlex.join(llama_server(PAIR)) == (
+        "llama-server -m '/models/big one.gguf' -ngl 45 -c 4352 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8 "
+        "--swa-full --fit off -np 1 -md /models/small.gguf -ngld all -ctkd f16 -ctvd f16 "
+        "--spec-type draft-simple --spec-draft-n-max 3"
+    )
+
+
+def test_llama_cli_is_the_server_without_slots() -> None:
+    expected = ["llama-cli", *llama_server(PAIR)[1:]]
+    at = expected.index("-np")
+    assert llama_cli(PAIR) == expected[:at] + expected[at + 2 :]
+
+
+def test_speculative_simple_takes_a_prompt_as_long_as_the_context() -> None:
+    arguments = llama_speculative_simple(PAIR)
+    assert (flag(arguments, "-b"), flag(arguments, "-ub"), flag(arguments, "-c")) == ("4352", "512", "4352")
+    assert note("llama-speculative-simple", PAIR, "-p TEXT")
+    with pytest.raises(UsageError, match="needs a draft"):
+        llama_speculative_simple(ALONE)
+
+
+def test_the_bench_is_the_target_alone() -> None:
+    assert shlex.join(llama_bench(PAIR)) == (
+        "llama-bench -m '/models/big one.gguf' -ngl 45 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8"
+    )
+    assert note("llama-bench", PAIR, "no draft")
+    assert not note("llama-bench", ALONE, "no draft")
+    assert note("llama-bench", PAIR, "-d 4224 fills the plan's 4352 cells")
+
+
+def test_the_bench_has_its_own_grammar() -> None:
+    arguments = llama_bench(replace(TWO_CARDS, placement=Placement(-1, (3.0, 1.0), 7), rpc=("a:1", "b:2")))
+    assert [flag(arguments, name) for name in ("-ngl", "-ts", "-ncmoe", "-rpc")] == ["-1", "3/1", "7", "a:1,b:2"]
+    with pytest.raises(UsageError, match="comma"):
+        llama_bench(replace(PAIR, target=ModelFile("/models/a,b.gguf")))
+    with pytest.raises(UsageError, match="f32"):
+        llama_bench(replace(PAIR, context=replace(CONTEXT, type_v="f32")))
+
+
+@pytest.mark.parametrize("program", [llama_server, llama_cli, llama_bench])
+def test_without_a_draft_there_is_no_word_of_one(program) -> None:
+    arguments = program(ALONE)
+    assert [word for word in arguments if word in ("-md", "-ngld", "-ctkd", "--spec-type", "--spec-draft-n-max")] == []
+
+
+def test_all_layers_are_a_word_since_a_negative_number_is_auto() -> None:
+    arguments = llama_server(replace(PAIR, placement=Placement(-1), draft_placement=Placement(0)))
+    assert (flag(arguments, "-ngl"), flag(arguments, "-ngld")) == ("all", "0")
+
+
+@pytest.mark.parametrize("n_ctx", [2, 191, 192, 193, 448, 2048, 100_000])
+def test_cells_and_batch_are_those_of_our_own_context(n_ctx: int) -> None:
+    context = replace(CONTEXT, n_ctx=n_ctx)
+    params = context_params(load(), context)
+    settings = replace(PAIR, context=context)
+    assert settings.context.cells == -(-params.n_ctx // 256) * 256
+    assert settings.context.batch == params.n_batch == params.n_ubatch
+
+
+def test_a_window_that_is_not_kept_whole() -> None:
+    small = replace(PAIR, context=replace(CONTEXT, swa_full=False))
+    assert "--swa-full" not in llama_server(small)
+    assert note("llama-bench", PAIR, "sliding window")
+    assert not note("llama-bench", small, "sliding window")
+
+
+def test_two_cards() -> None:
+    arguments = llama_server(TWO_CARDS)
+    assert (flag(arguments, "-ts"), flag(arguments, "-devd")) == ("3,1", "CUDA1")
+    assert not note("llama-server", TWO_CARDS, "-ts")
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "devices", "device", "told"),
+    [
+        ((), (), ("CUDA0", "CUDA1"), None, True),  # both by free memory
+        ((3, 1), (0.75, 0.25), ("CUDA0", "CUDA1"), None, True),  # one split means both
+        ((1,), (1,), ("CUDA0",), None, True),
+        ((0, 1), (1, 0), ("CUDA0", "CUDA1"), "CUDA0", True),
+        ((), (0, 1), ("CUDA0", "CUDA1"), "CUDA1", True),
+        ((3, 1), (1, 0), (), None, False),  # the name is not known
+        ((3, 1), (1, 1), ("CUDA0", "CUDA1"), None, False),
+        ((3, 1), (), ("CUDA0", "CUDA1"), None, False),
+    ],
+)
+def test_the_drafts_split(target, draft, devices, device, told) -> None:
+    settings = replace(PAIR, placement=Placement(45, target), draft_placement=Placement(-1, draft), devices=devices)
+    assert flag(llama_server(settings), "-devd") == device
+    assert note("llama-server", settings, "-ts divides the draft too") is not told
+
+
+def test_a_draft_on_the_cpu_has_no_split() -> None:
+    settings = replace(TWO_CARDS, draft_placement=Placement(0))
+    assert flag(llama_server(settings), "-devd") is None
+    assert not note("llama-server", settings, "-ts")
+
+
+def test_shares_keep_the_precision_of_a_float() -> None:
+    settings = replace(PAIR, placement=Placement(45, (1 / 3, 2 / 3)))
+    assert flag(llama_server(settings), "-ts") == "0.333333333,0.666666667"
+
+
+def test_experts_and_workers() -> None:
+    settings = replace(
+        PAIR, placement=Placement(45, (), 12), draft_placement=Placement(-1, (), 2), rpc=("10.0.0.2:50052", "b:1")
+    )
+    arguments = llama_cli(settings)
+    wanted = {"--n-cpu-moe": "12", "--spec-draft-n-cpu-moe": "2", "--rpc": "10.0.0.2:50052,b:1"}
+    assert {name: flag(arguments, name) for name in wanted} == wanted
+
+
+def test_hub_names() -> None:
+    for program in (llama_server, llama_cli, llama_speculative_simple, llama_bench):
+        arguments = program(IN_HUB)
+        assert (flag(arguments, "-hf"), flag(arguments, "-hff"), flag(arguments, "-m")) == (
+            "user/big",
+            "big.gguf",
+            None,
+        )
+    assert (flag(llama_server(IN_HUB), "-hfd"), flag(llama_server(IN_HUB), "-md")) == ("user/small", "q4/small.gguf")
+    assert "--no-mmproj" in llama_server(IN_HUB)
+    assert "--no-mmproj" not in llama_speculative_simple(IN_HUB)  # it does not know the option
+    assert "FROM hf.co/user/big:big.gguf" in ollama_modelfile(IN_HUB)
+    assert lms_load(IN_HUB)[2] == "user/big/big.gguf"
+    assert note("llama-server", IN_HUB, "revision")
+    assert not note("llama-server", PAIR, "revision")
+
+
+def test_a_modelfile() -> None:
+    lines = ollama_modelfile(PAIR).splitlines()
+    assert [line for line in lines if not line.startswith("# ")] == [
+        "FROM /models/big one.gguf",
+        "PARAMETER num_gpu 45",
+        "PARAMETER num_ctx 4352",
+        "PARAMETER num_batch 512",
+        "PARAMETER num_thread 8",
+    ]
+    comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
+    assert comments == list(export("ollama", PAIR).notes)
+    for words in ("the target alone", "num_gpu counts the output layer", "OLLAMA_KV_CACHE_TYPE=q8_0"):
+        assert any(words in comment for comment in comments)
+
+
+def test_a_modelfile_cannot_say_everything() -> None:
+    assert "num_gpu 999" in ollama_modelfile(replace(PAIR, placement=Placement(-1)))  # -1 would be "choose for me"
+    settings = replace(
+        PAIR,
+        placement=Placement(45, (3, 1), 12),
+        context=replace(CONTEXT, type_k="f16", flash_attention="off"),
+        rpc=("a:1",),
+    )
+    for words in ("f16 and q8_0", "OLLAMA_FLASH_ATTENTION=0", "not by the plan's split", "experts of 12", "no RPC"):
+        assert note("ollama", settings, words)
+    with pytest.raises(UsageError, match="cannot name"):
+        ollama_modelfile(replace(PAIR, target=ModelFile("/models/a\nSYSTEM b.gguf")))
+
+
+def test_lm_studio() -> None:
+    text = lm_studio(PAIR)
+    assert text.splitlines()[-1] == "lms load 'big one.gguf' --gpu 0.5501 --context-length 4352"
+    for name, value in {
+        "GPU Offload": "44 of 80",
+        "V Cache Quantization Type": "q8_0",
+        "Flash Attention": "on",
+    }.items():
+        assert any(line.startswith(f"# {name}") and line.endswith(value) for line in text.splitlines())
+    assert "small.gguf" in text
+    assert note("lm-studio", PAIR, "lms import '/models/big one.gguf'")
+    assert "Draft" not in lm_studio(ALONE)
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks", "share"),
+    [(0, 80, "off"), (1, 80, "off"), (2, 80, "0.0126"), (81, 80, "max"), (-1, None, "max"), (0, None, "off")],
+)
+def test_lm_studios_share(layers: int, blocks: int | None, share: str) -> None:
+    settings = replace(PAIR, placement=Placement(layers), blocks=blocks)
+    assert flag(lms_load(settings), "--gpu") == share
+    assert lm_studio(settings)
+
+
+def test_lm_studios_share_gives_the_blocks_back() -> None:
+    for blocks in range(1, 130):
+        for layers in range(2, blocks + 1):
+            share = flag(lms_load(replace(PAIR, placement=Placement(layers), blocks=blocks)), "--gpu")
+            assert int(float(share or "") * blocks) == round(float(share or "") * blocks) == layers - 1
+
+
+def test_a_share_of_an_unknown_number() -> None:
+    with pytest.raises(UsageError, match="not known"):
+        lm_studio(replace(PAIR, blocks=None))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program(program: str) -> None:
+    made = export(program, PAIR)
+    assert made.text.strip() == made.text
+    assert made.notes
+    assert all(line.strip() == line and "\n" not in line for line in made.notes)
+    assert (program == "ollama") is (made.arguments == ())
+    if made.arguments:
+        assert shlex.split(made.text.splitlines()[-1]) == list(made.arguments)
+
+
+def test_no_such_program() -> None:
+    with pytest.raises(UsageError, match="llamafile"):
+        export("llamafile", PAIR)
+
+
+def test_the_command_knows_the_same_programs() -> None:
+    assert [program.value for program in Program] == list(PROGRAMS)
+
+
+def test_the_command(cli: Cli, target: Path, draft: Path) -> None:
+    done = cli("export", "demo", "-ngl", "4", "-ngld", "1", "-c", "1000", "--draft-max", "7", "--rpc", "127.0.0.1:1")
+    assert done.code == 0
+    arguments = shlex.split(done.stdout)
+    assert arguments[0] == "llama-server"
+    wanted = {
+        "-m": str(target),
+        "-md": str(draft),
+        "-ngl": "4",
+        "-ngld": "1",
+        "-c": "1280",
+        "-t": "1",
+        "--spec-draft-n-max": "7",
+        "--rpc": "127.0.0.1:1",
+    }
+    assert {name: flag(arguments, name) for name in wanted} == wanted
+    assert "--cache-ram 0" in done.stderr
+    quiet = cli("export", "demo", "-ngl", "4", "--no-draft", "-q")
+    assert "-md" not in shlex.split(quiet.stdout)
+    assert quiet.stderr == ""
+
+
+def test_the_document(cli: Cli, target: Path) -> None:
+    done = cli("export", "demo", "--to", "llama-bench", "-ngl", "4", "--json")
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert list(document) == ["schema", "to", "text", "arguments", "notes"]
+    assert (document["schema"], document["to"]) == ("ggufspec/export@1", "llama-bench")
+    assert shlex.split(document["text"]) == document["arguments"]
+    assert any("no draft" in line for line in document["notes"])
+
+
+def test_a_file(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "Modelfile"
+    done = cli("export", "demo", "--to", "ollama", "-ngl", "9", "-o", path)
+    assert (done.code, done.stdout) == (0, "")
+    assert "PARAMETER num_gpu 9\n" in path.read_text()
+    assert "MTP" in done.stderr
+    missing = cli("export", "demo", "--to", "ollama", "-ngl", "9", "-o", tmp_path / "none" / "Modelfile")
+    assert missing.code == 1
+    assert "cannot be written" in missing.stderr
+
+
+def test_lm_studio_asks_the_header_for_the_blocks(cli: Cli) -> None:
+    done = cli("export", "demo", "--to", "lm-studio", "-ngl", "4", "--json")
+    assert done.code == 0
+    assert done.document()["text"].endswith("\nlms load demo-target-F16.gguf --gpu 0.3751 --context-length 2304")
+
+
+def test_hub_names_come_from_the_cache(cli: Cli, tmp_path: Path, target: Path, draft: Path) -> None:
+    folder = tmp_path / "hub" / "models--someone--some-pair" / "snapshots" / ("0" * 40)
+    (folder / "small").mkdir(parents=True)
+    (folder / "t.gguf").symlink_to(target)
+    (folder / "small" / "d.gguf").symlink_to(draft)
+    done = cli("export", "-m", folder / "t.gguf", "-md", folder / "small" / "d.gguf", "-ngl", "4", "--hub", "--json")
+    assert done.code == 0
+    arguments = done.document()["arguments"]
+    wanted = {"-hf": "someone/some-pair", "-hff": "t.gguf", "-hfd": "someone/some-pair", "-md": "small/d.gguf"}
+    assert {name: flag(arguments, name) for name in wanted} == wanted
+    refused = cli("export", "demo", "--hub", "--json")
+    assert refused.code == 1
+    assert "did not come from the hub" in json.loads(refused.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--to", "ollma"), "llama-server"),
+        (("--to", "llama-speculative-simple", "--no-draft"), "needs a draft"),
+        (("--to", "llama-bench", "-ctk", "f32"), "f32"),
+        (("--rpc", "nowhere"), "host:port"),
+        (("-ngl", "some"), "-ngl"),
+    ],
+)
+def test_wrong_usage(cli: Cli, arguments: tuple[str, ...], words: str) -> None:
+    done = cli("export", "demo", *arguments)
+    assert done.code == 2
+    assert words in done.stderr
+    assert done.stdout == ""

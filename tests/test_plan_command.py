@@ -1,0 +1,166 @@
+"""``ggufspec plan`` as a user types it: headers from a hub on loopback, cards that are not here, terminals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import shapes
+from processes import Cli, plain, rest
+from server import serving
+
+TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
+CARD = ("--gpu", "RTX 4090")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """The profile's two repositories, files of true size, on loopback."""
+    folder = tmp_path_factory.mktemp("hub")
+    with serving() as server:
+        for repo, name, shape in (
+            ("NousResearch/Meta-Llama-3-70B-Instruct-GGUF", TARGET, "llama3-70b-q3_k_s"),
+            ("QuantFactory/Meta-Llama-3-8B-Instruct-GGUF", DRAFT, "llama3-8b-q3_k_l"),
+        ):
+            (folder / name).mkdir()
+            shapes.write(folder / name / name, shapes.SHAPES[shape], tokenizer=True)
+            server.add_repo(repo, folder / name)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The same files here: (target, draft)."""
+    folder = tmp_path_factory.mktemp("files")
+    return tuple(
+        shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name], tokenizer=True)
+        for name in ("llama3-70b-q3_k_s", "llama3-8b-q3_k_l")
+    )
+
+
+def test_a_pair_that_is_not_here_on_a_card_that_is_not_here(cli: Cli, hub) -> None:
+    online = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
+    done = cli("plan", "llama3-70b", *CARD, "--json", **online)
+    assert done.code == 0, done.stderr
+    plan = done.document()
+    assert plan["schema"] == "ggufspec/plan@1"
+    assert plan["confirmed"]
+    card, host = plan["devices"]
+    assert (card["name"], card["description"], host["name"]) == ("GPU0", "RTX 4090", "CPU")
+    assert 0.9 * card["budget_bytes"] < card["used_bytes"] <= card["budget_bytes"] < card["free_bytes"] == 24 << 30
+    assert plan["target"]["layers"] == 80
+    assert 45 < plan["options"]["target_only"]["target"]["gpu_layers"] < 81
+    used = sum(sum(model["bytes"]["GPU0"].values()) for model in (plan["target"], plan["draft"]) if model)
+    assert used + card["overhead_bytes"] == card["used_bytes"]
+    assert {"target_only_tokens_per_s", "speculative_tokens_per_s", "break_even_acceptance"} <= set(plan["predicted"])
+    assert plan["choice"] in ("speculative", "target-only")
+    assert plan["why"].endswith(".")
+    assert sum(hub.sent.values()) < 2 * 12e6
+
+    again = cli("plan", "llama3-70b", *CARD, "--json", HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="1")
+    assert again.document()["target"] == plan["target"]  # what was read is kept
+
+
+def test_the_draft_is_priced_in_target_layers(cli: Cli, files) -> None:
+    """The draft wholly on the card: the notebook's arithmetic."""
+    done = cli("plan", "-m", files[0], "-md", files[1], *CARD, "-ngld", "all", "--json")
+    plan = done.document()
+    assert 10 <= plan["draft_costs_layers"] <= 16
+    assert f"costs {plan['draft_costs_layers']} target layers" in plan["why"]
+    pair, alone = plan["options"]["speculative"], plan["options"]["target_only"]
+    assert alone["target"]["gpu_layers"] - pair["target"]["gpu_layers"] == plan["draft_costs_layers"]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("colour", [True, False])
+def test_the_plan_in_a_terminal(cli: Cli, files, columns: int, colour: bool) -> None:
+    more = {} if colour else {"NO_COLOR": "1"}
+    child = cli.terminal("plan", "-m", str(files[0]), "-md", str(files[1]), *CARD, "--sweep", columns=columns, **more)
+    shown = rest(child)
+    assert child.exitstatus == 0
+    assert ("\x1b[34m" in shown) == colour
+    lines = plain(shown).splitlines()
+    assert max(map(len, lines)) <= columns
+    bar = next(line for line in lines if line.startswith("█"))
+    assert len(bar.rstrip()) == min(columns, 100)
+    assert any("█ target" in line and "free" in line for line in lines)
+    assert any("Target layers" in line for line in lines)
+    assert any("81/81" in line and "–" in line for line in lines)  # does not fit
+
+
+def test_the_sweep_is_in_the_document(cli: Cli, files) -> None:
+    rows = cli("plan", "-m", files[0], *CARD, "--sweep", "--json").document()["sweep"]
+    assert [rows[0]["gpu_layers"], rows[-1]["gpu_layers"]] == [0, 81]
+    assert rows[-1]["target_only_tokens_per_s"] is None
+    assert rows[0]["speculative_tokens_per_s"] is None
+
+
+def test_without_a_card_the_plan_is_the_host(cli: Cli) -> None:
+    plan = cli("plan", "demo", "--json").document()
+    assert [device["name"] for device in plan["devices"]] == ["CPU"]
+    assert (plan["target"]["gpu_layers"], plan["target"]["bytes"]["CPU"]["weights"]) == (0, 20337920)
+
+
+def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
+    counts = [
+        cli("plan", "-m", files[0], "--vram", size, "--json").document()["target"]["gpu_layers"]
+        for size in ("8GiB", "12GiB", "48GiB")
+    ]
+    assert counts == sorted(set(counts))
+    assert counts[-1] == 81
+
+
+def test_the_formula_is_held_to_llama_cpp(cli: Cli, files) -> None:
+    done = cli("plan", "-m", files[0], *CARD, "-v")
+    assert "GPU0: the formula is +0.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--gpu", "RTX 4091"), ("RTX 4091", "RTX 4090")),
+        (("--vram", "much"), ("'much' is no size", "--vram 24GiB")),
+        (("--vram", "-1GiB"), ("no size",)),
+        (("--vram", "99999999TiB"), ("no size",)),
+        (("--gpu", "RTX 4090", "--vram", "1G", "--vram", "2G"), ("more --vram than --gpu",)),
+        (("--vram", "24G", "--rpc", "127.0.0.1:1"), ("--rpc is a card that is here",)),
+        (("--vram", "24G", "-ngl", "82"), ("has 81 layers, not 82", "auto")),
+        (("--vram", "24G", "-ngl", "all"), ("needs", "the budget is 23.75 GiB", "auto")),
+        (("--vram", "24G", "-c", "0"), ("a context of 0 tokens",)),
+        (("--vram", "24G", "--acceptance", "2"), ("--acceptance",)),
+        (("--vram", "24G", "--allow-kv", "q9_9"), ("q9_9", "q8_0")),
+        (("--vram", "24G", "--n-cpu-moe", "3"), ("no experts", "--n-cpu-moe")),
+        (("--vram", "100M", "--headroom", "1G"), ("the budget is 0.00 GiB", "--headroom")),
+        (("--vram", "24G", "-ctv", "q8_0", "-fa", "off"), ("quantized V cache", "-fa on")),
+    ],
+)
+def test_bad_input(cli: Cli, files, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    done = cli("plan", "-m", files[0], *flags, "--json")
+    assert done.code in (1, 2)
+    error = json.loads(done.stdout)
+    assert error["schema"] == "ggufspec/error@1"
+    said = error["error"] + " " + error["hint"]
+    assert all(word in said for word in words), said
+    assert "Traceback" not in done.stderr
+
+
+def test_a_budget_that_not_even_the_draft_fits(cli: Cli, files) -> None:
+    """The draft asked for in whole is refused; left to the plan it stays on the host, and that is said."""
+    pair = ("-m", files[0], "-md", files[1], "--vram", "2GiB", "--json")
+    refused = cli("plan", *pair, "-ngld", "all")
+    assert refused.code == 2
+    assert "llama3-8b-q3_k_l.gguf needs" in refused.document()["error"]
+    plan = cli("plan", *pair).document()
+    assert plan["options"]["speculative"]["draft"]["gpu_layers"] == 0
+
+
+def test_files_that_are_not_there(cli: Cli, tmp_path: Path) -> None:
+    missing = cli("plan", "-m", tmp_path / "none.gguf", *CARD, "--json")
+    assert missing.code == 1
+    assert "none.gguf" in missing.document()["error"]
+    both = cli("plan", "demo", "-m", tmp_path / "x.gguf")
+    assert both.code == 2
+    offline = cli("plan", "llama3-70b", *CARD, "--json")
+    assert offline.code == 1
+    assert "HF_HUB_OFFLINE" in offline.document()["error"] + offline.document()["hint"]

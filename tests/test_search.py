@@ -1,0 +1,284 @@
+"""The search for a placement, with real headers, a formula that is real and machines that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shapes
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.placing import Layers, placed, question
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp import gguf
+from ggufspec.llamacpp.options import Placement
+from ggufspec.pairs.header import interpret
+from ggufspec.planning.memory import HOST, Bytes, estimate
+from ggufspec.planning.plan import Card, Machine
+from ggufspec.planning.search import make_plan, sweep
+from ggufspec.planning.speed import DeviceSpeed, MachineSpeed, pass_s
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """(header, skeleton) by the shape's name."""
+    folder = tmp_path_factory.mktemp("shapes")
+    made = {}
+
+    def get(name):
+        if name not in made:
+            path = shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name])
+            with path.open("rb") as file:
+                data = file.read(16 << 20)
+            skeleton = folder / f"{name}-skeleton.gguf"
+            gguf.write_skeleton([data], skeleton)
+            made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), skeleton
+        return made[name]
+
+    return get
+
+
+def machine(*gib, host=40e9, card=800e9, headroom=0, overhead=0):
+    cards = tuple(Card(f"GPU{i}", "", int(size * GIB), int(size * GIB), overhead) for i, size in enumerate(gib))
+    speeds = {HOST: DeviceSpeed(host, 5e11)} | {one.name: DeviceSpeed(card, 1e14) for one in cards}
+    return Machine(cards, 64 * GIB, headroom, MachineSpeed(speeds, 1e-4, 1e-4, 20e9, "made up"))
+
+
+def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=0.7, options=None, **more):
+    options = options or DecoderOptions(n_ctx=4096, threads=4)
+    return question(model(target), model(draft) if draft else None, options, acceptance, **more)
+
+
+def exact(asked, machine):
+    """A dry run that agrees with the formula: what is asked is kept."""
+    headers = {asked.target.skeleton: asked.target.header}
+    if asked.draft:
+        headers[asked.draft.skeleton] = asked.draft.header
+    seen = []
+
+    def confirm(requests):
+        seen.extend(requests)
+        return [estimate(headers[path], at, context, machine.card_names) for path, at, context in requests]
+
+    confirm.seen = seen
+    return confirm
+
+
+def excess(option, machine):
+    return max(
+        option.used(card.name).total + card.overhead_bytes - machine.budget_bytes(card) for card in machine.cards
+    )
+
+
+def test_the_plan_fits_and_one_layer_more_does_not(model):
+    here = machine(24)
+    asked = ask(model)
+    plan = make_plan(asked, here, exact(asked, here))
+    for option in (plan.alone, plan.pair):
+        assert excess(option, here) <= 0
+        more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
+        subject = asked.target if option.draft else asked.alone
+        larger = replace(option, target_bytes=estimate(subject.header, more, option.context, here.card_names))
+        assert excess(larger, here) > 0
+
+
+def test_the_draft_is_paid_in_target_layers(model):
+    plan = make_plan(ask(model), machine(24))
+    assert plan.draft_costs_layers == plan.alone.target.gpu_layers - plan.pair.target.gpu_layers > 0
+    assert f"costs {plan.draft_costs_layers} target layers" in plan.why()
+    assert f"{plan.alone.target.gpu_layers}/81 layers" in plan.why()
+
+
+def test_the_choice_turns_at_the_break_even_acceptance(model):
+    here = machine(24)
+    even = make_plan(ask(model), here).break_even_acceptance
+    assert 0 < even < 1
+    worse, better = (make_plan(ask(model, acceptance=even + step), here) for step in (-0.03, 0.03))
+    assert (worse.choice, better.choice) == ("target-only", "speculative")
+    assert worse.chosen is worse.alone
+    assert better.chosen is better.pair
+
+
+def test_a_hopeless_draft_has_no_break_even(model):
+    plan = make_plan(ask(model, target="llama3-8b-q3_k_l", draft="llama3-8b-q3_k_l"), machine(3))
+    assert plan.choice == "target-only"
+    assert plan.break_even_acceptance is None
+    assert "no acceptance" in plan.why()
+
+
+def test_all_of_it_fits_a_large_card(model):
+    plan = make_plan(ask(model), machine(80))
+    assert plan.pair.target == Placement(81)
+    assert plan.pair.draft == Placement(33)
+    assert plan.draft_costs_layers == 0
+
+
+def test_without_a_card_everything_is_on_the_host(model):
+    plan = make_plan(ask(model), machine())
+    assert plan.alone.target == plan.pair.target == plan.pair.draft == Placement(0)
+    assert set(plan.pair.target_bytes) == {HOST}
+
+
+def test_layers_that_are_asked_for_are_kept(model):
+    here = machine(24)
+    plan = make_plan(ask(model, layers=Layers(30), draft_layers=Layers(0)), here)
+    assert (plan.pair.target.gpu_layers, plan.pair.draft.gpu_layers) == (30, 0)
+    assert plan.alone.target.gpu_layers > 60  # the rival is free
+
+
+def test_layers_that_do_not_fit_are_refused_with_the_figures(model):
+    with pytest.raises(
+        UsageError, match=r"needs 2\d\.\d\d GiB of GPU0 at least, and the budget is 24\.00 GiB"
+    ) as error:
+        make_plan(ask(model, layers=Layers(81)), machine(24))
+    assert "auto" in error.value.hint
+
+
+def test_a_card_too_small_for_anything_is_left_alone(model):
+    here = machine(0.3, overhead=200 * 2**20)
+    plan = make_plan(ask(model), here)
+    assert plan.alone.target.gpu_layers <= 1
+    with pytest.raises(UsageError, match="budget is 0.00 GiB"):
+        make_plan(ask(model), replace(here, headroom_bytes=GIB))
+
+
+def test_more_layers_than_there_are_is_wrong_usage(model):
+    with pytest.raises(UsageError, match="has 81 layers, not 82"):
+        ask(model, layers=Layers(82))
+    with pytest.raises(UsageError, match="no experts"):
+        ask(model, layers=Layers(cpu_experts=3))
+    with pytest.raises(UsageError, match="no share"):
+        ask(model, acceptance=1.5)
+
+
+def test_a_smaller_cache_is_chosen_only_where_it_is_allowed_and_faster(model):
+    here = machine(24)
+    options = DecoderOptions(n_ctx=32768, threads=4)
+    plain = make_plan(ask(model, options=options), here)
+    allowed = make_plan(ask(model, options=options, kv_types=(("q8_0", "q8_0"),)), here)
+    assert plain.pair.context.type_k == "f16"
+    assert (allowed.pair.context.type_k, allowed.pair.context.type_v) == ("q8_0", "q8_0")
+    assert allowed.pair.target.gpu_layers > plain.pair.target.gpu_layers
+    assert placed(options, allowed.pair).type_v == "q8_0"
+
+
+def test_experts_go_to_the_cpu_before_attention_does(model):
+    plan = make_plan(ask(model, target="qwen3moe-30b-a3b", draft=None), machine(8))
+    assert plan.alone.target.cpu_experts > 0
+    assert plan.alone.target.gpu_layers == 49
+
+
+def test_two_cards_are_filled_by_their_budgets(model):
+    here = machine(24, 12)
+    plan = make_plan(ask(model), here)
+    assert excess(plan.pair, here) <= 0
+    assert plan.pair.target.gpu_layers > make_plan(ask(model), machine(24)).pair.target.gpu_layers
+    first, second = (plan.pair.used(name).weights for name in here.card_names)
+    assert 1.2 < first / second < 3
+
+
+def test_what_the_dry_run_refuses_is_not_planned(model):
+    here = machine(24)
+    asked = ask(model, draft=None)
+    agrees = exact(asked, here)
+
+    def confirm(requests):
+        return [
+            "no" if at.gpu_layers > 40 else answer
+            for (_, at, _), answer in zip(requests, agrees(requests), strict=True)
+        ]
+
+    assert make_plan(asked, here, confirm).alone.target.gpu_layers == 40
+
+
+def test_what_the_formula_overrates_is_asked_of_the_dry_run(model):
+    """Compute buffers that are smaller than the formula says make room for a layer."""
+    here = machine(24)
+    asked = ask(model, draft=None)
+    agrees = exact(asked, here)
+
+    def confirm(requests):
+        answers = agrees(requests)
+        return [{name: replace(b, compute=b.compute * 9 // 10) for name, b in a.items()} for a in answers]
+
+    exactly = make_plan(asked, here, agrees)
+    roomier = make_plan(asked, here, confirm)
+    assert roomier.alone.target.gpu_layers >= exactly.alone.target.gpu_layers
+    assert excess(roomier.alone, here) <= 0
+
+
+def test_a_slow_worker_gets_no_layers(model):
+    plan = make_plan(ask(model), machine(24, card=2e9))
+    assert plan.alone.target.gpu_layers == 0
+
+
+def test_a_host_that_is_too_small_is_said(model):
+    plan = make_plan(ask(model, draft=None), replace(machine(4), memory_bytes=16 * GIB))
+    assert any("read from disk" in note for note in plan.notes)
+
+
+def test_a_context_beyond_the_training_is_said(model):
+    options = DecoderOptions(n_ctx=16384, threads=4)
+    plan = make_plan(ask(model, draft=None, options=options), machine(24))
+    trained = plan.question.target.header.context_length
+    assert any("was trained for" in note for note in plan.notes) == (trained < 16384)
+
+
+def test_the_sweep_ends_where_the_budget_does(model):
+    here = machine(24)
+    rows = sweep(ask(model), here)
+    assert [rows[0].gpu_layers, rows[-1].gpu_layers] == [0, 81]
+    assert rows[-1].target_only_tokens_per_s is None
+    assert rows[0].target_only_tokens_per_s < rows[3].target_only_tokens_per_s
+    best = make_plan(ask(model), here)
+    known = [row.target_only_tokens_per_s for row in rows if row.target_only_tokens_per_s]
+    assert max(known) <= best.alone.tokens_per_s
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    gib=st.floats(1, 40),
+    host=st.floats(5e9, 1e11),
+    card=st.floats(5e10, 2e12),
+    acceptance=st.floats(0, 1),
+    n_ctx=st.sampled_from([512, 4096, 16384]),
+)
+def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, n_ctx):
+    here = machine(gib, host=host, card=card)
+    options = DecoderOptions(n_ctx=n_ctx, threads=4)
+    asked = ask(model, target="llama-1b-q4_0", draft=None, acceptance=acceptance, options=options)
+    plan = make_plan(asked, here)
+    header, context = asked.alone.header, asked.alone.context
+    speeds = []
+    for count in range(header.layers + 1):
+        at = Placement(count)
+        if estimate(header, at, context, here.card_names)["GPU0"].total <= here.budget_bytes(here.cards[0]):
+            seconds = pass_s(header, at, here.speed, here.card_names, tokens=1, depth=n_ctx // 2, context=context)
+            speeds.append(1 / seconds)
+    assert plan.alone.tokens_per_s == pytest.approx(max(speeds))
+
+
+def test_bytes_add_up():
+    assert (Bytes(1, 2, 3, 4) + Bytes(10, 20, 30, 40)).total == 110
+
+
+def test_the_skeleton_answers_as_the_file_does(model, tmp_path):
+    """The dry run of a file with its vocabulary and of its skeleton, to the byte."""
+    from ggufspec.llamacpp import dryrun
+
+    shape = shapes.SHAPES["llama3-8b-q3_k_l"]
+    path = shapes.write(tmp_path / "whole.gguf", shape, tokenizer=True)
+    context = DecoderOptions(n_ctx=4096, threads=1).context(with_draft=True)
+    _, skeleton = model("llama3-8b-q3_k_l")
+    assert Path(path).stat().st_size > 4e9
+    for gpu_layers in (0, 17, 33):
+        at = Placement(gpu_layers)
+        asked = tuple(dryrun.Request(file, at, context) for file in (path, skeleton))
+        whole, small = dryrun.ask(dryrun.Spec(asked, paper_cards=1)).answers
+        assert whole == small
+        assert not whole.error

@@ -1,0 +1,422 @@
+"""Seconds of a pass in exact arithmetic, draft lengths, and the fit to measured points."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shapes import SHAPES, write
+
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp.gguf import Tensor, parse
+from ggufspec.llamacpp.model import ContextOptions, Placement
+from ggufspec.pairs.header import ModelHeader, Tokenizer, interpret
+from ggufspec.planning import speed
+from ggufspec.planning.memory import HOST
+from ggufspec.planning.speed import (
+    Choice,
+    DeviceSpeed,
+    MachineSpeed,
+    best_length,
+    break_even_acceptance,
+    cost,
+    expected_tokens,
+    fit,
+    interpolate,
+    layer_devices,
+    pass_s,
+)
+
+BLOCK, TABLE, VOCABULARY, WIDTH = 4000, 256, 16, 8
+CARD, OTHER = "GPU0", "GPU1"
+
+
+def header(
+    blocks: int = 4, *, kind: str = "f16", tied: bool = False, experts: tuple[int, int] = (0, 0), nextn: int = 0
+) -> ModelHeader:
+    """A model whose blocks are one matrix of ``BLOCK`` bytes, half of it experts where there are any."""
+
+    def tensor(name: str, size: int) -> Tensor:
+        return Tensor(name, kind, (WIDTH, size // 2 // WIDTH), size, 0)
+
+    tensors = [Tensor("token_embd.weight", kind, (WIDTH, VOCABULARY), TABLE, 0)]
+    for block in range(blocks):
+        if experts[0]:
+            tensors += [tensor(f"blk.{block}.attn_q.weight", BLOCK // 2)]
+            tensors += [tensor(f"blk.{block}.ffn_up_exps.weight", BLOCK // 2)]
+        else:
+            tensors += [tensor(f"blk.{block}.ffn_up.weight", BLOCK)]
+    tensors += [] if tied else [Tensor("output.weight", kind, (WIDTH, VOCABULARY), TABLE, 0)]
+    return ModelHeader(
+        name="toy",
+        size_bytes=sum(t.size_bytes for t in tensors),
+        parts=1,
+        architecture="llama",
+        blocks=blocks,
+        nextn_blocks=nextn,
+        embedding=WIDTH,
+        heads=(1,) * blocks,
+        kv_heads=(1,) * blocks,
+        key_size=WIDTH,
+        value_size=WIDTH,
+        key_size_windowed=WIDTH,
+        value_size_windowed=WIDTH,
+        feed_forward=(1,) * blocks,
+        experts=experts[0],
+        experts_used=experts[1],
+        sliding_window=0,
+        windowed=(False,) * blocks,
+        recurrent=(False,) * blocks,
+        conv_numbers=0,
+        state_numbers=0,
+        cached=(True,) * blocks,
+        latent=0,
+        vocabulary=VOCABULARY,
+        context_length=1024,
+        tokenizer=Tokenizer("none", "", VOCABULARY, "", None, {}),
+        regular=True,
+        metadata={},
+        tensors=tuple(tensors),
+    )
+
+
+def machine(
+    *, host: float = 1000.0, card: float = 4000.0, flops: float = math.inf, layer_s: float = 0.0, **more: object
+) -> MachineSpeed:
+    devices = {HOST: DeviceSpeed(host, flops, layer_s)}
+    devices |= dict.fromkeys((CARD, OTHER), DeviceSpeed(card, flops, layer_s))
+    fixed = {"pass_s": 0.0, "crossing_s": 0.0, "link_bytes_per_s": math.inf, "origin": "made up"}
+    return MachineSpeed(devices, **(fixed | more))  # type: ignore[arg-type]
+
+
+ROW = TABLE / VOCABULARY
+KV = 4 * 2 * WIDTH * 2  # bytes that a token reads of the four blocks' caches when it is alone
+
+
+# ---- one pass
+
+
+def test_on_the_host_a_token_reads_every_block_the_output_and_one_row_of_the_table():
+    assert pass_s(header(), Placement(), machine()) == pytest.approx((4 * BLOCK + TABLE + ROW + KV) / 1000)
+
+
+def test_offloaded_layers_are_read_at_the_card_s_speed_the_output_first():
+    found = cost(header(), Placement(1), machine(), (CARD,)).devices
+    assert found == pytest.approx({HOST: (4 * BLOCK + ROW + KV) / 1000, CARD: TABLE / 4000})
+    found = cost(header(), Placement(3), machine(), (CARD,)).devices
+    assert found == pytest.approx({HOST: (2 * BLOCK + ROW + KV / 2) / 1000, CARD: (2 * BLOCK + TABLE + KV / 2) / 4000})
+    found = cost(header(), Placement(-1), machine(), (CARD,)).devices
+    assert found == pytest.approx({HOST: ROW / 1000, CARD: (4 * BLOCK + TABLE + KV) / 4000})
+
+
+def test_without_a_card_nothing_is_offloaded():
+    assert pass_s(header(), Placement(-1), machine()) == pass_s(header(), Placement(), machine())
+
+
+def test_a_tied_output_reads_the_whole_table():
+    tied, untied = header(tied=True), header()
+    for layers in (0, 2, -1):
+        assert pass_s(tied, Placement(layers), machine(), (CARD,)) == pytest.approx(
+            pass_s(untied, Placement(layers), machine(), (CARD,))
+        )
+
+
+def test_blocks_that_predict_further_tokens_are_not_run():
+    assert pass_s(header(5, nextn=1), Placement(), machine()) == pytest.approx(pass_s(header(), Placement(), machine()))
+
+
+def test_depth_is_read_by_every_block_in_the_cache_s_type():
+    alone, deep = (pass_s(header(), Placement(), machine(), depth=depth) for depth in (0, 99))
+    assert deep - alone == pytest.approx(99 * KV / 1000)
+    small = ContextOptions(n_ctx=128, width=1, threads=1, type_k="q8_0", type_v="q8_0")
+    deep = pass_s(header(), Placement(), machine(), depth=99, context=small)
+    alone = pass_s(header(), Placement(), machine(), context=small)
+    assert deep - alone == pytest.approx(99 * KV * 34 / 64 / 1000)
+
+
+def test_a_wide_batch_is_reading_or_computing_whichever_takes_longer():
+    flops = 2 * BLOCK / 2  # of one token in one block
+    fast, slow = machine(flops=1e9), machine(flops=flops)
+    read_s = pass_s(header(), Placement(), fast)
+    per_token = (KV + ROW) / 1000
+    assert pass_s(header(), Placement(), fast, tokens=8) == pytest.approx(read_s + 7 * per_token)
+    eight = 8 * (4 + TABLE / BLOCK) + 8 * per_token
+    assert pass_s(header(), Placement(), slow, tokens=8) == pytest.approx(eight)
+
+
+def test_experts_are_read_as_far_as_the_tokens_choose_them():
+    model = header(experts=(8, 2))
+    rest = TABLE + ROW + KV + 4 * BLOCK / 2
+    assert pass_s(model, Placement(), machine()) == pytest.approx((rest + 4 * BLOCK / 2 * 2 / 8) / 1000)
+    rest += ROW + KV
+    two = 1 - (1 - 2 / 8) ** 2
+    assert pass_s(model, Placement(), machine(), tokens=2) == pytest.approx((rest + 4 * BLOCK / 2 * two) / 1000)
+
+
+def test_experts_may_stay_on_the_host():
+    found = cost(header(experts=(8, 2)), Placement(-1, cpu_experts=1), machine(), (CARD,)).devices
+    assert found[HOST] == pytest.approx((BLOCK / 2 / 4 + ROW) / 1000)
+
+
+def test_every_change_of_device_costs():
+    def fixed(placement: Placement, model: ModelHeader | None = None, cards: tuple[str, ...] = (CARD,)) -> float:
+        return cost(model or header(), placement, machine(crossing_s=1.0), cards).fixed_s
+
+    assert [fixed(Placement(layers)) for layers in (0, 1, 3, -1)] == [0, 2, 2, 2]
+    assert fixed(Placement(-1), cards=(CARD, OTHER)) == 3
+    assert fixed(Placement(-1, cpu_experts=2), header(experts=(8, 2))) == 6
+
+
+def test_what_crosses_is_the_stream_and_then_the_logits():
+    slow = machine(link_bytes_per_s=1.0)
+    assert cost(header(), Placement(2), slow, (CARD,), tokens=3).fixed_s == 3 * 4 * (WIDTH + VOCABULARY)
+
+
+def test_passes_and_layers_have_fixed_costs():
+    assert cost(header(), Placement(2), machine(pass_s=5.0, layer_s=1.0), (CARD,)).fixed_s == 9
+
+
+def test_bandwidth_and_curve_belong_to_the_weights_type():
+    device = DeviceSpeed(1000.0, 1e9, by_type={"f16": 500.0}, curves={"f16": {1: 1.0, 2: 3.0, 4: 2.0}})
+    there = MachineSpeed({HOST: device}, 0.0, 0.0, math.inf, "made up")
+    weights, rest = (4 * BLOCK + TABLE) / 500, (KV + ROW) / 1000
+    for tokens, relative in {1: 1.0, 2: 3.0, 3: 2.5, 4: 2.0, 9: 2.0}.items():
+        assert pass_s(header(), Placement(), there, tokens=tokens) == pytest.approx(relative * weights + tokens * rest)
+
+
+def test_past_a_curve_s_end_computing_takes_over():
+    device = DeviceSpeed(1000.0, 1.0, curves={"f16": {1: 1.0, 4: 2.0}})
+    assert device.weights_s("f16", 1000, flops=100, width=4) == 2
+    assert device.weights_s("f16", 1000, flops=100, width=5) == 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "like"), [("q5_K", "q6_K"), ("iq4_xs", "q4_K"), ("q4_1", "q4_0"), ("bf16", "f16"), ("q3_K", "q3_K")]
+)
+def test_an_unknown_type_is_taken_for_the_one_it_is_most_like(kind: str, like: str):
+    by_type = {"f16": 1.0, "q8_0": 2.0, "q4_0": 3.0, "q4_K": 4.0, "q6_K": 5.0, "q3_K": 6.0}
+    assert DeviceSpeed(9.0, 1.0, by_type=by_type).weights_s(kind, 60, 0) == pytest.approx(60 / by_type[like])
+
+
+def test_a_measured_curve_replaces_the_shape():
+    curve = {1: 1.0, 4: 1.5}
+    one = pass_s(header(), Placement(2), machine(), (CARD,), depth=9)
+    for tokens, relative in ((1, 1.0), (2, 1 + 0.5 / 3), (4, 1.5)):
+        found = pass_s(header(), Placement(2), machine(), (CARD,), tokens=tokens, depth=9, curve=curve)
+        assert found == pytest.approx(relative * one)
+    assert pass_s(header(), Placement(2), machine(), (CARD,), tokens=9, depth=9, curve=curve) >= 1.5 * one
+
+
+def test_wide_batches_stream_the_host_s_weights_to_a_card():
+    there = machine(flops=1.0, streams=True, link_bytes_per_s=2000.0)
+    assert set(cost(header(), Placement(), there, (CARD,), tokens=31).devices.values()) > {0.0}
+    found = cost(header(), Placement(), machine(streams=True, link_bytes_per_s=2000.0), (CARD,), tokens=32)
+    assert found.devices[CARD] == pytest.approx((4 * BLOCK + TABLE) * (1 / 2000 + 1 / 4000))
+    assert cost(header(), Placement(), there, (), tokens=32).devices == {HOST: pytest.approx(0, abs=1e9)}
+
+
+def test_weights_beyond_the_memory_come_from_disk():
+    size = 2 * BLOCK + TABLE  # two blocks and the table stay on the host
+    for memory, bandwidth in ((size, 1000.0), (size - 1, 10.0)):
+        there = machine(memory_bytes=memory, disk_bytes_per_s=10.0)
+        assert cost(header(), Placement(3), there, (CARD,)).devices[HOST] == pytest.approx(
+            2 * BLOCK / bandwidth + ROW / 1000 + (KV / 2000 if bandwidth == 1000 else 0), rel=0.02
+        )
+
+
+def test_a_card_without_a_speed_is_named():
+    with pytest.raises(UsageError, match="RPC7"):
+        pass_s(header(), Placement(-1), machine(), ("RPC7",))
+
+
+@given(
+    layers=st.integers(0, 8),
+    tokens=st.integers(1, 64),
+    depth=st.integers(0, 4096),
+    host=st.floats(1e2, 1e6),
+    card=st.floats(1.0, 1e3),
+)
+def test_a_faster_card_and_more_layers_on_it_never_cost_time(
+    layers: int, tokens: int, depth: int, host: float, card: float
+):
+    there = machine(host=host, card=host * card, flops=1e9)
+    model = header(8)
+
+    def seconds(count: int) -> float:
+        return pass_s(model, Placement(count), there, (CARD,), tokens=tokens, depth=depth)
+
+    assert seconds(layers + 1) <= seconds(layers) * (1 + 1e-12)
+    assert pass_s(model, Placement(layers), there, (CARD,), tokens=tokens, depth=depth + 1) >= seconds(layers)
+    assert pass_s(model, Placement(layers), there, (CARD,), tokens=tokens + 1, depth=depth) >= seconds(layers)
+
+
+@pytest.mark.parametrize(
+    ("placement", "cards", "expected"),
+    [
+        (Placement(0), (CARD,), "HHHHH"),
+        (Placement(2), (CARD,), "HHH00"),
+        (Placement(-1), (CARD, OTHER), "00011"),
+        (Placement(4, (3.0, 1.0)), (CARD, OTHER), "H0001"),
+        (Placement(-1, (0.0, 1.0)), (CARD, OTHER), "11111"),
+        (Placement(-1), (), "HHHHH"),
+    ],
+)
+def test_layers_go_where_llama_cpp_puts_them(placement: Placement, cards: tuple[str, ...], expected: str):
+    names = {"H": HOST, "0": CARD, "1": OTHER}
+    assert layer_devices(4, placement, cards) == [names[letter] for letter in expected]
+
+
+def test_curves_are_exact_where_measured_linear_between_and_flat_outside():
+    curve = {2: 1.0, 4: 2.0, 8: 1.0}
+    assert [interpolate(curve, width) for width in (1, 2, 3, 4, 6, 8, 99)] == [1, 1, 1.5, 2, 1.5, 1, 1]
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_every_architecture_has_a_speed(name: str, tmp_path: Path):
+    path = write(tmp_path / "model.gguf", SHAPES[name])
+    with path.open("rb") as file:
+        model = interpret(name, [parse(file.read(2**24))], path.stat().st_size)
+    there = machine(host=5e10, card=8e11, flops=1e13)
+    seconds = [pass_s(model, Placement(n), there, (CARD,), depth=512) for n in (0, model.blocks // 2, model.layers)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert 0 < seconds[0] <= model.weight_bytes() / 5e10 * 1.5 + 0.01
+
+
+# ---- speculation
+
+
+def test_expected_tokens_is_a_geometric_sum():
+    assert [expected_tokens(0.5, length) for length in range(4)] == [1, 1.5, 1.75, 1.875]
+    assert expected_tokens(1.0, 7) == 8
+    assert expected_tokens(0.0, 7) == 1
+    with pytest.raises(ValueError, match="acceptance"):
+        expected_tokens(1.1, 1)
+
+
+def test_the_best_length_maximises_tokens_per_second():
+    flat = best_length(lambda _: 1.0, 0.0, 1.0, most=5)
+    assert flat == Choice(5, 6.0, 1.0)
+    assert best_length(lambda _: 1.0, 0.0, 0.0, most=5) == Choice(0, 1.0, 1.0)  # the shortest of equals
+    assert best_length(lambda n: float(n), 0.1, 0.9).length == 0
+    assert best_length(lambda n: float(n), 0.1, 0.9, least=1).length == 1
+    assert best_length(lambda n: 1.0 if n in (1, 4) else 3.0, 0.1, 0.6).length == 3  # kernels that like four
+
+
+TIMES = st.lists(st.floats(0.01, 10.0), min_size=17, max_size=17)
+
+
+@given(times=TIMES, draft=st.floats(0.0, 1.0), acceptance=st.floats(0.0, 1.0))
+def test_no_other_length_is_faster_and_acceptance_never_hurts(times: list[float], draft: float, acceptance: float):
+    def target(tokens: int) -> float:
+        return times[tokens - 1]
+
+    best = best_length(target, draft, acceptance)
+    rates = [expected_tokens(acceptance, k) / (k * draft + target(k + 1)) for k in range(17)]
+    assert best.tokens_per_s == max(rates)
+    assert best.tokens_per_s >= 1 / times[0]
+    assert best_length(target, draft, min(1.0, acceptance + 0.1)).tokens_per_s >= best.tokens_per_s * (1 - 1e-12)
+
+
+@given(times=TIMES, draft=st.floats(0.0, 1.0), rival=st.floats(0.05, 200.0))
+def test_break_even_is_where_the_best_length_catches_the_rival(times: list[float], draft: float, rival: float):
+    def rate(acceptance: float) -> float:
+        return best_length(lambda tokens: times[tokens - 1], draft, acceptance, least=1).tokens_per_s
+
+    even = break_even_acceptance(lambda tokens: times[tokens - 1], draft, rival)
+    if even is None:
+        assert rate(1.0) < rival
+    else:
+        assert rate(even) >= rival
+        if even > 0:
+            assert rate(even - 1e-6 if even > 1e-6 else 0.0) < rival * (1 + 1e-6)
+
+
+def test_break_even_in_exact_arithmetic():
+    # one draft token of no cost, T(2) = T(1): 1 + a catches 1.5 at a half
+    assert break_even_acceptance(lambda _: 1.0, 0.0, 1.5, most=1) == pytest.approx(0.5)
+    assert break_even_acceptance(lambda _: 1.0, 0.0, 2.01, most=1) is None
+    assert break_even_acceptance(lambda _: 1.0, 0.0, 1.0) == 0.0
+    # drafting must catch up by itself: 1 + a in 1.25 s against the same target alone
+    assert break_even_acceptance(lambda _: 1.0, 0.25, 1.0, most=1) == pytest.approx(0.25)
+
+
+# ---- the fit
+
+
+def rates(there: MachineSpeed, model: ModelHeader, layers: list[int], offload_s: float = 0) -> list[tuple[int, float]]:
+    seconds = [pass_s(model, Placement(n), there, (CARD,), depth=64) + (offload_s if n else 0.0) for n in layers]
+    return [(n, 1 / s) for n, s in zip(layers, seconds, strict=True)]
+
+
+SPEEDS = {"host": st.floats(1e2, 1e6), "card": st.floats(1e2, 1e6)}
+
+
+@given(points=st.lists(st.integers(0, 33), min_size=2, max_size=6, unique=True), tied=st.booleans(), **SPEEDS)
+def test_bandwidths_are_recovered_from_points_that_they_made(points: list[int], tied: bool, host: float, card: float):
+    model = header(32, tied=tied)
+    truth = rates(machine(host=host, card=card), model, list(range(34)))
+    fitted = fit([truth[n] for n in points], model, card=CARD, depth=64)
+    assert [fitted.predict(n) for n in range(34)] == pytest.approx([rate for _, rate in truth], rel=1e-6)
+    assert fitted.machine.device(HOST).bandwidth_bytes_per_s == pytest.approx(host, rel=1e-6)
+    assert fitted.machine.device(CARD).bandwidth_bytes_per_s == pytest.approx(card, rel=1e-6)
+
+
+@given(offload=st.floats(0.01, 1.0), **SPEEDS)
+def test_three_points_tell_a_constant_of_offloading(offload: float, host: float, card: float):
+    model = header(32)
+    least = pass_s(model, Placement(-1), machine(host=host, card=card), (CARD,), depth=64)
+    truth = rates(machine(host=host, card=card), model, list(range(34)), offload * least)
+    fitted = fit([truth[0], truth[11], truth[33]], model, card=CARD, depth=64)
+    assert [fitted.predict(n) for n in range(34)] == pytest.approx([rate for _, rate in truth], rel=1e-6)
+
+
+def test_fixed_costs_of_the_calibration_are_kept():
+    there = machine(host=2000.0, card=9000.0, layer_s=0.3, pass_s=0.5, crossing_s=0.2)
+    known = machine(host=1000.0, card=1000.0, layer_s=0.3, pass_s=0.5, crossing_s=0.2)
+    truth = rates(there, header(), [0, 1, 2, 3, 4, 5])
+    fitted = fit([truth[0], truth[4]], header(), machine=known, card=CARD, depth=64)
+    assert [fitted.predict(n) for n in range(6)] == pytest.approx([rate for _, rate in truth])
+
+
+def test_one_point_scales_what_is_known():
+    known = machine(host=1000.0, card=4000.0)
+    truth = rates(machine(host=2000.0, card=8000.0), header(), [0, 1, 2, 3, 4, 5])
+    fitted = fit([truth[2]], header(), machine=known, card=CARD, depth=64)
+    assert [fitted.predict(n) for n in range(6)] == pytest.approx([rate for _, rate in truth])
+    assert fitted.predict(-1) == fitted.predict(5)
+
+
+def test_many_points_are_a_compromise():
+    truth = rates(machine(), header(), [0, 1, 2, 3, 4, 5])
+    noisy = [(n, rate * factor) for (n, rate), factor in zip(truth, (1.02, 0.98) * 3, strict=True)]
+    fitted = fit(noisy, header(), card=CARD, depth=64)
+    assert [fitted.predict(n) for n in range(6)] == pytest.approx([rate for _, rate in truth], rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("points", "match"),
+    [
+        ([], "one placement"),
+        ([(3, 1.0)], "one placement"),
+        ([(3, 1.0), (3, 1.1)], "one placement"),
+        ([(0, 1.0), (6, 2.0)], "6 layers"),
+        ([(-1, 1.0), (3, 2.0)], "-1 layers"),
+        ([(0, 1.0), (3, 0.0)], "0.0 t/s"),
+        ([(0, 1.0), (3, math.nan)], "nan t/s"),
+        ([(0, 1.0), (1, 100.0)], "contradict"),
+        ([(3, 1.0), (4, 9.0)], "contradict"),
+        ([(0, 1.0), (2, 5.0), (5, 1.0)], "contradict"),
+    ],
+)
+def test_impossible_points_are_refused(points: list[tuple[int, float]], match: str):
+    with pytest.raises(UsageError, match=match):
+        fit(points, header())
+
+
+def test_the_documentation_s_example_runs():
+    assert doctest.testmod(speed) == (0, doctest.testmod(speed).attempted)
+    assert doctest.testmod(speed).attempted >= 5
