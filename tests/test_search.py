@@ -143,7 +143,7 @@ def test_a_card_too_small_for_anything_is_left_alone(model):
     here = machine(0.3, overhead=200 * 2**20)
     plan = make_plan(ask(model), here)
     assert plan.alone.target.gpu_layers <= 1
-    with pytest.raises(UsageError, match="budget is 0.00 GiB"):
+    with pytest.raises(UsageError, match=r"budget is 0\.00 GiB"):
         make_plan(ask(model), replace(here, headroom_bytes=GIB))
 
 
@@ -210,6 +210,13 @@ def test_what_the_formula_overrates_is_asked_of_the_dry_run(model):
     roomier = make_plan(asked, here, confirm)
     assert roomier.alone.target.gpu_layers >= exactly.alone.target.gpu_layers
     assert excess(roomier.alone, here) <= 0
+
+
+def test_what_the_formula_missed_before_is_added(model):
+    here = machine(24)
+    asked = ask(model, draft=None)
+    more = replace(asked, alone=replace(asked.alone, shortfall={"GPU0": 800 * 2**20}))
+    assert make_plan(more, here).alone.target.gpu_layers < make_plan(asked, here).alone.target.gpu_layers
 
 
 def test_a_slow_worker_gets_no_layers(model):

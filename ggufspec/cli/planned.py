@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ggufspec.pairs.hub import HubFile
     from ggufspec.pairs.profile import Pair, Settings
     from ggufspec.pairs.source import Known
-    from ggufspec.planning.plan import Plan, Question
-    from ggufspec.planning.search import Confirm
+    from ggufspec.planning.plan import Machine, Plan, Question, Subject
     from ggufspec.planning.survey import Site
     from ggufspec.reports.document import PlanDocument, SweepRow
 
@@ -75,7 +74,6 @@ class Made:
 
     plan: Plan
     acceptance_from: str
-    confirm: Confirm
 
     def sweep(self) -> list[SweepRow]:
         """Both options over the target's layers, eight steps and the ends."""
@@ -157,7 +155,7 @@ def make(
     from ggufspec.hardware.host import cache_folder, physical_cores
     from ggufspec.pairs.source import read_headers
     from ggufspec.planning.confirm import Confirmer
-    from ggufspec.planning.history import expected_acceptance
+    from ggufspec.planning.history import expected_acceptance, record_shortfall
     from ggufspec.planning.search import make_plan
 
     where = where or site(asked, options.threads or physical_cores())
@@ -186,7 +184,28 @@ def make(
     confirm = Confirmer(
         where.machine.card_names, paper=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose
     )
-    return Made(make_plan(asks, where.machine, confirm), acceptance_from, confirm)
+    asks = replace(
+        asks,
+        target=_corrected(asks.target, where.machine),
+        alone=_corrected(asks.alone, where.machine),
+        draft=_corrected(asks.draft, where.machine) if asks.draft else None,
+    )
+    made = make_plan(asks, where.machine, confirm)
+    for card in where.machine.cards:
+        short = made.alone.used(card.name).total - made.alone.formula[card.name].total
+        before = asks.alone.shortfall.get(card.name, 0)
+        record_shortfall(cache_folder(), target.header.architecture, card.description, short + before)
+    return Made(made, acceptance_from)
+
+
+def _corrected(subject: Subject, machine: Machine) -> Subject:
+    """What the formula was seen to miss on such cards before."""
+    from ggufspec.hardware.host import cache_folder
+    from ggufspec.planning.history import known_shortfall
+
+    architecture = subject.header.architecture
+    known = {card.name: known_shortfall(cache_folder(), architecture, card.description) for card in machine.cards}
+    return replace(subject, shortfall={name: size for name, size in known.items() if size})
 
 
 @dataclass(frozen=True, slots=True)

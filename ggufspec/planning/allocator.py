@@ -31,6 +31,7 @@ class Graph:
         self._stored: list[int] = []
         self._kept: list[int] = []
         self._writes: set[int] = set()
+        self._views: dict[int, int] = {}
 
     def input(self, size: int) -> int:
         """A tensor that the host fills before the graph runs."""
@@ -53,8 +54,15 @@ class Graph:
         """
         return self._add(size, sources, over, on)
 
-    def write(self, *sources: int, on: int) -> None:
-        """A write into a cache or a state on the device ``on``: it only reads."""
+    def view(self, tensor: int) -> int:
+        """``tensor`` once more, for another device makes a copy of each view that it reads."""
+        alias = self.stored(0, 0)
+        self._sizes[alias] = self._sizes[tensor]
+        self._views[alias] = tensor
+        return alias
+
+    def write(self, *sources: int, on: int | None) -> None:
+        """A write into what there is, a cache or a state on the device ``on``: it only reads."""
         self._writes.add(self.node(0, *sources, on=on))
 
     def keep(self, tensor: int) -> None:
@@ -147,14 +155,14 @@ class Graph:
                 end += 1
             for node in nodes[start:end]:
                 for source in self._sources[node]:
-                    if placed[source] != device and (source, device) not in copies:
+                    whole = self._views.get(source, source)
+                    if placed[whole] != device and (source, device) not in copies:
                         copies[source, device] = len(sizes)
                         sizes.append(sizes[source])
-                        steps += [(nothing, device, (source,)), (copies[source, device], device, ())]
-            steps += [
-                (node, device, tuple(copies.get((source, device), source) for source in self._sources[node]))
-                for node in nodes[start:end]
-            ]
+                        steps += [(nothing, device, (whole,)), (copies[source, device], device, ())]
+            for node in nodes[start:end]:
+                read = (copies.get((i, device), self._views.get(i, i)) for i in self._sources[node])
+                steps.append((node, device, tuple(read)))
             start = end
         return steps, sizes
 

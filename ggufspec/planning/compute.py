@@ -25,7 +25,8 @@ _FOUR_POSITIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One full batch. ``cells`` and ``cells_windowed`` are of the KV caches; ``type_*`` are
+    """One full batch. ``cells`` and ``cells_windowed`` are of the KV caches; ``values_turned``: the V cache
+    has a column per token, as without flash attention. ``type_*`` are
     (numbers, bytes) of a block; ``turn_*`` edges of Hadamard matrices.
     """
 
@@ -34,6 +35,7 @@ class Batch:
     cells: int
     cells_windowed: int
     flash: bool
+    values_turned: bool
     type_k: tuple[int, int]
     type_v: tuple[int, int]
     turn_k: int = 0
@@ -64,6 +66,7 @@ class Trunk:
     vocabulary: int
     experts_used: int
     expert_groups: int
+    expert_groups_used: int
     weights_normed: bool
     weights_scaled: bool
     windows: bool
@@ -162,7 +165,7 @@ class _Builder:
         rows_k = g.input(8 * batch.tokens)
         rows_v = -1
         if not trunk.latent:
-            rows_v = g.input(8 * batch.tokens * (1 if batch.flash else trunk.value_width))
+            rows_v = g.input(8 * batch.tokens * (trunk.value_width if batch.values_turned else 1))
         mask = g.input((2 if batch.flash else 4) * cells * batch.tokens)
         return rows_k, rows_v, mask, turn_k, turn_v
 
@@ -287,6 +290,8 @@ class _Builder:
         if self.batch.flash:
             kqv = g.node(out, q, cached_k, cached_v, mask)
         else:
+            if not self.batch.values_turned:
+                cached_v = g.node(_bytes(cells * kind.kv_heads * kind.value_size, self.batch.type_v), cached_v)
             scores = 4 * cells * u * kind.heads
             kqv = g.node(scores, g.node(scores, cached_k, q), mask, over=1)
             kqv = g.node(out, g.node(out, cached_v, kqv))
@@ -295,7 +300,11 @@ class _Builder:
             x = g.node(out, turn_v, kqv) if turn_v >= 0 else kqv
             if gate >= 0:  # the second half of attn_q: src/models/qwen3next.cpp
                 opened = g.node(out, g.node(out, gate), over=1)
-                x = g.node(out, opened, x, over=1) if self.batch.flash or turn_v >= 0 else g.node(out, x, opened, over=2)
+                x = (
+                    g.node(out, opened, x, over=1)
+                    if self.batch.flash or turn_v >= 0
+                    else g.node(out, x, opened, over=2)
+                )
             elif self._has("attn_gate"):
                 x = g.node(out, x, self._linear("attn_gate", x), over=1)
             return self._linear("attn_output", x, self.trunk.embedding)
@@ -519,7 +528,7 @@ class _Builder:
         tail = g.node(2 * self.row, normed, again)
         g.write(tail, on=on)
         self._prefetch(mixing=True)
-        shifted = g.node(u, conv, again)
+        shifted = g.node(u, conv, g.view(again))
         if last:
             self.rows = self.batch.outputs
             shifted = g.node(outputs, shifted, self.output_ids)
@@ -613,8 +622,12 @@ class _Builder:
         if self._has("exp_probs_b", "bias"):
             ranked = g.node(4 * u * count, scores, on=on)
         if self.trunk.expert_groups > 1:
-            groups = g.node(4 * u * count, ranked)
-            ranked = g.node(4 * u * count, g.node(4 * u * count, ranked, groups), over=0)
+            groups, kept = self.trunk.expert_groups, self.trunk.expert_groups_used
+            best = g.node(8 * u * groups, ranked, g.node(4 * u * count, ranked))
+            best = g.node(4 * u * groups, g.node(4 * u * groups, best))
+            picked = g.node(4 * u * count * kept // groups, ranked, best)
+            ranked = g.node(4 * u * count, ranked)
+            g.write(picked, best, ranked, on=None)
         chosen = g.node(4 * u * count, ranked)
         weights = g.node(4 * u * used, scores, chosen)
         direct = True

@@ -7,12 +7,14 @@ context, scratch for a quantised KV cache, copies of inputs where several cards 
 
 from __future__ import annotations
 
+import functools
 import struct
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.pairs.header import ModelHeader, block_of
@@ -22,8 +24,10 @@ from ggufspec.planning.compute import Batch, Kind, Trunk, Where, begins_with_sta
 HOST = "CPU"
 
 _KEPT_HEADERS = 16
-_REPEATS = 100  # of a block and the one before it
+_REPEATS = 6  # of a run of blocks: after so many the allocator goes round in circles
+_LONGEST_RUN = 8
 _KEPT_GRAPHS = 4096
+_PERIOD = 2
 _COPIES = 4  # GGML_SCHED_MAX_COPIES, where several cards have all layers: src/llama-context.cpp, pipeline_parallel
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
 
@@ -31,8 +35,7 @@ _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/l
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.")
 _WITH_ALL_BLOCKS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
-_EXPERTS = ("ffn_up_exps.", "ffn_down_exps.", "ffn_gate_exps.", "ffn_gate_up_exps.")
-_EXPERTS += ("ffn_up_chexps.", "ffn_down_chexps.", "ffn_gate_chexps.", "ffn_gate_up_chexps.")
+_EXPERTS = tuple(f"ffn_{part}_{kind}." for part in ("up", "down", "gate", "gate_up") for kind in ("exps", "chexps"))
 # build_moe_ffn with norm_w, whatever expert_weights_norm says: src/models/*.cpp
 _WEIGHTS_NORMED = frozenset(
     [
@@ -63,8 +66,6 @@ _WEIGHTS_NORMED = frozenset(
         "smallthinker",
     ]
 )
-# A graph that follows its architecture's source is exact; others are near, and this makes up for it.
-_MARGIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ class _Sizes:
         """Bytes of caches and states by device: src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp."""
         header, found = self.header, [0] * count
         full, windowed = context.cells, self._cells_windowed(context)
-        flash = self._flash(context, devices)
+        turned = self._values_turned(context)
         (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.type_k], KV_TYPES[context.type_v]
         state = _padded(4 * header.conv_numbers, ALIGNMENT) + _padded(4 * header.state_numbers, ALIGNMENT)
         for i in range(header.blocks):
@@ -227,28 +228,22 @@ class _Sizes:
                 many = windowed if header.windowed[i] else full
                 size = many * (header.keys(i) // block_k * bytes_k)
                 if not header.latent:
-                    size += many * ((header.values(i) if flash else self.values_most) // block_v * bytes_v)
+                    size += many * ((self.values_most if turned else header.values(i)) // block_v * bytes_v)
                 found[devices[i]] += size
         return found
 
     def compute(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions, count: int) -> tuple[int, ...]:
         """Bytes of compute buffers by device."""
         batch = self._batch(context, devices)
-        run: list[tuple[int, int, int]] = []
-        seen: dict[tuple[object, object], int] = {}
-        before: object = None
-        for i in range(self.main):
-            block = (self.kind_of[i], devices[i], 0 if i < cpu_experts else devices[i])
-            seen[before, block] = times = seen.get((before, block), 0) + 1
-            if times <= _REPEATS or i == self.main - 1:
-                run.append(block)
-            before = block
         pipelined = count > 2 and all(devices) and not cpu_experts
-        key = (batch, tuple(run), devices[-1], count, pipelined)
+        blocks = tuple(
+            (kind, devices[i], 0 if i < cpu_experts else devices[i]) for i, kind in enumerate(self.kind_of)
+        )
+        key = (batch, _shortened(blocks), devices[-1], count, pipelined)
         if key not in self.graphs:
-            blocks = [(self.kinds[kind], Where(device, experts)) for kind, device, experts in run]
-            peaks = graph(self.trunk, batch, blocks, devices[-1]).peaks(count, _COPIES if pipelined else 1)
-            self.graphs[key] = tuple(int(peak * _MARGIN) for peak in peaks)
+            placed = [(self.kinds[kind], Where(device, experts)) for kind, device, experts in key[1]]
+            peaks = graph(self.trunk, batch, placed, devices[-1]).peaks(count, _COPIES if pipelined else 1)
+            self.graphs[key] = tuple(peaks)
             if len(self.graphs) > _KEPT_GRAPHS:
                 self.graphs.popitem(last=False)
         return self.graphs[key]
@@ -262,6 +257,7 @@ class _Sizes:
             cells=context.cells if any(header.cached) else 0,
             cells_windowed=self._cells_windowed(context) if any(header.windowed) else 0,
             flash=self._flash(context, devices),
+            values_turned=self._values_turned(context),
             type_k=KV_TYPES[context.type_k],
             type_v=KV_TYPES[context.type_v],
             turn_k=_turn(header.key_size) if KV_TYPES[context.type_k][0] > 1 else 0,
@@ -275,15 +271,50 @@ class _Sizes:
         tokens = context.batch
         return _padded(min(full, self.header.sliding_window + tokens), _CELLS)
 
+    def _values_turned(self, context: ContextOptions) -> bool:
+        """Whether the V cache is made for attention without flash, before ``auto`` is known."""
+        return context.flash_attention == "off" or self.header.architecture == "grok"
+
     def _flash(self, context: ContextOptions, devices: Sequence[int]) -> bool:
         """Whether attention is flash attention: ``resolve_fused_ops`` in src/llama-context.cpp.
 
         ``auto`` gives it up where one operation of it would leave its block's device: in a hybrid model, those before a
         block on a card whose states are loaded early go there.
         """
-        if context.flash_attention != "auto" or self.header.architecture == "grok":
-            return context.flash_attention == "on" and self.header.architecture != "grok"
-        return not any(devices[i + 1] and not devices[i] for i in self.strays)
+        if self._values_turned(context):
+            return False
+        return context.flash_attention == "on" or not any(devices[i + 1] and not devices[i] for i in self.strays)
+
+
+_Block = TypeVar("_Block")
+
+
+@functools.lru_cache(maxsize=4096)
+def _shortened(blocks: tuple[_Block, ...]) -> tuple[_Block, ...]:
+    """``blocks`` with what is repeated over and over left out.
+
+    The last blocks are kept, since outputs are picked in the last one, and the parity of what is left out is even.
+    """
+    kept: list[_Block] = []
+    start = 0
+    while start < len(blocks):
+        best = 0, 1
+        for length in range(1, min(_LONGEST_RUN, len(blocks) - start) + 1):
+            times = 1
+            run = blocks[start : start + length]
+            while blocks[start + times * length : start + (times + 1) * length] == run:
+                times += 1
+            if times > _REPEATS and times * length > best[0] * best[1]:
+                best = times, length
+        times, length = best
+        if times:
+            spared = (times - _REPEATS) // _PERIOD * _PERIOD
+            kept += blocks[start : start + (times - spared) * length]
+            start += times * length
+        else:
+            kept.append(blocks[start])
+            start += 1
+    return tuple(kept)
 
 
 def _ends_with_attention(kind: Kind) -> bool:
@@ -300,13 +331,14 @@ def _trunk(header: ModelHeader, values_most: int) -> Trunk:
     def own(key: str) -> object:
         return header.metadata.get(f"{header.architecture}.{key}")
 
-    groups = own("expert_group_count")
+    groups, groups_used = own("expert_group_count"), own("expert_group_used_count")
     return Trunk(
         architecture=header.architecture,
         embedding=header.embedding,
         vocabulary=header.vocabulary,
         experts_used=header.experts_used,
         expert_groups=groups if isinstance(groups, int) else 0,
+        expert_groups_used=groups_used if isinstance(groups_used, int) else 0,
         weights_normed=header.architecture in _WEIGHTS_NORMED or bool(own("expert_weights_norm")),
         weights_scaled=own("expert_weights_scale") not in (None, 0, 1),
         windows=any(header.windowed),

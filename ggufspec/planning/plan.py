@@ -5,7 +5,7 @@ The values; :mod:`ggufspec.planning.search` makes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -48,7 +48,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One model of the question: header, skeleton for the dry run, context, and its layers where they are fixed."""
+    """One model of the question: header, skeleton for the dry run, context, and its layers where they are fixed.
+
+    ``shortfall`` is what the formula is known to miss on a card, by the card's name
+    (:mod:`ggufspec.planning.history`).
+    """
 
     header: ModelHeader
     skeleton: Path
@@ -56,6 +60,7 @@ class Subject:
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()
     cpu_experts: int | None = None
+    shortfall: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

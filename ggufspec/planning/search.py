@@ -109,7 +109,9 @@ class _Search:
         """The formula's bytes."""
         key = (id(subject.header), placement, subject.context)
         if key not in self._estimates:
-            self._estimates[key] = estimate(subject.header, placement, subject.context, self.machine.card_names)
+            found = estimate(subject.header, placement, subject.context, self.machine.card_names)
+            missed = {name: Bytes(compute=size) for name, size in subject.shortfall.items() if found[name].total}
+            self._estimates[key] = found | {name: found[name] + more for name, more in missed.items()}
         return self._estimates[key]
 
     def pass_s(self, subject: Subject, placement: Placement, tokens: int) -> float:
