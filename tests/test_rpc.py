@@ -77,3 +77,31 @@ def test_nobody_answers(cli: Cli) -> None:
     assert done.code == 1
     assert f"no RPC worker answers at {endpoint}" in done.document()["error"]
     assert "ggml-rpc-server" in done.document()["hint"]
+
+
+def test_a_bench_measures_the_rival_at_its_own_placement(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """Four target layers are asked for beside the draft; the target alone may have all of them, and has."""
+    done = cli("bench", *FLAGS, "--rpc", worker[0], "-r", "1", "--json")
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    runs = document["runs"]
+    planned = document["plan"]["planned"]["options"]["target_only"]["target"]["gpu_layers"]
+    assert runs["target_only"]["gpu_layers"] == planned != 4
+    assert runs["speculative"]["gpu_layers"] == runs["target_only_at_pair"]["gpu_layers"] == 4
+    assert f"its own best placement, {planned}/9 layers against 4/9" in document["verdict"]["text"]
+    speedup = runs["speculative"]["tokens_per_s"]["samples"][0] / runs["target_only"]["tokens_per_s"]["samples"][0]
+    assert document["speedup"]["samples"] == [pytest.approx(speedup)]
+    plan = cli("plan", "demo", "--json").document()
+    assert "measured here before" in plan["settings"]["acceptance_from"]
+
+
+def test_the_plan_places_a_run_by_itself(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
+    flags = ("--rpc", worker[0], "--json")
+    plan = cli("plan", *flags).document()
+    assert plan["devices"][0]["name"] == "RPC0"
+    pair = plan["options"]["speculative"]
+    statistics = cli("run", *FLAGS[:4], *flags).document()["statistics"]
+    assert statistics["gpu_layers"] == pair["target"]["gpu_layers"] > 0
+    assert statistics["draft_gpu_layers"] == pair["draft"]["gpu_layers"]
+    full = cli("run", *FLAGS[:4], "--headroom", "100TiB", *flags).document()["statistics"]
+    assert (full["gpu_layers"], full["draft_gpu_layers"]) == (0, 0)  # a card without room is left alone

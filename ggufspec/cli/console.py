@@ -65,3 +65,14 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
+@contextmanager
+def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner on an interactive stderr while something of unknown length is done: call it with what that is."""
+    console = err()
+    if quiet or not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status("") as status:
+        yield lambda what: status.update(f"[dim]{what}[/]")

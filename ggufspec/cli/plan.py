@@ -94,6 +94,7 @@ def plan(
 def _show(document: PlanDocument, verbose: bool) -> None:
     from rich.text import Text
 
+    from ggufspec.planning.calibration import DEFAULT_OVERHEAD_BYTES
     from ggufspec.reports import plan as report
 
     out = console.out()
@@ -106,8 +107,9 @@ def _show(document: PlanDocument, verbose: bool) -> None:
     if document.sweep:
         out.print(report.sweep(document))
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
-    asked = "confirmed by llama.cpp's dry run" if document.confirmed else "by formula; llama.cpp was not asked"
-    out.print(f"[dim]Bytes {asked}. Speeds are predictions, {document.speed}.[/]")
+    out.print(f"[dim]Bytes are llama.cpp's own (its dry run). Speeds are predictions, {document.speed}.[/]")
+    if any(device.overhead_bytes == DEFAULT_OVERHEAD_BYTES for device in document.devices):
+        out.print("[dim]The driver's overhead is a guess until a bench has run on the card.[/]")
     if document.draft is not None or document.options["speculative"] is not None:
         out.print(f"[dim]Acceptance: {document.settings['acceptance_from']}.[/]")
     for note in document.notes:

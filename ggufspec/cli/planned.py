@@ -47,10 +47,11 @@ class Chosen:
 def _shape(known: Known) -> str:
     header = known.header
     experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
-    return (
-        f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, "
-        f"{header.weight_bytes() / 1e6:,.0f} MB)"
-    )
+    return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {_size(header.weight_bytes())})"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +161,10 @@ def make(
 
     where = where or site(asked, options.threads or physical_cores())
     sources: Sequence[Any] = [chosen.target] + ([chosen.draft] if chosen.draft else [])
-    with console.progress(quiet or verbose) as progress:
-        chosen.headers = read_headers(sources, None, lambda event: _reading(progress, event))
+    with console.busy(quiet or verbose) as say:
+        chosen.headers = read_headers(
+            sources, None, lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
+        )
     target, draft = chosen.headers[0], chosen.headers[1] if chosen.draft else None
     acceptance, acceptance_from = asked.acceptance, "given with --acceptance"
     if acceptance is None:
@@ -313,13 +316,10 @@ def calibrate(threads: int, rpc: tuple[str, ...], *, quiet: bool, verbose: bool)
     from ggufspec.hardware.host import cache_folder
     from ggufspec.planning import calibration
 
-    with console.progress(quiet or verbose) as progress:
-
-        def show(event: dict[str, Any]) -> None:
-            progress(0, 0, f"measuring {event['type']} on {event['device']}")
-
-        calibration.measure(cache_folder(), calibration.Spec(threads, rpc), on_event=show, verbose=verbose)
-
-
-def _reading(progress: Any, event: dict[str, Any]) -> None:
-    progress(0, 0, f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
+    with console.busy(quiet or verbose) as say:
+        calibration.measure(
+            cache_folder(),
+            calibration.Spec(threads, rpc),
+            on_event=lambda event: say(f"measuring this machine: {event['type']} on {event['device']}"),
+            verbose=verbose,
+        )

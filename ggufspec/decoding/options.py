@@ -79,12 +79,14 @@ class DecoderOptions:
 
     def context(self, *, with_draft: bool) -> ContextOptions:
         """The target's context. Without a draft fewer rows of logits are reserved."""
-        from ggufspec.decoding.widths import LIMIT, padded
+        width = max(2, self.draft_max + 1 if with_draft else 1)
+        if self.strict:
+            from ggufspec.decoding.widths import LIMIT, padded
 
-        width = self.draft_max + 1 if with_draft else 1
+            width = max(LIMIT, padded(width))
         return ContextOptions(
             n_ctx=self.n_ctx,
-            width=max(LIMIT, padded(width)) if self.strict else max(2, width),
+            width=width,
             threads=self.threads or physical_cores(),
             type_k=self.type_k,
             type_v=self.type_v,

@@ -2,10 +2,10 @@
 
 The buffers that llama.cpp calls compute buffers are the high-water marks of this allocator over the graph of one full
 batch. It places every tensor best-fit, lets some operations overwrite a source that nobody else reads, and frees a
-tensor after its last reader; what lies in between is lost to fragmentation, so that a sum of live tensors is too little.
+tensor after its last reader; holes that nothing fits into are lost, so that a sum of live tensors is too little.
 
-Source: ggml/src/ggml-alloc.c (``ggml_dyn_tallocr_alloc``, ``ggml_gallocr_alloc_graph_impl``) and ``ggml_backend_sched_split_graph``
-in ggml/src/ggml-backend.cpp.
+Source: ggml/src/ggml-alloc.c (``ggml_dyn_tallocr_alloc``, ``ggml_gallocr_alloc_graph_impl``) and
+ggml/src/ggml-backend.cpp (``ggml_backend_sched_split_graph``).
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class _Builder:
         return self.trunk.architecture in _RESIDUAL_FIRST
 
     def _add(self, y: int, x: int, viewed: bool) -> int:
-        """The residual ``x`` and what a part of the block adds to it; ``viewed``: known by a view, never overwritten."""
+        """The residual ``x`` and what a part of the block adds to it; what is ``viewed`` is never overwritten."""
         size = self.row * self.rows
         if viewed:
             return self.graph.node(size, x, y, over=1)
@@ -321,7 +321,7 @@ class _Builder:
         rotates = self.trunk.architecture not in _NO_ROTATION
 
         def headwise(x: int, size: int, name: str) -> int:
-            """Norm, rotation, Hadamard turn. Cut into heads, ``x`` is a view, and nothing overwrites what a view shows."""
+            """Norm, rotation, Hadamard turn. Cut into heads, ``x`` is a view, and a view is never overwritten."""
             changed = False
             if self._has(f"attn_{name}_norm"):
                 x, changed = g.node(size, g.node(size, x), over=1, on=on), True
@@ -359,7 +359,7 @@ class _Builder:
         return self.graph.node(2 * cells * width, cache) if self.batch.flash and block == (1, 4) else cache
 
     def _latent_attention(self, x: int) -> int:
-        """src/models/deepseek2.cpp with ``attn_k_b`` and ``attn_v_b``: one latent key per token, which is the value too."""
+        """src/models/deepseek2.cpp with ``attn_k_b``: one latent key per token, which is its value too."""
         g, kind, u, on = self.graph, self.kind, self.rows, self.where.block
         rows_k, _, mask, _, _ = self.caches[False]
         latent = self.shapes.get("attn_kv_a_norm.weight", (0,))[0]

@@ -24,7 +24,7 @@ from ggufspec.planning.compute import Batch, Kind, Trunk, Where, begins_with_sta
 HOST = "CPU"
 
 _KEPT_HEADERS = 16
-_REPEATS = 6  # of a run of blocks: after so many the allocator goes round in circles
+_REPEATS = 4  # of a run of blocks: after so many the allocator goes round in circles
 _LONGEST_RUN = 8
 _KEPT_GRAPHS = 4096
 _PERIOD = 2
@@ -236,9 +236,7 @@ class _Sizes:
         """Bytes of compute buffers by device."""
         batch = self._batch(context, devices)
         pipelined = count > 2 and all(devices) and not cpu_experts
-        blocks = tuple(
-            (kind, devices[i], 0 if i < cpu_experts else devices[i]) for i, kind in enumerate(self.kind_of)
-        )
+        blocks = tuple((kind, devices[i], 0 if i < cpu_experts else devices[i]) for i, kind in enumerate(self.kind_of))
         key = (batch, _shortened(blocks), devices[-1], count, pipelined)
         if key not in self.graphs:
             placed = [(self.kinds[kind], Where(device, experts)) for kind, device, experts in key[1]]

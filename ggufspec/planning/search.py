@@ -22,6 +22,7 @@ from ggufspec.reports.document import SweepRow
 ByDevice = dict[str, Bytes]
 Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], list[ByDevice | str]]
 
+_WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: the formula may be this much above the truth
 _AT_ONCE = 6  # placements that are asked of one dry run
 _MOST_ASKED = 120
@@ -148,7 +149,7 @@ class _Search:
             ModelError: llama.cpp refuses what would fit.
         """
         candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
-        candidates.sort(key=lambda one: -one.choice.tokens_per_s)
+        candidates.sort(key=self._rank, reverse=True)
         if self._confirm is None:
             return next((self._option(one, self._formula(one)) for one in candidates if self._fits(one)), None)
         left = iter(candidates)
@@ -166,6 +167,10 @@ class _Search:
         if refusal:
             raise ModelError(refusal, context_hint(refusal))
         return None
+
+    def _rank(self, one: _Candidate) -> float:
+        asked = one.target.context in (self.question.target.context, self.question.alone.context)
+        return one.choice.tokens_per_s / (1.0 if asked else _WORTH_A_SMALLER_CACHE)
 
     def _candidates(self, target: Subject, draft: Subject | None) -> Iterator[_Candidate]:
         """Every placement of both but for those that are far too large."""

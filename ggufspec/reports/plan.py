@@ -67,14 +67,15 @@ def bars(document: PlanDocument, width: int) -> list[Text]:
         sizes = parts(document, device)
         title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
         title.append(f"  {gib(device.used_bytes)} of {gib(device.budget_bytes)}", style="dim")
-        bar, legend = Text(), Text()
+        bar, legend = Text(), [Text()]
         for key, word, mark, style in PARTS:
             bar.append(mark * cells(sizes, width)[key], style=style)
             if sizes[key] >= 2**19:
-                legend.append("  " if legend else "")
-                legend.append(mark, style=style)
-                legend.append(f" {word} {gib(sizes[key])}")
-        lines += [title, bar, legend]
+                item = Text.assemble((mark, style), f" {word} {gib(sizes[key])}")
+                if legend[-1] and len(legend[-1]) + 2 + len(item) > width:
+                    legend.append(Text())
+                legend[-1] += Text("  " if legend[-1] else "") + item
+        lines += [title, bar, *legend]
     return lines
 
 

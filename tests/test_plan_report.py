@@ -1,0 +1,94 @@
+"""A plan's bars and tables, without a terminal."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggufspec.reports import plan as report
+from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+
+GIB = 2**30
+
+
+def model(weights, kv=0, compute=0, overhead=0, **more):
+    used = {"weights": weights, "kv": kv, "compute": compute, "overhead": overhead}
+    return PlannedModel("a.gguf", 45, 80, (), 0, "f16", "f16", {"GPU0": used} | more)
+
+
+def document(target, draft=None, budget=24 * GIB, **more):
+    used = sum(sum(one.bytes["GPU0"].values()) for one in (target, draft) if one) + GIB // 2
+    device = PlannedDevice("GPU0", "a card", 24 * GIB, 24 * GIB, budget, used, GIB // 2, 0)
+    alone = PlannedOption(target, None, 3.456, 0)
+    pair = PlannedOption(target, draft, 33.33, 3) if draft else None
+    fields = {
+        "pair": {},
+        "devices": (device,),
+        "target": target,
+        "draft": draft,
+        "options": {"target_only": alone, "speculative": pair},
+        "predicted": {},
+        "choice": "speculative",
+        "why": "",
+        "settings": {},
+        "draft_costs_layers": 0,
+        "confirmed": True,
+        "speed": "",
+        "notes": (),
+    }
+    return PlanDocument(**fields | more)
+
+
+def test_a_bar_has_every_part_and_its_legend():
+    plan = document(model(16 * GIB, GIB, GIB // 4), model(4 * GIB, GIB // 8, 2**20))
+    title, bar, *legend = report.bars(plan, 60)
+    assert title.plain.startswith("GPU0  a card  21.9 GiB of 24.0 GiB")
+    assert len(bar.plain) == 60
+    assert bar.plain == "".join(sorted(bar.plain, key="█▓▒░•·".index))
+    assert bar.plain.count("█") == 40
+    words = "  ".join(line.plain for line in legend)
+    assert words == (
+        "█ target 16.0 GiB  ▓ draft 4.0 GiB  ▒ KV 1.1 GiB  ░ compute 257 MiB  • overhead 512 MiB  · free 2.1 GiB"
+    )
+    assert all(len(line.plain) <= 60 for line in legend)
+
+
+@given(
+    st.lists(st.integers(0, 40 * GIB), min_size=6, max_size=6),
+    st.integers(10, 200),
+)
+def test_the_columns_add_up(sizes, width):
+    parts = dict(zip((key for key, *_ in report.PARTS), sizes, strict=True))
+    cells = report.cells(parts, width)
+    assert sum(cells.values()) == width
+    assert all(count >= (parts[key] > 0) for key, count in cells.items() if sum(parts.values()))
+    total = sum(sizes)
+    if total:
+        assert all(abs(cells[key] - size * width / total) < len(sizes) for key, size in parts.items())
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 MiB"), (2**20, "1 MiB"), (1023 * 2**20, "1,023 MiB"), (GIB, "1.0 GiB"), (31 * GIB, "31.0 GiB")],
+)
+def test_sizes(size, text):
+    assert report.gib(size) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(None, "–"), (0.123, "0.12"), (3.456, "3.46"), (33.33, "33.3"), (1234.5, "1234")]
+)
+def test_rates(rate, text):
+    assert report.rate(rate) == text
+
+
+def test_the_table_says_what_differs_from_the_usual():
+    special = PlannedModel("a.gguf", 49, 48, (), 12, "q8_0", "q4_0", {"GPU0": {}})
+    rows = report.rows(document(special, model(1)))
+    assert rows[0] == ("target-only", "49/49, experts of 12 on CPU, KV q8_0/q4_0", "", "", "≈ 3.46")
+    assert rows[1][2:] == ("45/81", "3", "≈ 33.3")
+
+
+def test_a_sweep_has_a_dash_where_nothing_fits():
+    plan = document(model(1), sweep=(SweepRow(0, 1.0, None), SweepRow(81, None, None)))
+    table = report.sweep(plan)
+    assert [list(column.cells) for column in table.columns] == [["0/81", "81/81"], ["1.00", "–"], ["–", "–"]]
