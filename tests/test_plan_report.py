@@ -1,5 +1,7 @@
 """A plan's bars and tables, without a terminal."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,8 +42,8 @@ def document(target, draft=None, budget=24 * GIB, **more):
 
 def test_a_bar_has_every_part_and_its_legend():
     plan = document(model(16 * GIB, GIB, GIB // 4), model(4 * GIB, GIB // 8, 2**20))
-    title, bar, *legend = report.bars(plan, 60)
-    assert title.plain.startswith("GPU0  a card  21.9 GiB of 24.0 GiB")
+    title, bar, *legend = report.bars(plan, 60)[:4]
+    assert title.plain == "GPU0  a card  speculative: 21.9 GiB of 24.0 GiB"
     assert len(bar.plain) == 60
     assert bar.plain == "".join(sorted(bar.plain, key="█▓▒░•·".index))
     assert bar.plain.count("█") == 40
@@ -50,6 +52,17 @@ def test_a_bar_has_every_part_and_its_legend():
         "█ target 16.0 GiB  ▓ draft 4.0 GiB  ▒ KV 1.1 GiB  ░ compute 257 MiB  • overhead 512 MiB  · free 2.1 GiB"
     )
     assert all(len(line.plain) <= 60 for line in legend)
+
+
+def test_the_other_option_is_drawn_on_the_cards_only():
+    plan = document(model(16 * GIB), model(4 * GIB))
+    host = PlannedDevice("CPU", "the host", 8 * GIB, 8 * GIB, 8 * GIB, 0, 0, 0)
+    lines = [line.plain for line in report.bars(replace(plan, devices=(*plan.devices, host)), 60)]
+    assert [line for line in lines if " of " in line] == [
+        "GPU0  a card  speculative: 20.5 GiB of 24.0 GiB",
+        "CPU  the host  speculative: 0 MiB of 8.0 GiB",
+        "GPU0  a card  target-only: 16.5 GiB of 24.0 GiB",
+    ]
 
 
 @given(

@@ -28,9 +28,9 @@ def gib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def parts(document: PlanDocument, device: PlannedDevice) -> dict[str, int]:
+def parts(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
     """Bytes of one device by part, ``free`` up to its budget included."""
-    models = [("target", document.target)] + ([("draft", document.draft)] if document.draft else [])
+    models = [("target", option.target)] + ([("draft", option.draft)] if option.draft else [])
     found = dict.fromkeys((key for key, *_ in PARTS), 0)
     for role, model in models:
         used = model.bytes.get(device.name, {})
@@ -38,7 +38,7 @@ def parts(document: PlanDocument, device: PlannedDevice) -> dict[str, int]:
         for kind in ("kv", "compute", "overhead"):
             found[kind] += used.get(kind, 0)
     found["overhead"] += device.overhead_bytes
-    found["free"] = max(0, device.budget_bytes - device.used_bytes)
+    found["free"] = max(0, device.budget_bytes - sum(found.values()))
     return found
 
 
@@ -59,24 +59,36 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
 
 
 def bars(document: PlanDocument, width: int) -> list[Text]:
-    """Per device: a title, a bar, and what its parts are."""
+    """Per device a title, a bar, and what its parts are: the chosen option, then the other one on the cards."""
     from rich.text import Text
 
+    options = sorted(document.options.items(), key=lambda item: item[0].replace("_", "-") != document.choice)
     lines = []
-    for device in document.devices:
-        sizes = parts(document, device)
-        title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
-        title.append(f"  {gib(device.used_bytes)} of {gib(device.budget_bytes)}", style="dim")
-        bar, legend = Text(), [Text()]
-        for key, word, mark, style in PARTS:
-            bar.append(mark * cells(sizes, width)[key], style=style)
-            if sizes[key] >= 2**19:
-                item = Text.assemble((mark, style), f" {word} {gib(sizes[key])}")
-                if legend[-1] and len(legend[-1]) + 2 + len(item) > width:
-                    legend.append(Text())
-                legend[-1] += Text("  " if legend[-1] else "") + item
-        lines += [title, bar, *legend]
+    for name, option in options:
+        for device in document.devices:
+            if option is None or (device is document.devices[-1] and option is not options[0][1]):
+                continue
+            sizes = parts(option, device)
+            used = sum(sizes.values()) - sizes["free"]
+            title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
+            title.append(f"  {name.replace('_', '-')}: {gib(used)} of {gib(device.budget_bytes)}", style="dim")
+            lines += [title, *_bar(sizes, width)]
     return lines
+
+
+def _bar(sizes: dict[str, int], width: int) -> list[Text]:
+    from rich.text import Text
+
+    bar, legend = Text(), [Text()]
+    columns = cells(sizes, width)
+    for key, word, mark, style in PARTS:
+        bar.append(mark * columns[key], style=style)
+        if sizes[key] >= 2**19:
+            item = Text.assemble((mark, style), f" {word} {gib(sizes[key])}")
+            if legend[-1] and len(legend[-1]) + 2 + len(item) > width:
+                legend.append(Text())
+            legend[-1] += Text("  " if legend[-1] else "") + item
+    return [bar, *legend]
 
 
 COLUMNS = ("Option", "Target", "Draft", "Draft length", "Tokens/s")
