@@ -18,14 +18,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ggufspec import worker
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
-from ggufspec.llamacpp.model import context_params, model_params
 from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.params import context_params, model_params
+
+if TYPE_CHECKING:
+    from ggufspec.llamacpp.model import Context
 
 HOST = "CPU"
 
@@ -111,6 +114,14 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             except ModelError as error:
                 answers.append(Answer({}, error=error.message))
     return Result(tuple(answers), _offload())
+
+
+def allocated(context: Context) -> dict[str, Allocated]:
+    """What a context and its model's weights really take on each device, by llama.cpp's own count.
+
+    Weights that are mapped from a file count with what lies between them in the file.
+    """
+    return _breakdown(context._handle)
 
 
 @contextlib.contextmanager

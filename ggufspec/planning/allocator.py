@@ -54,10 +54,9 @@ class Graph:
         """
         return self._add(size, sources, over, on)
 
-    def view(self, tensor: int) -> int:
-        """``tensor`` once more, for another device makes a copy of each view that it reads."""
-        alias = self.stored(0, 0)
-        self._sizes[alias] = self._sizes[tensor]
+    def view(self, tensor: int, size: int) -> int:
+        """A view of ``tensor`` that spans so many bytes: another device makes a copy of each view that it reads."""
+        alias = self.stored(size, 0)
         self._views[alias] = tensor
         return alias
 

@@ -385,7 +385,7 @@ _CARD_CURVE = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
 # 0.58 is what Llama-3-70B Q3_K_S at 45 of 80 layers beside a 4090 implies at 2.01 t/s.
 _HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S = 50e9, 0.5e12, 3e-5
 _HOST_SHARES = {"f16": 1.0, "q8_0": 1.0, "q4_0": 1.0, "q4_K": 0.9, "q6_K": 0.9, "q3_K": 0.58}
-# Measured on two cores with AVX-512: docs/evidence/speed-prediction.json has newer ones
+# Measured on two cores with AVX-512, models of a billion parameters
 _HOST_CURVES = {
     "f16": {1: 1.0, 2: 1.27, 3: 1.38, 4: 1.42, 8: 1.92, 16: 2.94, 32: 4.6},
     "q8_0": {1: 1.0, 2: 1.83, 3: 2.17, 4: 2.53, 8: 3.19, 16: 4.69, 32: 8.06},

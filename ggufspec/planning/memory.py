@@ -19,15 +19,43 @@ from typing import TypeVar
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.pairs.header import ModelHeader, block_of
 from ggufspec.planning.allocator import ALIGNMENT
-from ggufspec.planning.compute import Batch, Kind, Trunk, Where, begins_with_state, graph
+from ggufspec.planning.compute import graph
+from ggufspec.planning.parts import Batch, Kind, Trunk, Where, begins_with_state
 
 HOST = "CPU"
 
 _KEPT_HEADERS = 16
+# Architectures whose graph is followed node by node, and held to the dry run; the others' are near, hence the margin.
+_FOLLOWED = frozenset(
+    {
+        "deepseek2",
+        "falcon-h1",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "glm4moe",
+        "gpt-oss",
+        "gpt2",
+        "granitehybrid",
+        "jamba",
+        "lfm2",
+        "llama",
+        "mamba",
+        "mamba2",
+        "qwen2",
+        "qwen2moe",
+        "qwen3",
+        "qwen3moe",
+        "qwen3next",
+        "rwkv7",
+    }
+)
+_MARGIN = 1.1
 _REPEATS = 4  # of a run of blocks: after so many the allocator goes round in circles
 _LONGEST_RUN = 8
 _KEPT_GRAPHS = 4096
 _PERIOD = 2
+_STAGED_TOKENS = 32  # ggml_backend_cuda_device_offload_op, ggml/src/ggml-cuda/ggml-cuda.cu
 _COPIES = 4  # GGML_SCHED_MAX_COPIES, where several cards have all layers: src/llama-context.cpp, pipeline_parallel
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
 
@@ -92,7 +120,12 @@ class Bytes:
 
 
 def estimate(
-    header: ModelHeader, placement: Placement, context: ContextOptions, cards: tuple[str, ...] = ()
+    header: ModelHeader,
+    placement: Placement,
+    context: ContextOptions,
+    cards: tuple[str, ...] = (),
+    *,
+    staging: bool = False,
 ) -> dict[str, Bytes]:
     """What one model takes on each device.
 
@@ -101,6 +134,9 @@ def estimate(
         placement: its layers; ``split`` has a share per card where there is more than one, equal shares without.
         context: its context.
         cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
+        staging: whether the first card computes with weights of the host in batches of 32 tokens and more, one weight
+            at a time copied there, as GPUs do and RPC devices do not (``op_offload``, ggml/src/ggml-backend.cpp). An
+            upper bound that no dry run has been held to.
 
     Returns:
         Bytes by device: ``HOST`` and every card, zeros where it takes nothing. The logits' buffer in host memory is
@@ -111,6 +147,9 @@ def estimate(
     weights = sizes.weights(devices, placement.cpu_experts, len(cards) + 1)
     kv = sizes.kv(devices, context, len(cards) + 1)
     compute = sizes.compute(devices, placement.cpu_experts, context, len(cards) + 1)
+    if staging and cards:
+        first = sizes.staged(devices, placement.cpu_experts, context)
+        compute = (compute[0], max(compute[1], first), *compute[2:])
     logits = 4 * header.vocabulary * context.width
     return {name: Bytes(weights[i], kv[i], compute[i], 0 if i else logits) for i, name in enumerate((HOST, *cards))}
 
@@ -151,6 +190,7 @@ class _Sizes:
         self.block_bytes = [0] * header.blocks
         self.expert_bytes = [0] * header.blocks
         self.input_bytes = self.output_bytes = self.shared_bytes = self.first_bytes = embedding = 0
+        self.largest = [0] * header.blocks
         shapes: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(header.blocks)]
         main = header.blocks - header.nextn_blocks
         for tensor in header.tensors:
@@ -161,6 +201,7 @@ class _Sizes:
                     continue  # llama.cpp leaves them out unless it is told to predict further tokens
                 name = tensor.name.split(".", 2)[2]
                 shapes[block].append((name, tensor.shape))
+                self.largest[block] = max(self.largest[block], size)
                 (self.expert_bytes if name.startswith(_EXPERTS) else self.block_bytes)[block] += size
             elif tensor.name.startswith(_INPUT):
                 self.input_bytes += size
@@ -241,10 +282,18 @@ class _Sizes:
         if key not in self.graphs:
             placed = [(self.kinds[kind], Where(device, experts)) for kind, device, experts in key[1]]
             peaks = graph(self.trunk, batch, placed, devices[-1]).peaks(count, _COPIES if pipelined else 1)
-            self.graphs[key] = tuple(peaks)
+            margin = 1 if self.header.architecture in _FOLLOWED else _MARGIN
+            self.graphs[key] = tuple(int(peak * margin) for peak in peaks)
             if len(self.graphs) > _KEPT_GRAPHS:
                 self.graphs.popitem(last=False)
         return self.graphs[key]
+
+    def staged(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions) -> int:
+        """Compute buffer of a card that computes for the host too: the whole graph's, and the largest weight."""
+        hosted = [self.largest[i] for i in range(self.main) if not devices[i] or i < cpu_experts]
+        if not hosted or context.batch < _STAGED_TOKENS:
+            return 0
+        return self.compute([1] * len(devices), 0, context, 2)[1] + max(hosted)
 
     def _batch(self, context: ContextOptions, devices: Sequence[int]) -> Batch:
         header = self.header

@@ -26,6 +26,7 @@ _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be 
 _UNSURE = 0.15  # of the compute buffers: the formula may be this much above the truth
 _AT_ONCE = 6  # placements that are asked of one dry run
 _MOST_ASKED = 120
+_DRAFT_STEPS = 8
 
 
 def make_plan(question: Question, machine: Machine, confirm: Confirm | None = None) -> Plan:
@@ -186,6 +187,8 @@ class _Search:
         if not self.machine.cards:
             return [Placement(0)]
         counts: Iterable[int] = range(layers, -1, -1)
+        if subject is self.question.draft:  # a part of the draft is rarely best: a few steps tell
+            counts = sorted({round(step * layers / _DRAFT_STEPS) for step in range(_DRAFT_STEPS + 1)}, reverse=True)
         if subject.gpu_layers is not None:
             counts = [layers if subject.gpu_layers < 0 else min(subject.gpu_layers, layers)]
         found = []

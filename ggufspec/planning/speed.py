@@ -14,16 +14,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.pairs.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
@@ -525,6 +526,8 @@ def fit(
     if distinct < (1 if machine else 2):
         raise UsageError("one placement says nothing of the others", "measure a second one, far from the first")
     known = machine or _bytes_only(card)
+    import numpy as np
+
     times = np.array([1 / rate for _, rate in points])
     costs = [cost(header, Placement(layers), known, (card,), depth=depth, context=context) for layers, _ in points]
     left = times - np.array([one.fixed_s for one in costs])

@@ -5,8 +5,7 @@
 Every shape of tests/shapes.py is placed, by the formula (ggufspec/planning/memory.py) and by llama.cpp without weights
 (ggufspec/llamacpp/dryrun.py), and the bytes on the host and on each paper card are compared. The shapes that are small
 enough are loaded for real as well, with the weights read into memory (``LLAMA_LOAD_MODE_NONE``): with a memory map the
-host's weights are the range of the file from the first to the last tensor on the host, shared with the page cache, which
-no plan has to count.
+host's weights are the range of the file from the first to the last tensor on the host, shared with the page cache.
 
 A case without offloaded layers stands for a machine without a card. llama.cpp's dry run itself ends with SIGSEGV there
 when no device is offloaded to and a weight is of a type that it repacks for the CPU (Q4_0, Q4_K).
@@ -14,6 +13,7 @@ when no device is offloaded to and a weight is of a type that it repacks for the
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from common import save
-from shapes import SHAPES, write
-
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.dryrun import Allocated, Answer, Request, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.pairs.header import ModelHeader, interpret
 from ggufspec.planning.memory import Bytes, estimate
+
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+from common import save
+from shapes import SHAPES, write
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
 PARTS = ("weights", "kv", "compute")
@@ -178,8 +179,10 @@ def main() -> None:
                 measured += rows(case, formula, answer.devices)
         real = loads(folder, headers)
     print(table(measured))
-    agree = sum(row["real"] == row["dry"] == row["formula"] for row in real)
-    print(f"\nreal loads: {agree} of {len(real)} device rows are the same in the load, the dry run and the formula")
+    same = {name: sum(row["real"] == row[name] for row in real) for name in ("dry", "formula")}
+    print(
+        f"\nof {len(real)} device rows of real loads the dry run has {same['dry']} equal, the formula {same['formula']}"
+    )
     for failure in failures:
         print(failure)
     save(

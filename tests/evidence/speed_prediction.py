@@ -50,6 +50,7 @@ def worker(threads: int) -> Iterator[str]:
         port = probe.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE.format(port=port, threads=threads)],
+        env=os.environ | {"OMP_WAIT_POLICY": "passive"},  # or its idle threads would spin on the host's cores
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -1,0 +1,69 @@
+"""llama.cpp's own parameters for our options: the one place that says how models and contexts are made, dry or real."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, ClassVar
+
+from ggufspec.llamacpp.options import SLACK, ContextOptions, Placement, check_flash_attention, check_kv_type
+
+
+def context_params(lib: Any, options: ContextOptions) -> Any:
+    """llama.cpp's parameters for a context.
+
+    Raises:
+        UsageError: an option is not one of those known.
+    """
+    params = lib.llama_context_default_params()
+    params.n_ctx = options.n_ctx + SLACK
+    params.n_batch = params.n_ubatch = options.batch
+    params.n_outputs_max = options.width
+    params.n_threads = params.n_threads_batch = options.threads
+    params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
+    params.flash_attn_type = _flash_attention(options.flash_attention)
+    params.swa_full = options.swa_full
+    return params
+
+
+_BF16 = 30  # enum ggml_type; the one of KV_TYPES that llama-cpp-python does not name
+
+
+class _TensorOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override, include/llama.h."""
+
+    _fields_: ClassVar = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
+    """(llama.cpp's parameters for ``placement``, what must stay alive until the model is loaded).
+
+    Source: llama.cpp common/common.h, llm_ffn_exps_block_regex.
+    """
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = placement.gpu_layers
+    alive: list[Any] = []
+    if placement.split:
+        shares = (ctypes.c_float * lib.llama_max_devices())(*placement.split)
+        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
+        alive.append(shares)
+    if placement.cpu_experts:
+        to_cpu = lib._lib.ggml_backend_cpu_buffer_type
+        to_cpu.restype = ctypes.c_void_p
+        overrides = (_TensorOverride * (placement.cpu_experts + 1))()
+        for block in range(placement.cpu_experts):
+            pattern = rf"blk\.{block}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+            overrides[block] = _TensorOverride(pattern.encode(), to_cpu())
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        alive.append(overrides)
+    return params, alive
+
+
+def _kv_type(lib: Any, name: str) -> int:
+    check_kv_type(name)
+    value: int = getattr(lib, "GGML_TYPE_" + name.upper(), _BF16)
+    return value
+
+
+def _flash_attention(name: str) -> int:
+    check_flash_attention(name)
+    return {"auto": -1, "on": 1, "off": 0}[name]
