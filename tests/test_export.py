@@ -13,8 +13,8 @@ from processes import Cli
 from ggufspec.cli.export import Program
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.library import load
-from ggufspec.llamacpp.params import context_params
 from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.params import context_params
 from ggufspec.planning.export import (
     PROGRAMS,
     ModelFile,
