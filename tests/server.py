@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "c0ffee" * 6 + "0123"
 ENDLESS_CHUNK = bytes(1 << 16)
 MOST_SENT = 256 << 20  # an endless body ends when nobody stopped reading it
+SLOW_CHUNK, SLOW_S = 1 << 15, 0.01
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Served:
     """One path of the server.
 
     ``modes`` are what goes wrong, in the order of the requests; the last one stays. ``fine`` is nothing; a number is
-    that status.
+    that status. ``bodies`` are the same for GETs alone.
     """
 
     path: Path
@@ -35,6 +38,14 @@ class Served:
     token: str = ""  # which must be sent
     redirect: str = ""  # where to, instead of the file
     gated: bool = False
+    bodies: list[str] = field(default_factory=list)
+    retry_after: str = ""
+    git: bool = False  # a small file, which the hub serves itself, and names by git's digest
+
+    def mode(self, method: str) -> str:
+        """What goes wrong with this request."""
+        modes = self.bodies if self.bodies and method == "GET" else self.modes
+        return modes.pop(0) if len(modes) > 1 else modes[0]
 
 
 @dataclass
@@ -46,6 +57,8 @@ class Server:
     repos: dict[str, dict[str, Served]] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    commits: list[str] = field(default_factory=lambda: [COMMIT])  # that there are; main is the first
+    over: threading.Event = field(default_factory=threading.Event)
 
     def add(self, name: str, path: Path, *modes: str, **more: Any) -> str:
         """Serve a file; returns its URL."""
@@ -56,9 +69,29 @@ class Server:
         """Serve a folder's files as a repository of the hub, from a CDN at another path as the hub does."""
         self.repos[repo] = {path.name: Served(path, **more) for path in sorted(folder.glob("*.gguf"))}
 
+    def add_models(self, repo: str, folder: Path, *bodies: str, **more: Any) -> dict[str, Served]:
+        """The same with the digests that the hub names its files by; ``bodies`` go wrong with each of them."""
+        self.repos[repo] = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            served = Served(path, bodies=list(bodies), **more)
+            served.etag = f'"{git_digest(path) if served.git else digest(path)}"'
+            self.repos[repo][path.relative_to(folder).as_posix()] = served
+        return self.repos[repo]
+
     def asked(self, method: str = "") -> list[str]:
         """The paths that were asked for."""
         return [path for verb, path, _ in self.requests if not method or verb == method]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def git_digest(path: Path) -> str:
+    """SHA-1 of a file as git makes it."""
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -106,10 +139,11 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
-        nothing = {"X-Repo-Commit": COMMIT, "Content-Length": "0"}
+        commit = self.served.commits[0] if revision == "main" else revision
+        nothing = {"X-Repo-Commit": commit, "Content-Length": "0"}
         if repo not in self.served.repos:
             return self.head(401, {"X-Error-Code": "RepoNotFound"} | nothing)
-        if revision not in ("main", COMMIT):
+        if commit not in self.served.commits:
             return self.head(404, {"X-Error-Code": "RevisionNotFound"} | nothing)
         served = self.served.repos[repo].get(name)
         if served is None:
@@ -121,14 +155,15 @@ class Handler(BaseHTTPRequestHandler):
             size = str(served.path.stat().st_size)
             linked = {"X-Linked-Etag": served.etag or "", "X-Linked-Size": size, "Location": served.redirect}
             return self.head(302, nothing | linked | {"Accept-Ranges": "bytes"})
-        return self.file(f"/{repo}/{name}", served, {"X-Repo-Commit": COMMIT})
+        return self.file(f"/{repo}/{name}", served, {"X-Repo-Commit": commit})
 
     # ---- files --------------------------------------------------------------------------------------------------
 
     def file(self, path: str, served: Served, more: dict[str, str] | None = None) -> None:
-        mode = served.modes.pop(0) if len(served.modes) > 1 else served.modes[0]
+        mode = served.mode(self.command)
         if mode.isdecimal():
-            return self.head(int(mode), {"Content-Length": "0"})
+            wait = {"Retry-After": served.retry_after} if served.retry_after else {}
+            return self.head(int(mode), {"Content-Length": "0"} | wait)
         if served.redirect:
             return self.head(302, {"Location": served.redirect, "Content-Length": "0"})
         if served.token and self.headers.get("Authorization") != f"Bearer {served.token}":
@@ -144,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if mode == "no ranges" or match is None:
             self.head(200, headers | {"Content-Length": str(size)})
-            return self.body(path, served, 0, size)
+            return self.body(path, served, 0, size, mode)
         first, last = int(match[1]), min(int(match[2]), size - 1)
         if first > last:
             return self.head(416, {"Content-Range": f"bytes */{size}", "Content-Length": "0"})
@@ -168,7 +203,7 @@ class Handler(BaseHTTPRequestHandler):
         if mode == "short":  # fewer than its own headers say
             self.close_connection = True
             return self.body(path, served, first, length // 2)
-        return self.body(path, served, first, length)
+        return self.body(path, served, first, length, mode)
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -176,14 +211,26 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def body(self, path: str, served: Served, first: int, length: int) -> None:
+    def body(self, path: str, served: Served, first: int, length: int, mode: str = "fine") -> None:
+        """Send a range: slowly, half of it ("cut", and "stall" until the client leaves), or with a "flipped" bit."""
+        half = length // 2
         with served.path.open("rb") as file:
             file.seek(first)
             while length:
-                chunk = file.read(min(length, 1 << 16))
+                most = SLOW_CHUNK if mode == "slow" else 1 << 16
+                chunk = file.read(min(most, length - half if length > half else length))
+                if mode == "slow":
+                    time.sleep(SLOW_S)
+                if mode == "flipped" and length == half:
+                    chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
                 self.wfile.write(chunk)
                 self.served.sent[path] += len(chunk)
                 length -= len(chunk)
+                if length == half and mode in ("cut", "stall"):
+                    self.close_connection = True
+                    if mode == "stall":
+                        self.served.over.wait()
+                    return
 
     def endless(self, path: str) -> None:
         while self.served.sent[path] < MOST_SENT:
@@ -228,6 +275,7 @@ def serving() -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.over.set()
         httpd.shutdown()
         thread.join()
         httpd.server_close()

@@ -101,7 +101,7 @@ def test_profiles_that_are_not_there(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_profile_whose_files_are_not_downloaded(cli: Cli) -> None:
     for command in ("run", "bench"):
-        refused(cli(command, "llama3-70b", *PROMPT, "--json"), 1, "not on this machine", "hf download NousResearch/")
+        refused(cli(command, "llama3-70b", *PROMPT, "--json"), 1, "not on this machine", "ggufspec pull llama3-70b")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pexpect
 import pytest
 from processes import SCRIPT, Cli, plain, rest
 
-COMMANDS = ("bench", "run", "plan", "export", "worker", "doctor")
+COMMANDS = ("bench", "run", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles")
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
 
@@ -58,7 +58,7 @@ def test_help_is_quick_because_it_loads_no_model_library(cli: Cli) -> None:
 
 def test_completion_knows_the_commands(cli: Cli) -> None:
     done = cli(_GGUFSPEC_COMPLETE="complete_bash", COMP_WORDS="ggufspec r", COMP_CWORD="1")
-    assert done.stdout.split() == ["run"]
+    assert sorted(done.stdout.split()) == ["rehearse", "run"]
 
 
 def test_run_prints_the_answer_alone_and_says_the_rest_on_stderr(cli: Cli) -> None:

@@ -1,57 +1,463 @@
-"""May this draft serve this target?"""
+"""May this draft serve this target? Vocabularies, pairs of headers, and what the command line says of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import shapes
+from processes import Cli
 
-from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp import gguf
+from ggufspec.pairs import catalogue, vocabulary
+from ggufspec.pairs.compat import (
+    Differences,
+    Vocabulary,
+    differences,
+    judge,
+    puts_bos,
+    template_family,
+    vocabulary_mismatch,
+)
+from ggufspec.pairs.header import ModelHeader, Tokenizer, interpret
+from ggufspec.pairs.source import read_headers
 
 TOKENS = [b"<unk>", b"<s>", b"</s>", b"x", b"y", b"a", b"b", b"\xff"]
 
 
-def vocabulary(tokens=TOKENS, kind="BPE", adds_bos=True):
+# ---- vocabularies as the running models have them -------------------------------------------------------------------
+
+
+def vocabulary_of(tokens=TOKENS, kind="BPE", adds_bos=True):
     return Vocabulary(kind, adds_bos, tokens)
 
 
 def test_the_same_vocabulary_serves():
-    assert vocabulary_mismatch(vocabulary(), vocabulary()) is None
+    assert vocabulary_mismatch(vocabulary_of(), vocabulary_of()) is None
 
 
 @pytest.mark.parametrize("token", range(5))
 def test_the_first_five_tokens_may_differ(token):
     """llama.cpp common/speculative.cpp compares from token 5 on."""
     tokens = [b"?" if index == token else text for index, text in enumerate(TOKENS)]
-    assert vocabulary_mismatch(vocabulary(), vocabulary(tokens)) is None
+    assert vocabulary_mismatch(vocabulary_of(), vocabulary_of(tokens)) is None
 
 
 @pytest.mark.parametrize(("token", "shown"), [(5, "'a'"), (6, "'b'"), (7, "'\ufffd'")])
 def test_a_token_that_differs_is_named(token, shown):
     tokens = [b"?" if index == token else text for index, text in enumerate(TOKENS)]
-    reason = vocabulary_mismatch(vocabulary(), vocabulary(tokens))
+    reason = vocabulary_mismatch(vocabulary_of(), vocabulary_of(tokens))
     assert reason == f"token {token} is {shown} to the target and '?' to the draft"
 
 
-def test_the_first_of_several_is_named():
-    assert "token 5 " in vocabulary_mismatch(vocabulary(), vocabulary([b"?"] * 8))
+def test_of_several_the_first_is_named_and_all_are_counted():
+    reason = vocabulary_mismatch(vocabulary_of(), vocabulary_of([b"?"] * 8))
+    assert reason == "token 5 is 'a' to the target and '?' to the draft; 3 tokens differ"
+
+
+def test_differences_are_those_of_tokens_that_both_have():
+    assert differences(TOKENS, TOKENS[:6]) is None
+    assert differences([*TOKENS, b"c"], [*TOKENS, b"d", b"e"]) == Differences(1, 8, "c", "d")
 
 
 def test_another_kind_of_tokenizer():
-    reason = vocabulary_mismatch(vocabulary(kind="BPE"), vocabulary(kind="SPM"))
+    reason = vocabulary_mismatch(vocabulary_of(kind="BPE"), vocabulary_of(kind="SPM"))
     assert reason == "the target's tokenizer is BPE, the draft's is SPM"
 
 
 @pytest.mark.parametrize(("target", "reason"), [(True, "the target puts"), (False, "the draft puts")])
 def test_only_one_puts_a_bos_token(target, reason):
-    found = vocabulary_mismatch(vocabulary(adds_bos=target), vocabulary(adds_bos=not target))
+    found = vocabulary_mismatch(vocabulary_of(adds_bos=target), vocabulary_of(adds_bos=not target))
     assert found.startswith(reason)
     assert found.endswith("the draft does not" if target else "the target does not")
 
 
 @pytest.mark.parametrize("sizes", [(1000, 1128), (1128, 1000)])
 def test_padding_of_up_to_128_tokens_serves(sizes):
-    target, draft = (vocabulary([b"%d" % token for token in range(size)]) for size in sizes)
+    target, draft = (vocabulary_of([b"%d" % token for token in range(size)]) for size in sizes)
     assert vocabulary_mismatch(target, draft) is None
 
 
 @pytest.mark.parametrize("sizes", [(1000, 1129), (1129, 1000)])
 def test_a_larger_difference_in_size_does_not(sizes):
-    target, draft = (vocabulary([b"%d" % token for token in range(size)]) for size in sizes)
+    target, draft = (vocabulary_of([b"%d" % token for token in range(size)]) for size in sizes)
     assert vocabulary_mismatch(target, draft) == f"the target has {sizes[0]:,} tokens, the draft {sizes[1]:,}"
+
+
+# ---- pairs of headers -----------------------------------------------------------------------------------------------
+
+LLAMA3 = "{{ '<|start_header_id|>' + role + '<|end_header_id|>' }}"
+CHATML = "{{ '<|im_start|>' + role }}"
+MISTRAL = "{{ '[INST]' + text }}"
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "llama3": {"model": "gpt2", "pre": "llama-bpe", "bos_token_id": 128000, "eos_token_id": 128009, "size": 128256},
+    "qwen2": {"model": "gpt2", "pre": "qwen2", "add_bos_token": False, "eos_token_id": 151645, "size": 151936},
+    "spm": {"model": "llama", "bos_token_id": 1, "eos_token_id": 2, "size": 32000},
+    "gemma": {"model": "llama", "bos_token_id": 2, "eos_token_id": 1, "eot_token_id": 107, "size": 256000},
+    "gpt2": {"model": "gpt2", "pre": "gpt-2", "bos_token_id": 50256, "eos_token_id": 50256, "size": 50257},
+    "bert": {"model": "bert", "pre": "jina-v2-en", "size": 30522},
+    "none": {"model": "none", "size": 0},
+}
+
+
+def header(
+    shape: str, tokenizer: str = "llama3", *, digest: str = "", template: str = "", keys: Any = (), **changed: Any
+) -> ModelHeader:
+    """The header of a shape with a tokenizer; ``keys`` are of the architecture, ``changed`` of the tokenizer."""
+    wanted = TOKENIZERS[tokenizer] | changed
+    size = wanted.pop("size")
+    made = shapes.SHAPES[shape]
+    metadata = {key: tuple(value) if isinstance(value, list) else value for key, value in made.metadata.items()}
+    metadata |= {f"{made.architecture}.{key}": value for key, value in dict(keys).items()}
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in wanted.items()}
+    if template:
+        metadata["tokenizer.chat_template"] = template
+    tensors = tuple(gguf.Tensor(t.name, t.type.lower(), t.ne, t.nbytes, 0) for t in made.tensors)
+    part = gguf.Gguf(metadata, {"tokenizer.ggml.tokens": size}, digest or tokenizer, tensors, 0, 32)
+    return interpret(f"{shape}.gguf", [part], made.nbytes)
+
+
+def renamed(model: ModelHeader, architecture: str, *names: str) -> ModelHeader:
+    """The same model under another architecture's name, with other tensors where they are given."""
+    tensors = tuple(gguf.Tensor(name, "f16", (64, 64), 8192, 0) for name in names) or model.tensors
+    return replace(model, architecture=architecture, tensors=tensors)
+
+
+BIG, SMALL = "llama3-70b-q3_k_s", "llama3-8b-q3_k_l"
+QWEN_BIG, QWEN_SMALL = "qwen2-7b", "qwen2-0.5b-q8_0"
+
+GOOD = {
+    "one family": (header(BIG), header(SMALL)),
+    "another architecture with the same tokens": (header(BIG), header("qwen2-0.5b-q8_0", "llama3")),
+    "padded by 128 tokens": (header(QWEN_BIG, "qwen2", size=152064, digest="padded"), header(QWEN_SMALL, "qwen2")),
+    "BOS left to llama.cpp and BOS said": (header(BIG), header(SMALL, add_bos_token=True)),
+    "the same templates": (header(BIG, template=LLAMA3), header(SMALL, template=LLAMA3 + " ")),
+    "BOS ids that nobody puts": (
+        header(QWEN_BIG, "qwen2", bos_token_id=1),
+        header(QWEN_SMALL, "qwen2", bos_token_id=2),
+    ),
+    "a mixture of experts": (header("mixtral-8x7b", "spm"), header("tiny-llama", "spm")),
+    "sliding windows": (header("gemma3-27b", "gemma"), header("tiny-swa", "gemma")),
+    "a draft with further blocks of its own": (header("glm4.5-air", "qwen2"), header("tiny-nextn", "qwen2")),
+    "GPT-2": (header("gpt2-medium-f16", "gpt2"), header("tiny-llama", "gpt2")),
+}
+WARNED = {
+    "another end": (
+        (header(BIG), header(SMALL, eos_token_id=128001)),
+        "the EOS token is 128009 to the target and 128001 to the draft",
+    ),
+    "another end of a turn": (
+        (header("gemma2-9b", "gemma"), header("gemma-2b", "gemma", eot_token_id=106)),
+        "the EOT token is 107 to the target and 106 to the draft",
+    ),
+    "another chat template": (
+        (header(BIG, template=LLAMA3), header(SMALL, template=CHATML)),
+        "the target's chat template is llama3, the draft's chatml",
+    ),
+    "a base model": (
+        (header(BIG, template=LLAMA3), header(SMALL)),
+        "the target's chat template is llama3, the draft's none",
+    ),
+    "another pre-tokenizer": (
+        (header(QWEN_BIG, "qwen2", pre="deepseek-r1-qwen"), header(QWEN_SMALL, "qwen2")),
+        "the target splits text as deepseek-r1-qwen and the draft was trained on qwen2",
+    ),
+    "a larger draft": ((header(SMALL), header(BIG)), "the draft is no smaller than the target"),
+    "itself": ((header(SMALL), header(SMALL)), "the draft is no smaller than the target"),
+    "no vocabularies": ((header(BIG, "none"), header(SMALL, "none")), "neither header has a vocabulary"),
+    "EOS behind a prompt": (
+        (header(BIG, add_eos_token=True), header(SMALL)),
+        "llama.cpp's own programs refuse the pair",
+    ),
+}
+BAD = {
+    "another kind of tokenizer": (
+        (header(BIG), header("tiny-llama", "spm")),
+        "the target's tokenizer is BPE, the draft's is SPM",
+    ),
+    "no tokenizer on one side": (
+        (header(BIG), header(SMALL, "none")),
+        "the target's tokenizer is BPE, the draft's is none",
+    ),
+    "BOS on one side": (
+        (header(BIG), header(SMALL, add_bos_token=False)),
+        "the target puts a BOS token before a prompt and the draft does not",
+    ),
+    "BOS by llama.cpp's default on one side": (
+        (header(QWEN_BIG, "qwen2"), header(SMALL)),
+        "the draft puts a BOS token before a prompt and the target does not",
+    ),
+    "another BOS token": (
+        (header(BIG), header(SMALL, bos_token_id=128100)),
+        "the BOS token is 128000 to the target and 128100 to the draft",
+    ),
+    "129 tokens more": (
+        (header(QWEN_BIG, "qwen2", size=152065), header(QWEN_SMALL, "qwen2")),
+        "the target has 152,065 tokens, the draft 151,936",
+    ),
+    "half the vocabulary": (
+        (header("gemma2-9b", "gemma"), header("tiny-llama", "spm", bos_token_id=2)),
+        "the target has 256,000 tokens, the draft 32,000",
+    ),
+    "an encoder": (
+        (header(BIG), renamed(header("tiny-llama"), "bert")),
+        "the draft is an encoder (bert): it predicts no next token",
+    ),
+    "an encoder beside a decoder": (
+        (header(BIG), renamed(header("tiny-llama"), "t5")),
+        "the draft is an encoder (t5)",
+    ),
+    "a diffusion model": (
+        (header(BIG), renamed(header("tiny-llama"), "llada")),
+        "the draft is a diffusion model (llada)",
+    ),
+    "an embedding model by its pooling": (
+        (header("qwen3-14b", "qwen2"), header(QWEN_SMALL, "qwen2", keys={"pooling_type": 3})),
+        "the draft is an embedding model (qwen2-0.5b-q8_0.gguf)",
+    ),
+    "an embedding model by its attention": (
+        (header(BIG), header(SMALL, keys={"attention.causal": False})),
+        "the draft is an embedding model",
+    ),
+    "a recurrent draft": (
+        (header(BIG), header("mamba-1b")),
+        "the draft is recurrent (mamba): its state cannot take rejected tokens back",
+    ),
+    "a recurrent target": ((header("rwkv7-1b"), header(SMALL)), "the target is recurrent (rwkv7)"),
+    "a hybrid target": (
+        (header("qwen3next-80b-a3b", "qwen2"), header(QWEN_SMALL, "qwen2")),
+        "the target is hybrid (qwen3next)",
+    ),
+    "state and cache side by side": ((header("falcon-h1-1.5b"), header("tiny-llama")), "the target is hybrid"),
+    "short convolutions": ((header("lfm2-1.2b"), header("tiny-llama")), "the target is hybrid (lfm2)"),
+}
+HEADS = {
+    "EAGLE-3": (renamed(header("tiny-llama"), "eagle3"), "an EAGLE-3 head", "--spec-type draft-eagle3"),
+    "DFlash": (renamed(header("tiny-llama"), "dflash"), "a DFlash drafter", "--spec-type draft-dflash"),
+    "DSpark": (
+        renamed(header("tiny-llama"), "dflash", "markov_w1.weight"),
+        "a DSpark drafter",
+        "--spec-type draft-dspark",
+    ),
+    "Gemma 4's assistant": (
+        renamed(header("tiny-llama"), "gemma4-assistant"),
+        "a head for multi-token prediction",
+        "--spec-type draft-mtp",
+    ),
+    "NextN blocks alone": (
+        renamed(header("tiny-nextn"), "glm4moe", "token_embd.weight", "blk.4.nextn.eh_proj.weight"),
+        "a head for multi-token prediction",
+        "--spec-type draft-mtp",
+    ),
+    "Medusa": (renamed(header("tiny-llama"), "llama", "medusa.0.weight"), "a set of Medusa heads", ""),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_draft_that_serves(name: str) -> None:
+    verdict = judge(*GOOD[name], compare=lambda: None)
+    assert (verdict.answer, verdict.reasons, verdict.runner) == ("yes", (), "")
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_draft_that_serves_with_a_warning(name: str) -> None:
+    pair, words = WARNED[name]
+    verdict = judge(*pair, compare=lambda: None)
+    assert verdict.answer == "yes-with-warning"
+    assert len(verdict.reasons) == 1
+    assert words in verdict.reasons[0]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_draft_that_does_not_serve(name: str) -> None:
+    pair, words = BAD[name]
+    verdict = judge(*pair, compare=lambda: None)
+    assert verdict.answer == "no"
+    assert len(verdict.reasons) == 1
+    assert words in verdict.reasons[0]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_drafter_that_needs_the_targets_hidden_states(name: str) -> None:
+    draft, what, flag = HEADS[name]
+    verdict = judge(header(BIG), draft)
+    assert verdict.answer == "no"
+    assert verdict.reasons == (f"the draft is {what}: it drafts from the target's hidden states and not from tokens",)
+    assert flag in verdict.runner
+    assert bool(verdict.runner) == bool(flag)
+
+
+def test_texts_are_compared_where_the_digests_differ_and_nowhere_else() -> None:
+    def never() -> Differences | None:
+        raise AssertionError("asked for")
+
+    found = Differences(2, 139, "a", "b")
+    assert judge(header(BIG), header(SMALL), never).answer == "yes"
+    assert judge(header(BIG, digest="one"), header("tiny-llama", "spm"), never).answer == "no"
+    assert judge(header(BIG, digest="one"), header(SMALL), lambda: None).answer == "yes"
+    verdict = judge(header(BIG, digest="one"), header(SMALL), lambda: found)
+    assert (verdict.answer, verdict.reasons) == ("no", (str(found),))
+    unasked = judge(header(BIG, digest="one"), header(SMALL))
+    assert unasked.answer == "yes-with-warning"
+    assert "was not looked at" in unasked.reasons[0]
+
+
+def test_every_reason_is_said() -> None:
+    verdict = judge(header("mamba-1b"), renamed(header("tiny-llama"), "bert"))
+    assert [reason.split(" (")[0] for reason in verdict.reasons] == [
+        "the target is recurrent",
+        "the draft is an encoder",
+    ]
+    warned = judge(header(SMALL, template=LLAMA3), header(BIG, eos_token_id=7, pre="tekken"))
+    assert len(warned.reasons) == 4
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "expected"),
+    [
+        (Tokenizer("llama", "", 1, "", None, {}), True),
+        (Tokenizer("llama", "", 1, "", False, {}), False),
+        (Tokenizer("gpt2", "llama-bpe", 1, "", None, {}), True),
+        (Tokenizer("gpt2", "tekken", 1, "", None, {}), True),
+        (Tokenizer("gpt2", "qwen2", 1, "", None, {}), False),
+        (Tokenizer("gpt2", "qwen2", 1, "", True, {}), True),
+        (Tokenizer("gemma4", "", 1, "", False, {}), True),
+        (Tokenizer("t5", "", 1, "", None, {}), False),
+    ],
+)
+def test_bos_is_put_as_llama_cpp_does(tokenizer: Tokenizer, expected: bool) -> None:
+    assert puts_bos(tokenizer) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        (LLAMA3, "llama3"),
+        (CHATML, "chatml"),
+        (MISTRAL, "mistral"),
+        ("<start_of_turn>user", "gemma"),
+        ("'<｜User｜>' '<｜Assistant｜>'", "deepseek"),
+        ("<|im_start|> <|im_sep|>", "phi"),
+        ("### Human:", "other"),
+        ("", "none"),
+    ],
+)
+def test_the_family_of_a_template(template: str, family: str) -> None:
+    assert template_family(header(SMALL, template=template)) == family
+
+
+# ---- files, and what is suggested -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alike(tmp_path: Path):
+    """Writes a model whose tokens' texts can be changed: its file."""
+
+    def write(name: str, shape: str = "tiny-llama", **changed: str) -> Path:
+        made = shapes.SHAPES[shape]
+        texts = [changed.get(f"token_{i}", f"text {i}") for i in range(4096)]
+        keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": texts}
+        return shapes.write_file(tmp_path / f"{name}.gguf", made.metadata | keys, made.tensors)
+
+    return write
+
+
+def test_texts_are_read_from_the_kept_headers(alike, tmp_path: Path) -> None:
+    files = [alike("target"), alike("same"), alike("other", token_9="\u00fc", token_700="no")]
+    target, same, other = read_headers(files, tmp_path / "headers")
+    assert gguf.tokens(target.sparse.read_bytes())[9] == b"text 9"
+    assert vocabulary.judge_known(target, same).reasons == ("the draft is no smaller than the target",)
+    verdict = vocabulary.judge_known(target, other)
+    assert verdict.answer == "no"
+    assert verdict.reasons == ("token 9 is 'text 9' to the target and 'ü' to the draft; 2 tokens differ",)
+    with pytest.raises(ModelError, match=r"other\.gguf cannot draft for target\.gguf: token 9") as refused:
+        vocabulary.check_pair(target, other)
+    assert "--no-draft" in refused.value.hint
+    assert vocabulary.check_pair(target, same) == ("the draft is no smaller than the target",)
+
+
+def test_a_header_without_a_vocabulary_has_no_tokens(tmp_path: Path) -> None:
+    path = shapes.write(tmp_path / "none.gguf", shapes.SHAPES["tiny-llama"])
+    assert gguf.tokens(path.read_bytes()[: 1 << 20]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Llama 3"),
+        ("Llama-3.2-1B-Instruct-Q8_0.gguf", "Llama 3"),
+        ("DeepSeek-R1-Distill-Llama-8B-Q4_K_M.gguf", "R1 on Llama"),
+        ("DeepSeek-R1-Distill-Qwen-1.5B-Q8_0.gguf", "R1 on Qwen"),
+        ("qwen2.5-coder-7b-instruct-q4_k_m.gguf", "Qwen2.5"),
+        ("Qwen3-14B-Q4_K_M.gguf", "Qwen3"),
+        ("Qwen3.5-9B-Q8_0.gguf", ""),
+        ("gemma-3-27b-it-Q4_K_M.gguf", "Gemma 3"),
+        ("gemma-3n-E4B-it-Q4_K_M.gguf", ""),
+        ("gemma-1.1-7b-it-Q4_K_M.gguf", "Gemma"),
+        ("gemma-2-9b-it.gguf", ""),
+        ("gpt2-xl.Q8_0.gguf", "GPT-2"),
+        ("Llama-4-Scout.gguf", ""),
+        ("llama-2-7b.gguf", ""),
+    ],
+)
+def test_the_family_of_a_file(name: str, family: str) -> None:
+    assert catalogue.family(name) == family
+
+
+def test_drafts_of_the_catalogue() -> None:
+    found = catalogue.drafts_for(replace(header(BIG), name="Llama-3.3-70B-Instruct-Q4_K_M.gguf"))
+    assert "bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q8_0.gguf" in found
+    assert not any("Qwen" in name or "R1" in name for name in found)
+    small = replace(header(SMALL), name="Llama-3.2-1B-Instruct-Q8_0.gguf")
+    assert "bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q8_0.gguf" not in catalogue.drafts_for(small)
+    assert catalogue.drafts_for(replace(header(BIG), name="nobody-knows.gguf", metadata={})) == ()
+
+
+# ---- on the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target that is named like Llama 3, a draft with other ends, one with another vocabulary, a recurrent one."""
+    folder = tmp_path_factory.mktemp("files")
+
+    def write(name: str, shape: str, *, words: str = "text", **keys: Any) -> Path:
+        made = shapes.SHAPES[shape]
+        texts = [f"{words} {i}" for i in range(4096)]
+        own = {"model": "gpt2", "pre": "llama-bpe", "tokens": texts, "bos_token_id": 0, "eos_token_id": 1} | keys
+        metadata = made.metadata | {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+        return shapes.write_file(folder / f"{name}.gguf", metadata, made.tensors)
+
+    return {
+        "target": write("Llama-3.3-70B-Instruct-Q4_K_M", "tiny-moe"),
+        "other end": write("other-end", "tiny-llama", eos_token_id=2),
+        "other words": write("other-words", "tiny-llama", words="word"),
+        "recurrent": write("recurrent", "tiny-mamba"),
+    }
+
+
+def test_a_plan_has_the_warning(cli: Cli, files: dict[str, Path]) -> None:
+    done = cli("plan", "-m", files["target"], "-md", files["other end"], "--vram", "1GiB", "--json")
+    assert done.code == 0, done.stderr
+    notes = done.document()["notes"]
+    assert any("the EOS token is 1 to the target and 2 to the draft" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        ("other words", "token 5 is 'text 5' to the target and 'word 5' to the draft; 4,091 tokens differ"),
+        ("recurrent", "the draft is recurrent (mamba)"),
+    ],
+)
+def test_a_plan_refuses_and_names_drafts_that_would_serve(
+    cli: Cli, files: dict[str, Path], draft: str, words: str
+) -> None:
+    done = cli("plan", "-m", files["target"], "-md", files[draft], "--vram", "1GiB", "--json")
+    assert done.code == 1
+    error = done.document()
+    assert f"{files[draft].name} cannot draft for {files['target'].name}: {words}" in error["error"]
+    assert "-hfd bartowski/Llama-3.2-1B-Instruct-GGUF:Llama-3.2-1B-Instruct-Q8_0.gguf" in error["hint"]

@@ -1,5 +1,6 @@
 """Profiles: what is refused and how it is said, and where files are looked for."""
 
+import json
 import re
 
 import pytest
@@ -146,6 +147,31 @@ def test_a_value_of_the_wrong_kind_is_named(load, old, new, key):
     assert f": {key}: " in refused(load, text).message
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("n_ctx = 512", 'n_ctx = "512"', "14: settings.n_ctx: "),
+        ('why = "a test"', "why = 1", "3: why: "),
+        ("gpu_layers = -1", '"gpu_layers" = "all"', "11: draft.gpu_layers: "),
+        ("n_ctx = 512", "# n_ctx = 1\nn_ctx = 1", "15: settings.n_ctx: "),
+        ("[settings]\nn_ctx = 512", "settings.n_ctx = 1", "13: unknown key 'draft.settings'"),
+        (
+            '[target]\nfile = "target.gguf"',
+            'target = {file = "target.gguf", gpu_layers = "x"}',
+            "6: target.gpu_layers: ",
+        ),
+        ("n_ctx = 512", "n_ctx = 512\nzzz = 1", "15: unknown key 'settings.zzz'"),
+        ('file = "sub/draft.gguf"', "", "9: key 'draft.file' is missing"),
+    ],
+)
+def test_the_line_is_named(load, old, new, place):
+    assert f"mine.toml:{place}" in refused(load, GOOD.replace(old, new, 1)).message
+
+
+def test_a_key_that_is_nowhere_has_no_line(load):
+    assert "mine.toml: key 'why' is missing" in refused(load, GOOD.replace('why = "a test"', "")).message
+
+
 @pytest.mark.parametrize("text", ["name = ", "[target", "name = 'a'\nname = 'b'", "a b"])
 def test_a_file_that_is_no_toml(load, text):
     assert re.search(r"mine\.toml: .*\(at (line 1|end of document)", refused(load, text).message)
@@ -163,9 +189,22 @@ def test_a_file_that_is_not_there(tmp_path):
         load_profile(tmp_path / "mine.toml")
 
 
-@pytest.mark.parametrize("file", ["../secret.gguf", "sub/../../secret.gguf", "/etc/passwd"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("../secret.gguf", "sub/../../secret.gguf", "/etc/passwd", "..", ".", "a//b.gguf", "./a.gguf", "a/", ""),
+        *("..\\a.gguf", "a\\b.gguf", "\\\\host\\a.gguf", "C:/a.gguf", "c:a.gguf", "sub/C:a.gguf"),
+        *("~/a.gguf", "~root/a.gguf", "a\0b.gguf", "a\nb.gguf", "a\x1b[2Jb.gguf"),
+    ],
+)
 def test_a_file_outside_its_repository(load, file):
-    assert f"{file!r} leaves the repository" in refused(load, REMOTE.replace("target.gguf", file)).message
+    text = REMOTE.replace('"target.gguf"', json.dumps(file))
+    assert f"{file!r} leaves the repository" in refused(load, text).message
+    assert "is no branch, tag or commit" in refused(load, REMOTE + f"revision = {json.dumps(file)}").message
+
+
+def test_a_local_name_with_a_nul_is_no_name(load):
+    assert "is no file's name" in refused(load, GOOD.replace("target.gguf", "a\\u0000b")).message
 
 
 def test_a_local_file_may_be_anywhere(load):
@@ -196,13 +235,13 @@ def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
     assert caught.value.hint == f"ls {tmp_path / 'sub'}"
 
 
-@pytest.mark.parametrize(("revision", "option"), [(None, ""), ("v2", " --revision v2")])
-def test_a_remote_file_that_is_not_here_comes_with_the_command_that_fetches_it(load, tmp_path, cache, revision, option):
+@pytest.mark.parametrize("revision", [None, "v2"])
+def test_a_remote_file_that_is_not_here_comes_with_the_command_that_fetches_it(load, tmp_path, cache, revision):
     text = REMOTE + (f'revision = "{revision}"' if revision else "")
     with pytest.raises(ModelError) as caught:
         resolve(load(text), tmp_path)
     assert "target.gguf of profile 'far'" in caught.value.message
-    assert caught.value.hint == f"hf download someone/models target.gguf{option}"
+    assert caught.value.hint == "ggufspec pull far"
 
 
 def test_a_remote_file_in_the_cache_is_found(load, tmp_path, cache):
@@ -276,6 +315,32 @@ def bundled():
 
 def test_there_are_bundled_profiles():
     assert {"demo", "llama3-70b"} <= set(bundled())
+
+
+CATALOGUE = {
+    *("demo", "llama3-70b", "llama3.3-70b", "llama3.1-70b", "llama3.1-8b", "llama3.2-3b", "gemma-7b", "gemma3-27b"),
+    *("qwen2.5-coder-32b", "qwen2.5-coder-14b", "qwen2.5-coder-7b", "qwen3-32b", "qwen3-14b", "mistral-small-24b"),
+    *("gpt2-xl", "gpt2-large", "r1-qwen-32b", "r1-llama-70b"),
+}
+
+
+def test_the_catalogue_has_the_well_known_pairs():
+    assert set(bundled()) >= CATALOGUE
+
+
+@pytest.mark.parametrize("name", bundled())
+def test_every_bundled_profile_says_where_it_is_from(name):
+    path = profile.bundled_folder() / f"{name}.toml"
+    loaded, text = load_profile(path), path.read_text()
+    comment = text[: text.index("name =")]
+    assert comment.startswith("# ")
+    assert all(line.startswith("#") for line in comment.splitlines())
+    assert loaded.why.endswith(".")
+    for model in (loaded.target, loaded.draft):
+        assert model.file.endswith(".gguf")
+        assert model.repo is None or f"https://huggingface.co/{model.repo}" in loaded.source
+    if loaded.settings.acceptance is not None:  # a figure has its arithmetic beside it
+        assert f"a chance of {loaded.settings.acceptance} a token" in comment
 
 
 @pytest.mark.parametrize("name", bundled())

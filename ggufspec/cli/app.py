@@ -16,6 +16,10 @@ from ggufspec.cli.bench import bench
 from ggufspec.cli.doctor import doctor
 from ggufspec.cli.export import export
 from ggufspec.cli.plan import plan
+from ggufspec.cli.profiles import check, list_profiles, new, show
+from ggufspec.cli.pull import pull
+from ggufspec.cli.quantize import quantize
+from ggufspec.cli.rehearse import rehearse
 from ggufspec.cli.run import run
 from ggufspec.cli.worker import worker
 from ggufspec.errors import GgufspecError, StopError
@@ -28,7 +32,10 @@ app = typer.Typer(
 )
 
 
-def _register(command: Callable[..., int], *examples: str) -> None:
+profiles = typer.Typer(name="profiles", rich_markup_mode=None)
+
+
+def _register(command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None) -> None:
     """Add a command; ``examples`` end its help."""
 
     @functools.wraps(command)
@@ -38,7 +45,7 @@ def _register(command: Callable[..., int], *examples: str) -> None:
         except KeyboardInterrupt:  # Typer would make it a bare exit code
             raise StopError("interrupted") from None
 
-    app.command(epilog=options.epilog(*examples))(interruptible)
+    on.command(name, epilog=options.epilog(*examples))(interruptible)
 
 
 _register(
@@ -57,6 +64,21 @@ _register(
     "ggufspec plan -m TARGET.gguf -md DRAFT.gguf --vram 24GiB -c 8192 --sweep",
 )
 _register(
+    pull,
+    "ggufspec pull llama3-70b --dry-run",
+    "ggufspec pull -hf USER/REPO:Q4_K_M -hfd USER/SMALL-REPO:Q8_0 -y",
+)
+_register(
+    rehearse,
+    "ggufspec rehearse llama3-70b",
+    "ggufspec rehearse -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0 -c 8192",
+)
+_register(
+    quantize,
+    "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
+    "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
+)
+_register(
     worker,
     "ggufspec worker",
     "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0",
@@ -71,6 +93,42 @@ _register(
     "ggufspec export demo --to llama-server",
     "ggufspec export -m TARGET.gguf -md DRAFT.gguf -ngl 45 -c 4096 --to ollama -o Modelfile",
 )
+_register(
+    list_profiles,
+    "ggufspec profiles list",
+    "ggufspec profiles list --json",
+    on=profiles,
+    name="list",
+)
+_register(
+    show,
+    "ggufspec profiles show llama3-70b",
+    on=profiles,
+)
+_register(
+    new,
+    "ggufspec profiles new my-pair",
+    "ggufspec profiles new my-pair -hf USER/TARGET-GGUF:Q4_K_M -hfd USER/DRAFT-GGUF:Q8_0",
+    on=profiles,
+)
+_register(
+    check,
+    "ggufspec profiles check",
+    "ggufspec profiles check llama3-70b qwen3-14b",
+    on=profiles,
+)
+
+
+@profiles.callback(
+    invoke_without_command=True,
+    epilog=options.epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b"),
+)
+def profiles_top(context: typer.Context) -> int:
+    """List, show, make and check profiles: pairs that have a name."""
+    return list_profiles() if context.invoked_subcommand is None else 0
+
+
+app.add_typer(profiles)
 
 
 def _version(wanted: bool) -> None:

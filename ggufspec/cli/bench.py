@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, options, planned
-from ggufspec.errors import GgufspecError, StopError, UsageError
+from ggufspec.errors import GgufspecError, StopError
 
 if TYPE_CHECKING:
     from ggufspec.bench.versus import Bench
@@ -21,6 +21,8 @@ def bench(
     pair: options.PairName = None,
     model: options.TargetFile = None,
     model_draft: options.DraftFile = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
     prompt: options.PromptText = None,
     file: options.PromptFile = None,
     predict: options.MaxTokens = 128,
@@ -46,6 +48,7 @@ def bench(
     accept: options.Accept = "exact",
     strict: options.Strict = False,
     rpc: options.Rpc = None,
+    yes: options.Yes = False,
     json: options.Json = False,
     export_json: Annotated[Export, typer.Option(metavar="FILE", help="Write the JSON document to this file.")] = None,
     export_markdown: Annotated[Export, typer.Option(metavar="FILE", help="Write the table as Markdown.")] = None,
@@ -63,13 +66,13 @@ def bench(
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.reports.files import check_writable
 
-    chosen = options.choose_pair(pair, model, model_draft)
-    if chosen.draft is None:
-        raise UsageError("a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT")
     own_prompt = options.read_prompt(prompt, file)
     exports = [path for path in (export_json, export_markdown, export_csv) if path is not None]
     for path in exports:
         check_writable(path)
+    chosen = options.choose_pair(
+        pair, model, model_draft, hf_repo, hf_repo_draft, need_draft=True, yes=yes, quiet=quiet
+    )
     decoder = options.decoder_options(
         chosen.settings,
         n_ctx=ctx_size,
@@ -89,7 +92,7 @@ def bench(
         rpc=tuple(rpc or ()),
     )
     pair_of_files = planned.of_pair(chosen)
-    places = planned.place(pair_of_files, decoder, asked, quiet=quiet, verbose=verbose)
+    places = planned.place(pair_of_files, decoder, asked, rival=True, quiet=quiet, verbose=verbose)
     spec = Spec(
         target=chosen.target,
         draft=chosen.draft,

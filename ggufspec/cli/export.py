@@ -98,7 +98,7 @@ def export(
         _file(chosen.target, hub),
         _file(chosen.draft, hub) if chosen.draft else None,
         places.pair,
-        blocks=places.plan.target.layers if places.plan else None,
+        blocks=_blocks(chosen, quiet) if to is Program.LM_STUDIO else None,
         devices=() if gpu or vram else places.cards,
         rpc=asked.rpc,
     )
@@ -113,6 +113,14 @@ def export(
             if output is not None or note not in made.text:
                 console.note(note)
     return 0
+
+
+def _blocks(chosen: planned.Chosen, quiet: bool) -> int:
+    """LM Studio is told a share of the target's blocks."""
+    from ggufspec.pairs.source import read_headers
+
+    with console.busy(quiet):
+        return read_headers([chosen.target])[0].header.blocks
 
 
 def settings_from(

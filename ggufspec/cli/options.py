@@ -148,6 +148,7 @@ Seed = Annotated[
 Rpc = Annotated[
     list[str] | None, _option("--rpc", metavar="HOST:PORT", help="A llama.cpp RPC worker, as a further device.")
 ]
+Yes = Annotated[bool, _option("-y", "--yes", help="Download what is missing without asking.")]
 Json = Annotated[bool, _option("--json", help="Print one JSON document, on failure too.")]
 Verbose = Annotated[bool, _option("-v", "--verbose", help="Show llama.cpp's log.")]
 Quiet = Annotated[bool, _option("-q", "--quiet", help="No progress, no notes.")]
@@ -169,30 +170,72 @@ def epilog(*examples: str) -> str:
     )
 
 
-def choose_pair(name: str | None, target: Path | None, draft: Path | None) -> Pair:
-    """The pair that PAIR, ``-m`` and ``-md`` mean, its files checked.
+def choose_pair(
+    name: str | None,
+    target: Path | None,
+    draft: Path | None,
+    repo: str | None = None,
+    draft_repo: str | None = None,
+    *,
+    no_draft: bool = False,
+    need_draft: bool = False,
+    yes: bool = False,
+    quiet: bool = False,
+) -> Pair:
+    """The pair that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` mean, its files here and checked.
+
+    What is missing and on the hub is fetched, after asking unless ``yes``.
 
     Raises:
-        GgufspecError: a profile or a file is not there or is no GGUF file.
+        GgufspecError: a profile or a file is not there or is no GGUF file, or the user does not want to fetch it.
     """
     from dataclasses import replace
 
+    from ggufspec.cli import pull
     from ggufspec.llamacpp.model import check_gguf
-    from ggufspec.pairs.profile import Pair, find, load_profile, resolve
+    from ggufspec.pairs.hub import hub_file
+    from ggufspec.pairs.profile import Pair, find, load_profile, on_hub, resolve
 
-    if target is not None:
-        if name is not None:
-            raise UsageError("both a PAIR and -m (or GGUFSPEC_MODEL) are given", "give one of them")
-        pair = Pair(target.stem, target, draft)
+    if target is not None and repo is not None:
+        raise UsageError("both -m (or GGUFSPEC_MODEL) and -hf are given", "give one of them")
+    if draft is not None and draft_repo is not None:
+        raise UsageError("both -md (or GGUFSPEC_MODEL_DRAFT) and -hfd are given", "give one of them")
+    if name is not None and (target is not None or repo is not None):
+        raise UsageError(f"both a PAIR and {'-hf' if repo else '-m (or GGUFSPEC_MODEL)'} are given", "give one of them")
+    again = pull.command(name, repo, draft_repo)
+    no_other = draft is None and draft_repo is None
+    own_draft = hub_file(draft_repo) if draft_repo and not no_draft else None
+    if target is not None or repo is not None:
+        if need_draft and no_other:
+            raise _lonely()
+        wanted = hub_file(repo) if repo else None
+        here = [source for source in (wanted, own_draft) if source is not None]
+        paths = list(pull.have(here, "the pair", again, yes=yes, quiet=quiet))
+        target = paths.pop(0) if wanted else target
+        assert target is not None
+        pair = Pair(target.stem, target, paths.pop(0) if own_draft else draft)
     else:
         path = find(name or "demo")
-        pair = resolve(load_profile(path), path.parent)
-        if draft is not None:
-            pair = replace(pair, draft=draft, draft_gpu_layers=None)
+        profile = load_profile(path)
+        if need_draft and no_other and profile.draft is None:
+            raise _lonely()
+        if no_draft or not no_other:
+            profile = profile.model_copy(update={"draft": None})
+        models = [on_hub(model) for model in (profile.target, profile.draft) if model]
+        paths = list(
+            pull.have([s for s in (*models, own_draft) if s], f"profile {profile.name!r}", again, yes=yes, quiet=quiet)
+        )
+        pair = resolve(profile, path.parent)
+        if draft is not None or own_draft is not None:
+            pair = replace(pair, draft=paths[-1] if own_draft else draft)
     for file in (pair.target, pair.draft):
         if file is not None:
             check_gguf(file)
     return pair
+
+
+def _lonely() -> UsageError:
+    return UsageError("a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT")
 
 
 def decoder_options(

@@ -150,11 +150,12 @@ def make(
     """Read the headers and make the plan.
 
     Raises:
-        GgufspecError: a header cannot be read, nothing fits, an option is absurd.
+        GgufspecError: a header cannot be read, the draft cannot serve the target, nothing fits, an option is absurd.
     """
     from ggufspec.decoding.placing import question
     from ggufspec.hardware.host import cache_folder, physical_cores
     from ggufspec.pairs.source import read_headers
+    from ggufspec.pairs.vocabulary import check_pair
     from ggufspec.planning.confirm import Confirmer
     from ggufspec.planning.history import expected_acceptance, record_shortfall
     from ggufspec.planning.search import make_plan
@@ -166,6 +167,7 @@ def make(
             sources, None, lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
         )
     target, draft = chosen.headers[0], chosen.headers[1] if chosen.draft else None
+    warnings = check_pair(target, draft) if draft else ()
     acceptance, acceptance_from = asked.acceptance, "given with --acceptance"
     if acceptance is None:
         acceptance, acceptance_from = expected_acceptance(
@@ -193,12 +195,38 @@ def make(
         alone=_corrected(asks.alone, where.machine),
         draft=_corrected(asks.draft, where.machine) if asks.draft else None,
     )
-    made = make_plan(asks, where.machine, confirm)
+    threads = options.threads or physical_cores()
+    machine = where.machine
+    if not where.paper:
+        asks, machine = _paced(asks, machine, threads)
+    made = make_plan(asks, machine, confirm)
+    made = replace(made, notes=(*made.notes, *warnings))
     for card in where.machine.cards:
         short = made.alone.used(card.name).total - made.alone.formula[card.name].total
         before = asks.alone.shortfall.get(card.name, 0)
         record_shortfall(cache_folder(), target.header.architecture, card.description, short + before)
     return Made(made, acceptance_from)
+
+
+def _paced(asks: Question, machine: Machine, threads: int) -> tuple[Question, Machine]:
+    """The models as fast as a rehearsal on this machine found them; the speeds' origin says so."""
+    from ggufspec.hardware.host import cache_folder
+    from ggufspec.planning import rehearsed
+
+    identity = rehearsed.identity(tuple(f"{card.name} {card.description}" for card in machine.cards))
+    said = []
+
+    def paced(subject: Subject) -> Subject:
+        points = rehearsed.known(cache_folder(), subject.header, threads, identity)
+        pace = rehearsed.pace(points, subject.header, machine.speed, machine.card_names)
+        if pace is not None:
+            said.append(f"{subject.header.name} as rehearsed here on {pace.dates[-1]}")
+        return replace(subject, pace=pace)
+
+    target, draft = paced(asks.target), paced(asks.draft) if asks.draft else None
+    asks = replace(asks, target=target, alone=replace(asks.alone, pace=target.pace), draft=draft)
+    origin = "; ".join([machine.speed.origin, *said])
+    return asks, replace(machine, speed=replace(machine.speed, origin=origin))
 
 
 def _corrected(subject: Subject, machine: Machine) -> Subject:
@@ -221,8 +249,16 @@ class Placed:
     plan: PlanDocument | None = None
 
 
-def place(chosen: Chosen, options: DecoderOptions, asked: Asked, *, quiet: bool, verbose: bool = False) -> Placed:
-    """Where the layers of a pair go, and those of the target alone.
+def place(
+    chosen: Chosen,
+    options: DecoderOptions,
+    asked: Asked,
+    *,
+    rival: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> Placed:
+    """Where the layers of a pair go, and with ``rival`` those of the best target-only run.
 
     Layers that are asked for by number are taken as they are; what is left to ``auto`` is planned.
 
@@ -233,7 +269,6 @@ def place(chosen: Chosen, options: DecoderOptions, asked: Asked, *, quiet: bool,
     from ggufspec.hardware.host import physical_cores
     from ggufspec.planning.describe import document
 
-    where = site(asked, options.threads or physical_cores())
     layers, draft_layers = asked.layers, asked.draft_layers
     fixed = replace(
         options,
@@ -242,9 +277,12 @@ def place(chosen: Chosen, options: DecoderOptions, asked: Asked, *, quiet: bool,
         cpu_experts=layers.cpu_experts or 0,
         draft_gpu_layers=draft_layers.gpu_layers or 0,
     )
+    as_asked = layers.gpu_layers is not None and (draft_layers.gpu_layers is not None or chosen.draft is None)
+    if as_asked and not rival:
+        return Placed(fixed, fixed)
+    where = site(asked, options.threads or physical_cores())
     if not where.machine.cards:
         return Placed(fixed, fixed)
-    as_asked = layers.gpu_layers is not None and (draft_layers.gpu_layers is not None or chosen.draft is None)
     if as_asked:  # only the rival is left to plan
         chosen = replace(chosen, draft=None)
         asked = replace(asked, layers=type(layers)())

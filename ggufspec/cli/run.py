@@ -19,6 +19,8 @@ def run(
     pair: options.PairName = None,
     model: options.TargetFile = None,
     model_draft: options.DraftFile = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
     prompt: options.PromptText = None,
     file: options.PromptFile = None,
     predict: options.MaxTokens = 128,
@@ -43,6 +45,7 @@ def run(
     accept: options.Accept = "exact",
     strict: options.Strict = False,
     rpc: options.Rpc = None,
+    yes: options.Yes = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -54,10 +57,12 @@ def run(
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.worker import Interrupted
 
-    chosen = options.choose_pair(pair, model, model_draft)
     text = options.read_prompt(prompt, file)
     if not text:
         raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
+    chosen = options.choose_pair(
+        pair, model, model_draft, hf_repo, hf_repo_draft, no_draft=no_draft, yes=yes, quiet=quiet
+    )
     if no_draft:
         chosen = replace(chosen, draft=None)
     decoder = options.decoder_options(

@@ -40,6 +40,11 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def resident_bytes() -> int:
+    """Memory that this process has now, mapped model files included."""
+    return int(psutil.Process().memory_info().rss)
+
+
 def total_memory_bytes() -> int:
     """RAM of the machine."""
     return psutil.virtual_memory().total

@@ -154,16 +154,33 @@ def _tensor(handle: int, index: int) -> Tensor:
     )
 
 
-def _tokens_digest(handle: int) -> str:
+def tokens(data: bytes) -> list[bytes]:
+    """The texts of the vocabulary in a header, by id; none without one.
+
+    Args:
+        data: the file's first bytes, at least as many as the header has.
+
+    Raises:
+        ModelError: it is no whole header, or llama.cpp refuses it.
+    """
+    with _parsed(data) as (handle, _):
+        return _tokens(handle)
+
+
+def _tokens(handle: int) -> list[bytes]:
     lib = _ggml()
     index = lib.gguf_find_key(handle, b"tokenizer.ggml.tokens")
     if index < 0 or lib.gguf_get_kv_type(handle, index) != _ARRAY or lib.gguf_get_arr_type(handle, index) != _STRING:
-        return ""
+        return []
     text, count = lib.gguf_get_arr_str, lib.gguf_get_arr_n(handle, index)
     if count > _MOST_TOKENS:
         raise ModelError(f"the header has a vocabulary of {count:,} tokens", "download it again")
-    tokens = [text(handle, index, i) or b"" for i in range(count)]
-    return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in tokens)).hexdigest()
+    return [text(handle, index, i) or b"" for i in range(count)]
+
+
+def _tokens_digest(handle: int) -> str:
+    found = _tokens(handle)
+    return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in found)).hexdigest() if found else ""
 
 
 def write_skeleton(parts: Sequence[bytes], path: Path) -> None:
@@ -286,6 +303,17 @@ _TYPES = 43  # GGML_TYPE_COUNT of ggml/include/ggml.h; newer types are not neede
 def _type_numbers() -> dict[str, int]:
     name = _ggml().ggml_type_name
     return {_text(name(number)): number for number in range(_TYPES)}
+
+
+def type_number(name: str) -> int:
+    """Ggml's number of a tensor type.
+
+    Raises:
+        ValueError: there is no such type.
+    """
+    if name not in _type_numbers():
+        raise ValueError(f"ggml has no type {name}")
+    return _type_numbers()[name]
 
 
 def write_model(

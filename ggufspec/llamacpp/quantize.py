@@ -1,4 +1,4 @@
-"""Turns a GGUF file into another tensor type with llama.cpp's own quantiser.
+"""Turns a GGUF file into another tensor type with llama.cpp's own quantiser, here or as a job in a child process.
 
 Source: src/llama-quant.cpp. A file type is a mixture: Q4_0 keeps tied embeddings in Q6_K, the K types give some
 tensors more bits, norms stay F32.
@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import functools
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from ggufspec import worker
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.gguf import type_number
+from ggufspec.llamacpp.library import complaints, forget_complaints, load, logger
 
 # llama_ftype by llama-quantize's names; those that need an importance matrix are left out.
 FILE_TYPES = (
@@ -30,14 +43,14 @@ def check_type(type_name: str) -> str:
     """
     name = type_name.upper()
     if name not in FILE_TYPES:
-        near = difflib.get_close_matches(name, FILE_TYPES, n=3)
+        near = difflib.get_close_matches(name, FILE_TYPES, n=3, cutoff=0.4)
         raise UsageError(
             f"{type_name!r} is no file type that can be written", "one of " + ", ".join(near or FILE_TYPES)
         )
     return name
 
 
-def quantize(source: Path, target: Path, type_name: str, threads: int) -> None:
+def quantize(source: Path, target: Path, type_name: str, threads: int, *, requantize: bool = False) -> None:
     """Write ``source`` to ``target`` in another file type; nothing is left at ``target`` on failure.
 
     Args:
@@ -45,6 +58,7 @@ def quantize(source: Path, target: Path, type_name: str, threads: int) -> None:
         target: the file to write; one that is there is replaced.
         type_name: one of ``FILE_TYPES``.
         threads: CPU threads; 0 takes all.
+        requantize: whether the source's matrices may be quantised already, which costs quality twice.
 
     Raises:
         UsageError: the file type is not known, or source and target are the same file.
@@ -59,18 +73,159 @@ def quantize(source: Path, target: Path, type_name: str, threads: int) -> None:
         target.touch()  # llama.cpp does not say why it could not open a file
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error.strerror}", f"ls -ld {target.parent}") from error
-    lib = load()
-    params = lib.llama_model_quantize_default_params()
-    params.ftype = getattr(lib, "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
-    params.nthread = threads
-    forget_complaints()
     done = False
     try:
-        done = lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0
+        done = _call(source, target, name, threads, requantize=requantize)
     finally:
         if not done:
             target.unlink(missing_ok=True)
     if not done:
-        reason = complaints() or "llama.cpp gave no reason"
-        hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
-        raise ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
+        raise _refused(source, name)
+
+
+def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> bool:
+    lib = load()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = getattr(lib, "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
+    params.nthread = threads
+    params.allow_requantize = requantize
+    params.dry_run = dry
+    forget_complaints()
+    return bool(lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0)
+
+
+def _refused(source: Path, name: str) -> ModelError:
+    reason = complaints() or "llama.cpp gave no reason"
+    hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
+    return ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
+
+
+PART = ".part"
+
+# ---- as a job ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What :func:`quantize` is asked for; without ``target`` only the sizes are worked out.
+
+    The target appears when it is whole; until then it is ``target`` with ``PART`` at its end.
+    """
+
+    source: Path
+    types: tuple[str, ...]
+    threads: int
+    target: Path | None = None
+    requantize: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Bytes of the tensors in each of the types asked for, as llama.cpp counts them."""
+
+    tensor_bytes: dict[str, int]
+
+
+# src/llama-quant.cpp, llama_model_quantize_impl
+_TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+)")
+_SIZE = re.compile(r"quant size += +([\d.]+) MiB")
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Quantise in this process; the event ``tensor`` tells how far it is.
+
+    After a stop nothing half-written is left, however long llama.cpp goes on writing.
+    """
+    sizes: dict[str, int] = {}
+    part = None if spec.target is None else spec.target.with_name(spec.target.name + PART)
+    if part is not None:
+        threading.Thread(target=_remove_after, args=(stopping, part), daemon=True).start()
+    for type_name in spec.types:
+        name = check_type(type_name)
+
+        def read(line: str, name: str = name) -> None:
+            if (found := _TENSOR.match(line)) and part is not None:
+                emit({"event": "tensor", "type": name, "done": int(found[1]), "of": int(found[2]), "name": found[3]})
+            elif found := _SIZE.search(line):
+                sizes[name] = round(float(found[1]) * 2**20)
+
+        with _listening(read):
+            if part is not None and spec.target is not None:
+                quantize(spec.source, part, name, spec.threads, requantize=spec.requantize)
+                with suppress(FileNotFoundError):  # a stop came first
+                    part.replace(spec.target)
+            elif not _call(spec.source, spec.source, name, 1, requantize=True, dry=True):
+                raise _refused(spec.source, name)
+    return Result(sizes)
+
+
+def _remove_after(stopping: threading.Event, part: Path) -> None:
+    stopping.wait()
+    while True:  # until the process ends: llama.cpp may be about to open it
+        part.unlink(missing_ok=True)
+        time.sleep(0.05)
+
+
+class _Reader(logging.Handler):
+    def __init__(self, read: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._read = read
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a line of llama.cpp's log on."""
+        self._read(record.getMessage())
+
+
+@contextmanager
+def _listening(read: Callable[[str], None]) -> Iterator[None]:
+    """Give every line that llama.cpp logs to ``read``."""
+    reader, before = _Reader(read), logger.level
+    logger.addHandler(reader)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(reader)
+        logger.setLevel(before)
+
+
+# ---- blocks of our own ------------------------------------------------------------------------------------------
+
+
+def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
+    """Small random numbers in a tensor type, through ggml's own quantiser: every block is one that a model may have.
+
+    Args:
+        kind: as ggml spells it, ``q4_K`` say; an integer type has zeros.
+        numbers: how many, a multiple of 256.
+        std: their standard deviation.
+        seed: equal seeds give equal numbers.
+    """
+    lib, number = _quantizer(), type_number(kind)
+    size: int = lib.ggml_row_size(number, numbers)
+    if kind.startswith("i") and kind[1:].isdigit():
+        return bytes(size)
+    values = np.random.default_rng(seed).standard_normal(numbers, np.float32) * np.float32(std)
+    if kind == "f32":
+        return values.tobytes()
+    importance = np.ones(numbers, np.float32)
+    blocks = ctypes.create_string_buffer(size)
+    pointer = ctypes.c_void_p
+    rows = numbers // 256
+    lib.ggml_quantize_chunk(
+        number, values.ctypes.data_as(pointer), blocks, 0, rows, 256, importance.ctypes.data_as(pointer)
+    )
+    return blocks.raw
+
+
+@functools.cache
+def _quantizer() -> Any:
+    lib = load()._lib
+    lib.ggml_row_size.restype, lib.ggml_row_size.argtypes = ctypes.c_size_t, [ctypes.c_int, ctypes.c_int64]
+    chunk = lib.ggml_quantize_chunk
+    chunk.restype = ctypes.c_size_t
+    chunk.argtypes = [
+        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
+        ctypes.c_void_p,
+    ]
+    return lib

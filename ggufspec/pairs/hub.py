@@ -1,18 +1,20 @@
-"""Files of the Hugging Face hub, and the one HTTP client; the only importer of ``huggingface_hub`` and ``httpx2``.
+"""Files of the Hugging Face hub, its cache on this machine, and the one HTTP client.
 
-The client is huggingface_hub's own, so that proxies, certificates and HF_HUB_OFFLINE hold for every request.
+The only importer of ``huggingface_hub`` and ``httpx2``. The client is huggingface_hub's own, so that proxies,
+certificates and HF_HUB_OFFLINE hold for every request; the cache is its own too, so that other programs find the files.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ggufspec import __version__
 from ggufspec.errors import GgufspecError, ModelError
@@ -22,6 +24,10 @@ Answer = TypeVar("Answer")
 _NAME = "ggufspec"  # to the hub
 _TIMEOUT_S = 15.0
 _PAUSES_S = (0.2, 1.0)  # between three tries
+_MOST_PAUSE_S = 60.0  # that a server may ask for while nobody sees what is waited for
+_LOCK_S = 0.5
+_DRIVE = re.compile(r"[A-Za-z]:")
+_PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANT = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-./])")
 _USUAL_QUANT = "Q4_K_M"
@@ -35,8 +41,16 @@ class BrokenConnectionError(UnreachableError):
     """The server went away in the middle of an answer."""
 
 
+class OfflineError(UnreachableError):
+    """HF_HUB_OFFLINE is set."""
+
+
 class BusyError(UnreachableError):
-    """The server says that it may answer later."""
+    """The server says that it may answer later: after ``wait_s``, if it says when."""
+
+    def __init__(self, message: str, hint: str = "", wait_s: float = 0.0) -> None:
+        super().__init__(message, hint)
+        self.wait_s = wait_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,10 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where the hub serves a file. ``url`` holds to ``commit``, so that every read is of the same version."""
+    """Where the hub serves a file. ``url`` holds to ``commit``, so that every read is of the same version.
+
+    ``etag`` is the SHA-256 of a large file, and git's SHA-1 of a small one.
+    """
 
     url: str
     etag: str
@@ -70,15 +87,38 @@ class Reply:
     chunks: Iterator[bytes]
 
 
+def stays_inside(name: str) -> bool:
+    """Whether a file's name stays in the folder that it is joined to, on every system, and can be shown. Pure."""
+    return (
+        name.isprintable()  # no NUL, no line break, no half of a character
+        and "\\" not in name
+        and not name.startswith("~")
+        and not any(part in ("", ".", "..") or _DRIVE.match(part) for part in name.split("/"))
+    )
+
+
+def check_names(repo: str, file: str, revision: str | None) -> None:
+    """Refuse what would leave the repository's folder in the cache.
+
+    Raises:
+        ModelError: the file's name or the revision does.
+    """
+    if not stays_inside(file):
+        raise ModelError(f"{file!r} leaves the repository {repo}", f"choose a file that {page(repo)}/tree/main shows")
+    if revision is not None and not stays_inside(revision):
+        raise ModelError(f"{revision!r} is no revision of {repo}", "a revision is a branch, a tag or a commit")
+
+
 def cached_file(repo: str, name: str, revision: str | None = None) -> Path | None:
     """The file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
 
     Raises:
-        GgufspecError: ``repo`` cannot be a repository's name.
+        GgufspecError: ``repo`` cannot be a repository's name, or ``name`` leaves it.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    check_names(repo, name, revision)
     try:
         found = try_to_load_from_cache(repo, name, revision=revision)
     except HFValidationError:
@@ -91,9 +131,11 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such file, or it is not for this user.
+        ModelError: there is no such file, it is not for this user, or its name leaves the repository.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    check_names(repo, file, revision)
 
     def ask() -> Remote:
         with _explained(repo, file, revision):
@@ -112,32 +154,52 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
     return patiently(ask)
 
 
-def hub_file(name: str) -> HubFile:
-    """The file that ``USER/REPO:QUANT`` means, as llama.cpp's ``-hf`` spells it.
+def hub_file(name: str, revision: str | None = None) -> HubFile:
+    """The file that ``USER/REPO:QUANT`` means, as llama.cpp's ``-hf`` spells it, or ``USER/REPO/FILE``.
 
     Without a quant it is Q4_K_M, or the only model of the repository. A file's name may stand for the quant.
 
     Raises:
         GgufspecError: no such repository, or none or several files for that quant; lists what there is.
     """
+    if match := re.fullmatch(r"([^/:]+/[^/:]+)/(.+)", name, re.DOTALL):
+        return HubFile(match[1], match[2], revision)
     repo, _, quant = name.partition(":")
-    return HubFile(repo, find_quant(repo, quant)[0])
+    if repo.count("/") != 1:
+        raise _no_repository(repo)
+    return HubFile(repo, find_quant(repo, quant, revision)[0], revision)
 
 
 def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple[str, ...]:
     """The file of a repository with the weights' type ``quant``; of a split model its parts in order.
 
+    Without a way to the hub, those that are in the cache are what there is.
+
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
         ModelError: no such repository, or none or several files for that quant; lists what there is.
     """
-    from huggingface_hub import HfApi
 
     def ask() -> list[str]:
         with _explained(repo, "", revision):
-            return HfApi(library_name=_NAME, library_version=__version__).list_repo_files(repo, revision=revision)
+            return _list(repo, revision)
 
-    return choose(repo, patiently(ask), quant)
+    try:
+        names = patiently(ask)
+    except UnreachableError:
+        names = _cached_names(repo, revision)
+        if not names:
+            raise
+    chosen = choose(repo, names, quant)
+    for file in chosen:
+        check_names(repo, file, revision)
+    return chosen
+
+
+def _list(repo: str, revision: str | None) -> list[str]:
+    from huggingface_hub import HfApi
+
+    return HfApi(library_name=_NAME, library_version=__version__).list_repo_files(repo, revision=revision)
 
 
 def choose(repo: str, files: Sequence[str], quant: str) -> tuple[str, ...]:
@@ -182,7 +244,9 @@ def from_url(url: str) -> HubFile | None:
 
 
 @contextmanager
-def get(url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str = "") -> Iterator[Reply]:
+def get(
+    url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str = "", patient: bool = False
+) -> Iterator[Reply]:
     """GET a URL; the body is left to the caller, and what it leaves unread is never fetched.
 
     Redirects are followed; credentials do not follow to another host.
@@ -192,6 +256,7 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str =
         headers: of the request.
         hub: whether it is the hub's, which is sent the user's token.
         shown: what to call the file in errors; the URL may hold a signature.
+        patient: whether to wait for a silent server as long as HF_HUB_DOWNLOAD_TIMEOUT says.
 
     Raises:
         UnreachableError: no answer.
@@ -199,8 +264,11 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str =
         GgufspecError: the URL is none, or leads in circles.
     """
     import httpx2
+    from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+
+    timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT) if patient else _TIMEOUT_S
 
     sent = {
         **(build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}),
@@ -209,7 +277,7 @@ def get(url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str =
     }
     shown = shown or url
     try:
-        with get_session().stream("GET", url, headers=sent, timeout=_TIMEOUT_S, follow_redirects=True) as response:
+        with get_session().stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
             yield Reply(response.status_code, response.headers, response.iter_raw())
     except (httpx2.ConnectError, httpx2.ProxyError, httpx2.TimeoutException) as error:
         raise _unreachable(shown, error) from None
@@ -226,9 +294,24 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
     for pause_s in _PAUSES_S:
         try:
             return ask()
-        except (BusyError, BrokenConnectionError):
-            time.sleep(pause_s)
+        except (BusyError, BrokenConnectionError) as error:
+            wait_s = error.wait_s if isinstance(error, BusyError) else 0.0
+            if wait_s > _MOST_PAUSE_S:
+                raise
+            time.sleep(max(pause_s, wait_s))
     return ask()
+
+
+def asked_pause_s(headers: Mapping[str, str]) -> float:
+    """How long a busy server asks to be left alone; 0 where it does not say.
+
+    Source: RFC 9110, section 10.2.3; the hub's own ``RateLimit: "api";r=0;t=SECONDS`` is of
+    draft-ietf-httpapi-ratelimit-headers.
+    """
+    for name, pattern in (("retry-after", r"\s*(\d{1,9})\s*"), ("ratelimit", r".*\bt=(\d{1,9}).*")):
+        if match := re.fullmatch(pattern, headers.get(name, "")):
+            return float(match[1])
+    return 0.0
 
 
 def page(repo: str) -> str:
@@ -236,6 +319,146 @@ def page(repo: str) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repo}"
+
+
+# ---- the cache -----------------------------------------------------------------------------------------------------
+# models--USER--REPO/{blobs/ETAG, snapshots/COMMIT/FILE -> blob, refs/REVISION}: file_download.py in huggingface_hub.
+
+
+def cache_folder() -> Path:
+    """The hub's cache; HF_HOME and HF_HUB_CACHE are honoured."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE).expanduser()
+
+
+def largest_by_http_bytes() -> int:
+    """Larger files the hub gives out through hf_xet alone."""
+    from huggingface_hub import constants
+
+    return constants.MAX_HTTP_DOWNLOAD_SIZE
+
+
+def blob_path(repo: str, etag: str) -> Path:
+    """Where the cache keeps the contents of a file; a file there is whole.
+
+    Raises:
+        ModelError: the hub's etag cannot be a file's name.
+    """
+    if not _PLAIN.fullmatch(etag):
+        raise ModelError(f"the hub gives no version of a file of {repo}: {etag!r}", f"see {page(repo)}")
+    return _repo_folder(repo) / "blobs" / etag
+
+
+@contextmanager
+def locked(repo: str, etag: str, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock that huggingface_hub holds while it writes a blob; ``waiting`` is called while another has it."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    path = cache_folder() / ".locks" / _repo_folder(repo).name / f"{etag}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(WeakFileLock(path, timeout=_LOCK_S))
+            except TimeoutError:
+                waiting()
+                continue
+            yield
+            return
+
+
+def link(repo: str, file: str, commit: str) -> Path:
+    """Name a blob that is whole in the cache's folder of ``commit``; huggingface_hub does it.
+
+    Raises:
+        UnreachableError: the hub was not there to ask.
+        ModelError: the file is gone, or not for this user.
+    """
+    return patiently(lambda: _by_hub(repo, file, commit, None))
+
+
+def download_by_hub(repo: str, file: str, commit: str, on_bytes: Callable[[int], None]) -> Path:
+    """Let huggingface_hub fetch a file, through hf_xet where it can. It begins anew each time.
+
+    Raises:
+        UnreachableError: the hub was not there.
+        ModelError: the file is gone, or not for this user.
+    """
+
+    class Progress:
+        """What huggingface_hub takes for a progress bar of tqdm's."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> Progress:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, count: float | None = 1) -> None:
+            on_bytes(int(count or 0))
+
+        def update_transfer(self, *_: Any) -> None:
+            pass
+
+        set_postfix_str = set_transfer_postfix_str = refresh = close = update_transfer
+
+    try:
+        return patiently(lambda: _by_hub(repo, file, commit, Progress))
+    except (RuntimeError, ValueError) as error:  # of hf_xet; of huggingface_hub without it
+        raise BrokenConnectionError(
+            f"{repo}/{file} was not fetched: {error}", "pip install -U hf_xet, then again"
+        ) from None
+
+
+def _by_hub(repo: str, file: str, commit: str, progress: Any) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with _explained(repo, file, commit):
+        try:
+            path = hf_hub_download(
+                repo, file, revision=commit, library_name=_NAME, library_version=__version__, tqdm_class=progress
+            )
+        except LocalEntryNotFoundError as error:  # its cause is what happened
+            if error.__cause__ is not None:
+                raise error.__cause__ from None
+            raise _unreachable(f"{repo}/{file}", error) from None
+    return Path(path)
+
+
+def point(repo: str, revision: str | None, commit: str) -> None:
+    """Let a branch or a tag mean ``commit`` in the cache from now on; whole or not at all."""
+    if revision != commit:
+        ref = _repo_folder(repo) / "refs" / (revision or "main")
+        if ref.is_file() and ref.read_text(encoding="utf-8") == commit:
+            return
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
+        new.write_text(commit, encoding="utf-8")
+        new.replace(ref)
+
+
+def _repo_folder(repo: str) -> Path:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.file_download import repo_folder_name
+
+    try:
+        return cache_folder() / repo_folder_name(repo_id=repo, repo_type="model")
+    except HFValidationError:
+        raise _no_repository(repo) from None
+
+
+def _cached_names(repo: str, revision: str | None) -> list[str]:
+    """The files of a revision that are in the cache."""
+    folder = _repo_folder(repo)
+    ref = folder / "refs" / (revision or "main")
+    commit = ref.read_text(encoding="utf-8") if ref.is_file() else revision or "main"
+    snapshot = folder / "snapshots" / commit
+    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 
 
 @contextmanager
@@ -257,7 +480,10 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
     except errors.RevisionNotFoundError:
         raise ModelError(f"{repo} has no revision {revision!r}", f"see {page(repo)}/commits/main") from None
     except errors.RemoteEntryNotFoundError:
-        raise ModelError(f"{repo} has no file {file!r}", f"see {page(repo)}/tree/{revision or 'main'}") from None
+        hint = f"see {page(repo)}/tree/{revision or 'main'}"
+        if near := _near(repo, file, revision):
+            hint = f"did you mean {' or '.join(near)}? {hint}"
+        raise ModelError(f"{repo} has no file {file!r}", hint) from None
     except errors.RepositoryNotFoundError:
         raise ModelError(
             f"there is no repository {repo}, or it is private",
@@ -269,17 +495,37 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         status = error.response.status_code
         if status in (401, 403):
             raise ModelError(f"the hub refuses {shown} ({status})", "check HF_TOKEN, or: hf auth login") from None
-        raise BusyError(f"the hub does not serve {shown} now ({status})", "try again later") from None
+        if status < 500 and status not in (408, 429):
+            raise ModelError(
+                f"the hub refuses {shown} ({status})", f"see {page(repo)}, and check HF_ENDPOINT"
+            ) from None
+        raise busy(shown, status, error.response.headers) from None
     except (httpx2.HTTPError, errors.FileMetadataError) as error:
         raise _unreachable(shown, error) from None
+
+
+def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
+    """The error for a server that is overloaded, or that one asked too often."""
+    wait_s = asked_pause_s(headers)
+    message = f"the hub does not serve {shown} now ({status})"
+    if status == 429:
+        message = f"the hub was asked too often, for {shown} at last (429)"
+    return BusyError(message, f"try again in {wait_s:.0f} s" if wait_s else "try again later", wait_s)
+
+
+def _near(repo: str, file: str, revision: str | None) -> list[str]:
+    """Files of a repository whose names are near one that is not there; best none when the hub does not tell."""
+    with suppress(Exception):
+        return difflib.get_close_matches(file, _list(repo, revision), n=2)
+    return []
 
 
 def _no_repository(repo: str) -> GgufspecError:
     return GgufspecError(f"{repo!r} is no repository of the hub", "a repository is USER/NAME")
 
 
-def _offline(shown: str) -> UnreachableError:
-    return UnreachableError(
+def _offline(shown: str) -> OfflineError:
+    return OfflineError(
         f"{shown} is not on this machine, and HF_HUB_OFFLINE forbids to ask for it", "unset HF_HUB_OFFLINE"
     )
 

@@ -12,8 +12,8 @@ from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.pairs.files import part_names
-from ggufspec.pairs.hub import HubFile, cached_file
+from ggufspec.pairs.download import here
+from ggufspec.pairs.hub import HubFile, stays_inside
 
 
 class _Strict(BaseModel):
@@ -56,8 +56,12 @@ class Profile(_Strict):
     @model_validator(mode="after")
     def _inside(self) -> Profile:
         for model in (self.target, self.draft):
-            if model and model.repo and (Path(model.file).is_absolute() or ".." in Path(model.file).parts):
+            if model and model.repo and not stays_inside(model.file):
                 raise ValueError(f"{model.file!r} leaves the repository")
+            if model and model.revision is not None and not stays_inside(model.revision):
+                raise ValueError(f"{model.revision!r} is no branch, tag or commit")
+            if model and "\0" in model.file:
+                raise ValueError(f"{model.file!r} is no file's name")
         return self
 
 
@@ -119,14 +123,16 @@ def load_profile(path: Path) -> Profile:
     """Parse a profile.
 
     Raises:
-        GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file and key are named.
+        GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file, line and key are named.
     """
+    text = ""
     try:
-        return Profile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        return Profile.model_validate(tomllib.loads(text))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise GgufspecError(f"{path}: {error}", "mend the file, or name another profile") from None
     except ValidationError as invalid:
-        raise _explained(path, invalid) from None
+        raise _explained(path, text, invalid) from None
 
 
 def resolve(profile: Profile, folder: Path) -> Pair:
@@ -168,28 +174,28 @@ def sources(profile: Profile, folder: Path) -> tuple[Path | HubFile, Path | HubF
     )
 
 
+def on_hub(model: ModelSource) -> HubFile | None:
+    """Where a model is to be fetched from; None where the profile names a file of this machine."""
+    return HubFile(model.repo, model.file, model.revision) if model.repo else None
+
+
 def _source(model: ModelSource, folder: Path, profile: str) -> Path | HubFile:
-    if model.repo is None:
+    source = on_hub(model)
+    if source is None:
         return _locate(model, folder, profile)
-    cached = [cached_file(model.repo, name, model.revision) for name in part_names(model.file)]
-    if all(cached) and (path := cached_file(model.repo, model.file, model.revision)):
-        return path
-    return HubFile(model.repo, model.file, model.revision)
+    return here(source) or source
 
 
 def _locate(model: ModelSource, folder: Path, profile: str) -> Path:
-    if model.repo is None:
+    source = on_hub(model)
+    if source is None:
         path = folder / Path(model.file).expanduser()
         if path.is_file():
             return path
         raise ModelError(f"profile {profile!r} names {path}, which is not there", f"ls {path.parent}")
-    cached = cached_file(model.repo, model.file, model.revision)
+    cached = here(source)
     if cached is None:
-        revision = f" --revision {model.revision}" if model.revision else ""
-        raise ModelError(
-            f"{model.file} of profile {profile!r} is not on this machine",
-            f"hf download {model.repo} {model.file}{revision}",
-        )
+        raise ModelError(f"{model.file} of profile {profile!r} is not on this machine", f"ggufspec pull {profile}")
     return cached
 
 
@@ -201,21 +207,45 @@ def demo_pair() -> tuple[Path, Path]:
     return pair.target, pair.draft
 
 
-def _explained(path: Path, invalid: ValidationError) -> GgufspecError:
+def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError:
     errors = invalid.errors(include_url=False)
     # A mistyped key is missing too: say that it is unknown, since only that names what was typed.
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"])
+    line = _line(text, key)
+    place = f"{path}:{line}" if line else str(path)
     if first["type"] == "extra_forbidden":
         model: Any = Profile
         for part in first["loc"][:-1]:
             model = {"target": ModelSource, "draft": ModelSource, "settings": Settings}.get(str(part), model)
         known = list(model.model_fields)
         hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
-        return GgufspecError(f"{path}: unknown key {key!r}", hint)
+        return GgufspecError(f"{place}: unknown key {key!r}", hint)
     if first["type"] == "missing":
-        return GgufspecError(f"{path}: key {key!r} is missing", f"add {key} to the file")
-    return GgufspecError(f"{path}: {key or 'profile'}: {first['msg']}", "mend the value in the file")
+        return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
+    return GgufspecError(f"{place}: {key or 'profile'}: {first['msg']}", "mend the value in the file")
+
+
+def _line(text: str, key: str) -> int | None:
+    """The line of a dotted key in TOML text, or that of the table that it would be in; None without either.
+
+    ``tomllib`` does not say where it found a value.
+    """
+    table, nearest = "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        name, equals, _ = line.partition("=")
+        name = "".join(character for character in name if not character.isspace() and character not in "\"'")
+        if name.startswith("["):
+            here = table = name.partition("]")[0].strip("[")
+        elif equals and not name.startswith("#"):
+            here = f"{table}.{name}" if table else name
+        else:
+            continue
+        if f"{here}.".startswith(f"{key}."):
+            return number
+        if key.startswith(f"{here}."):
+            nearest = number
+    return nearest
 
 
 def _nearest(word: str, known: list[str]) -> str:

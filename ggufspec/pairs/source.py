@@ -27,7 +27,16 @@ from ggufspec.pairs.header import ModelHeader, interpret
 from ggufspec.pairs.hub import HubFile, UnreachableError
 from ggufspec.pairs.ranges import ChangedError
 
-__all__ = ["MOST_HEADER_BYTES", "HubFile", "Known", "Source", "default_folder", "read_headers", "read_prefix"]
+__all__ = [
+    "MOST_HEADER_BYTES",
+    "HubFile",
+    "Known",
+    "Source",
+    "default_folder",
+    "read_headers",
+    "read_prefix",
+    "remembered",
+]
 
 MOST_HEADER_BYTES = 64 << 20
 """No header is larger, of all parts of a split model together: nothing beyond is read. Llama 3 has 8 MB."""
@@ -125,6 +134,13 @@ def read_headers(
                 raise GgufspecError(f"the header of {found.origin} was kept and is gone", f"ls {folder}")
             known[index] = _known(new, folder, read.bytes_read, from_cache=False)
     return [known[index] for index in range(len(sources))]
+
+
+def remembered(source: Source, folder: Path | None = None) -> Known | None:
+    """The header that was last read of a source, or None; neither the file nor a server is asked if it still holds."""
+    folder = (folder or default_folder()).absolute()
+    entry = kept.latest(folder, locator(plain(source)))
+    return _known(entry, folder, stale=True) if entry else None
 
 
 def _kept(source: Source, folder: Path) -> Known | Found:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.pairs.header import ModelHeader
 from ggufspec.planning.memory import Bytes
+from ggufspec.planning.rehearsed import Pace
 from ggufspec.planning.speed import MachineSpeed
 
 _LONGEST_DRAFT = 16
@@ -51,7 +52,7 @@ class Subject:
     """One model of the question: header, skeleton for the dry run, context, and its layers where they are fixed.
 
     ``shortfall`` is what the formula is known to miss on a card, by the card's name
-    (:mod:`ggufspec.planning.history`).
+    (:mod:`ggufspec.planning.history`); ``pace`` is how fast a rehearsal on this machine found the model.
     """
 
     header: ModelHeader
@@ -61,6 +62,7 @@ class Subject:
     split: tuple[float, ...] = ()
     cpu_experts: int | None = None
     shortfall: dict[str, int] = field(default_factory=dict)
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,10 +121,17 @@ class _Search:
         context = subject.context
         key = (id(subject.header), placement, context.type_k, context.type_v, tokens)
         if key not in self._passes:
-            depth = context.n_ctx // 2
-            speed, cards = self.machine.speed, self.machine.card_names
+            depth, cards, pace = context.n_ctx // 2, self.machine.card_names, subject.pace
+            layers = placement.offloaded(subject.header.blocks)
             self._passes[key] = pass_s(
-                subject.header, placement, speed, cards, tokens=tokens, depth=depth, context=context
+                subject.header,
+                placement,
+                pace.speed if pace else self.machine.speed,
+                cards,
+                tokens=tokens,
+                depth=depth,
+                context=context,
+                curve=pace.curve(layers) if pace else None,
             )
         return self._passes[key]
 

@@ -1,0 +1,207 @@
+"""From a plan to rehearsals of it, and from their timings to what the pair will reach. Measuring is a parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ggufspec.bench import rehearse
+from ggufspec.bench.stats import spread
+from ggufspec.bench.versus import machine
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.memory import HOST, Bytes
+from ggufspec.planning.plan import Option, Plan, Subject
+from ggufspec.planning.search import ByDevice
+from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
+from ggufspec.reports.plan import gib
+from ggufspec.reports.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_WIDTHS = (*range(1, 9), 12, 16)
+_FEWEST_BITS = 1.6  # of a file that anybody offers
+_PROCESS_BYTES = 256 << 20  # Python and llama.cpp themselves
+
+Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], Sequence[ByDevice | str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Models to load together: the target, and the draft in the stage ``pair``; ``used`` is what both take."""
+
+    name: str
+    target: Placement
+    context: ContextOptions
+    draft: Placement | None
+    used: dict[str, Bytes]
+
+
+def stages(plan: Plan, confirm: Confirm) -> list[Stage]:
+    """What to rehearse: the pair where the plan puts it, the target alone at its own best, half of that, and none.
+
+    A stage that another one answers is left out: without a card there is one.
+    """
+    alone, pair, found = plan.alone, plan.pair, list[Stage]()
+    if pair is not None:
+        found.append(Stage("pair", pair.target, pair.context, pair.draft, _used(pair)))
+    if pair is None or pair.target != alone.target:
+        found.append(Stage("target_only", alone.target, alone.context, None, _used(alone)))
+    if plan.machine.cards:
+        most = alone.target.offloaded(plan.question.target.header.blocks)
+        had = {stage.target.offloaded(plan.question.target.header.blocks) for stage in found}
+        for name, count in (("half", most // 2), ("none", 0)):
+            if count not in had:
+                had.add(count)
+                placement = replace(alone.target, gpu_layers=count, split=alone.target.split if count else ())
+                answer = confirm([(plan.question.alone.skeleton, placement, alone.context)])[0]
+                if not isinstance(answer, str):
+                    found.append(Stage(name, placement, alone.context, None, answer))
+    return found
+
+
+def _used(option: Option) -> dict[str, Bytes]:
+    return {name: option.used(name) for name in {*option.target_bytes, *option.draft_bytes}}
+
+
+def lacking(plan: Plan, stage: Stage) -> ModelError | None:
+    """Why the host has no room for a stage, with figures and what would fit; None where it has."""
+    need, free = stage.used.get(HOST, Bytes()), plan.machine.memory_bytes
+    short = need.total + _PROCESS_BYTES - free
+    if short <= 0:
+        return None
+    header, draft = plan.question.target.header, plan.question.draft if stage.draft is not None else None
+    what = f"{header.name} with {draft.header.name}" if draft else header.name
+    bits = 8 * header.weight_bytes() / sum(math.prod(tensor.shape) for tensor in header.tensors)
+    fitting = bits * (1 - short / header.weight_bytes())
+    message = (
+        f"{what} needs {gib(need.total)} of host memory with {stage.target.offloaded(header.blocks)}/{header.layers} "
+        f"target layers on a card (weights {gib(need.weights)}, KV {gib(need.kv)}, compute {gib(need.compute)}), "
+        f"and {gib(max(free, 0))} are free: {gib(short)} too few. Only more layers on cards or less to hold help"
+    )
+    ways = [f"{gib(short)} more on cards (--rpc HOST:PORT adds another machine's)"]
+    if fitting >= _FEWEST_BITS:
+        ways.append(f"a target file of at most {fitting:.1f} bits a weight instead of {bits:.1f}")
+    if draft and plan.alone.used(HOST).total + _PROCESS_BYTES <= free:
+        ways.append("the target without a draft")
+    if need.kv > short:
+        ways.append("a smaller -c, or -ctk q8_0 -ctv q8_0")
+    return ModelError(message, "what would fit: " + "; ".join(ways))
+
+
+def spec(
+    plan: Plan, stage: Stage, target: Path, draft: Path | None, *, depth: int, rounds: int, rpc: Sequence[str]
+) -> rehearse.Spec:
+    """The job of one stage; the pair's target is timed at every width, a rival's at one token."""
+    widest = stage.context.width
+    is_main = stage.name == "pair" or (plan.pair is None and stage.name == "target_only")
+    widths = tuple(n for n in sorted({*_WIDTHS, widest}) if n <= widest) if is_main else (1,)
+    parts = [rehearse.Part(target, stage.target, stage.context, widths)]
+    if stage.draft is not None and draft is not None and plan.question.draft is not None:
+        parts.append(rehearse.Part(draft, stage.draft, plan.question.draft.context, (1, 2)))
+    return rehearse.Spec(tuple(parts), depth, rounds, rpc=tuple(rpc))
+
+
+# ---- what it means --------------------------------------------------------------------------------------------------
+
+
+def run_of(stage: Stage, result: rehearse.Result, plan: Plan) -> RehearsedRun:
+    """A stage as the document has it.
+
+    Raises:
+        ModelError: it was stopped before every width was timed.
+    """
+    subjects: tuple[Subject | None, ...] = (plan.question.target, plan.question.draft)
+    models = [_model(timed, subject) for timed, subject in zip(result.parts, subjects, strict=False) if subject]
+    return RehearsedRun(
+        stage.name, models[0], models[1] if len(models) > 1 else None, result.ram_bytes, result.vram_bytes
+    )
+
+
+def _model(timed: rehearse.Timed, subject: Subject) -> RehearsedModel:
+    if 1 not in timed.seconds:
+        raise ModelError("nothing was timed", "")
+    return RehearsedModel(
+        file=subject.header.name,
+        layers=timed.layers,
+        gpu_layers=timed.gpu_layers,
+        tokens_per_s=spread([1 / seconds for seconds in timed.seconds[1]]),
+        batch_s={width: spread(samples) for width, samples in sorted(timed.seconds.items())},
+        prompt_tokens_per_s=timed.prompt_tokens_per_s,
+        depth=timed.depth,
+        load_s=timed.load_s,
+        bytes=timed.bytes,
+    )
+
+
+def document(
+    plan: Plan,
+    runs: Sequence[RehearsedRun],
+    *,
+    pair: dict[str, Any],
+    settings: dict[str, Any],
+    standins: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> RehearseDocument:
+    """What was measured and what it means.
+
+    Args:
+        plan: the plan that was rehearsed.
+        runs: the stages; the first has the target's curve.
+        pair: names and files.
+        settings: what was asked for.
+        standins: what stood for the weights.
+        notes: what else the user should know.
+    """
+    main = runs[0].target
+    assert main is not None
+    draft = runs[0].draft
+    alone = [run.target for run in runs if run.target is not None and run.name != "pair"]
+    best = max([main, *alone], key=lambda model: model.tokens_per_s.median)
+    rival = best.tokens_per_s
+    rows: tuple[Expected, ...] = ()
+    even = None
+    if draft is not None:
+        curve = {width: seconds.median for width, seconds in main.batch_s.items()}
+        draft_s, most = draft.batch_s[1].median, min(plan.question.draft_max, max(curve) - 1)
+        rows = tuple(expectations(curve, draft_s, rival.median, most))
+        even = break_even_acceptance(lambda n: interpolate(curve, n), draft_s, rival.median, most)
+    return RehearseDocument(
+        pair=pair,
+        machine=machine(),
+        settings=settings,
+        standins=standins,
+        runs=tuple(runs),
+        rival_tokens_per_s=rival,
+        expected=rows,
+        break_even_acceptance=even,
+        why=_why(best, rows, even),
+        notes=tuple(notes),
+    )
+
+
+def expectations(curve: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:
+    """What the pair reaches at each of ``ACCEPTANCES``, at its best draft length.
+
+    Args:
+        curve: seconds of a target batch by width.
+        draft_s: seconds of a drafted token.
+        rival: tokens/s of target-only.
+        most: the longest draft.
+    """
+    for acceptance in ACCEPTANCES:
+        best = best_length(lambda n: interpolate(curve, n), draft_s, acceptance, most, least=1)
+        yield Expected(acceptance, best.length, best.tokens_per_s, best.tokens_per_s / rival)
+
+
+def _why(best: RehearsedModel, rows: Sequence[Expected], even: float | None) -> str:
+    rival = best.tokens_per_s.median
+    layers = f"{best.gpu_layers}/{best.layers + 1}"
+    said = f"Target-only at {layers} layers reaches {rival:.{0 if rival >= 100 else 1}f} t/s here"
+    if not rows:
+        return f"{said}."
+    if even is None:
+        return f"{said}; no acceptance would make this draft worth it."
+    return f"{said}; the pair is faster from {even:.0%} acceptance on."

@@ -1,0 +1,418 @@
+"""``ggufspec profiles``: the pairs that have a name, what fits of them here, new ones, and whether they still exist."""
+
+from __future__ import annotations
+
+import json as json_module
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ggufspec.cli import console, options
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.pairs.catalogue import Broken, Listed
+    from ggufspec.pairs.hub import HubFile
+    from ggufspec.pairs.profile import ModelSource, Profile
+    from ggufspec.pairs.source import Known
+    from ggufspec.planning.plan import Machine
+    from ggufspec.reports.profiles import CheckRow, ProfileModel, ProfileRow
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A profile's name.")]
+
+
+def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> int:
+    """List the profiles, yours marked with a star, and what fits on this machine.
+
+    Nothing is asked of the hub: what fits is known of pairs whose headers were read before, by plan or check.
+    """
+    from ggufspec.pairs.catalogue import catalogue
+    from ggufspec.pairs.profile import user_folder
+    from ggufspec.reports import profiles as report
+    from ggufspec.reports.document import to_json
+
+    machine = _machine(quiet=quiet or json)
+    shown = tuple(_row(entry, machine) for entry in catalogue())
+    document = report.ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
+    if json:
+        console.data(to_json(document))
+        return 0
+    console.out().print(report.table(document))
+    for row in shown:
+        if row.error and not quiet:
+            console.note(row.error)
+    if not quiet and any(row.fits == "unknown" for row in shown):
+        console.note("? is not known until its headers are read: ggufspec plan NAME, or ggufspec profiles check NAME")
+    return 0
+
+
+def show(name: Name, json: options.Json = False) -> int:
+    """Show one profile: its files, why it is a pair, and what is known of it here."""
+    from ggufspec.pairs.catalogue import Listed
+    from ggufspec.pairs.profile import find, load_profile, user_folder
+    from ggufspec.pairs.vocabulary import judge_known
+    from ggufspec.reports import profiles as report
+    from ggufspec.reports.document import to_json
+
+    path = find(name)
+    entry = Listed(load_profile(path), path, path.parent == user_folder())
+    known = _known(entry.profile, path.parent)
+    target, draft = known
+    verdict = judge_known(target, draft) if target and draft else None
+    document = report.ProfileDocument(
+        _row(entry, _machine(quiet=True), known),
+        _comment(path),
+        verdict.answer if verdict else None,
+        verdict.reasons if verdict else (),
+    )
+    if json:
+        console.data(to_json(document))
+    else:
+        console.out().print(report.facts(document))
+    return 0
+
+
+def new(
+    name: Name,
+    model: options.TargetSource = None,
+    model_draft: options.DraftSource = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
+    why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="What the pairing is for.")] = None,
+    ctx_size: Annotated[
+        int | None, typer.Option("-c", "--ctx-size", metavar="N", min=2, help="Tokens of context.")
+    ] = None,
+    draft_max: Annotated[
+        int | None, typer.Option("--draft-max", metavar="N", min=1, help="Drafted tokens a round at most.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a profile of yours.")] = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Write a profile of your own, after both models were found and the draft was seen to serve the target.
+
+    Asks for what is missing on a terminal. A profile of yours wins over a bundled one of the same name.
+    """
+    from ggufspec.pairs.profile import bundled_folder, load_profile, user_folder
+    from ggufspec.pairs.source import read_headers
+    from ggufspec.pairs.vocabulary import check_pair
+    from ggufspec.reports.files import write_whole
+
+    if not _NAME.fullmatch(name) or name.endswith(".toml"):
+        raise UsageError(f"{name!r} is no name for a profile", "letters, digits and . _ + - after the first: my-pair")
+    path = user_folder() / f"{name}.toml"
+    if path.exists() and not force:
+        raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
+    target = _source(_one("target", model, hf_repo, "-m", "-hf"))
+    draft = _source(_one("draft", model_draft, hf_repo_draft, "-md", "-hfd"))
+    with console.busy(quiet) as say:
+        known = read_headers(
+            [target, draft],
+            None,
+            lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB"),
+        )
+        warnings = check_pair(known[0], known[1])
+    if why is None:
+        why = typer.prompt("What is it for?", default="", show_default=False, err=True) if _can_ask() else ""
+    text = _toml(
+        name,
+        why.strip() or "A pair of my own.",
+        f"{_page(target)} with {_page(draft)}",
+        {"target": target, "draft": draft},
+        {"n_ctx": ctx_size, "draft_max": draft_max},
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GgufspecError(f"{path.parent} cannot be made: {error.strerror}", f"ls -ld {path.parent.parent}") from None
+    write_whole(path, text)
+    load_profile(path)  # what was written is what will be read
+    if not quiet:
+        for warning in warnings:
+            console.note(f"note: {warning}")
+        if (bundled_folder() / path.name).is_file():
+            console.note(f"note: it wins over the bundled profile {name}")
+    if json:
+        return show(name, json=True)
+    console.data(str(path))
+    return 0
+
+
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Profiles; all of them if none.")
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Ask the hub whether the files of profiles are there, and whether the drafts serve their targets.
+
+    Reads headers, a few MB a model. The exit code is 1 if a profile fails.
+    """
+    from ggufspec.pairs.profile import known_profiles
+    from ggufspec.reports import profiles as report
+    from ggufspec.reports.document import to_json
+
+    wanted = list(dict.fromkeys(names or known_profiles()))
+    found = []
+    with console.progress(quiet or json) as bar:
+        for done, name in enumerate(wanted):
+            bar(done, len(wanted), name)
+            found.append(_check(name))
+    document = report.CheckDocument(tuple(found), all(row.ok for row in found))
+    if json:
+        console.data(to_json(document))
+    else:
+        console.out().print(report.checks(document))
+    return 0 if document.ok else 1
+
+
+# ---- what is known without asking the hub ---------------------------------------------------------------------------
+
+
+def _machine(*, quiet: bool) -> Machine | None:
+    """This machine, or None where llama.cpp cannot say what it has."""
+    from ggufspec.cli import planned
+    from ggufspec.decoding.placing import Layers
+    from ggufspec.hardware.host import physical_cores
+
+    try:
+        return planned.site(planned.Asked(Layers(), Layers()), physical_cores()).machine
+    except GgufspecError as error:
+        if not quiet:
+            console.note(f"what fits here is not known: {error.message}")
+        return None
+
+
+def _budgets(machine: Machine) -> dict[str, int]:
+    if not machine.cards:
+        return {"CPU": machine.memory_bytes}
+    return {card.name: machine.budget_bytes(card) for card in machine.cards}
+
+
+def _row(
+    entry: Listed | Broken, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None
+) -> ProfileRow:
+    from ggufspec.pairs.catalogue import Broken
+    from ggufspec.reports.profiles import ProfileRow
+
+    if isinstance(entry, Broken):
+        return ProfileRow(entry.path.stem, str(entry.path), False, "", "", None, None, {}, "unknown", entry.error)
+    profile = entry.profile
+    target, draft = known or _known(profile, entry.path.parent)
+    return ProfileRow(
+        name=entry.path.stem,
+        path=str(entry.path),
+        mine=entry.mine,
+        why=profile.why,
+        source=profile.source,
+        target=_model(profile.target, target),
+        draft=_model(profile.draft, draft) if profile.draft else None,
+        settings=profile.settings.model_dump(),
+        fits=_fits(profile, target, draft, machine),
+    )
+
+
+def _model(source: ModelSource, known: Known | None) -> ProfileModel:
+    from ggufspec.reports.profiles import ProfileModel
+
+    size, layers = (known.header.size_bytes, known.header.layers) if known else (None, None)
+    return ProfileModel(source.repo, source.file, source.revision, source.gpu_layers, size, layers)
+
+
+def _known(profile: Profile, folder: Path) -> tuple[Known | None, Known | None]:
+    """The headers that can be had without the hub: those kept from before, and those of files that are here."""
+    from ggufspec.pairs.profile import sources
+    from ggufspec.pairs.source import read_headers, remembered
+
+    try:
+        places = sources(profile, folder)
+    except GgufspecError:
+        return None, None
+    found: list[Known | None] = []
+    for place in places:
+        if isinstance(place, Path):
+            try:
+                found += read_headers([place])
+            except GgufspecError:
+                found.append(None)
+        else:
+            found.append(remembered(place) if place else None)
+    return found[0], found[1]
+
+
+def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> str:
+    """Whether all layers of both fit, by formula: on the cards together, or in memory where there is none."""
+    from ggufspec.decoding.placing import question
+    from ggufspec.llamacpp.options import Placement
+    from ggufspec.planning.memory import HOST, estimate
+
+    if machine is None or target is None or (profile.draft is not None and draft is None):
+        return "unknown"
+    try:
+        decoder = options.decoder_options(
+            profile.settings,
+            n_ctx=None,
+            draft_max=None,
+            threads=None,
+            type_k=None,
+            type_v=None,
+            flash_attention=None,
+        )
+    except GgufspecError:
+        return "unknown"
+    asks = question(
+        (target.header, target.skeleton), (draft.header, draft.skeleton) if draft else None, decoder, acceptance=0.5
+    )
+    cards = machine.card_names
+    used = sum(card.overhead_bytes for card in machine.cards)
+    for subject in (asks.target, asks.draft):
+        if subject is not None:
+            layers = subject.header.layers if cards else 0
+            placed = estimate(subject.header, Placement(layers), subject.context, cards)
+            used += sum(placed[name].total for name in cards or (HOST,))
+    return "whole" if used <= sum(_budgets(machine).values()) else "partly"
+
+
+def _comment(path: Path) -> str:
+    """The comment that a profile begins with."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("#").strip())
+    return " ".join(lines)
+
+
+# ---- checking -------------------------------------------------------------------------------------------------------
+
+
+def _check(name: str) -> CheckRow:
+    """Everything about one profile that can be wrong; a failure is a row and not the end."""
+    from ggufspec.pairs.profile import find, load_profile, on_hub
+    from ggufspec.pairs.vocabulary import judge_known
+    from ggufspec.reports.profiles import CheckRow
+
+    failures: list[GgufspecError] = []
+    known: list[Known] = []
+    warnings: tuple[str, ...] = ()
+    sizes: list[int | None] = [None, None]
+    try:
+        path = find(name)
+        profile = load_profile(path)
+        for index, model in enumerate((profile.target, profile.draft)):
+            if model is None:
+                continue
+            try:
+                place = on_hub(model) or path.parent / Path(model.file).expanduser()
+                sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
+                known.append(_header(place, sizes[index]))
+                sizes[index] = known[-1].header.size_bytes
+            except GgufspecError as error:
+                failures.append(error)
+        if len(known) == 2:
+            verdict = judge_known(known[0], known[1])
+            if verdict.answer == "no":
+                failures += [ModelError(reason, verdict.runner) for reason in verdict.reasons]
+            else:
+                warnings = verdict.reasons
+    except GgufspecError as error:
+        failures.append(error)
+    return CheckRow(
+        name,
+        not failures,
+        tuple(error.message for error in failures),
+        tuple(error.hint for error in failures),
+        warnings,
+        sizes[0],
+        sizes[1],
+    )
+
+
+def _size_on_hub(place: HubFile) -> int:
+    """Bytes of all parts, asked of the hub even where the file is here."""
+    from ggufspec.pairs.files import part_names
+    from ggufspec.pairs.hub import remote_file
+
+    return sum(remote_file(place.repo, part, place.revision).size_bytes for part in part_names(place.file))
+
+
+def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
+    from ggufspec.pairs.source import read_headers
+
+    (known,) = read_headers([place])
+    if size_bytes is not None and known.header.size_bytes != size_bytes:
+        raise ModelError(
+            f"{place} has {size_bytes:,} bytes on the hub and {known.header.size_bytes:,} here",
+            "the file was changed at its source: ggufspec pull",
+        )
+    return known
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _one(role: str, file: str | None, repo: str | None, file_flag: str, repo_flag: str) -> tuple[str, bool]:
+    """(name, whether it is one of the hub's) of a model, asked for where no flag gives it."""
+    if file is not None and repo is not None:
+        raise UsageError(f"both {file_flag} and {repo_flag} are given", "give one of them")
+    if file is None and repo is None:
+        if not _can_ask():
+            raise UsageError(f"no {role} is given", f"{repo_flag} USER/REPO:QUANT, or {file_flag} FILE")
+        said = typer.prompt(f"The {role}: a file, or USER/REPO:QUANT in the hub", err=True).strip()
+        is_file = said.endswith(".gguf") and ":" not in said
+        return said, not is_file and "://" not in said
+    return (repo, True) if repo is not None else (str(file), False)
+
+
+def _source(named: tuple[str, bool]) -> Path | HubFile:
+    """A file of the hub, or one of this machine by its whole path."""
+    from ggufspec.pairs import files, hub
+
+    name, in_hub = named
+    if in_hub:
+        return hub.hub_file(name)
+    place = files.plain(name)
+    if not isinstance(place, str):
+        return place
+    if files.is_url(place):
+        raise UsageError(f"a profile names files of this machine and of the hub, not {place}", "download it first")
+    return Path(place).expanduser().absolute()
+
+
+def _page(place: Path | HubFile) -> str:
+    from ggufspec.pairs.hub import page
+
+    return str(place) if isinstance(place, Path) else page(place.repo)
+
+
+def _toml(name: str, why: str, source: str, models: dict[str, Path | HubFile], settings: dict[str, int | None]) -> str:
+    """A profile as TOML."""
+    lines = ["# Made with: ggufspec profiles new", *_pairs({"name": name, "why": why, "source": source})]
+    for table, place in models.items():
+        lines += ["", f"[{table}]"]
+        if isinstance(place, Path):
+            lines += _pairs({"file": str(place)})
+        else:
+            lines += _pairs({"repo": place.repo, "file": place.file, "revision": place.revision})
+    if any(value is not None for value in settings.values()):
+        lines += ["", "[settings]", *_pairs(settings)]
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    """JSON's strings and numbers are TOML's too, but for the character DEL."""
+    found = []
+    for key, value in values.items():
+        if value is not None:
+            found.append(f"{key} = {json_module.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+    return found

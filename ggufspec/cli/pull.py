@@ -1,0 +1,261 @@
+"""``ggufspec pull``: the files of a pair, fetched, resumed and verified; and the same for commands that need them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, options
+from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from ggufspec.pairs.download import Fetched, Order
+    from ggufspec.pairs.hub import HubFile
+    from ggufspec.reports.pull import PullDocument
+    from ggufspec.worker import Emit, Event
+
+
+def pull(
+    pair: options.PairName = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
+    revision: Annotated[
+        str | None,
+        typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the target's repository."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; fetch nothing.")
+    ] = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Download a pair's files into the Hugging Face cache, and verify them.
+
+    Target and draft come side by side. What breaks off goes on where it ended. Files that are here are verified too.
+    """
+    from ggufspec.pairs import download
+    from ggufspec.reports.document import to_json
+
+    sources = _sources(pair, hf_repo, hf_repo_draft, revision)
+    again = command(pair, hf_repo, hf_repo_draft, revision)
+    with console.busy(quiet) as say:
+        say("asking the hub")
+        order = download.look(sources)
+    fetched: tuple[Fetched, ...] = ()
+    if not dry_run:
+        _ask(order, again, yes=yes)
+        fetched = _fetch(order, again, quiet=quiet)
+    document = _document(order, fetched, dry_run)
+    if json:
+        console.data(to_json(document))
+    elif sources:
+        _show(document)
+    elif not quiet:
+        console.note(f"{pair or 'demo'} is here: its profile names files of this machine")
+    return 0
+
+
+def have(
+    sources: Sequence[HubFile], name: str, again: str, *, yes: bool = False, quiet: bool = False
+) -> tuple[Path, ...]:
+    """The files of models that a command is about to run, fetched first after asking where they are not here.
+
+    Args:
+        sources: the models; of a split one any part.
+        name: what to call them.
+        again: the command that fetches them.
+        yes: fetch without asking.
+        quiet: no progress.
+
+    Raises:
+        GgufspecError: they are not here, and the user does not want them or cannot be asked.
+    """
+    from ggufspec.pairs import download
+
+    missing = [source for source in sources if download.here(source) is None]
+    if missing:
+        if not yes and not _can_ask():
+            files = " and ".join(f"{source.repo}/{source.file}" for source in missing)
+            verb = "is" if len(missing) == 1 else "are"
+            raise ModelError(f"{files} of {name} {verb} not on this machine", again)
+        with console.busy(quiet) as say:
+            say("asking the hub")
+            order = download.look(missing)
+        _ask(order, again, yes=yes)
+        _fetch(order, again, quiet=quiet)
+    paths = [download.here(source) for source in sources]
+    return tuple(path for path in paths if path is not None)
+
+
+def command(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None = None) -> str:
+    """The command that fetches a pair."""
+    flags = (("-hf", repo), ("-hfd", draft_repo), ("--revision", revision))
+    words = [name] if name else []
+    return shlex.join(["ggufspec", "pull", *words, *(word for flag in flags if flag[1] for word in flag if word)])
+
+
+def _sources(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None) -> tuple[HubFile, ...]:
+    from ggufspec.pairs.hub import hub_file
+    from ggufspec.pairs.profile import find, load_profile, on_hub
+
+    if name is not None and repo is not None:
+        raise UsageError("both a PAIR and -hf are given", "give one of them")
+    found: list[HubFile | None] = []
+    if repo is not None:
+        found.append(hub_file(repo, revision))
+    elif name is not None or draft_repo is None:
+        profile = load_profile(find(name or "demo"))
+        found = [on_hub(model) for model in (profile.target, None if draft_repo else profile.draft) if model]
+    first = next((source.repo for source in found if source), None)
+    if draft_repo is not None:
+        same = first in (None, draft_repo.partition(":")[0], "/".join(draft_repo.split("/")[:2]))
+        found.append(hub_file(draft_repo, revision if same else None))
+    there = [source for source in found if source is not None]
+    if revision is not None:
+        there = [replace(s, revision=revision) if s.repo == (first or s.repo) else s for s in there]
+    return tuple(dict.fromkeys(there))
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _ask(order: Order, again: str, *, yes: bool) -> None:
+    """Let the user say whether to fetch what is missing.
+
+    Raises:
+        GgufspecError: no, or nobody is there to ask, or the disk is too small.
+    """
+    from ggufspec.pairs.download import check_room, shown_size
+
+    missing = [item for item in order.items if item.path is None]
+    if not missing:
+        return
+    check_room(order)
+    if yes:
+        return
+    what = f"{len(missing)} file{'s' * (len(missing) > 1)}, {shown_size(order.missing_bytes)}"
+    if not _can_ask():
+        raise GgufspecError(f"{what}, would be fetched, and there is no terminal to ask on", f"{again} -y")
+    for item in missing:
+        console.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
+    question = f"Fetch {what}, to {order.folder} ({shown_size(order.free_bytes)} free)?"
+    if not typer.confirm(question, default=True, err=True):
+        raise GgufspecError("nothing was fetched", f"{again} -y")
+
+
+def _fetch(order: Order, again: str, *, quiet: bool) -> tuple[Fetched, ...]:
+    from ggufspec.pairs import download
+
+    try:
+        with _bars(quiet) as show:
+            return download.fetch(order, show)
+    except KeyboardInterrupt:
+        raise StopError("interrupted; what was fetched is kept", f"{again}, which goes on there") from None
+
+
+@contextmanager
+def _bars(quiet: bool) -> Iterator[Emit]:
+    """One bar per file on an interactive stderr: bytes, rate, time left."""
+    err = console.err()
+    if quiet or not err.is_terminal:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.table import Column
+
+    room = max(12, err.width - 48)  # that the other columns leave
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=10 + min(30, max(0, room - 60))),
+        DownloadColumn(table_column=Column(no_wrap=True)),
+        TransferSpeedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    )
+    with Progress(*columns, console=err, transient=True) as bars:
+        tasks: dict[str, tuple[str, TaskID]] = {}
+
+        def show(event: Event) -> None:
+            file, phase, done = str(event["file"]), str(event["event"]), int(event["bytes"])
+            name = file.partition("@")[0].rsplit("/", 1)[-1]
+            pause_s = max(1, round(event.get("seconds", 0)))
+            state = {"waiting": f"again in {pause_s} s: ", "checking": "checking "}.get(phase, "")
+            text = _shortened(state + name, min(room, 60))
+            if file not in tasks:
+                tasks[file] = ("", bars.add_task(text, total=event["total"], completed=done))
+            before, task = tasks[file]
+            if phase != before:
+                bars.reset(task, total=event["total"], completed=done, description=text)  # the rate begins anew
+                tasks[file] = (phase, task)
+            else:
+                bars.update(task, completed=done, description=text)
+
+        yield show
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text without its middle, where it is longer: a file's name says the most at its ends."""
+    tail = most * 3 // 5
+    return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"
+
+
+def _document(order: Order, fetched: Sequence[Fetched], dry_run: bool) -> PullDocument:
+    from ggufspec.reports.pull import PullDocument, PulledFile
+
+    files = []
+    for index, item in enumerate(order.items):
+        done = fetched[index] if fetched else None
+        path = done.path if done else item.path
+        files.append(
+            PulledFile(
+                repo=item.source.repo,
+                file=item.source.file,
+                revision=item.source.revision,
+                commit=item.commit,
+                bytes=item.size_bytes,
+                sha256=done.sha256 if done else item.sha256,
+                verified=bool(done and done.verified),
+                path=str(path) if path else None,
+                downloaded_bytes=done.downloaded_bytes if done else 0,
+                present_bytes=item.present_bytes,
+            )
+        )
+    return PullDocument(tuple(files), order.free_bytes, order.missing_bytes, str(order.folder), dry_run)
+
+
+def _show(document: PullDocument) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ggufspec.pairs.download import shown_size
+
+    out = console.out()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("File", overflow="fold")
+    numbers = ("Size", "Here", "To fetch") if document.dry_run else ("Size", "Fetched")
+    for column in numbers:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("Commit", no_wrap=True)
+    if not document.dry_run:
+        table.add_column("Verified", no_wrap=True)
+    for file in document.files:
+        sizes = [file.bytes, file.present_bytes, file.bytes - file.present_bytes]
+        cells = sizes if document.dry_run else [file.bytes, file.downloaded_bytes]
+        verified = [] if document.dry_run else ["yes" if file.verified else "the hub has no digest"]
+        table.add_row(Text(f"{file.repo}/{file.file}"), *map(shown_size, cells), file.commit[:9], *verified)
+    out.print(table)
+    needed = f"{shown_size(document.needed_bytes)} to fetch, " if document.dry_run else ""
+    out.print(
+        Text(f"{needed}{shown_size(document.free_bytes)} free for {document.folder}", style="dim"), soft_wrap=True
+    )

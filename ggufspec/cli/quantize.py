@@ -1,0 +1,135 @@
+"""``ggufspec quantize``: one model in several weight types, with llama.cpp's own quantiser."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, options
+from ggufspec.errors import GgufspecError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.pairs.header import ModelHeader
+    from ggufspec.reports.quantize import Quantised
+
+_ROOM = 16 << 20  # that must be left on the disk
+
+
+def quantize(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The model in F32, F16 or BF16.", show_default=False)],
+    types: Annotated[str, typer.Option("--types", metavar="TYPES", help="Weight types: Q8_0,Q4_K_M,Q3_K_L.")],
+    folder: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to write.  [beside FILE]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Take a FILE that is quantised already: quality is lost twice.")
+    ] = False,
+    threads: options.Threads = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Write one model in several weight types, as STEM-TYPE.gguf: the grid for compare.
+
+    Sizes are worked out before anything is written, and the disk must have room for all.
+    """
+    from ggufspec import worker
+    from ggufspec.bench.versus import machine
+    from ggufspec.hardware.host import free_disk_bytes, physical_cores
+    from ggufspec.llamacpp import quantize as job
+    from ggufspec.llamacpp.options import MAX_THREADS
+    from ggufspec.pairs.source import read_headers
+    from ggufspec.reports.quantize import Quantised, QuantizeDocument, outputs
+
+    wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
+    if not wanted:
+        raise UsageError("no type is given", "--types Q8_0,Q4_K_M")
+    count = threads or physical_cores()
+    if not 0 < count <= MAX_THREADS:
+        raise UsageError(f"{threads} threads cannot run", "leave -t away for one per physical core")
+    header = read_headers([file])[0].header
+    quantised = _check_source(file, header, requantize)
+    where = (folder or file.parent).absolute()
+    if not where.is_dir():
+        raise UsageError(f"{where} is no folder", f"mkdir -p {where}")
+    paths = outputs(file, where, wanted)
+    for path in paths.values():
+        if path.exists() and path.samefile(file):
+            raise UsageError(f"{path} is the model itself", "-o FOLDER writes elsewhere")
+        if path.exists() and not force:
+            raise UsageError(f"{path} is there already", "--force writes over it; -o FOLDER writes elsewhere")
+    if quantised and not quiet:
+        console.note(
+            f"warning: {file.name} is quantised already ({quantised}); what it lost, every type here loses too"
+        )
+
+    sizes = worker.call(job.__name__, job.Spec(file.absolute(), wanted, 1), job.Result, verbose=verbose).tensor_bytes
+    more = max(0, header.size_bytes - header.weight_bytes())
+    expected = {name: sizes[name] + more for name in wanted}
+    needed, free = sum(expected.values()), free_disk_bytes(where)
+    if needed + _ROOM > free:
+        each = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in expected.items())
+        raise GgufspecError(
+            f"{each}: {needed / 1e9:.2f} GB, and {where} has {free / 1e9:.2f} GB free", f"df -h {where}"
+        )
+    rows: list[Quantised] = []
+    numbers = sum(math.prod(tensor.shape) for tensor in header.tensors)
+    for name, path in paths.items():
+        began = time.monotonic()
+        tensor_bytes = _write(file, path, name, count, requantize=requantize, quiet=quiet, verbose=verbose)
+        bits, size = 8 * tensor_bytes / numbers, path.stat().st_size
+        rows.append(Quantised(name, str(path), expected[name], size, bits, time.monotonic() - began))
+    document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
+    if json:
+        from ggufspec.reports.document import to_json
+
+        console.data(to_json(document))
+    else:
+        from ggufspec.reports.quantize import table
+
+        console.out().print(table(document))
+    return 0
+
+
+def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
+    """The quantised type that most of the source is in; empty for a whole one.
+
+    Raises:
+        UsageError: it is quantised and that was not asked for.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in header.tensors:
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.size_bytes
+    lossy = {kind: size for kind, size in sizes.items() if kind not in ("f32", "f16", "bf16")}
+    kind = max(lossy, key=lambda kind: lossy[kind], default="")
+    if kind and not requantize:
+        raise UsageError(
+            f"{file.name} is quantised already ({kind}): another type made of it has the losses of both",
+            "start from the model's F16 file, or accept the loss with --requantize",
+        )
+    return kind
+
+
+def _write(source: Path, path: Path, name: str, threads: int, *, requantize: bool, quiet: bool, verbose: bool) -> int:
+    """Write one file, which appears when it is whole; the bytes of its tensors."""
+    from ggufspec import worker
+    from ggufspec.llamacpp import quantize as job
+
+    spec = job.Spec(source.absolute(), (name,), threads, path, requantize)
+    try:
+        with console.progress(quiet or verbose) as progress:
+            result = worker.call(
+                job.__name__,
+                spec,
+                job.Result,
+                on_event=lambda event: progress(event["done"], event["of"], f"{name} {event['name']}"),
+                verbose=verbose,
+            )
+    finally:  # the child may have been ended in the middle
+        path.with_name(path.name + job.PART).unlink(missing_ok=True)
+    return result.tensor_bytes[name]

@@ -1,0 +1,220 @@
+"""``ggufspec rehearse``: this machine's real speed for a pair that is not downloaded, on stand-in weights."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ggufspec.cli import console, options, planned
+
+if TYPE_CHECKING:
+    from ggufspec.bench.rehearsal import Stage
+    from ggufspec.bench.rehearse import Result
+    from ggufspec.pairs.standin import Result as Standin
+    from ggufspec.planning.plan import Plan
+    from ggufspec.reports.rehearse import RehearseDocument, RehearsedRun
+
+_LONGEST_DRAFT = 15  # so that batches of up to 16 tokens are timed
+
+
+def rehearse(
+    pair: options.PairName = None,
+    model: options.TargetSource = None,
+    model_draft: options.DraftSource = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
+    headroom: options.Headroom = None,
+    gpu_layers: options.GpuLayers = None,
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    tensor_split: options.TensorSplit = None,
+    n_cpu_moe: options.CpuExperts = None,
+    ctx_size: options.ContextSize = None,
+    cache_type_k: options.TypeK = None,
+    cache_type_v: options.TypeV = None,
+    flash_attn: options.FlashAttention = None,
+    draft_max: options.DraftMax = None,
+    threads: options.Threads = None,
+    depth: Annotated[
+        int, typer.Option("--depth", metavar="N", min=1, help="Tokens in the cache while batches are timed.")
+    ] = 128,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Rounds of timing, fewer if they take long.")
+    ] = 9,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stand-in files and say where they are.")] = False,
+    rpc: options.Rpc = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """What a pair reaches on this machine before it is downloaded, measured on stand-in weights of the same shape.
+
+    Only headers are read, some MB. Speed, memory and the cost of verifying are real; acceptance, which takes real
+    weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
+    """
+    from ggufspec.bench import rehearsal
+    from ggufspec.hardware.host import cache_folder, physical_cores
+    from ggufspec.planning.confirm import Confirmer
+
+    subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
+    decoder = options.decoder_options(
+        subject.settings,
+        n_ctx=ctx_size,
+        draft_max=draft_max,
+        threads=threads,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        flash_attention=flash_attn,
+    )
+    workers = tuple(rpc or ())
+    asked = planned.Asked(
+        layers=options.layers(gpu_layers, subject.target_gpu_layers, tensor_split, n_cpu_moe),
+        draft_layers=options.layers(gpu_layers_draft, subject.draft_gpu_layers),
+        draft_max=draft_max or _LONGEST_DRAFT,
+        headroom=headroom,
+        rpc=workers,
+    )
+    plan = planned.make(subject, decoder, asked, quiet=quiet, verbose=verbose).plan
+    confirm = Confirmer(plan.machine.card_names, paper=False, rpc=workers, folder=cache_folder(), verbose=verbose)
+    stages = rehearsal.stages(plan, confirm)
+    if error := rehearsal.lacking(plan, stages[0]):
+        raise error
+    with _standins(subject, keep=keep, quiet=quiet, verbose=verbose) as made:
+        runs = [
+            _run(plan, stage, made, depth=depth, rounds=repetitions, rpc=workers, quiet=quiet, verbose=verbose)
+            for stage in stages
+        ]
+    _keep(plan, stages, runs, decoder.threads or physical_cores())
+    shown = rehearsal.document(
+        plan,
+        runs,
+        pair=subject.describe(),
+        settings=asdict(plan.question.target.context) | {"depth": depth, "draft_max": plan.question.draft_max},
+        standins={
+            "bytes_read": sum(known.bytes_read for known in subject.headers),
+            "disk_bytes": sum(one.disk_bytes for one in made),
+            "files": [str(one.path) for one in made] if keep else [],
+        },
+        notes=(*plan.notes, *(f"{run.name} was left out: {run.left_out}" for run in runs if run.left_out)),
+    )
+    if json:
+        from ggufspec.reports.document import to_json
+
+        console.data(to_json(shown))
+    else:
+        _show(shown, verbose)
+    return 0
+
+
+@contextmanager
+def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool) -> Iterator[list[Standin]]:
+    """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
+    from ggufspec.errors import GgufspecError
+    from ggufspec.hardware.host import cache_folder
+    from ggufspec.pairs import standin
+
+    root = cache_folder() / "standins"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=root))
+    except OSError as error:
+        raise GgufspecError(f"{root} cannot be written: {error.strerror}", f"df -h {root.parent}") from None
+    try:
+        made = []
+        needed = sum(standin.needed_bytes(known) for known in subject.headers)
+        size = sum(known.header.size_bytes for known in subject.headers)
+        if not quiet:
+            of = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+            console.note(f"stand-ins for {of} of weights take at most {needed / 1e6:.0f} MB of disk")
+        with console.busy(quiet or verbose) as say:
+            for known in subject.headers:
+                say(f"writing a stand-in for {known.header.name}")
+                own = folder / known.sparse.name.split(".", 1)[0]
+                own.mkdir(exist_ok=True)
+                made.append(standin.make(known, own, verbose=verbose))
+        if keep and not quiet:
+            console.note(f"the stand-ins stay in {folder}")
+        yield made
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(
+    plan: Plan,
+    stage: Stage,
+    made: list[Standin],
+    *,
+    depth: int,
+    rounds: int,
+    rpc: tuple[str, ...],
+    quiet: bool,
+    verbose: bool,
+) -> RehearsedRun:
+    from ggufspec.bench import rehearsal
+    from ggufspec.bench.rehearse import measure
+    from ggufspec.reports.rehearse import RehearsedRun
+
+    if error := rehearsal.lacking(plan, stage):
+        return RehearsedRun(stage.name, None, None, 0, 0, left_out=error.message)
+    draft = made[1].path if len(made) > 1 else None
+    spec = rehearsal.spec(plan, stage, made[0].path, draft, depth=depth, rounds=rounds, rpc=rpc)
+    name = stage.name.replace("_", "-")
+    with console.busy(quiet or verbose) as say:
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] == "round":
+                say(f"timing {name}: round {event['number']} of {event['of']}")
+            else:
+                say(f"{event['event']} for {name}")
+
+        result: Result = measure(spec, on_event=tell, verbose=verbose)
+    return rehearsal.run_of(stage, result, plan)
+
+
+def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: int) -> None:
+    """Keep what was measured for later plans."""
+    from ggufspec.hardware.host import cache_folder
+    from ggufspec.planning import rehearsed
+
+    machine = rehearsed.identity(tuple(f"{card.name} {card.description}" for card in plan.machine.cards))
+    question = plan.question
+    for stage, run in zip(stages, runs, strict=True):
+        models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))
+        for subject, model, placement in models:
+            if subject is None or model is None or placement is None:
+                continue
+            context = stage.context if placement is stage.target else subject.context
+            seconds = {width: spread.median for width, spread in model.batch_s.items()}
+            offloaded = replace(placement, gpu_layers=placement.offloaded(subject.header.blocks))
+            point = rehearsed.Point(offloaded, threads, model.depth, context.type_k, context.type_v, seconds, machine)
+            rehearsed.record(cache_folder(), subject.header, point)
+
+
+def _show(document: RehearseDocument, verbose: bool) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import rehearse as report
+
+    out = console.out()
+    for role in ("target", "draft"):
+        if name := document.pair.get(f"{role}_shape"):
+            out.print(Text.assemble((f"{role:<6} ", "bold"), str(name)))
+    out.print(report.runs(document))
+    if document.expected:
+        out.print(report.curve(document))
+        out.print(report.expected(document))
+    is_worth_it = document.break_even_acceptance is not None
+    out.print(Text(document.why, style="bold green" if is_worth_it else "bold"))
+    out.print(f"[dim]{document.label[0].upper()}{document.label[1:]}.[/]")
+    if verbose:
+        read, disk = document.standins["bytes_read"], document.standins["disk_bytes"]
+        out.print(f"[dim]{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.[/]")
+    for note in document.notes:
+        out.print(Text(f"Note: {note}.", style="yellow"))

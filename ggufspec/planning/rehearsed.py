@@ -1,0 +1,145 @@
+"""What rehearsals measured on this machine, kept by a model's shape; a plan of that model then goes by them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+from pydantic import TypeAdapter, ValidationError
+
+from ggufspec.errors import UsageError
+from ggufspec.hardware import host
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.pairs.header import ModelHeader
+from ggufspec.planning.memory import HOST
+from ggufspec.planning.speed import MachineSpeed, fit, pass_s
+from ggufspec.planning.store import read_json, write_json
+
+_FILE = "rehearsed.json"
+_MOST_POINTS = 16  # of one model
+_FEWEST_TO_FIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One placement as it ran: seconds of a batch by width, with ``depth`` tokens in the cache.
+
+    ``machine`` is what it belongs to (:func:`identity`).
+    """
+
+    placement: Placement
+    threads: int
+    depth: int
+    type_k: str
+    type_v: str
+    batch_s: dict[int, float]
+    machine: str
+    date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+
+
+def identity(cards: Sequence[str]) -> str:
+    """This machine with these cards, by name and description, and the version of llama.cpp."""
+    return "; ".join((version("llama-cpp-python"), host.cpu_name(), *cards))
+
+
+def key(header: ModelHeader) -> str:
+    """Of a model's shape: the same for a file here and for one that was never downloaded."""
+    shape = [header.architecture, *([t.name, t.type, t.shape] for t in header.tensors)]
+    return hashlib.sha256(json.dumps(shape).encode()).hexdigest()[:32]
+
+
+def record(folder: Path, header: ModelHeader, point: Point) -> None:
+    """Keep a point; it replaces one of the same placement."""
+    kept = read_json(folder / _FILE)
+    others = [p for p in _points(kept, header) if _place(p) != _place(point)]
+    points = [asdict(p) for p in (*others, point)][-_MOST_POINTS:]
+    write_json(folder / _FILE, kept | {key(header): points})
+
+
+def _place(point: Point) -> tuple[object, ...]:
+    return point.placement, point.threads, point.machine, point.type_k, point.type_v
+
+
+def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list[Point]:
+    """The points of a model that were measured with these threads on this machine."""
+    points = _points(read_json(folder / _FILE), header)
+    return [p for p in points if (p.threads, p.machine) == (threads, machine) and p.batch_s.get(1, 0.0) > 0]
+
+
+def _points(kept: Mapping[str, object], header: ModelHeader) -> list[Point]:
+    try:
+        return TypeAdapter(list[Point]).validate_python(kept.get(key(header), []))
+    except ValidationError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast one model really is: the machine's speeds as that model showed them, and its T(n) / T(1).
+
+    ``curves`` are by offloaded layers.
+    """
+
+    speed: MachineSpeed
+    curves: dict[int, dict[int, float]]
+    dates: tuple[str, ...]
+
+    def curve(self, layers: int) -> dict[int, float] | None:
+        """T(n) / T(1) of the placement that was measured nearest to so many offloaded layers; None without any."""
+        nearest = min(self.curves, key=lambda measured: abs(measured - layers), default=None)
+        return None if nearest is None else self.curves[nearest]
+
+
+def pace(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]) -> Pace | None:
+    """What ``points`` say of a model on a machine; None without any.
+
+    On one card two placements give both bandwidths (:func:`ggufspec.planning.speed.fit`); else all devices are scaled
+    alike, by the median of measured ÷ predicted.
+    """
+    if not points:
+        return None
+    curves = {
+        point.placement.offloaded(header.blocks): {n: s / point.batch_s[1] for n, s in point.batch_s.items()}
+        for point in points
+        if len(point.batch_s) > 1
+    }
+    dates = tuple(sorted({point.date for point in points}))
+    return Pace(_fitted(points, header, speed, cards) or _scaled(points, header, speed, cards), curves, dates)
+
+
+def _fitted(
+    points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]
+) -> MachineSpeed | None:
+    rates = [(p.placement.offloaded(header.blocks), 1 / p.batch_s[1]) for p in points if not p.placement.cpu_experts]
+    if len(cards) != 1 or len({layers for layers, _ in rates}) < _FEWEST_TO_FIT:
+        return None
+    try:
+        return fit(rates, header, machine=speed, card=cards[0], depth=points[0].depth).machine
+    except UsageError:  # they contradict each other
+        return None
+
+
+def _scaled(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]) -> MachineSpeed:
+    factors = []
+    for point in points:
+        context = ContextOptions(
+            n_ctx=point.depth + 1, width=1, threads=point.threads, type_k=point.type_k, type_v=point.type_v
+        )
+        predicted_s = pass_s(header, point.placement, speed, cards, depth=point.depth, context=context)
+        factors.append(point.batch_s[1] / predicted_s)
+    factor = median(factors)
+    devices = {name: speed.device(name).scaled(factor) for name in (HOST, *cards)}
+    scaled = {name: replace(device, layer_s=device.layer_s * factor) for name, device in devices.items()}
+    return replace(
+        speed,
+        devices=speed.devices | scaled,
+        pass_s=speed.pass_s * factor,
+        crossing_s=speed.crossing_s * factor,
+        link_bytes_per_s=speed.link_bytes_per_s / factor,
+    )

@@ -1,0 +1,193 @@
+"""Profiles as documents, and as tables for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FITS = {
+    "whole": "fits whole",
+    "partly": "partly",
+    "unknown": "unknown until its header is read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileModel:
+    """One model of a profile. ``size_bytes`` and ``layers`` are None until its header is read."""
+
+    repo: str | None
+    file: str
+    revision: str | None
+    gpu_layers: int | None
+    size_bytes: int | None
+    layers: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One profile. ``fits`` is ``whole``, ``partly`` or ``unknown``; ``error`` says why a file is no profile."""
+
+    name: str
+    path: str
+    mine: bool
+    why: str
+    source: str
+    target: ProfileModel | None
+    draft: ProfileModel | None
+    settings: dict[str, Any]
+    fits: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilesDocument:
+    """``ggufspec/profiles@1``. ``budgets`` has the bytes that models may take on each device of this machine."""
+
+    profiles: tuple[ProfileRow, ...]
+    folder: str
+    budgets: dict[str, int]
+    schema: str = field(default="ggufspec/profiles@1")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDocument:
+    """``ggufspec/profile@1``. ``compatible`` is the verdict on the pair, None until both headers are read."""
+
+    profile: ProfileRow
+    comment: str
+    compatible: str | None
+    reasons: tuple[str, ...]
+    schema: str = field(default="ggufspec/profile@1")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """What was found of one profile; it is good without ``problems``."""
+
+    name: str
+    ok: bool
+    problems: tuple[str, ...]
+    hints: tuple[str, ...]
+    warnings: tuple[str, ...]
+    target_bytes: int | None
+    draft_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckDocument:
+    """``ggufspec/profile-check@1``."""
+
+    checks: tuple[CheckRow, ...]
+    ok: bool
+    schema: str = field(default="ggufspec/profile-check@1")
+
+
+def size(size_bytes: int | None) -> str:
+    """A file's size as the hub shows it; empty where it is not known."""
+    if size_bytes is None:
+        return ""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
+def rows(document: ProfilesDocument) -> list[tuple[str, ...]]:
+    """Cells of the list: name, target, its size, draft, its size, what fits; the user's own have a star."""
+    return [
+        (
+            row.name + ("*" if row.mine else ""),
+            *_model(row.target),
+            *_model(row.draft),
+            "no profile" if row.error else "?" if row.fits == "unknown" else FITS[row.fits],
+        )
+        for row in document.profiles
+    ]
+
+
+def _model(model: ProfileModel | None) -> tuple[str, str]:
+    if model is None:
+        return "", ""
+    return model.file.rpartition("/")[2].removesuffix(".gguf"), size(model.size_bytes)
+
+
+def table(document: ProfilesDocument) -> Table:
+    """The list."""
+    made = _table("Profile", "Target", "Size", "Draft", "Size", "Here", right=(2, 4))
+    for row in rows(document):
+        made.add_row(*row)
+    return made
+
+
+def checks(document: CheckDocument) -> Table:
+    """One row per profile, and below it what is wrong."""
+    from rich.text import Text
+
+    made = _table("Profile", "Target", "Draft", "Found", right=(1, 2))
+    for row in document.checks:
+        said = [Text(problem, "bold red") for problem in row.problems]
+        said += [Text(warning, "yellow") for warning in row.warnings]
+        said += [Text(f"next: {hint}", "dim") for hint in dict.fromkeys(row.hints) if hint]
+        found = Text("\n").join(said) if said else Text("good", "green")
+        made.add_row(row.name, size(row.target_bytes), size(row.draft_bytes), found)
+    return made
+
+
+def facts(document: ProfileDocument) -> Table:
+    """One profile in two columns."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True, style="bold")
+    made.add_column(overflow="fold")
+    row = document.profile
+    for name, value in _facts(document):
+        if value:
+            made.add_row(name, value)
+    if row.error:
+        made.add_row("error", row.error)
+    return made
+
+
+def _facts(document: ProfileDocument) -> list[tuple[str, str]]:
+    row = document.profile
+    settings = ", ".join(f"{key} {value}" for key, value in row.settings.items() if value is not None)
+    verdict = {"yes": "yes", "yes-with-warning": "yes, but ", "no": "no: "}.get(document.compatible or "", "")
+    return [
+        ("profile", row.name + (" (your own)" if row.mine else "")),
+        ("target", _source(row.target)),
+        ("draft", _source(row.draft)),
+        ("settings", settings),
+        ("why", row.why),
+        ("source", row.source),
+        ("comment", document.comment),
+        ("here", FITS[row.fits]),
+        ("compatible", verdict + "; ".join(document.reasons)),
+        ("file", row.path),
+    ]
+
+
+def _source(model: ProfileModel | None) -> str:
+    if model is None:
+        return ""
+    where = f"{model.repo}/{model.file}" if model.repo else model.file
+    where += f"@{model.revision}" if model.revision else ""
+    layers = f"{model.layers} layers" if model.layers else ""
+    known = ", ".join(filter(None, (size(model.size_bytes), layers)))
+    return f"{where}  ({known})" if known else where
+
+
+def _table(*columns: str, right: tuple[int, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index, column in enumerate(columns):
+        made.add_column(
+            column,
+            justify="right" if index in right else "left",
+            no_wrap=index == 0 or index in right,
+            overflow="fold",
+        )
+    return made

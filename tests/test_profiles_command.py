@@ -1,0 +1,272 @@
+"""``ggufspec profiles`` as a user types it: list, show, new and check, with a hub on loopback."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shapes
+from processes import Cli, plain, rest
+from server import COMMIT, serving
+
+from ggufspec.pairs.profile import bundled_folder
+
+BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
+TARGET, DRAFT = "user/big-GGUF:Q4_K_M", "user/small-GGUF:Q8_0"
+
+
+def write(path: Path, shape: str, words: str = "text", **keys: Any) -> Path:
+    """A model of 4,096 tokens."""
+    made = shapes.SHAPES[shape]
+    own = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"{words} {i}" for i in range(4096)]} | keys
+    return shapes.write_file(path, made.metadata | {f"tokenizer.ggml.{k}": v for k, v in own.items()}, made.tensors)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory):
+    """Three repositories: a target, its draft, and a model with other tokens."""
+    with serving() as server:
+        for repo, name, shape, words in (
+            ("user/big-GGUF", "big-Q4_K_M", "tiny-moe", "text"),
+            ("user/small-GGUF", "small-Q8_0", "tiny-llama", "text"),
+            ("user/other-GGUF", "other-Q8_0", "tiny-llama", "word"),
+        ):
+            folder = tmp_path_factory.mktemp(name)
+            write(folder / f"{name}.gguf", shape, words)
+            server.add_repo(repo, folder)
+        yield server
+
+
+@pytest.fixture
+def online(hub) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
+
+
+@pytest.fixture
+def mine(cli: Cli) -> Path:
+    """The user's folder of profiles, which is there."""
+    folder = Path(cli.environment["HOME"]) / ".config" / "ggufspec" / "profiles"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def profile(name: str, target: str, draft: str, more: str = "") -> str:
+    """A profile of two files of the hub, USER/REPO/FILE each."""
+    models = {"target": target.rpartition("/"), "draft": draft.rpartition("/")}
+    tables = "".join(f'[{role}]\nrepo = "{repo}"\nfile = "{file}"\n' for role, (repo, _, file) in models.items())
+    return f'# For a test.\nname = "{name}"\nwhy = "a test"\nsource = "nowhere"\n{tables}{more}'
+
+
+GOOD = profile("good", "user/big-GGUF/big-Q4_K_M.gguf", "user/small-GGUF/small-Q8_0.gguf")
+
+
+# ---- list and show --------------------------------------------------------------------------------------------------
+
+
+def test_the_list_asks_nobody(cli: Cli, hub) -> None:
+    asked = len(hub.requests)
+    done = cli("profiles", "list", "--json", HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="0")
+    assert (done.code, done.stderr) == (0, "")
+    assert len(hub.requests) == asked
+    document = done.document()
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "ggufspec/profiles@1"
+    rows = {row["name"]: row for row in document["profiles"]}
+    assert sorted(rows) == BUNDLED
+    assert rows["demo"]["fits"] == "whole"
+    assert rows["demo"]["target"]["size_bytes"] > rows["demo"]["draft"]["size_bytes"] > 1_000_000
+    assert rows["demo"]["target"]["layers"] == 9
+    big = rows["llama3-70b"]
+    assert (big["fits"], big["target"]["size_bytes"], big["mine"]) == ("unknown", None, False)
+    assert big["settings"]["acceptance"] == 0.84
+    assert set(document["budgets"]) == {"CPU"}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_list_in_a_terminal(cli: Cli, columns: int) -> None:
+    child = cli.terminal("profiles", columns=columns)
+    lines = plain(rest(child)).splitlines()
+    assert child.exitstatus == 0
+    assert max(map(len, lines)) <= columns or "? is not known" in max(lines, key=len)
+    assert all(any(line.lstrip().startswith(name) for line in lines) for name in BUNDLED)
+    assert any(line.split()[0] == "demo" and "fits whole" in line for line in lines if line.strip())
+
+
+def test_your_own_have_a_star_and_win_and_a_broken_one_is_a_row(cli: Cli, mine: Path) -> None:
+    (mine / "demo.toml").write_text(GOOD)
+    (mine / "broken.toml").write_text(GOOD.replace('why = "a test"', "why = 1"))
+    rows = {row["name"]: row for row in cli("profiles", "list", "--json").document()["profiles"]}
+    assert (rows["demo"]["mine"], rows["demo"]["target"]["file"]) == (True, "big-Q4_K_M.gguf")
+    assert f"{mine / 'broken.toml'}:3: why: " in rows["broken"]["error"]
+    shown = cli("profiles", "list")
+    assert shown.code == 0
+    assert "demo*" in shown.stdout
+    assert "no profile" in shown.stdout
+    assert "broken.toml:3: why: " in shown.stderr
+
+
+def test_show(cli: Cli) -> None:
+    done = cli("profiles", "show", "demo", "--json")
+    document = done.document()
+    assert (done.code, document["schema"]) == (0, "ggufspec/profile@1")
+    assert (document["compatible"], document["reasons"]) == ("yes", [])
+    assert document["comment"].startswith("The pair that ships")
+    assert document["profile"]["why"]
+    shown = cli("profiles", "show", "llama3.1-8b").stdout
+    for words in ("bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf", "0.89", "unknown until"):
+        assert words in shown
+    unknown = cli("profiles", "show", "dmeo", "--json")
+    assert (unknown.code, unknown.document()["hint"]) == (2, "did you mean 'demo'?")
+
+
+# ---- new ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
+    words = ("-hf", TARGET, "-hfd", DRAFT, "--why", 'to "try"', "-c", "512", "--draft-max", "3")
+    done = cli("profiles", "new", "my-pair", *words, **online)
+    assert done.code == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path == Path(cli.environment["HOME"]) / ".config" / "ggufspec" / "profiles" / "my-pair.toml"
+    written = tomllib.loads(path.read_text())
+    assert written["target"] == {"repo": "user/big-GGUF", "file": "big-Q4_K_M.gguf"}
+    assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf"}
+    assert (written["name"], written["why"]) == ("my-pair", 'to "try"')
+    assert written["settings"] == {"n_ctx": 512, "draft_max": 3}
+    assert "user/big-GGUF" in written["source"]
+
+    again = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, **online)
+    assert again.code == 2
+    assert "--force" in again.stderr
+    forced = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, "--force", "--json", **online)
+    assert forced.document()["profile"]["settings"]["n_ctx"] is None
+    assert forced.document()["compatible"] == "yes"
+
+    rows = {row["name"]: row for row in cli("profiles", "list", "--json").document()["profiles"]}
+    assert (rows["my-pair"]["mine"], rows["my-pair"]["fits"]) == (True, "whole")  # its headers were read
+    assert rows["my-pair"]["target"]["size_bytes"] > 0
+
+
+def test_a_profile_of_files_here(cli: Cli, tmp_path: Path) -> None:
+    target = write(tmp_path / "a target.gguf", "tiny-moe")
+    draft = write(cli.folder / "draft.gguf", "tiny-llama", eos_token_id=7)
+    done = cli("profiles", "new", "demo", "-m", target, "-md", "draft.gguf")
+    assert done.code == 0, done.stderr
+    written = tomllib.loads(Path(done.stdout.strip()).read_text())
+    assert (written["target"], written["draft"]) == ({"file": str(target)}, {"file": str(draft)})
+    assert "it wins over the bundled profile demo" in done.stderr
+    plan = cli("plan", "demo", "--json").document()
+    assert plan["target"]["file"] == "a target.gguf"
+
+
+def test_what_is_missing_is_asked_for_on_a_terminal(cli: Cli, online: dict[str, str]) -> None:
+    child = cli.terminal("profiles", "new", "asked", **online)
+    child.expect("The target: a file, or USER/REPO:QUANT in the hub")
+    child.sendline(TARGET)
+    child.expect("The draft: a file")
+    child.sendline(DRAFT)
+    child.expect("What is it for")
+    child.sendline("")
+    shown = plain(rest(child))
+    assert child.exitstatus == 0
+    assert "asked.toml" in shown
+    path = Path(cli.environment["HOME"]) / ".config" / "ggufspec" / "profiles" / "asked.toml"
+    assert tomllib.loads(path.read_text())["why"] == "A pair of my own."
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "code", "words"),
+    [
+        ("../x", ("-hf", TARGET, "-hfd", DRAFT), 2, "'../x' is no name for a profile"),
+        ("x.toml", ("-hf", TARGET, "-hfd", DRAFT), 2, "'x.toml' is no name for a profile"),
+        ("x", (), 2, "no target is given"),
+        ("x", ("-hf", TARGET), 2, "no draft is given"),
+        ("x", ("-hf", TARGET, "-m", "a.gguf", "-hfd", DRAFT), 2, "both -m and -hf are given"),
+        ("x", ("-hf", TARGET, "-md", "http://127.0.0.1:1/x.gguf"), 2, "a profile names files of this machine"),
+        ("x", ("-hf", TARGET, "-hfd", "user/none:Q8_0"), 1, "no repository user/none"),
+        ("x", ("-hf", TARGET, "-hfd", "user/small-GGUF:Q2_K"), 1, "has no model in Q2_K; it has Q8_0"),
+        ("x", ("-hf", TARGET, "-md", "none.gguf"), 1, "none.gguf is not there"),
+        (
+            "x",
+            ("-hf", TARGET, "-hfd", "user/other-GGUF"),
+            1,
+            "other-Q8_0.gguf cannot draft for big-Q4_K_M.gguf: token 5",
+        ),
+    ],
+)
+def test_what_becomes_no_profile(
+    cli: Cli, online: dict[str, str], name: str, flags: tuple[str, ...], code: int, words: str
+) -> None:
+    done = cli("profiles", "new", name, *flags, "--json", **online)
+    assert done.code == code
+    assert words in done.document()["error"]
+    assert done.document()["hint"]
+    assert not list(Path(cli.environment["HOME"]).rglob("*.toml"))
+    assert "Traceback" not in done.stderr
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_profile_and_the_one_that_ships(cli: Cli, mine: Path, online: dict[str, str]) -> None:
+    (mine / "good.toml").write_text(GOOD)
+    done = cli("profiles", "check", "good", "demo", "good", "--json", **online)
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert (document["schema"], document["ok"]) == ("ggufspec/profile-check@1", True)
+    assert [row["name"] for row in document["checks"]] == ["good", "demo"]
+    assert all(row["ok"] and not row["problems"] and row["target_bytes"] > 0 for row in document["checks"])
+
+
+def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> None:
+    draft = "user/small-GGUF/small-Q8_0.gguf"
+    broken = {
+        "gone": (profile("gone", "user/big-GGUF/big-Q8_0.gguf", draft), "has no file 'big-Q8_0.gguf'"),
+        "moved": (profile("moved", "nobody/big-GGUF/big.gguf", draft), "no repository nobody/big-GGUF"),
+        "odd": (
+            GOOD.replace("user/small-GGUF", "user/other-GGUF").replace("small-Q8_0", "other-Q8_0"),
+            "token 5 is 'text 5' to the target and 'word 5' to the draft; 4,091 tokens differ",
+        ),
+        "typo": (GOOD.replace("why =", "whi ="), "typo.toml:3: unknown key 'whi'"),
+        "wrong": (GOOD + '[settings]\nn_ctx = "big"\n', "wrong.toml:12: settings.n_ctx: "),
+        "lost": (GOOD.replace('repo = "user/big-GGUF"\nfile = "big-Q4_K_M.gguf"', 'file = "no.gguf"'), "is not there"),
+    }
+    for name, (text, _) in broken.items():
+        (mine / f"{name}.toml").write_text(text)
+    (mine / "good.toml").write_text(GOOD)
+    done = cli("profiles", "check", *broken, "good", "nothing", "--json", **online)
+    assert done.code == 1
+    rows = {row["name"]: row for row in done.document()["checks"]}
+    for name, (_, words) in broken.items():
+        assert not rows[name]["ok"]
+        assert any(words in problem for problem in rows[name]["problems"]), rows[name]
+    assert rows["good"]["ok"]
+    assert "there is no profile 'nothing'" in rows["nothing"]["problems"][0]
+    shown = cli("profiles", "check", "gone", "good", **online)
+    assert shown.code == 1
+    assert "has no file" in " ".join(shown.stdout.split())
+    assert "good" in shown.stdout
+
+
+def test_a_file_that_was_replaced_at_its_source(cli: Cli, mine: Path, online: dict[str, str], tmp_path: Path) -> None:
+    """What is in the cache is another file than the hub has now."""
+    (mine / "good.toml").write_text(GOOD)
+    cached = Path(cli.environment["HF_HOME"]) / "hub" / "models--user--small-GGUF"
+    for path in (cached / "snapshots" / COMMIT, cached / "refs"):
+        path.mkdir(parents=True)
+    (cached / "refs" / "main").write_text(COMMIT)
+    write(cached / "snapshots" / COMMIT / "small-Q8_0.gguf", "tiny-moe")
+    (row,) = cli("profiles", "check", "good", "--json", **online).document()["checks"]
+    assert "bytes on the hub and" in row["problems"][0]
+    assert row["hints"] == ["the file was changed at its source: ggufspec pull"]
+
+
+def test_without_a_network_all_but_local_ones_fail(cli: Cli, mine: Path) -> None:
+    (mine / "good.toml").write_text(GOOD)
+    done = cli("profiles", "check", "good", "demo", "--json")
+    assert done.code == 1
+    good, demo = done.document()["checks"]
+    assert "HF_HUB_OFFLINE" in good["problems"][0]
+    assert demo["ok"]

@@ -1,0 +1,694 @@
+"""Downloads from a hub on loopback: resumed, side by side, verified; killed, cut, stalled, full disks and bad names."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import shapes
+from processes import SCRIPT, Cli, eventually, plain, rest
+from server import COMMIT, Served, Server, digest, git_digest, serving
+
+from ggufspec.cli.app import main
+from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.pairs import download, files, hub
+from ggufspec.pairs.hub import HubFile
+
+NEWER = "beefed" * 6 + "4567"
+BIG, SMALL = "user/big-GGUF", "user/small-GGUF"
+TARGET, DRAFT = "big-Q4_K_M.gguf", "small-Q8_0.gguf"
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two repositories: two models of 4 and 1 MB, and one in three parts."""
+    folder, noise = tmp_path_factory.mktemp("made"), random.Random(1)
+    for repo, name, size in ((BIG, TARGET, 4 * MB), (BIG, "sub/big-Q8_0.gguf", 5000), (SMALL, DRAFT, MB)):
+        path = folder / repo / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"GGUF" + noise.randbytes(size))
+    for path in shapes.write_split(folder, shapes.SHAPES["tiny-llama"], 3):
+        path.rename(folder / BIG / path.name.replace("tiny-llama", "big-F16"))
+    return folder
+
+
+@pytest.fixture
+def server(made: Path) -> Iterator[Server]:
+    with serving() as served:
+        for repo in (BIG, SMALL):
+            served.add_models(repo, made / repo)
+        yield served
+
+
+@pytest.fixture
+def online(cli: Cli, server: Server) -> Cli:
+    """The command line with the server as its hub."""
+    hub_of = {"HF_ENDPOINT": server.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    return replace(cli, environment=cli.environment | hub_of)
+
+
+@pytest.fixture
+def here(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The server as this process's hub, with an empty cache and no pauses: the cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    for name in [name for name in os.environ if name.startswith(("HF_", "HUGGINGFACE_"))]:
+        monkeypatch.delenv(name)
+    cache = tmp_path / "hub"
+    for name, value in {
+        "ENDPOINT": server.address,
+        "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+        "HF_TOKEN_PATH": str(tmp_path / "token"),
+        "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(hub, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(download, "_PAUSES_S", (0.0, 0.0))
+    _http.close_session()
+    return cache
+
+
+def cache_of(cli: Cli, repo: str = BIG) -> Path:
+    return Path(cli.environment["HF_HOME"]) / "hub" / f"models--{repo.replace('/', '--')}"
+
+
+def partial(cli: Cli, path: Path) -> Path:
+    return cache_of(cli) / "blobs" / f"{digest(path)}.ggufspec.incomplete"
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def sent(server: Server, repo: str = BIG, name: str = TARGET) -> int:
+    return server.sent[f"/{repo}/{name}"]
+
+
+def pulled(*sources: HubFile) -> tuple[download.Fetched, ...]:
+    return download.fetch(download.look(sources))
+
+
+# ---- a pull --------------------------------------------------------------------------------------------------------
+
+
+def test_target_and_draft_come_whole_and_verified(online: Cli, server: Server, made: Path) -> None:
+    arguments = ("pull", "-hf", f"{BIG}:F16", "-hfd", f"{SMALL}/{DRAFT}", "-y", "--json")
+    done = online(*arguments)
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "ggufspec/pull@1"
+    assert document["needed_bytes"] == sum(file["bytes"] for file in document["files"]) < document["free_bytes"]
+    names = [f"big-F16-0000{part}-of-00003.gguf" for part in (1, 2, 3)] + [DRAFT]
+    assert [file["file"] for file in document["files"]] == names
+    for file in document["files"]:
+        original = made / file["repo"] / file["file"]
+        assert Path(file["path"]).read_bytes() == original.read_bytes()
+        assert (file["sha256"], file["verified"], file["commit"]) == (digest(original), True, COMMIT)
+        assert file["downloaded_bytes"] == file["bytes"] == sent(server, file["repo"], file["file"])
+        assert file["revision"] is None
+        assert cache_of(online, file["repo"]) in Path(file["path"]).parents
+    again = online(*arguments).document()
+    assert [file["downloaded_bytes"] for file in again["files"]] == [0] * 4
+    assert all(file["verified"] for file in again["files"])
+    assert sum(server.sent.values()) == document["needed_bytes"]
+    assert not list(cache_of(online).rglob("*.incomplete"))
+
+
+def test_the_models_come_side_by_side(server: Server, here: Path) -> None:
+    for repo, name in ((BIG, TARGET), (SMALL, DRAFT)):
+        server.repos[repo][name].bodies = ["slow"]
+    events: list[tuple[str, int, int]] = []
+    order = download.look([HubFile(BIG, TARGET), HubFile(SMALL, DRAFT)])
+    download.fetch(order, lambda event: events.append((event["file"], event["bytes"], event["total"])))
+    first, last = {}, {}
+    for index, (file, done, total) in enumerate(events):
+        first.setdefault(file, index)
+        last[file] = index
+        assert 0 <= done <= total
+    one, two = first
+    assert first[one] < last[two]
+    assert first[two] < last[one]
+    assert all(events[index][1] == events[index][2] for index in last.values())
+
+
+def test_a_dry_run_fetches_nothing(online: Cli, server: Server, made: Path) -> None:
+    flags = ("pull", "-hf", f"{BIG}:Q4_K_M", "-hfd", f"{SMALL}:Q8_0", "--dry-run")
+    document = online(*flags, "--json").document()
+    assert document["dry_run"]
+    assert [(f["bytes"], f["path"], f["verified"]) for f in document["files"]] == [
+        (size(made / BIG / TARGET), None, False),
+        (size(made / SMALL / DRAFT), None, False),
+    ]
+    assert document["files"][0]["sha256"] == digest(made / BIG / TARGET)
+    table = online(*flags, COLUMNS="80")
+    assert re.search(rf"{BIG}/{TARGET} +4\.2 MB +0 B +4\.2 MB +c0ffeec0f", table.stdout)
+    assert "5.2 MB to fetch, " in table.stdout
+    assert not server.sent
+    assert not cache_of(online).exists()
+
+
+def test_a_pair_that_ships_needs_no_hub(online: Cli, server: Server) -> None:
+    assert online("pull", "--json").document()["files"] == []
+    assert "is here" in online("pull", "demo").stderr
+    assert not server.requests
+
+
+def test_the_revision_is_pinned_and_recorded(online: Cli, server: Server, made: Path) -> None:
+    server.commits.insert(0, NEWER)
+    (file,) = online("pull", "-hf", BIG, "--revision", COMMIT, "-y", "--json").document()["files"]
+    assert (file["revision"], file["commit"]) == (COMMIT, COMMIT)
+    (file,) = online("pull", "-hf", BIG, "-y", "--json").document()["files"]
+    assert (file["commit"], file["downloaded_bytes"]) == (NEWER, 0)  # the same bytes
+    assert (cache_of(online) / "refs" / "main").read_text() == NEWER
+    done = online("pull", "-hf", f"{BIG}/{TARGET}", "--revision", "v2", "-y", "--json")
+    assert "has no revision 'v2'" in done.document()["error"]
+
+
+def test_a_profile_names_what_to_pull(online: Cli, server: Server, made: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        f'name = "mine"\nwhy = "a test"\nsource = "here"\n[target]\nrepo = "{BIG}"\nfile = "{TARGET}"\n'
+        f'revision = "{COMMIT}"\n[draft]\nrepo = "{SMALL}"\nfile = "{DRAFT}"\n'
+    )
+    refused = online("run", profile, "-p", "x", "--json").document()
+    assert "not on this machine" in refused["error"]
+    assert refused["hint"] == f"ggufspec pull {profile}"
+    assert not server.sent
+    refused = online("pull", profile, "--json").document()
+    assert refused["error"] == "2 files, 5.2 MB, would be fetched, and there is no terminal to ask on"
+    assert refused["hint"] == f"ggufspec pull {profile} -y"
+    document = online("pull", profile, "-y", "--json").document()
+    assert [(file["file"], file["revision"]) for file in document["files"]] == [(TARGET, COMMIT), (DRAFT, None)]
+    plan = online("run", profile, "-p", "x", "--json", HF_HUB_OFFLINE="1").document()
+    assert "cannot be loaded" in plan["error"]  # random bytes: it was found
+
+
+def test_what_was_pulled_is_there_without_a_network(online: Cli, server: Server) -> None:
+    online("pull", "-hf", BIG, "-y")
+    (file,) = online("pull", "-hf", BIG, "--json", HF_HUB_OFFLINE="1").document()["files"]
+    assert (file["verified"], file["commit"], file["downloaded_bytes"]) == (True, COMMIT, 0)
+    done = online("pull", "-hf", f"{BIG}:Q8_0", "-y", "--json", HF_HUB_OFFLINE="1")
+    assert "has no model in Q8_0; it has Q4_K_M" in done.document()["error"]
+    done = online("pull", "-hf", SMALL, "-y", "--json", HF_HUB_OFFLINE="1")
+    assert done.document()["hint"] == "unset HF_HUB_OFFLINE"
+
+
+# ---- what breaks off -----------------------------------------------------------------------------------------------
+
+
+def killed_at(cli: Cli, path: Path, part: float) -> int:
+    """Pull and kill -9 when ``part`` of the file is here: how much there was."""
+    there, wanted = partial(cli, path), part * size(path)
+    with cli.start("pull", "-hf", BIG, "-y", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert eventually(lambda: size(there) >= wanted or child.poll() is not None)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+    assert wanted <= size(there) < size(path)
+    return size(there)
+
+
+def test_a_pull_that_was_killed_goes_on_where_it_ended(online: Cli, server: Server, made: Path) -> None:
+    path, served = made / BIG / TARGET, server.repos[BIG][TARGET]
+    served.bodies = ["stall"]  # at half of it
+    had = killed_at(online, path, 0.4)
+    assert "not on this machine" in online("run", "-hf", BIG, "-p", "x", "--json").document()["error"]
+    assert not [path for path in (cache_of(online)).rglob("snapshots/**/*") if path.is_file()]
+    served.bodies = ["fine"]
+    before = sent(server)
+    (file,) = online("pull", "-hf", BIG, "-y", "--json").document()["files"]
+    assert file["present_bytes"] == had
+    assert sent(server) - before == file["downloaded_bytes"] == size(path) - had
+    assert (file["sha256"], file["verified"]) == (digest(path), True)
+    assert digest(Path(file["path"])) == digest(path)
+
+
+def test_a_part_is_never_taken_for_the_whole(server: Server, here: Path, made: Path) -> None:
+    source = HubFile(BIG, TARGET)
+    order = download.look([source])
+    (item,) = order.items
+    blob = hub.blob_path(BIG, item.etag)
+    blob.parent.mkdir(parents=True)
+    unfinished = blob.with_name(f"{blob.name}.ggufspec.incomplete")
+    unfinished.write_bytes((made / BIG / TARGET).read_bytes()[: 3 * MB])
+    assert hub.cached_file(BIG, TARGET) is None
+    assert download.here(source) is None
+    assert files.locate(source).origin.startswith(f"{BIG}/")
+    (item,) = download.look([source]).items
+    assert (item.present_bytes, item.path) == (3 * MB, None)
+    pulled(source)
+    assert sent(server) == size(made / BIG / TARGET) - 3 * MB
+
+
+def test_two_pulls_at_once_fetch_once(online: Cli, server: Server, made: Path) -> None:
+    server.repos[BIG][TARGET].bodies = ["slow"]
+    arguments = ("pull", "-hf", BIG, "-y", "--json")
+    children = [online.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    outputs = [child.communicate() for child in children]
+    assert [child.returncode for child in children] == [0, 0], outputs
+    assert all(f'"sha256": "{digest(made / BIG / TARGET)}"' in stdout for stdout, _ in outputs)
+    assert sent(server) == size(made / BIG / TARGET)
+
+
+def test_one_killed_pull_does_not_hold_up_another(online: Cli, server: Server, made: Path) -> None:
+    path = made / BIG / TARGET
+    server.repos[BIG][TARGET].bodies = ["stall", "fine"]
+    with online.start("pull", "-hf", BIG, "-y", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        assert eventually(lambda: size(partial(online, path)) > 0)
+        with online.start("pull", "-hf", BIG, "-y", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as second:
+            assert eventually(lambda: len(server.asked("HEAD")) >= 2)
+            first.kill()
+            second.communicate()
+    assert second.returncode == 0
+    assert digest(cache_of(online) / "snapshots" / COMMIT / TARGET) == digest(path)
+
+
+@pytest.mark.parametrize("mode", ["slow", "stall"])
+def test_ctrl_c_is_quiet_and_keeps_what_came(online: Cli, server: Server, made: Path, mode: str) -> None:
+    path = made / BIG / TARGET
+    server.repos[BIG][TARGET].bodies = [mode]
+    child = online.terminal("pull", "-hf", BIG, "-y", columns=80)
+    assert eventually(lambda: size(partial(online, path)) > MB)
+    began = time.monotonic()
+    child.sendintr()
+    shown = plain(rest(child))
+    assert child.exitstatus == 130
+    assert time.monotonic() - began < 5
+    assert "error: interrupted; what was fetched is kept" in shown
+    assert "Traceback" not in shown
+    assert "big-Q4_K_M.gguf" in shown
+    assert size(partial(online, path)) > MB
+
+
+@pytest.mark.parametrize("bodies", [["cut", "fine"], ["cut"] * 4 + ["fine"], ["stall", "fine"], ["503", "429", "fine"]])
+def test_a_connection_that_breaks_or_falls_silent_is_taken_up(server: Server, here: Path, bodies: list[str]) -> None:
+    server.repos[BIG][TARGET].bodies = bodies
+    (fetched,) = pulled(HubFile(BIG, TARGET))
+    assert fetched.verified
+    assert sent(server) == fetched.downloaded_bytes == fetched.size_bytes
+
+
+def test_a_hub_that_stays_away_is_given_up(server: Server, here: Path) -> None:
+    server.repos[BIG][TARGET].bodies = ["cut", "503"]
+    with pytest.raises(hub.BusyError, match="503") as lost:
+        pulled(HubFile(BIG, TARGET))
+    assert lost.value.hint
+    server.repos[BIG][TARGET].bodies = ["fine"]
+    (fetched,) = pulled(HubFile(BIG, TARGET))
+    assert sent(server) == fetched.size_bytes
+
+
+def test_a_busy_hub_is_left_alone_as_long_as_it_asks(online: Cli, server: Server) -> None:
+    served = server.repos[BIG][TARGET]
+    served.modes, served.bodies, served.retry_after = ["429", "fine"], ["429", "fine"], "1"
+    began = time.monotonic()
+    done = online("pull", "-hf", f"{BIG}/{TARGET}", "-y", "--json")
+    assert done.document()["files"][0]["verified"]
+    assert time.monotonic() - began > 2
+    served.bodies, served.retry_after = ["429"], "3600"
+    shutil.rmtree(cache_of(online))
+    refused = online("pull", "-hf", f"{BIG}/{TARGET}", "-y", "--json").document()
+    assert "asked too often" in refused["error"]
+    assert refused["hint"] == "try again in 3600 s"
+
+
+@pytest.mark.parametrize(
+    ("headers", "pause_s"),
+    [
+        ({"retry-after": "7"}, 7),
+        ({"ratelimit": '"resolvers";r=0;t=137'}, 137),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({"retry-after": "-1"}, 0),
+        ({"ratelimit": "t=x"}, 0),
+        ({}, 0),
+    ],
+)
+def test_how_long_a_server_asks_to_wait(headers: dict[str, str], pause_s: float) -> None:
+    assert hub.asked_pause_s(headers) == pause_s
+
+
+def test_a_server_without_ranges_begins_anew(server: Server, here: Path) -> None:
+    server.repos[BIG][TARGET].bodies = ["cut", "no ranges"]
+    (fetched,) = pulled(HubFile(BIG, TARGET))
+    assert fetched.verified
+    assert fetched.downloaded_bytes == sent(server) > fetched.size_bytes
+
+
+@pytest.mark.parametrize("mode", ["wrong start", "no words", "no size", "endless"])
+def test_a_wrong_answer_is_refused(server: Server, here: Path, mode: str) -> None:
+    served = server.repos[BIG][TARGET]
+    served.bodies = ["cut", mode]
+    if mode == "no size":  # a beginning is enough
+        assert pulled(HubFile(BIG, TARGET))[0].verified
+        return
+    with pytest.raises(ModelError) as refusal:
+        pulled(HubFile(BIG, TARGET))
+    assert refusal.value.hint
+    assert hub.cached_file(BIG, TARGET) is None
+
+
+def test_an_older_version_stays_until_the_newer_is_whole(server: Server, here: Path, made: Path) -> None:
+    source = HubFile(BIG, "big-F16-00001-of-00003.gguf")
+    pulled(source)
+    old = download.here(source)
+    newer = here.parent / "newer"
+    shutil.copytree(made / BIG, newer)
+    for path in newer.glob("big-F16*"):
+        path.write_bytes(path.read_bytes() + b"newer")
+    server.add_models(BIG, newer)
+    server.commits.insert(0, NEWER)
+    server.repos[BIG]["big-F16-00003-of-00003.gguf"].bodies = ["404"]
+    with pytest.raises(ModelError, match="refuses"):
+        pulled(source)
+    assert download.here(source) == old
+    server.repos[BIG]["big-F16-00003-of-00003.gguf"].bodies = ["fine"]
+    pulled(source)
+    assert download.here(source) == here / f"models--{BIG.replace('/', '--')}/snapshots/{NEWER}/{source.file}"
+
+
+# ---- what is not the hub's -----------------------------------------------------------------------------------------
+
+
+def test_a_byte_damaged_on_the_way_is_found(online: Cli, server: Server, made: Path) -> None:
+    server.repos[BIG][TARGET].bodies = ["flipped", "fine"]
+    refused = online("pull", "-hf", BIG, "-y", "--json").document()
+    assert f"{BIG}/{TARGET} is damaged" in refused["error"]
+    assert "fetches it" in refused["hint"]
+    assert not [path for path in cache_of(online).rglob("blobs/*") if path.is_file()]
+    assert online("pull", "-hf", BIG, "-y", "--json").document()["files"][0]["verified"]
+
+
+def test_a_byte_damaged_on_the_disk_is_found(online: Cli, server: Server, made: Path) -> None:
+    (file,) = online("pull", "-hf", BIG, "-y", "--json").document()["files"]
+    with Path(file["path"]).open("r+b") as blob:
+        blob.seek(MB)
+        blob.write(b"damaged!")
+    done = online("pull", "-hf", BIG, "--json")
+    assert done.code == 1
+    assert "is damaged" in done.document()["error"]
+    assert not Path(file["path"]).is_symlink()
+    assert not list((cache_of(online) / "blobs").iterdir())
+    (file,) = online("pull", "-hf", BIG, "-y", "--json").document()["files"]
+    assert file["downloaded_bytes"] == file["bytes"]
+    assert digest(Path(file["path"])) == digest(made / BIG / TARGET)
+
+
+def test_a_beginning_that_is_another_files_is_found(online: Cli, server: Server, made: Path) -> None:
+    path = partial(online, made / BIG / TARGET)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(MB))
+    assert "is damaged" in online("pull", "-hf", BIG, "-y", "--json").document()["error"]
+    assert not path.exists()
+    path.write_bytes(bytes(9 * MB))  # longer than the file: no beginning of it
+    assert online("pull", "-hf", BIG, "-y", "--json").document()["files"][0]["verified"]
+
+
+def test_small_files_have_gits_digest(server: Server, here: Path, made: Path) -> None:
+    served = server.repos[BIG]["sub/big-Q8_0.gguf"]
+    served.etag = f'"{git_digest(served.path)}"'
+    (fetched,) = pulled(HubFile(BIG, "sub/big-Q8_0.gguf"))
+    assert (fetched.sha256, fetched.verified) == (digest(served.path), True)
+    served.etag, served.bodies = f'"{"0" * 40}"', ["fine"]
+    server.commits.insert(0, NEWER)
+    with pytest.raises(download.DamagedError):
+        pulled(HubFile(BIG, "sub/big-Q8_0.gguf"))
+
+
+def test_without_a_digest_that_is_said(online: Cli, server: Server) -> None:
+    server.repos[BIG][TARGET].etag = '"some-version"'
+    (file,) = online("pull", "-hf", BIG, "-y", "--json").document()["files"]
+    assert (file["sha256"], file["verified"]) == (None, False)
+    assert "the hub has no digest" in online("pull", "-hf", BIG, COLUMNS="120").stdout
+
+
+@pytest.mark.parametrize("etag", ['"../../x"', '""', '".hidden"', '"a/b"'])
+def test_a_version_that_is_no_file_name(server: Server, here: Path, etag: str) -> None:
+    server.repos[BIG][TARGET].etag = etag
+    with pytest.raises(ModelError, match="no version"):
+        pulled(HubFile(BIG, TARGET))
+    assert not server.sent
+
+
+def test_what_is_no_model_is_refused(server: Server, here: Path, tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / "link-Q8_0.gguf").write_text("../../etc/passwd")  # how git keeps a link
+    server.add_models("user/odd", tmp_path / "repo", git=True)
+    with pytest.raises(ModelError, match="is no GGUF file"):
+        pulled(hub.hub_file("user/odd"))
+
+
+def test_the_largest_files_are_left_to_huggingface_hub(
+    server: Server, here: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "largest_by_http_bytes", lambda: MB)
+    server.repos[BIG][TARGET].bodies = ["flipped", "fine"]
+    with pytest.raises(download.DamagedError):
+        pulled(HubFile(BIG, TARGET))
+    seen: list[int] = []
+    order = download.look([HubFile(BIG, TARGET)])
+    (fetched,) = download.fetch(order, lambda event: seen.append(event["bytes"]))
+    assert fetched.verified
+    assert max(seen) == fetched.size_bytes
+    assert digest(fetched.path) == digest(made / BIG / TARGET)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+OUTSIDE = [
+    *("../x-Q8_0.gguf", "a/../../x-Q8_0.gguf", "/x-Q8_0.gguf", "..\\x-Q8_0.gguf", "a\\x-Q8_0.gguf", "C:/x-Q8_0.gguf"),
+    *("C:x-Q8_0.gguf", "a/C:x-Q8_0.gguf", "~/x-Q8_0.gguf", "a//x-Q8_0.gguf", "./x-Q8_0.gguf", "x\0-Q8_0.gguf"),
+    *("\\\\host\\x-Q8_0.gguf", "x\n-Q8_0.gguf", "x\x1b[2J-Q8_0.gguf", "x\ud800-Q8_0.gguf"),
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_name_that_leaves_the_cache_is_refused(server: Server, here: Path, made: Path, name: str) -> None:
+    server.repos["user/evil"] = {name: Served(made / SMALL / DRAFT)}
+    for ask in (
+        lambda: hub.hub_file("user/evil:Q8_0"),
+        lambda: download.look([HubFile("user/evil", name)]),
+        lambda: hub.cached_file("user/evil", name),
+        lambda: files.locate(HubFile("user/evil", name)),
+        lambda: download.look([HubFile(BIG, TARGET, name)]),
+    ):
+        with pytest.raises(ModelError, match=r"leaves the repository|is no revision") as refusal:
+            ask()
+        assert refusal.value.hint
+    assert not [path for _, path, _ in server.requests if "resolve" in path]
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "Q8_0/a.gguf", "..a.gguf", "a..gguf", "größe.gguf", "a b~.gguf", ".a.gguf"])
+def test_a_name_that_stays(name: str) -> None:
+    assert hub.stays_inside(name)
+
+
+def test_a_refusal_on_the_command_line(online: Cli, server: Server, made: Path) -> None:
+    server.repos["user/evil"] = {"../x-Q8_0.gguf": Served(made / SMALL / DRAFT)}
+    for name in ("user/evil:Q8_0", "user/evil/../../x.gguf"):
+        done = online("pull", "-hf", name, "-y", "--json")
+        assert done.code == 1
+        assert "leaves the repository" in done.document()["error"]
+    assert not server.sent
+
+
+# ---- what the hub refuses ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says", "hint"),
+    [
+        (f"{BIG}/{TARGET}", {"token": "x", "gated": True}, "is gated", "hf auth login"),
+        (f"{BIG}/{TARGET}", {"token": "x"}, "no repository user/big-GGUF, or it is private", "HF_TOKEN"),
+        (f"{BIG}/big-Q4_K_S.gguf", {}, "has no file 'big-Q4_K_S.gguf'", f"did you mean {TARGET}"),
+        (f"{BIG}:Q5_K_M", {}, "has no model in Q5_K_M; it has F16, Q4_K_M, Q8_0", f"{BIG}:Q4_K_M"),
+        ("user/none:Q8_0", {}, "no repository user/none", "/user/none"),
+        ("none", {}, "is no repository of the hub", "USER/NAME"),
+    ],
+)
+def test_refusals_are_explained(
+    server: Server, here: Path, made: Path, name: str, more: dict[str, object], says: str, hint: str
+) -> None:
+    server.add_models(BIG, made / BIG, **more)
+    with pytest.raises(GgufspecError, match=says) as refusal:
+        download.look([hub.hub_file(name)])
+    assert hint in refusal.value.hint
+    if more.get("gated"):
+        assert f"{server.address}/{BIG}" in refusal.value.hint
+        assert "HF_TOKEN" in refusal.value.hint
+
+
+def test_the_token_stays_with_the_hub(server: Server, here: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request goes through the hub, so that a signed address that ran out is replaced when a pull goes on."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with serving() as cdn:
+        there = cdn.add("blob", made / BIG / TARGET)
+        cdn.files["/blob"].bodies = ["cut", "fine"]
+        server.add_models(BIG, made / BIG, token="hf_secret")
+        server.repos[BIG][TARGET].redirect = there
+        (fetched,) = pulled(HubFile(BIG, TARGET))
+        assert fetched.verified
+        assert cdn.sent["/blob"] == fetched.size_bytes
+        assert {headers["authorization"] for _, _, headers in server.requests} == {"Bearer hf_secret"}
+        assert not any("authorization" in headers for _, _, headers in cdn.requests)
+        assert [headers.get("range", "") for _, _, headers in cdn.requests] == [
+            "",
+            f"bytes={-(-fetched.size_bytes // 2)}-{fetched.size_bytes - 1}",
+        ]
+
+
+# ---- the disk ------------------------------------------------------------------------------------------------------
+
+
+def test_the_disk_is_asked_first(server: Server, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download.host, "free_disk_bytes", lambda path: 5 * MB if path == here else 0)
+    order = download.look([HubFile(BIG, TARGET), HubFile(SMALL, DRAFT)])
+    with pytest.raises(GgufspecError, match=r"5\.2 MB are to be fetched, and 5\.2 MB are free") as refusal:
+        download.fetch(replace(order, free_bytes=order.missing_bytes - 1))
+    assert "HF_HOME" in refusal.value.hint
+    assert not server.sent
+    assert download.look([HubFile(BIG, TARGET), HubFile(BIG, TARGET)]).missing_bytes == order.items[0].size_bytes
+    download.check_room(replace(order, free_bytes=order.missing_bytes))
+
+
+def test_a_disk_that_is_too_small(online: Cli, server: Server, tmp_path: Path) -> None:
+    """A real one, of 3 MB; where the system lets a user have it."""
+    mounted = f"mount -t tmpfs -o size=3m none {tmp_path}"
+    alone = ["unshare", "-rm", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*alone, mounted], capture_output=True).returncode:
+        pytest.skip("no mounts for this user")
+    done = subprocess.run(
+        [*alone, f"{mounted} && exec {SCRIPT} pull -hf {BIG} -y"],
+        env=online.environment | {"HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert f"4.2 MB are to be fetched, and 3.1 MB are free on the disk of {tmp_path}" in done.stderr
+    assert not server.sent
+
+
+def test_what_the_disk_took_is_kept(online: Cli, server: Server, made: Path) -> None:
+    """A limit on the size of files, since it makes writing fail like a full disk does."""
+    path = made / BIG / TARGET
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MB, MB))
+
+    arguments = ("pull", "-hf", BIG, "-y", "--json")
+    child = online.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit)
+    _, stderr = child.communicate()
+    assert child.returncode == 1
+    assert "cannot be read or written: File too large" in stderr
+    assert "what was fetched is kept" in stderr
+    assert "Traceback" not in stderr
+    assert size(partial(online, path)) == MB
+    (file,) = online(*arguments).document()["files"]
+    assert (file["verified"], file["downloaded_bytes"]) == (True, size(path) - MB)
+
+
+def test_a_cache_that_cannot_be_written(server: Server, here: Path) -> None:
+    here.write_text("a file where the cache should be")
+    with pytest.raises(GgufspecError, match="cannot be read or written"):
+        pulled(HubFile(BIG, TARGET))
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "shown"),
+    [(0, "0 B"), (999, "999 B"), (31_900_000_000, "31.9 GB"), (999_960, "1.0 MB"), (10**16, "10000.0 TB")],
+)
+def test_sizes_for_people(bytes_: int, shown: str) -> None:
+    assert download.shown_size(bytes_) == shown
+
+
+# ---- who is asked --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_terminal_is_asked(online: Cli, server: Server, columns: int) -> None:
+    for name, repo in ((TARGET, BIG), (DRAFT, SMALL)):
+        server.repos[repo][name].bodies = ["slow"]
+    child = online.terminal("pull", "-hf", BIG, "-hfd", SMALL, columns=columns)
+    child.expect("Fetch 2 files, 5.2 MB, ")
+    child.sendline("n")
+    assert "nothing was fetched" in rest(child)
+    assert child.exitstatus == 1
+    assert not server.sent
+    child = online.terminal("pull", "-hf", BIG, "-hfd", SMALL, columns=columns)
+    child.expect("Fetch 2 files, 5.2 MB, ")
+    child.sendline("")
+    shown = plain(rest(child))
+    assert child.exitstatus == 0
+    bars = [line for line in shown.splitlines() if "MB/s" in line]
+    assert any(line.startswith("big-Q4_K_M.gguf") for line in bars)
+    assert any(line.startswith("small-Q8_0.gguf") for line in bars)
+    assert max(map(len, bars)) <= columns
+    assert re.search(rf"{BIG}/{TARGET} +4\.2 MB +4\.2 MB +c0ffeec0f +yes", shown)
+
+
+def test_a_command_fetches_what_it_needs(online: Cli, server: Server, draft: Path, tmp_path: Path) -> None:
+    """With the pair that ships as a repository: run it by the hub's name, then without a network."""
+    (tmp_path / "repo").mkdir()
+    shutil.copyfile(draft, tmp_path / "repo" / "demo-Q8_0.gguf")
+    server.add_models("user/demo", tmp_path / "repo")
+    flags = ("-hf", "user/demo:Q8_0", "-p", "def f(", "-n", "3", "--json")
+    refused = online("run", *flags, "-hfd", "user/demo").document()
+    assert "not on this machine" in refused["error"]
+    assert refused["hint"] == "ggufspec pull -hf user/demo:Q8_0 -hfd user/demo"
+    assert not server.sent
+    child = online.terminal("run", *flags[:-1])
+    child.expect("Fetch 1 file, 1.1 MB, ")
+    child.sendline("n")
+    assert "ggufspec pull -hf user/demo:Q8_0 -y" in rest(child)
+    done = online("run", *flags, "-y")
+    assert (done.code, done.stderr) == (0, "")
+    assert len(done.document()["tokens"]) == 3
+    assert server.sent["/user/demo/demo-Q8_0.gguf"] == size(draft)
+    bench = ("bench", "-hf", "user/demo", "-hfd", "user/demo/demo-Q8_0.gguf", *flags[2:], "-r", "1")
+    document = online(*bench, HF_HUB_OFFLINE="1").document()
+    assert document["schema"] == "ggufspec/bench@1"
+    assert document["pair"]["target"] == document["pair"]["draft"]
+    assert "models--user--demo" in document["pair"]["target"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("pull demo -hf a/b", "both a PAIR and -hf"),
+        ("run -p x -m a.gguf -hf a/b", "both -m (or GGUFSPEC_MODEL) and -hf"),
+        ("run -p x -m a.gguf -md a.gguf -hfd a/b", "both -md"),
+        ("run -p x demo -hf a/b", "both a PAIR and -hf"),
+        ("bench -hf a/b", "none is given"),
+    ],
+)
+def test_contradictions(
+    server: Server, here: Path, capsys: pytest.CaptureFixture[str], arguments: str, says: str
+) -> None:
+    assert main([*arguments.split(), "--json"]) == 2
+    assert says in capsys.readouterr().out
+    assert not server.requests
+
+
+def test_a_failure_ends_the_other_thread(server: Server, here: Path) -> None:
+    server.repos[BIG][TARGET].bodies = ["slow"]
+    server.repos[SMALL][DRAFT].bodies = ["404"]
+    with pytest.raises(ModelError, match=f"refuses {SMALL}"):
+        pulled(HubFile(BIG, TARGET), HubFile(SMALL, DRAFT))
+    assert threading.active_count() < 10
+    assert sent(server) < 4 * MB
