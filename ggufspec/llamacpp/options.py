@@ -98,4 +98,6 @@ def context_hint(reason: str) -> str:
     """What to do when llama.cpp makes no context, by what it said."""
     if "requires flash_attn" in reason:
         return "-fa on, or -ctv f16"
+    if "different K" in reason:
+        return "give both caches one type: -ctk q8_0 -ctv q8_0, or neither"
     return "lower -c, -ngl or -ngld, or use a smaller KV type (-ctk q8_0 -ctv q8_0)"

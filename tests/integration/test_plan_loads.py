@@ -10,7 +10,7 @@ import shapes
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.placing import question
-from ggufspec.errors import UsageError
+from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
 from ggufspec.pairs.header import interpret
 from ggufspec.planning.confirm import Confirmer
@@ -61,7 +61,7 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
         asked = question(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)
         try:
             plan = make_plan(asked, here, confirm)
-        except UsageError as error:  # not even the compute buffers of an empty placement fit
+        except GgufspecError as error:  # not even an empty placement's buffers fit, or llama.cpp refuses the KV types
             refused.append(error.message)
             continue
         for option in filter(None, (plan.alone, plan.pair)):
@@ -77,7 +77,7 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
                 beside = option.draft_bytes["RPC0"].total if option.draft else 0
                 assert larger["RPC0"].total + beside > budget
     assert len(wanted) > 20
-    assert all("GiB of RPC0 at least" in message for message in refused)
+    assert all("GiB of RPC0 at least" in message or "different K" in message for message in refused)
     assert len({option.target.gpu_layers for option, *_ in wanted}) > 4
 
     answers = iter(dryrun.ask(dryrun.Spec(tuple(requests), paper_cards=1, real=True)).answers)
