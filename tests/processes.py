@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -52,8 +53,10 @@ class Cli:
         return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def start(self, *arguments: str | Path, **pipes: Any) -> subprocess.Popen[str]:
-        """Start the console script and leave it running."""
-        return subprocess.Popen([SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, **pipes)
+        """Start the console script and leave it running; it can be hung up, even where the tests run under nohup."""
+        return subprocess.Popen(
+            [SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, preexec_fn=_can_be_hung_up, **pipes
+        )
 
     def terminal(self, *arguments: str, columns: int = 100, **more: str) -> pexpect.spawn[str]:
         """Start the console script in a pseudo-terminal."""
@@ -66,6 +69,10 @@ class Cli:
             encoding="utf-8",
             timeout=PATIENCE_S,
         )
+
+
+def _can_be_hung_up() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def rest(child: pexpect.spawn[str]) -> str:
