@@ -53,9 +53,9 @@ class Cli:
         return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def start(self, *arguments: str | Path, **pipes: Any) -> subprocess.Popen[str]:
-        """Start the console script and leave it running; it can be hung up, even where the tests run under nohup."""
+        """Start the console script and leave it running; signals reach it, whatever the tests themselves ignore."""
         return subprocess.Popen(
-            [SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, preexec_fn=_can_be_hung_up, **pipes
+            [SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, preexec_fn=_heed_signals, **pipes
         )
 
     def terminal(self, *arguments: str, columns: int = 100, **more: str) -> pexpect.spawn[str]:
@@ -68,11 +68,14 @@ class Cli:
             dimensions=(40, columns),
             encoding="utf-8",
             timeout=PATIENCE_S,
+            preexec_fn=_heed_signals,
         )
 
 
-def _can_be_hung_up() -> None:
+def _heed_signals() -> None:
+    """In the child: nohup ignores SIGHUP, a shell's background jobs SIGINT, and both are inherited."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def rest(child: pexpect.spawn[str]) -> str:
