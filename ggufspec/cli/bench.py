@@ -84,12 +84,15 @@ def bench(
         accept=accept,
         strict=strict,
     )
-    asked = planned.Asked(
-        layers=options.layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
-        draft_layers=options.layers(gpu_layers_draft, chosen.draft_gpu_layers),
-        draft_max=draft_max or chosen.settings.draft_max,
+    asked = planned.placement_asked(
+        chosen,
+        gpu_layers=gpu_layers,
+        gpu_layers_draft=gpu_layers_draft,
+        tensor_split=tensor_split,
+        n_cpu_moe=n_cpu_moe,
+        draft_max=draft_max,
         headroom=headroom,
-        rpc=tuple(rpc or ()),
+        rpc=rpc,
     )
     pair_of_files = planned.of_pair(chosen)
     places = planned.place(pair_of_files, decoder, asked, rival=True, quiet=quiet, verbose=verbose)

@@ -84,14 +84,17 @@ def export(
         type_v=cache_type_v,
         flash_attention=flash_attn,
     )
-    asked = planned.Asked(
-        layers=options.layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
-        draft_layers=options.layers(gpu_layers_draft, chosen.draft_gpu_layers),
-        draft_max=draft_max or chosen.settings.draft_max,
-        gpu=tuple(gpu or ()),
-        vram=tuple(vram or ()),
+    asked = planned.placement_asked(
+        chosen,
+        gpu_layers=gpu_layers,
+        gpu_layers_draft=gpu_layers_draft,
+        tensor_split=tensor_split,
+        n_cpu_moe=n_cpu_moe,
+        draft_max=draft_max,
         headroom=headroom,
-        rpc=tuple(rpc or ()),
+        rpc=rpc,
+        gpu=gpu,
+        vram=vram,
     )
     places = planned.place(chosen, decoder, asked, quiet=quiet)
     settings = settings_from(

@@ -67,16 +67,19 @@ def plan(
     made = planned.make(
         subject,
         decoder,
-        planned.Asked(
-            layers=options.layers(gpu_layers, subject.target_gpu_layers, tensor_split, n_cpu_moe),
-            draft_layers=options.layers(gpu_layers_draft, subject.draft_gpu_layers),
-            kv_types=options.kv_types(allow_kv),
-            draft_max=draft_max or subject.settings.draft_max,
-            acceptance=acceptance,
-            gpu=tuple(gpu or ()),
-            vram=tuple(vram or ()),
+        planned.placement_asked(
+            subject,
+            gpu_layers=gpu_layers,
+            gpu_layers_draft=gpu_layers_draft,
+            tensor_split=tensor_split,
+            n_cpu_moe=n_cpu_moe,
+            draft_max=draft_max,
             headroom=headroom,
-            rpc=tuple(rpc or ()),
+            rpc=rpc,
+            gpu=gpu,
+            vram=vram,
+            allow_kv=allow_kv,
+            acceptance=acceptance,
         ),
         quiet=quiet,
         verbose=verbose,
@@ -98,9 +101,7 @@ def _show(document: PlanDocument, verbose: bool) -> None:
     from ggufspec.reports import plan as report
 
     out = console.out()
-    for role in ("target", "draft"):
-        if name := document.pair.get(f"{role}_shape"):
-            out.print(Text.assemble((f"{role:<6} ", "bold"), str(name)))
+    planned.show_shapes(out, document.pair)
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
     out.print(report.table(document))

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.cli import console
+from ggufspec.cli.options import kv_types as parse_kv_types
+from ggufspec.cli.options import layers as parse_layers
 from ggufspec.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ggufspec.bench.trial import Result
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.placing import Layers
@@ -47,11 +51,23 @@ class Chosen:
 def _shape(known: Known) -> str:
     header = known.header
     experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
-    return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {_size(header.weight_bytes())})"
+    return (
+        f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {shown_size(header.weight_bytes())})"
+    )
 
 
-def _size(size: int) -> str:
+def shown_size(size: int) -> str:
+    """Bytes of a file for people."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def show_shapes(out: Console, pair: dict[str, Any]) -> None:
+    """A line for each model of a document's pair."""
+    from rich.text import Text
+
+    for role in ("target", "draft"):
+        if shape := pair.get(f"{role}_shape"):
+            out.print(Text.assemble((f"{role:<6} ", "bold"), str(shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +83,35 @@ class Asked:
     vram: tuple[str, ...] = ()
     headroom: str | None = None
     rpc: tuple[str, ...] = ()
+
+
+def placement_asked(
+    chosen: Chosen | Pair,
+    *,
+    gpu_layers: str | None,
+    gpu_layers_draft: str | None,
+    tensor_split: str | None,
+    n_cpu_moe: int | None,
+    draft_max: int | None,
+    headroom: str | None,
+    rpc: Sequence[str] | None,
+    gpu: Sequence[str] | None = None,
+    vram: Sequence[str] | None = None,
+    allow_kv: str | None = None,
+    acceptance: float | None = None,
+) -> Asked:
+    """The placement options of a command, over what the profile fixes."""
+    return Asked(
+        layers=parse_layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
+        draft_layers=parse_layers(gpu_layers_draft, chosen.draft_gpu_layers),
+        kv_types=parse_kv_types(allow_kv),
+        draft_max=draft_max or chosen.settings.draft_max,
+        acceptance=acceptance,
+        gpu=tuple(gpu or ()),
+        vram=tuple(vram or ()),
+        headroom=headroom,
+        rpc=tuple(rpc or ()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +258,7 @@ def _paced(asks: Question, machine: Machine, threads: int) -> tuple[Question, Ma
     from ggufspec.hardware.host import cache_folder
     from ggufspec.planning import rehearsed
 
-    identity = rehearsed.identity(tuple(f"{card.name} {card.description}" for card in machine.cards))
+    identity = rehearsed.identity(machine.cards)
     said = []
 
     def paced(subject: Subject) -> Subject:

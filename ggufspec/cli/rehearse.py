@@ -73,12 +73,15 @@ def rehearse(
         flash_attention=flash_attn,
     )
     workers = tuple(rpc or ())
-    asked = planned.Asked(
-        layers=options.layers(gpu_layers, subject.target_gpu_layers, tensor_split, n_cpu_moe),
-        draft_layers=options.layers(gpu_layers_draft, subject.draft_gpu_layers),
+    asked = planned.placement_asked(
+        subject,
+        gpu_layers=gpu_layers,
+        gpu_layers_draft=gpu_layers_draft,
+        tensor_split=tensor_split,
+        n_cpu_moe=n_cpu_moe,
         draft_max=draft_max or _LONGEST_DRAFT,
         headroom=headroom,
-        rpc=workers,
+        rpc=rpc,
     )
     plan = planned.make(subject, decoder, asked, quiet=quiet, verbose=verbose).plan
     confirm = Confirmer(plan.machine.card_names, paper=False, rpc=workers, folder=cache_folder(), verbose=verbose)
@@ -130,8 +133,9 @@ def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool
         needed = sum(standin.needed_bytes(known) for known in subject.headers)
         size = sum(known.header.size_bytes for known in subject.headers)
         if not quiet:
-            of = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-            console.note(f"stand-ins for {of} of weights take at most {needed / 1e6:.0f} MB of disk")
+            console.note(
+                f"stand-ins for {planned.shown_size(size)} of weights take at most {needed / 1e6:.0f} MB of disk"
+            )
         with console.busy(quiet or verbose) as say:
             for known in subject.headers:
                 say(f"writing a stand-in for {known.header.name}")
@@ -183,7 +187,7 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
     from ggufspec.hardware.host import cache_folder
     from ggufspec.planning import rehearsed
 
-    machine = rehearsed.identity(tuple(f"{card.name} {card.description}" for card in plan.machine.cards))
+    machine = rehearsed.identity(plan.machine.cards)
     question = plan.question
     for stage, run in zip(stages, runs, strict=True):
         models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))
@@ -203,9 +207,7 @@ def _show(document: RehearseDocument, verbose: bool) -> None:
     from ggufspec.reports import rehearse as report
 
     out = console.out()
-    for role in ("target", "draft"):
-        if name := document.pair.get(f"{role}_shape"):
-            out.print(Text.assemble((f"{role:<6} ", "bold"), str(name)))
+    planned.show_shapes(out, document.pair)
     out.print(report.runs(document))
     if document.expected:
         out.print(report.curve(document))

@@ -76,12 +76,15 @@ def run(
         accept=accept,
         strict=strict,
     )
-    asked = planned.Asked(
-        layers=options.layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
-        draft_layers=options.layers(gpu_layers_draft, chosen.draft_gpu_layers),
-        draft_max=draft_max or chosen.settings.draft_max,
+    asked = planned.placement_asked(
+        chosen,
+        gpu_layers=gpu_layers,
+        gpu_layers_draft=gpu_layers_draft,
+        tensor_split=tensor_split,
+        n_cpu_moe=n_cpu_moe,
+        draft_max=draft_max,
         headroom=headroom,
-        rpc=tuple(rpc or ()),
+        rpc=rpc,
     )
     spec = trial.Spec(
         target=chosen.target,

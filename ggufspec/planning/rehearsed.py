@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +21,9 @@ from ggufspec.pairs.header import ModelHeader
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MachineSpeed, fit, pass_s
 from ggufspec.planning.store import read_json, write_json
+
+if TYPE_CHECKING:
+    from ggufspec.planning.plan import Card
 
 _FILE = "rehearsed.json"
 _MOST_POINTS = 16  # of one model
@@ -43,9 +47,11 @@ class Point:
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
 
 
-def identity(cards: Sequence[str]) -> str:
+def identity(cards: Sequence[Card]) -> str:
     """This machine with these cards, by name and description, and the version of llama.cpp."""
-    return "; ".join((version("llama-cpp-python"), host.cpu_name(), *cards))
+    return "; ".join(
+        (version("llama-cpp-python"), host.cpu_name(), *(f"{card.name} {card.description}" for card in cards))
+    )
 
 
 def key(header: ModelHeader) -> str:
