@@ -52,10 +52,24 @@ class Cli:
         )
         return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def start(self, *arguments: str | Path, **pipes: Any) -> subprocess.Popen[str]:
-        """Start the console script and leave it running; signals reach it, whatever the tests themselves ignore."""
+    def start(
+        self, *arguments: str | Path, first: Callable[[], None] | None = None, **pipes: Any
+    ) -> subprocess.Popen[str]:
+        """Start the console script and leave it running; signals reach it, whatever the tests themselves ignore.
+
+        Args:
+            arguments: of the command line.
+            first: called in the child before the script.
+            pipes: keywords of ``Popen``.
+        """
+
+        def prepare() -> None:
+            _heed_signals()
+            if first is not None:
+                first()
+
         return subprocess.Popen(
-            [SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, preexec_fn=_heed_signals, **pipes
+            [SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, preexec_fn=prepare, **pipes
         )
 
     def terminal(self, *arguments: str, columns: int = 100, **more: str) -> pexpect.spawn[str]:

@@ -592,7 +592,7 @@ def test_what_the_disk_took_is_kept(online: Cli, server: Server, made: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, (MB, MB))
 
     arguments = ("pull", "-hf", BIG, "-y", "--json")
-    child = online.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=limit)
+    child = online.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, first=limit)
     _, stderr = child.communicate()
     assert child.returncode == 1
     assert "cannot be read or written: File too large" in stderr
