@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 
 from ggufspec.decoding import acceptance
 from ggufspec.decoding.acceptance import (
-    _RULES,
     ExactRule,
     Law,
     Proposal,
     ResidualRule,
+    TopKRule,
+    TypicalRule,
     Verdict,
     acceptance_probability,
+    log_probabilities,
     make_rule,
     pick,
     residual,
     verify_residual,
 )
-from ggufspec.decoding.options import RULES
+from ggufspec.decoding.options import RULES, check_rule, is_lossy
 from ggufspec.decoding.sampling import Candidates, Sampling
 from ggufspec.errors import UsageError
 
@@ -294,7 +296,10 @@ def test_the_rule_knows_q_as_truncated_and_tempered():
     assert proposal.q.probabilities() == pytest.approx([4 / 53, 49 / 53], rel=1e-6)
 
 
-# --- both rules ----------------------------------------------------------------------------------------------------
+LOSSLESS = ("exact", "residual")
+NAMES = (*LOSSLESS, "top-k:2", "typical:0.3")
+
+# --- all rules ----------------------------------------------------------------------------------------------------
 
 
 class Logits:
@@ -365,7 +370,7 @@ def test_exact_rule_may_drop_tokens_because_of_their_own_probability(seed, sampl
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.sampled_from(sorted(RULES)), st.integers(0, 2**32), st.integers(1, 6), SAMPLINGS)
+@given(st.sampled_from(NAMES), st.integers(0, 2**32), st.integers(1, 6), SAMPLINGS)
 def test_the_target_as_its_own_draft_is_always_accepted(name, seed, length, sampling):
     target, rule = Logits(seed, 5), make_rule(name, sampling)
     proposals = []
@@ -377,35 +382,163 @@ def test_the_target_as_its_own_draft_is_always_accepted(name, seed, length, samp
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32), st.data())
-def test_at_temperature_0_both_rules_are_greedy(seed, data):
+def test_at_temperature_0_lossless_rules_and_the_best_of_one_are_greedy(seed, data):
     target = Logits(seed, 4)
     guesses = st.lists(st.integers(0, 3).map(Proposal), max_size=4)
     greedy = ()
     for _ in range(10):
         greedy += (int(target(greedy).argmax()),)
-    for name in RULES:
+    for name in (*LOSSLESS, "top-k:1"):
         assert decode(target, make_rule(name, Sampling()), 10, lambda _: data.draw(guesses)) == greedy
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_behind_the_first_rejection_are_not_read(name):
     rows = np.stack([row([1, 0]), row([np.nan, np.nan])])
     wrong = Proposal(1, Candidates(np.array([1]), np.zeros(1)))
     assert make_rule(name, Sampling(temperature=1)).verify(rows, [wrong, wrong], 0) == Verdict(0, 0)
 
 
-@pytest.mark.parametrize(("name", "truncation"), list(product(RULES, [FULL, {"top_k": 3}])))
+@pytest.mark.parametrize(("name", "truncation"), list(product(NAMES, [FULL, {"top_k": 3}])))
 def test_the_same_seed_gives_the_same_text(name, truncation):
     target = Logits(3, 50)
     texts = [target_only(target, make_rule(name, Sampling(0.9, seed=seed, **truncation)), 20) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", NAMES)
+def test_agreement_is_the_chance_of_the_proposal(name, temperature):
+    draft, rule = Logits(8, 5), make_rule(name, Sampling(temperature, seed=3, **FULL))
+    for position in range(20):
+        logits = draft((position,))
+        chances = [rule.agreement(logits, position, token) for token in range(5)]
+        if name == "residual" and temperature:
+            assert chances == pytest.approx(np.exp(log_probabilities(logits, temperature)))
+        else:
+            assert chances == [float(token == rule.propose(logits, position).token) for token in range(5)]
+
+
+def test_a_verdict_tells_what_stays():
+    assert Verdict(2, 7).emitted((4, 5, 6)) == (4, 5, 7)
+    assert Verdict(1, None).emitted((4, 5, 6)) == (4,)
+
+
 def test_rules_by_name():
-    assert sorted(RULES) == sorted(_RULES) == ["exact", "residual"]
-    for name in RULES:
+    kinds = {"exact": ExactRule, "residual": ResidualRule, "top-k:2": TopKRule, "typical:0.3": TypicalRule}
+    for name, kind in kinds.items():
         rule = make_rule(name, Sampling())
-        assert (rule.name, rule.lossless) == (name, True)
+        assert type(rule) is kind
+        assert (rule.name, rule.lossless, rule.may_trim) == (name, name in LOSSLESS, name != "residual")
+        assert is_lossy(name) is not rule.lossless
+    assert [name.partition(":")[0] for name in RULES] == [name.partition(":")[0] for name in kinds]
     with pytest.raises(UsageError, match="'magic'") as caught:
         make_rule("magic", Sampling())
-    assert "exact, residual" in caught.value.hint
+    assert "exact, residual, top-k:N, typical:EPS" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["top-k:1", "top-k:1000", "typical:0.001", "typical:.999"])
+def test_numbers_of_lossy_rules(name):
+    check_rule(name)
+
+
+BAD = [
+    "top-k",
+    "top-k:",
+    "top-k:N",
+    "top-k:0",
+    "top-k:-1",
+    "top-k:1001",
+    "top-k:10000000000000",
+    "top-k:1.5",
+    "top-k:²",
+]
+BAD += ["typical", "typical:", "typical:EPS", "typical:0", "typical:1", "typical:nan", "typical:-0.1", "exact:1", ""]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_numbers_of_lossy_rules(name):
+    with pytest.raises(UsageError) as caught:
+        check_rule(name)
+    if ":" in name and "exact" not in name:
+        assert caught.value.hint.startswith("--accept ")
+
+
+# --- the lossy rules -----------------------------------------------------------------------------------------------
+
+ROW = row([0.1, 0.4, 0.2, 0.2, 0.1])  # by rank: 1, then 2 and 3, then 0 and 4
+
+
+def verdicts(name, logits, **sampling):
+    """The verdict on each token of the vocabulary, drafted alone."""
+    rule = make_rule(name, Sampling(**sampling))
+    behind = row(np.eye(logits.size)[-1])
+    return [rule.verify(np.stack([logits, behind]), [Proposal(x)], 0) for x in range(logits.size)]
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"), [(1, {1}), (2, {1, 2}), (3, {1, 2, 3}), (4, {0, 1, 2, 3}), (5, set(range(5)))]
+)
+def test_top_k_keeps_the_targets_best_and_ties_go_to_the_lower_id(count, kept):
+    for x, verdict in enumerate(verdicts(f"top-k:{count}", ROW)):
+        assert verdict == (Verdict(1, 4) if x in kept else Verdict(0, 1))
+
+
+def test_top_k_keeps_nothing_impossible():
+    assert [v.accepted for v in verdicts("top-k:1000", row([0.5, 0.5, 0, 0]))] == [1, 1, 0, 0]
+
+
+def test_the_targets_own_choice_is_kept_however_unlikely():
+    sampling = {"temperature": 1.0, **FULL}
+    own = make_rule("exact", Sampling(**sampling)).verify(row([0.3, 0.29, 0.41])[None], [], 0).token
+    for name in ("top-k:1", "typical:0.9"):
+        assert verdicts(name, row([0.3, 0.29, 0.41]), **sampling)[own].accepted == 1
+    assert own != 2  # or the test would say nothing
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "probabilities", "temperature", "kept"),
+    [
+        # entropy ln 4: delta exp(-H) is 0.5 / 4, above which all four are
+        (0.25, [0.25, 0.25, 0.25, 0.25], 1.0, {0, 1, 2, 3}),
+        # entropy 1.0751, its exponential 0.3413: bar 0.1706 with delta 0.5, 0.2730 with delta 0.8, epsilon is higher
+        (0.25, [0.5, 0.3, 0.15, 0.05, 0.0], 1.0, {0, 1}),
+        (0.64, [0.5, 0.3, 0.15, 0.05, 0.0], 1.0, {0, 1}),
+        # epsilon is the lower one: 0.01, against 0.1 exp(-0.1985) = 0.082
+        (0.01, [0.96, 0.015, 0.009, 0.016], 1.0, {0, 1, 3}),
+        # at temperature 0 the distribution is that at 1
+        (0.25, [0.5, 0.3, 0.15, 0.05, 0.0], 0.0, {0, 1}),
+        # at 2 it is flatter: 0.37, 0.29, 0.20, 0.14 after tempering 16:9:4:2 or so; entropy 1.31, bar 0.135
+        (0.25, [0.5, 0.3, 0.15, 0.05], 2.0, {0, 1, 2}),
+    ],
+)
+def test_typical_acceptance(epsilon, probabilities, temperature, kept):
+    logits = row(probabilities)
+    p = np.array(probabilities) ** (1 / (temperature or 1))
+    p /= p.sum()
+    entropy = -sum(x * np.log(x) for x in p if x)
+    bar = min(epsilon, epsilon**0.5 * np.exp(-entropy))
+    assert set(np.flatnonzero(p > bar)) == kept  # the table is right
+    found = verdicts(f"typical:{epsilon}", logits, temperature=temperature, **FULL)
+    own = next(v.token for v in verdicts("exact", logits, temperature=temperature, **FULL) if not v.accepted)
+    assert {x for x, v in enumerate(found) if v.accepted} == kept | {own}
+
+
+def test_acceptance_at_one_position_is_of_that_positions_row():
+    likely, unlikely = row([0.6, 0.3, 0.1]), row([0.9, 0.1, 0.0])
+    chain = [Proposal(1), Proposal(2), Proposal(0)]
+    rule = make_rule("top-k:2", Sampling())
+    assert rule.verify(np.stack([likely] * 4), chain, 0) == Verdict(1, 0)
+    assert rule.verify(np.stack([unlikely, likely, likely, likely]), [Proposal(1), Proposal(1)], 0) == Verdict(2, 0)
+    rule = make_rule("typical:0.16", Sampling())  # bars 0.16 and 0.16: 0.3 and not 0.1
+    assert rule.verify(np.stack([likely, unlikely, likely]), [Proposal(1), Proposal(1)], 0) == Verdict(1, 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), SAMPLINGS, st.data())
+def test_the_best_of_one_at_temperature_0_is_the_exact_rule(seed, vocab, sampling, data):
+    target = Logits(seed, vocab, ties=True)
+    drafted = data.draw(st.lists(st.integers(0, vocab - 1), max_size=4))
+    rows, proposals = rows_of(target, (), drafted), [Proposal(x) for x in drafted]
+    greedy = Sampling(0.0, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed)
+    assert make_rule("top-k:1", greedy).verify(rows, proposals, 0) == ExactRule(greedy).verify(rows, proposals, 0)

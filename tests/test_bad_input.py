@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,11 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
         ("--top-k -1", "top-k -1"),
         ("--min-p 1", "min-p 1"),
         ("-s -1", "seed -1"),
-        ("--accept nonsense", "exact, residual"),
+        ("--accept nonsense", "exact, residual, top-k:N, typical:EPS"),
+        ("--accept top-k:0", "--accept top-k:3"),
+        ("--accept typical:1", "--accept typical:0.3"),
+        ("--drafter nobody", "'draft', 'lookup', 'both', 'none'"),
+        ("--draft-policy lazy", "'adaptive', 'fixed'"),
         ("-ctk nonsense", "q8_0"),
         ("-ctv nonsense", "q8_0"),
         ("-fa perhaps", "auto, on, off"),
@@ -162,6 +167,70 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
 )
 def test_values_out_of_range(cli: Cli, flags: str, word: str) -> None:
     refused(cli("run", *PROMPT, "--json", *flags.split()), 2, word)
+
+
+def test_a_drafter_by_variable_that_is_none(cli: Cli) -> None:
+    refused(cli("run", *PROMPT, "--json", GGUFSPEC_DRAFTER="nobody"), 2, "'lookup'", "GGUFSPEC_DRAFTER=nobody")
+
+
+# drafters
+
+
+@pytest.mark.parametrize("drafter", ["draft", "both"])
+def test_a_drafter_that_is_not_there(cli: Cli, target: Path, drafter: str) -> None:
+    done = cli("run", "-m", target, "--drafter", drafter, *PROMPT, "--json")
+    refused(done, 2, f"--drafter {drafter} needs a draft model", "-md DRAFT, or --drafter lookup")
+
+
+def test_a_bench_of_nobody(cli: Cli, target: Path) -> None:
+    refused(cli("bench", "--drafter", "none", "--json"), 2, "--drafter none", "--drafter lookup")
+    refused(cli("bench", "-m", target, "--drafter", "draft", "--json"), 2, "-md DRAFT", "--drafter lookup")
+
+
+def test_a_corpus_that_is_no_text(cli: Cli, target: Path, tmp_path: Path) -> None:
+    """It is read before the models are."""
+    missing, binary = tmp_path / "corpus.txt", tmp_path / "corpus.bin"
+    binary.write_bytes(b"\xff\xfe")
+    for command in ("run", "bench"):
+        lookup = (command, *PROMPT, "--json", "--lookup-corpus")
+        refused(cli(*lookup, missing), 2, f"{missing} cannot be read: No such file", f"ls {tmp_path}")
+        refused(cli(*lookup, tmp_path), 2, f"{tmp_path} cannot be read: Is a directory")
+        refused(cli(*lookup, binary), 2, f"{binary} is not UTF-8 text", "convert it to UTF-8")
+
+
+def test_a_corpus_without_a_lookup(cli: Cli, target: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("def f(x): return x")
+    flags = (*PROMPT, "--lookup-corpus", corpus, "--json")
+    refused(cli("run", *flags, "--drafter", "draft"), 2, "a corpus is for the lookup", "--drafter both")
+    refused(cli("run", *flags, "--no-draft"), 2, "a corpus is for the lookup")
+    refused(cli("run", "-m", target, *flags), 2, "a corpus is for the lookup", "--drafter lookup")
+
+
+# grammars
+
+
+def test_two_grammars(cli: Cli, tmp_path: Path) -> None:
+    grammars = ("--grammar", 'root ::= "a"'), ("--grammar-file", tmp_path / "a.gbnf"), ("-j", "{}"), ("-jf", tmp_path)
+    for one, other in itertools.pairwise(grammars):
+        refused(cli("run", *PROMPT, *one, *other, "--json"), 2, "more than one grammar", "--grammar, --grammar-file")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--grammar", 'root ::= "a'), ("line 1", "grammars/README.md")),
+        (("--grammar", ""), ("no rule named root",)),
+        (("--grammar", "root ::= other"), ("'other'",)),
+        (("--grammar-file", "none.gbnf"), ("none.gbnf cannot be read", "ls ")),
+        (("-j", "{"), ("the schema is not JSON",)),
+        (("-j", "[]"), ("no JSON object",)),
+        (("-j", '{"type": "numbr"}'), ("cannot be made a grammar", "numbr")),
+        (("-jf", "none.json"), ("none.json cannot be read", "ls ")),
+    ],
+)
+def test_what_is_no_grammar(cli: Cli, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(cli("run", *PROMPT, *flags, "--json"), 2, *words)
 
 
 def test_a_quantised_value_cache_without_flash_attention(cli: Cli) -> None:

@@ -13,7 +13,9 @@ import pexpect
 import pytest
 from processes import SCRIPT, Cli, plain, rest
 
-COMMANDS = ("bench", "run", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles")
+COMMANDS = (
+    *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
+)
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
 
@@ -62,8 +64,9 @@ def test_completion_knows_the_commands(cli: Cli) -> None:
 
 
 def test_run_prints_the_answer_alone_and_says_the_rest_on_stderr(cli: Cli) -> None:
-    document = cli("run", *PROMPT, "-n", "6", "--json").document()
-    done = cli("run", *PROMPT, "-n", "6")
+    fixed = ("--draft-policy", "fixed")  # times nothing, so that there is nothing to say of a busy machine
+    document = cli("run", *PROMPT, "-n", "6", *fixed, "--json").document()
+    done = cli("run", *PROMPT, "-n", "6", *fixed)
     assert done.code == 0
     assert done.stdout == document["text"] + "\n"
     assert re.fullmatch(r"6 tokens, [\d.]+ tokens/s, \d+% accepted, [\d.]+ tokens/round\n", done.stderr)
@@ -178,7 +181,8 @@ def test_the_table_is_whole_and_a_full_disk_costs_the_file_alone(cli: Cli, tmp_p
     """In a real terminal: no line is longer than it, every run is one line, no word is broken."""
     kept = tmp_path / "r.md"
     exports = ("--export-json", "/dev/full", "--export-markdown", str(kept))
-    child = cli.terminal(*SHORT_BENCH, "--draft-max", "12", *exports, columns=columns)
+    drafting = ("--draft-policy", "fixed", "--draft-max", "12", "--accept", "top-k:2")  # the widest row
+    child = cli.terminal(*SHORT_BENCH, *drafting, *exports, columns=columns)
     shown = plain(rest(child))
     result, _, failure = shown.partition("error: ")
     assert child.exitstatus == 1
@@ -189,7 +193,8 @@ def test_the_table_is_whole_and_a_full_disk_costs_the_file_alone(cli: Cli, tmp_p
     lines = result.splitlines()
     assert max(map(len, lines)) <= columns
     assert any(re.search(r"Run +GPU layers +Tokens/s +Gain +Accepted +Tokens/round", line) for line in lines)
-    assert any(re.search(r"speculative +\d+/\d+ \+ \d+/\d+ +[\d.]+ +[\d.]+× +\d+% +[\d.]+", line) for line in lines)
+    row = r"speculative \(lossy\) +\d+/\d+ \+ \d+/\d+ +[\d.]+ +[\d.]+× +\d+% +[\d.]+"
+    assert any(re.search(row, line) for line in lines)
     assert "Accepted by position of the draft:" in result
 
 
@@ -217,6 +222,7 @@ file = "{draft}"
 def test_precedence(cli: Cli, tmp_path: Path, target: Path, draft: Path) -> None:
     set_, bare = tmp_path / "set.toml", tmp_path / "bare.toml"
     set_.write_text(PROFILE.format(target=target, draft=draft, settings="draft_max = 3"))
+    fixed = ("--draft-policy", "fixed")
     bare.write_text(PROFILE.format(target=target, draft=draft, settings=""))
 
     def draft_max(*arguments: str | Path, **environment: str) -> int:
@@ -224,8 +230,9 @@ def test_precedence(cli: Cli, tmp_path: Path, target: Path, draft: Path) -> None
         value: int = done.document()["settings"]["draft_max"]
         return value
 
-    assert draft_max(bare) == 4
-    assert draft_max(set_) == 3
+    assert draft_max(bare) == 15
+    assert draft_max(bare, *fixed) == 4
+    assert draft_max(set_) == draft_max(set_, *fixed) == 3
     assert draft_max(set_, GGUFSPEC_DRAFT_MAX="2") == 2
     assert draft_max(set_, "--draft-max", "1", GGUFSPEC_DRAFT_MAX="2") == 1
 

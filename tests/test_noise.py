@@ -179,13 +179,38 @@ def test_choose_full_is_choose_over_every_token():
         assert choose_full(logits, 0.7, 9, position) == choose(found.ids, found.scores, 9, position)
 
 
+@given(st.integers(0, MASK), st.integers(0, 2**40), st.integers(0, 2**40))
+def test_one_tokens_noise_is_that_of_many(seed, position, token):
+    one = noise._gumbel_int(int(noise._start(seed, position)), token)
+    assert one == pytest.approx(gumbel(seed, position, np.array([token]))[0], rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, MASK),
+    count=st.sampled_from([2, noise._FEW, noise._FEW + 1, BLOCK, BLOCK + 1, 5000]),
+    spread=st.sampled_from([0.0, 0.1, 1.0, 10.0]),
+    stride=st.sampled_from([1, 3, 50]),
+)
+def test_choose_is_brute_force(seed, count, spread, stride):
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.choice(count * stride, size=count, replace=False))
+    scores = rng.normal(size=count) * spread - 100
+    assert choose(ids, scores, seed, 5) == ids[(scores + gumbel(seed, 5, ids)).argmax()]
+
+
 def test_one_candidate_needs_no_noise():
     assert choose(np.array([17]), np.array([0.0]), 0, 0) == 17
 
 
 def test_a_tie_goes_to_the_lowest_id(monkeypatch):
     monkeypatch.setattr(noise, "_gumbel", lambda _, ids: np.zeros(ids.size))
-    assert choose(np.array([3, 5, 9]), np.array([0.0, 1.0, 1.0]), 0, 0) == 5
+    monkeypatch.setattr(noise, "_gumbel_int", lambda _, __: 0.0)
+    monkeypatch.setattr(noise, "_block_highest", lambda _, blocks: (np.zeros(blocks.size), np.zeros(1, np.int64)))
+    for count in (3, 100, 3000):
+        scores = np.zeros(count)
+        scores[1:] = 1
+        assert choose(np.arange(0, 7 * count, 7), scores, 0, 0) == 7
     assert choose_full(np.array([0, 2, 2], np.float32), 1.0, 0, 0) == 1
 
 

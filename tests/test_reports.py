@@ -5,6 +5,7 @@ import io
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,7 @@ def test_the_run_document_keeps_its_contract():
     told = json.loads(to_json(RunDocument({}, {}, "é\n", (1, 2), "end", PAIR)))
     assert (told["schema"], told["text"], told["tokens"]) == ("ggufspec/run@1", "é\n", [1, 2])
     assert told["statistics"]["tokens_per_s"]["median"] == 12.34
+    assert (told["notes"], told["interrupted"]) == ([], False)
 
 
 def test_the_error_document_keeps_its_contract():
@@ -127,6 +129,28 @@ def test_a_row_per_run_that_was_measured():
         ("target-only", "45/81", "2.00 ± 0.10", "", "", "", ""),
         ("speculative", "45/81 + 33/33", "12.3 ± 0.6", "6.17×", "62%", "2.50", "80% 50%"),
     ]
+
+
+def test_nothing_drafted_is_not_nothing_accepted():
+    idle = replace(PAIR, drafted=0, accepted=0, acceptance_rate=0.0, accepted_by_position=())
+    rows = tables.rows(document(runs={"speculative": idle}))
+    assert rows == [("speculative", "45/81 + 33/33", "12.3 ± 0.6", "6.17×", "–", "2.50", "")]
+
+
+def test_a_lookup_has_no_layers():
+    lookup = replace(PAIR, draft_gpu_layers=0, draft_layers=0)
+    assert tables.rows(document(runs={"speculative": lookup}))[0][1] == "45/81"
+
+
+LOSSY = document(runs={"target_only": ALONE, "draft_only": ALONE, "speculative": replace(PAIR, lossy=True)})
+
+
+def test_a_lossy_run_is_labelled_everywhere():
+    assert [row[0] for row in tables.rows(LOSSY)] == ["target-only", "draft-only", "speculative (lossy)"]
+    assert "| speculative (lossy) |" in tables.markdown(LOSSY)
+    lines = csv.DictReader(io.StringIO(tables.comma_separated(LOSSY)))
+    assert [line["lossy"] for line in lines] == ["False"] * 6 + ["True"] * 3
+    assert json.loads(to_json(LOSSY))["runs"]["speculative"]["lossy"] is True
 
 
 def test_no_gain_without_a_speedup():
@@ -168,11 +192,15 @@ def test_csv_has_a_line_per_trial_with_raw_numbers():
     assert (lines[0]["peak_rss_bytes"], lines[3]["peak_rss_bytes"]) == ("1000", "2000")
 
 
-def test_the_terminal_shows_all_but_the_positions_in_80_columns():
+@pytest.mark.parametrize("bench", [document(), LOSSY], ids=["exact", "lossy"])
+def test_the_terminal_shows_all_but_the_positions_in_80_columns(bench):
     out = Console(file=io.StringIO(), width=80)
-    out.print(tables.terminal(document()))
+    out.print(tables.terminal(bench))
     shown = out.file.getvalue()
-    assert all(cell in shown for row in tables.rows(document()) for cell in row[:-1])
+    assert all(cell in shown for row in (tables.COLUMNS, *tables.rows(bench)) for cell in row[:-1])
+
+
+def test_acceptance_by_position_has_a_line_of_its_own():
     assert (tables.by_position(document()), tables.by_position(document(runs={}))) == ("80% 50%", "")
 
 

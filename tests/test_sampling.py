@@ -7,7 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ggufspec.decoding.sampling import Candidates, Sampling, candidates
+from ggufspec.decoding import sampling as module
+from ggufspec.decoding.sampling import Candidates, Sampling, candidates, confidence
 from ggufspec.errors import ModelError, UsageError
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -27,7 +28,7 @@ def reference(logits, sampling):
         reached = 0.0
         for n, (x, _) in enumerate(row, 1):
             reached += math.exp(x - peak) / total
-            assume(abs(reached - sampling.top_p) > 1e-9)
+            assume(abs(reached - sampling.top_p) > 1e-5)  # the sum is of 32 bits
             if reached >= sampling.top_p:
                 row = row[:n]
                 break
@@ -74,6 +75,85 @@ def test_large_rows(seed, vocab, spread, sampling):
     logits[rng.random(vocab) < rng.choice([0.0, 0.3, 0.99])] = -np.inf
     logits[rng.integers(vocab)] = 2 * spread
     assert_matches_reference(logits, sampling)
+
+
+def shaped(kind, vocab, rng):
+    """A row of a kind that top-p finds its way through differently."""
+    row = rng.normal(size=vocab) * 2.5
+    if kind == "head":
+        row[rng.integers(vocab, size=vocab // 500)] = 15 - 2 * np.log(np.arange(1, vocab // 500 + 1))
+    elif kind == "padded":
+        row[vocab // 20 :] = -500
+    elif kind == "masked":
+        row[rng.random(vocab) < 0.99] = -np.inf
+    elif kind == "two values":
+        row = np.where(rng.random(vocab) < 0.3, 1.0, 0.0)
+    elif kind == "equal":
+        row[:] = 3
+    elif kind == "a sample misleads":
+        row = np.where(np.arange(vocab) % module._STRIDE == 0, 3, rng.random(vocab) / 100)
+    elif kind == "a sample sees nothing":
+        row[:: module._STRIDE] = -np.inf
+        row *= 0.01
+    elif kind == "far from 0":
+        row += 1000
+    return row.astype(np.float32)
+
+
+SHAPES = [
+    "flat",
+    "head",
+    "padded",
+    "masked",
+    "two values",
+    "equal",
+    "a sample misleads",
+    "a sample sees nothing",
+    "far from 0",
+]
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("vocab", [4096, 20_011])
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
+def test_top_p_alone_over_every_shape_of_row(kind, vocab, min_p):
+    logits = shaped(kind, vocab, np.random.default_rng(vocab))
+    for top_p in (0.05, 0.5, 0.95, 0.9991):
+        found = candidates(logits, Sampling(0.8, 0, top_p, min_p))
+        fewest = top_p_exactly(logits, top_p * (1 - 1e-6), min_p)  # the row's sum is of 32 bits
+        most = top_p_exactly(logits, top_p * (1 + 1e-6), min_p)
+        assert set(fewest) <= set(found.ids) <= set(most)
+        assert np.all(np.diff(found.ids) > 0)
+        assert np.array_equal(found.scores, (logits[found.ids].astype(np.float64) - float(logits.max())) / 0.8)
+
+
+def top_p_exactly(logits, top_p, min_p):
+    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
+    order = np.argsort(-logits, kind="stable")
+    reached = weights[order].cumsum()
+    kept = order[: np.searchsorted(reached, top_p * math.fsum(weights)) + 1]
+    return np.sort(kept[logits[kept].astype(np.float64) >= float(logits.max()) + math.log(min_p or 1e-300)])
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_32_bit_total_is_within_its_word(kind):
+    logits = shaped(kind, 20_011, np.random.default_rng(1))
+    peak = float(logits.max())
+    assert module._total(logits, peak) == pytest.approx(math.fsum(np.exp(logits.astype(float) - peak)), rel=1e-5)
+
+
+def test_confidence_is_exact_where_every_class_is_one_token():
+    logits = np.log(np.array([0.1, 0.6, 0.3], np.float32)) + 20
+    assert confidence(logits) == pytest.approx(0.6, rel=1e-5)
+    logits = np.random.default_rng(0).normal(size=2047).astype(np.float32)
+    assert confidence(logits) == pytest.approx(candidates(logits, Sampling(1, **OFF)).probabilities().max(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_confidence_is_an_estimate_from_above(kind):
+    logits = shaped(kind, 20_011, np.random.default_rng(2))
+    highest = candidates(logits, Sampling(1, **OFF)).probabilities().max()
+    assert highest * (1 - 1e-5) <= confidence(logits) <= min(1, 20 * highest) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
@@ -127,7 +207,9 @@ def test_probabilities_do_not_overflow():
     assert Candidates(np.arange(2), np.array([1e4, 1e4])).probabilities().tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1), Sampling(temperature=1, **OFF)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1), Sampling(1, 0, 0.9, 0), Sampling(temperature=1, **OFF)]
+)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_nan_and_infinite_logits_are_the_models_fault(sampling, value):
     logits = np.zeros(100, np.float32)
@@ -136,6 +218,14 @@ def test_nan_and_infinite_logits_are_the_models_fault(sampling, value):
         candidates(logits, sampling)
     with pytest.raises(ModelError, match="maximum of -inf"):
         candidates(np.full(100, -np.inf, np.float32), sampling)
+    large = np.zeros(20_011, np.float32)
+    for place in (0, 12_345, 20_010):  # in a whole row of classes, and behind the last
+        large[place] = value
+        with pytest.raises(ModelError):
+            candidates(large, sampling)
+        with pytest.raises(ModelError):
+            confidence(large)
+        large[place] = 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What measured trials say about a pair; the trials are made by hand."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.pairs.profile import Pair
-from ggufspec.reports.document import Run, SpeculativeRun, Spread
+from ggufspec.reports.document import Run, SpeculativeRun, Spread, to_json
 
 
 def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
@@ -30,7 +31,7 @@ def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft
     )
 
 
-def result(*answers, draft=None, gpu_layers=0, load_s=1.0, rss=100, vram=0):
+def result(*answers, draft=None, drafters=None, gpu_layers=0, load_s=1.0, rss=100, vram=0, notes=()):
     return trial.Result(
         answers=tuple(trial.Answer("", tuple(range(one.tokens)), one) for one in answers),
         target=trial.Placed("llama 1B", 16, gpu_layers, 1000),
@@ -39,6 +40,8 @@ def result(*answers, draft=None, gpu_layers=0, load_s=1.0, rss=100, vram=0):
         peak_rss_bytes=rss,
         vram_bytes=vram,
         finished=True,
+        drafters=(() if draft is None else ("draft",)) if drafters is None else drafters,
+        notes=notes,
     )
 
 
@@ -54,7 +57,7 @@ def run(tokens_per_s=2.0, gpu_layers=0):
     return Run(gpu_layers, 16, 20, Spread(tokens_per_s, (tokens_per_s, tokens_per_s), (tokens_per_s,)), 20, 100, 0, 1)
 
 
-def speculative(tokens_per_s=4.0, gpu_layers=0, draft_gpu_layers=0):
+def speculative(tokens_per_s=4.0, gpu_layers=0, draft_gpu_layers=0, lossy=False):
     base = run(tokens_per_s, gpu_layers)
     return SpeculativeRun(
         **{name: getattr(base, name) for name in Run.__slots__},
@@ -68,6 +71,7 @@ def speculative(tokens_per_s=4.0, gpu_layers=0, draft_gpu_layers=0):
         rounds=8,
         draft_s=0.125,
         verify_s=0.5,
+        lossy=lossy,
     )
 
 
@@ -101,7 +105,20 @@ def test_a_speculative_run_in_one_row():
 
 def test_a_pair_that_never_drafted_divides_by_nothing():
     found = versus.summarise([result(statistics(1, 1.0), draft=0)])
-    assert (found.acceptance_rate, found.accepted_by_position, found.tokens_per_round) == (0.0, (0.0,), 1.0)
+    assert (found.acceptance_rate, found.accepted_by_position, found.tokens_per_round) == (0.0, (), 1.0)
+
+
+def test_a_lookup_needs_no_draft_model():
+    found = versus.summarise([result(statistics(20, 5.0, 8, (8, 8), (7, 5)), drafters=("lookup",))], lossy=True)
+    assert isinstance(found, SpeculativeRun)
+    assert (found.draft_layers, found.draft_gpu_layers, found.drafted, found.lossy) == (0, 0, 16, True)
+
+
+def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
+    one = replace(statistics(20, 5.0, 8, (6, 6), (5, 4)), plain_rounds=2, lookup_drafted=5, lookup_accepted=3)
+    other = replace(one, plain_rounds=1, lookup_drafted=0, lookup_accepted=0)
+    found = versus.summarise([result(one, other, drafters=("draft", "lookup")), result(one, draft=0)])
+    assert (found.plain_rounds, found.lookup_drafted, found.lookup_accepted) == (5, 10, 6)
 
 
 # of a target-only token that takes 0.5 s
@@ -162,6 +179,20 @@ def test_a_rival_at_another_placement_is_named():
     assert better.worth_it
 
 
+def test_a_pair_that_nobody_drafts_for_was_not_interrupted():
+    """Its memory forgets at a price that no draft earns: the note says so, and it runs as target-only does."""
+    found = versus.summarise([result(statistics(20, 5.0), draft=0, drafters=())])
+    assert type(found) is Run
+    verdict = versus.judge(SPEEDUP, run(), found)
+    assert (verdict.worth_it, verdict.text.split(":")[0]) == (False, "Not worth it")
+
+
+def test_a_verdict_on_a_lossy_rule_says_so():
+    lossless, lossy = (versus.judge(SPEEDUP, run(), speculative(lossy=lossy)) for lossy in (False, True))
+    assert lossy.text == f"{lossless.text} The rule is lossy: the text is not the target's own."
+    assert lossy.worth_it
+
+
 OPTIONS = DecoderOptions(gpu_layers=9, draft_gpu_layers=5, threads=2, draft_max=2)
 
 
@@ -214,9 +245,55 @@ def test_what_each_mode_runs(bench):
     spec = bench.experiment.spec
     assert bench.spec_of("speculative") == spec
     only = bench.spec_of("target_only")
-    assert (only.target, only.draft, only.options) == (spec.target, None, spec.options)
+    assert (only.target, only.draft, only.options) == (spec.target, None, replace(OPTIONS, drafter="none"))
     draft = bench.spec_of("draft_only")
     assert (draft.target, draft.draft, draft.options.gpu_layers) == (spec.draft, None, 5)
+    assert draft.options.drafter == "none"
+
+
+def test_a_lookup_alone_has_no_draft_to_measure(bench):
+    options = replace(OPTIONS, drafter="lookup", lookup_corpus=Path("corpus.txt"))
+    spec = replace(bench.experiment.spec, draft=None, options=options)
+    bench = versus.Bench(replace(bench.experiment, spec=spec))
+    assert bench.experiment.modes == ("target_only", "speculative")
+    assert bench.spec_of("speculative") == spec
+    only = bench.spec_of("target_only").options
+    assert (only.drafter, only.lookup_corpus) == ("none", None)
+    bench.results["target_only"] = [alone(10)] * 3
+    bench.results["speculative"] = [result(statistics(20, 5.0, 8, (8,), (7,)), drafters=("lookup",))] * 3
+    document = json.loads(to_json(bench.document()))
+    assert document["settings"]["lookup_corpus"] == "corpus.txt"
+    assert document["plan"]["draft"] is None
+    assert document["speedup"]["median"] == 2.0
+
+
+@pytest.mark.parametrize(("accept", "lossy"), [("exact", False), ("residual", False), ("top-k:2", True)])
+def test_only_what_may_change_the_text_is_lossy(bench, accept, lossy):
+    spec = replace(bench.experiment.spec, options=replace(OPTIONS, accept=accept))
+    bench = versus.Bench(replace(bench.experiment, spec=spec))
+    bench.results["target_only"], bench.results["speculative"] = [alone(10)], [pair(5)]
+    document = bench.document()
+    assert (document.settings["accept"], document.settings["lossy"]) == (accept, lossy)
+    assert document.runs["speculative"].lossy is lossy
+
+
+def test_what_the_decoders_had_to_say_is_told_once(bench):
+    bench.results["speculative"] = [pair(5, notes=("busy",)), pair(5, notes=("busy", "a dead end")), pair(5)]
+    assert bench.document().notes == ("busy", "a dead end")
+
+
+def test_a_divergence_is_judged_by_the_sampling_that_made_it(bench, monkeypatch):
+    asked = []
+    other = result(statistics(20, 1))
+    answer = replace(other.answers[0], tokens=(*range(9), 99, *range(10, 20)))
+    cut = replace(other.answers[0], tokens=tuple(range(12)))  # was stopped early, and says the same as far as it goes
+    other = replace(other, answers=(answer, cut))
+    drafted = replace(pair(5), answers=2 * pair(5).answers)
+    monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: asked.append(spec) or ())
+    monkeypatch.setattr(versus.trial, "measure", lambda spec, **_: drafted if spec.draft else other)
+    bench.run(lambda *_: None)
+    (case,) = asked[0].cases
+    assert (case.sampling, case.index, case.position) == (Sampling(seed=7), 0, 9)
 
 
 def test_the_rival_runs_at_its_own_placement(bench):

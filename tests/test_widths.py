@@ -1,17 +1,21 @@
-"""Strict mode on models whose logits depend on the width of the batch, in given classes."""
+"""Width classes and strict mode on models whose logits depend on the width of the batch, in given classes."""
+
+from contextlib import closing
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ggufspec.decoding import loop
-from ggufspec.decoding.acceptance import Proposal, make_rule
-from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.widths import LIMIT, UNIT, WidthLocked, lock_widths, padded
+from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.widths import DEPTHS, classes, noise, strict_widths
 from ggufspec.errors import ModelError
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions
+from ggufspec.pairs.profile import demo_pair
 
 VOCAB = 4
+LIMIT = 16
 
 
 class WideModel:
@@ -20,8 +24,8 @@ class WideModel:
     As llama.cpp's context does, it takes padding away again and gives room for it behind its capacity.
     """
 
-    def __init__(self, rounding, capacity=512):
-        self.rounding, self.capacity = rounding, capacity
+    def __init__(self, rounding, capacity=512, can_pad=True):
+        self.rounding, self.capacity, self.can_pad = rounding, capacity, can_pad
         self.vocab_size = VOCAB
         self.cache = []
         self.calls = []  # (length before, tokens, outputs, width) of every call
@@ -34,191 +38,254 @@ class WideModel:
     def decode(self, tokens, outputs, width=0):
         assert 0 <= outputs <= len(tokens)
         assert len(self.cache) + len(tokens) <= self.capacity
+        assert self.can_pad or width <= len(tokens)
         width = max(width, len(tokens))
         self.calls.append((len(self.cache), tuple(tokens), outputs, width))
         self._buffer.fill(np.nan)  # rows are valid until the next call
         first = len(tokens) - outputs
+        padding = width - len(tokens)
         for place, token in enumerate(tokens):
             self.cache.append(token)
             if place >= first:
-                self._buffer[place - first] = self.row(width, place)
+                self._buffer[place - first] = self.row(width, place, padding)
         return self._buffer[:outputs]
 
-    def row(self, width, place):
+    def row(self, width, place, padding):
         spice = (31 * len(self.cache) + 7 * self.cache[-1]) % 11
-        noise = self.rounding(width, place, len(self.cache))
-        return [(spice + 5 * token) % 11 + noise * (token == 0) for token in range(self.vocab_size)]
+        rounding = self.rounding(width, place, len(self.cache), padding)
+        return [(spice + 5 * token) % 11 + rounding * (token == 0) for token in range(self.vocab_size)]
 
     def rewind(self, length):
         assert 0 <= length <= len(self.cache)
         del self.cache[length:]
 
 
-def fours(width, place, cells):
+def nothing(width, place, cells, padding):
+    return 0
+
+
+def fours(width, place, cells, padding):
     """Multiples of four agree, and no other width does."""
     return 0 if width % 4 == 0 else width / 8
 
 
-def fours_to_eight(width, place, cells):
+def fours_to_eight(width, place, cells, padding):
     return 0 if width in (4, 8) else width / 8
 
 
-def all_differ(width, place, cells):
+def all_differ(width, place, cells, padding):
     return width / 8
 
 
-def deep_fours(width, place, cells):
+def one_apart(width, place, cells, padding):
+    """F16 with flash attention."""
+    return width == 1
+
+
+def deep_one_apart(width, place, cells, padding):
+    """Q8_0: only beyond 256 cells."""
+    return (width == 1) / 8 if cells > 256 else 0
+
+
+def k_quants(width, place, cells, padding):
+    """Q4_K_M: 2 and 3 agree, multiples of four agree, 6 = 4 + 2 with neither."""
+    return 2 if place < width // 4 * 4 else (width % 4 > 1)
+
+
+def deep_fours(width, place, cells, padding):
     """Four and eight part beyond 256 cells."""
-    return width / 8 if cells > 256 else fours(width, place, cells)
+    return width / 8 if cells > 256 else fours(width, place, cells, padding)
 
 
-def by_place(width, place, cells):
+def by_place(width, place, cells, padding):
     return place / 8
 
 
-def by_place_when_deep(width, place, cells):
+def by_place_when_deep(width, place, cells, padding):
     return place / 8 if cells > 256 else 0
 
 
+def beyond_five(width, place, cells, padding):
+    """Every width agrees with every other, and the sixth token of a batch is another than if it were the first."""
+    return place > 4
+
+
+def by_padding(width, place, cells, padding):
+    """Multiples of four agree until they are padded."""
+    return padding / 8 if width % 4 == 0 else width / 8
+
+
+FOURS = (4, 8, 12, 16)
+
+
 @pytest.mark.parametrize(
-    ("rounding", "limit"),
-    [(fours, 16), (lambda *_: 0, 16), (fours_to_eight, 8), (all_differ, 4), (deep_fours, 4)],
+    ("rounding", "widths"),
+    [
+        (nothing, tuple(range(1, 17))),
+        (fours, FOURS),
+        (fours_to_eight, (4, 8)),
+        (all_differ, (2,)),
+        (one_apart, tuple(range(2, 17))),
+        (deep_one_apart, tuple(range(2, 17))),
+        (k_quants, FOURS),
+        (deep_fours, (2,)),
+        (beyond_five, (1, 2, 3, 4, 5)),
+        (by_padding, (2,)),
+    ],
 )
-def test_the_class_is_measured(rounding, limit):
+def test_the_class_with_the_most_widths_that_can_be_kept(rounding, widths):
     model = WideModel(rounding)
-    assert lock_widths(model).limit == limit
+    assert strict_widths(model, LIMIT) == widths
     assert model.length == 0
 
 
 @pytest.mark.parametrize("rounding", [by_place, by_place_when_deep])
 def test_no_class_where_the_place_in_the_batch_matters(rounding):
     with pytest.raises(ModelError, match="place in the batch") as caught:
-        lock_widths(WideModel(rounding))
+        strict_widths(WideModel(rounding), LIMIT)
     assert "--strict" in caught.value.hint
+
+
+def test_a_class_that_breaks_gives_way_to_one_that_does_not():
+    """The widest class falls apart at its third token; what is left of it is narrower than the second class."""
+
+    def rounding(width, place, cells, padding):
+        return place > 2 if width > 5 else 2 + (width == 1)
+
+    assert strict_widths(WideModel(rounding), LIMIT) == (2, 3, 4, 5)
+
+
+def test_every_width_is_in_one_class_and_the_widest_is_in_the_first():
+    found = classes(WideModel(k_quants), LIMIT)
+    assert sorted(width for one in found for width in one.widths) == list(range(1, 17))
+    assert [one.widths for one in found[:1]] == [FOURS]
+    assert {(2, 3), (1,)} < {one.widths for one in found}
+
+
+def test_one_depth_is_enough_to_part_two_widths():
+    assert len(classes(WideModel(deep_one_apart), LIMIT, (32,))) == 1
+    assert [one.widths for one in classes(WideModel(deep_one_apart), LIMIT)] == [tuple(range(2, 17)), (1,)]
+
+
+def test_noise_is_the_largest_change_between_leading_tokens():
+    assert noise(classes(WideModel(nothing), LIMIT)) == 0
+    found = classes(WideModel(all_differ), LIMIT)
+    assert noise(found) == pytest.approx(15 / 8)  # of widths 1 and 16, on one of the tokens
+    assert [one.noise for one in found] == pytest.approx([(16 - width) / 8 for width in range(16, 0, -1)])
+    assert noise(classes(WideModel(deep_one_apart), LIMIT)) == pytest.approx(1 / 8)
+
+
+def test_a_change_of_all_logits_alike_is_no_noise():
+    class Shifted(WideModel):
+        def row(self, width, place, padding):
+            return [value + width for value in super().row(width, place, padding)]
+
+    found = classes(Shifted(nothing), LIMIT)
+    assert len(found) == 16
+    assert noise(found) == 0
 
 
 @pytest.mark.parametrize("capacity", [16, 40, 47, 48, 64])
 def test_a_small_context_is_measured_as_far_as_it_goes(capacity):
-    assert lock_widths(WideModel(fours_to_eight, capacity)).limit == 8
+    assert strict_widths(WideModel(fours_to_eight, capacity), LIMIT) == (4, 8)
     with pytest.raises(ModelError):
-        lock_widths(WideModel(by_place, capacity))
+        strict_widths(WideModel(by_place, capacity), LIMIT)
 
 
-@pytest.mark.parametrize("capacity", [257, 303, 304])
-def test_a_context_that_reaches_beyond_256_cells_is_measured_there(capacity):
-    assert lock_widths(WideModel(deep_fours, capacity)).limit == 4
+def test_a_context_smaller_than_the_widest_batch():
+    assert strict_widths(WideModel(fours, capacity=9), LIMIT) == (4, 8)
+
+
+@pytest.mark.parametrize(("capacity", "widths"), [(257, (4,)), (271, (2,)), (303, (2,)), (304, (2,))])
+def test_a_context_that_reaches_beyond_256_cells_is_measured_there(capacity, widths):
+    assert strict_widths(WideModel(deep_fours, capacity), LIMIT) == widths
 
 
 def test_a_context_of_256_cells_is_not_measured_beyond():
     model = WideModel(deep_fours, 256)
-    assert lock_widths(model).limit == 16
+    assert strict_widths(model, LIMIT) == FOURS
     assert max(before + len(tokens) for before, tokens, *_ in model.calls) <= 256
 
 
-@pytest.mark.parametrize(("count", "width"), [(1, 4), (3, 4), (4, 4), (5, 8), (8, 8), (9, 12), (16, 16)])
-def test_padding_to_the_class(count, width):
-    assert padded(count) == width
+def test_what_was_in_the_cache_is_not_compared():
     model = WideModel(fours)
-    rows = WidthLocked(model, 16).decode([1] * count, count)
-    assert rows.shape == (count, VOCAB)
-    assert model.calls == [(0, (1,) * count, count, width)]
-    assert model.length == count  # no token of the padding is in the cache
+    model.decode([3] * 100, 0)
+    assert strict_widths(model, LIMIT) == FOURS
+    assert model.calls[1][0] == 0
 
 
-def test_a_prompt_is_read_as_it_is():
+def test_it_costs_little_more_than_every_width_once_at_each_depth():
     model = WideModel(fours)
-    assert WidthLocked(model, 4).decode([1, 2, 3, 0, 1], 0).shape == (0, VOCAB)
-    assert model.calls == [(0, (1, 2, 3, 0, 1), 0, 5)]
+    strict_widths(model, LIMIT)
+    batches = [width for *_, outputs, width in model.calls if outputs]
+    assert sum(batches) <= len(DEPTHS) * (sum(range(1, 17)) + LIMIT + LIMIT + 6 * 4)
+    assert sum(len(tokens) for _, tokens, outputs, _ in model.calls if not outputs) <= 2 * max(DEPTHS)
 
 
-def test_logits_of_some_tokens_are_not_given():
-    model = WideModel(fours)
-    with pytest.raises(ValueError, match="all tokens or of none"):
-        WidthLocked(model, 8).decode([1, 2, 3], 1)
-    assert model.length == 0
+@pytest.mark.parametrize(("rounding", "widths"), [(nothing, tuple(range(1, 17))), (fours, ()), (one_apart, ())])
+def test_a_model_that_cannot_pad_needs_a_class_without_a_gap(rounding, widths):
+    model = WideModel(rounding, can_pad=False)
+    if widths:
+        assert strict_widths(model, LIMIT) == widths
+        assert Curve({1: 1.0}, widths=widths, can_pad=False).width(3) == 3
+    else:
+        with pytest.raises(ModelError):
+            strict_widths(model, LIMIT)
 
 
-def test_a_wider_batch_may_be_asked_for():
-    model = WideModel(fours)
-    WidthLocked(model, 16).decode([1, 2], 2, 12)
-    assert model.calls[-1][-1] == 12
+def read_as(model, text, counts, width):
+    """The logits of a text behind 30 tokens of prompt, so many tokens at a time, padded as ``width`` says."""
+    model.rewind(0)
+    model.decode(text[:30], 0)
+    rows = []
+    for count in counts:
+        batch = text[model.length : model.length + count]
+        if batch:
+            rows.append(model.decode(batch, len(batch), width(len(batch))).copy())
+    return np.concatenate(rows)
 
 
-@pytest.mark.parametrize(("limit", "widths"), [(4, [4, 4, 4]), (8, [8, 4]), (12, [12]), (16, [12])])
-def test_a_long_draft_is_verified_in_several_batches(limit, widths):
-    model = WideModel(fours_to_eight if limit <= 8 else fours)
-    tokens = [(3 * i + 1) % VOCAB for i in range(10)]
-    rows = WidthLocked(model, limit).decode(tokens, 10)
-    assert [width for *_, width in model.calls] == widths
-    assert model.cache == tokens
-    one_by_one = WideModel(fours)
-    single = WidthLocked(one_by_one, 4)
-    assert np.array_equal(rows, np.concatenate([single.decode([token], 1).copy() for token in tokens]))
-
-
-def test_it_is_a_model_like_the_one_inside():
-    model = WideModel(fours, capacity=99)
-    locked = WidthLocked(model, 8)
-    locked.decode([1, 2, 3], 3)
-    locked.rewind(1)
-    assert (locked.vocab_size, locked.capacity, locked.length, model.cache) == (VOCAB, 99, 1, [1])
-
-
-class Scripted:
-    def __init__(self, script):
-        self.script = script
-
-    def read(self, prompt):  # noqa: ARG002
-        self.asked = 0
-
-    def draft(self, tokens, limit, rule):  # noqa: ARG002
-        self.asked += 1
-        return [Proposal(token) for token in self.script[self.asked % len(self.script)][:limit]]
-
-    def keep(self, length):
-        self.kept = length
-
-
-def answer(model, prompt, drafter=None):
-    loop.read(model, prompt, drafter)
-    rounds = loop.generate(
-        model,
-        prompt,
-        make_rule("exact", Sampling()),
-        max_tokens=24,
-        is_end=lambda _: False,
-        drafter=drafter,
-        draft_max=12,
-        clock=float,
-    )
-    return [token for round_ in rounds for token in round_.emitted]
-
-
-def near_ties(rounding):
-    """A model whose choice between its two best tokens is up to the rounding."""
-
-    class Tie(WideModel):
-        def row(self, width, place):
-            spice = (7 * len(self.cache) + 3 * self.cache[-1]) % 5 / 2
-            return [1.0 + self.rounding(width, place, len(self.cache)), 1.0 + spice, 0.9, 0.8]
-
-    return Tie(rounding)
-
-
-scripts = st.lists(st.lists(st.integers(0, 1), max_size=12), min_size=1, max_size=5)
+counts = st.lists(st.integers(1, 16), min_size=30, max_size=30)
+slow_narrow = Curve({width: 1 / width for width in range(1, 17)})  # a curve that pads whatever it may
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([fours, fours_to_eight, all_differ, deep_fours]), scripts)
-def test_the_text_is_the_same_with_and_without_draft(rounding, script):
-    model = near_ties(rounding)
-    locked = lock_widths(model)
-    alone = answer(locked, [1, 2, 3])
-    assert answer(locked, [1, 2, 3], Scripted(script)) == alone
-    assert all(width % UNIT == 0 and width <= LIMIT for *_, outputs, width in model.calls if outputs)
+@given(
+    st.sampled_from([fours, fours_to_eight, all_differ, deep_one_apart, k_quants, beyond_five]), counts, st.booleans()
+)
+def test_every_batch_of_the_class_gives_what_single_tokens_give(rounding, counts, pads):
+    model = WideModel(rounding)
+    widths = strict_widths(model, LIMIT)
+    points = slow_narrow.points() if pads else {1: 1.0, 16: 16.0}
+    curve = Curve({width: points[width] for width in points}, widths=widths)
+    text = [(3 * i * i + i) % VOCAB for i in range(300)]
+    counts = [min(count, curve.limit) for count in counts]
+    drafted = read_as(model, text, counts, curve.width)
+    model.calls.clear()
+    alone = read_as(model, text, [1] * len(drafted), curve.width)
+    assert np.array_equal(drafted, alone)
+    assert all(width in widths for *_, outputs, width in model.calls if outputs)
 
 
-def test_without_the_lock_it_is_not():
-    model = near_ties(all_differ)
-    alone = answer(model, [1, 2, 3])
-    assert answer(model, [1, 2, 3], Scripted([[0] * 12])) != alone
+def test_without_the_class_it_does_not():
+    model = WideModel(all_differ)
+    text = [(3 * i * i + i) % VOCAB for i in range(64)]
+    drafted = read_as(model, text, [5, 4, 1, 2], lambda count: count)
+    assert not np.array_equal(drafted, read_as(model, text, [1] * 12, lambda count: count))
+
+
+def test_the_demo_target_to_the_bit():
+    target, _ = demo_pair()
+    with Model(target) as model, closing(Context(model, ContextOptions(512, LIMIT, 1))) as context:
+        found = classes(context, LIMIT)
+        assert sorted(width for one in found for width in one.widths) == list(range(1, 17))
+        assert 0 <= noise(found) < 1
+        widths = strict_widths(context, LIMIT)
+        assert max(widths) > 1
+        assert context.length == 0
+        curve = Curve({1: 1.0, 16: 16.0}, widths=widths)
+        text = model.tokenize("import os\n\n\ndef walk(folder):\n    " * 40)[:300]
+        counts = [min(1 + 5 * i % 16, curve.limit) for i in range(30)]
+        drafted = read_as(context, text, counts, curve.width)
+        assert len(drafted) > 150
+        assert np.array_equal(drafted, read_as(context, text, [1] * len(drafted), curve.width))

@@ -1,7 +1,7 @@
 """Where the text with a draft leaves the text without, and whether rounding explains it.
 
-Both texts are the same up to some token. The shared part is read one token at a time, as target-only did, and in
-batches of the verify width, beginning at every place of the batch: a row's rounding depends on the width and on where
+Both texts are the same up to some token. The shared part is read one token at a time, as target-only does, and in
+batches of several widths, beginning at every place of the batch: a row's rounding depends on the width and on where
 in the batch it stands. The noise is the largest change that this makes, anywhere along the texts that diverge, to the
 difference between any two of a row's leading tokens. A divergence is explained when its margin is below the noise.
 """
@@ -10,30 +10,33 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from ggufspec import worker
+from ggufspec.decoding.acceptance import ExactRule
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.hardware.host import physical_cores
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
-from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.reports.document import Divergence
 
 LEADING = 8  # tokens of a row that may come into question
+_WIDTHS = (2, 4, 8)  # that kernels tell apart, besides the widest
+_FARTHEST, _HALVINGS = 64.0, 30  # logits; the search for a margin
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt and both its answers."""
+    """One prompt and both its answers; ``sampling`` is how their tokens were chosen under the exact rule."""
 
     index: int
     prompt: str
     target_only: tuple[int, ...]
     speculative: tuple[int, ...]
+    sampling: Sampling = field(default_factory=Sampling)
 
     @property
     def position(self) -> int:
@@ -59,26 +62,15 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Measure margin and noise of each case, in this process."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    options = spec.options
-    width = options.draft_max + 1
-    with Model(spec.target, options.placement) as model:
-        context = Context(
-            model,
-            ContextOptions(
-                n_ctx=options.n_ctx,
-                width=width,
-                threads=options.threads or physical_cores(),
-                type_k=options.type_k,
-                type_v=options.type_v,
-                flash_attention=options.flash_attention,
-            ),
-        )
+    with Model(spec.target, spec.options.placement) as model:
+        options = replace(spec.options.context(with_draft=True), rewind_by="checkpoint")  # goes back over many batches
+        context = Context(model, options)
         try:
             measured = []
             for case in spec.cases:
                 if stopping.is_set():
                     break
-                measured.append((case, *_measure(context, case, width)))
+                measured.append((case, *_measure(context, case)))
                 emit({"event": "divergence", "index": case.index})
             noise = max((noise for _, _, noise in measured), default=0.0)
             return tuple(_divergence(case, margin, noise) for case, margin, _ in measured)
@@ -91,7 +83,7 @@ def _divergence(case: Case, margin: float, noise: float) -> Divergence:
     return Divergence(case.index, at, case.target_only[at], case.speculative[at], margin, noise, margin <= noise)
 
 
-def _measure(context: Context, case: Case, width: int) -> tuple[float, float]:
+def _measure(context: Context, case: Case) -> tuple[float, float]:
     """(margin between the two tokens in target-only's reading, noise along the text)."""
     at = case.position
     prompt = context.model.tokenize(case.prompt)
@@ -100,17 +92,53 @@ def _measure(context: Context, case: Case, width: int) -> tuple[float, float]:
     if len(prompt) > 1:
         context.decode(prompt[:-1], 0)
     narrow = _read(context, text, len(prompt) - 1, 1, 1)
+    both = case.target_only[at], case.speculative[at]
     leading = np.argpartition(narrow, -LEADING, axis=1)[:, -LEADING:]
+    leading = np.concatenate([leading, np.broadcast_to(both, (len(narrow), 2))], axis=1)
     noise = 0.0
-    for first in range(1, width + 1):
-        change = np.take_along_axis(_read(context, text, len(prompt) - 1, first, width) - narrow, leading, axis=1)
-        noise = max(noise, float(np.ptp(change, axis=1).max()))
-    return abs(float(narrow[-1, case.target_only[at]] - narrow[-1, case.speculative[at]])), noise
+    for width in (*(width for width in _WIDTHS if width < context.width), context.width):
+        for first in range(1, width + 1):
+            change = np.take_along_axis(_read(context, text, len(prompt) - 1, first, width) - narrow, leading, axis=1)
+            noise = max(noise, float(np.ptp(change, axis=1).max()))
+    return margin(narrow[-1], both, case.sampling, len(text)), noise
+
+
+def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, position: int) -> float:
+    """How far logits have to shift for the exact rule to choose the second token where it chose the first, or back.
+
+    At temperature 0 that is the difference of both. Above, a token is passed over because its sum of score and noise
+    is lower, or because a truncation leaves it out; hence three shifts, each by so much: the wanted token against all
+    others, it against those more likely, and those more likely than the other token against that one and the rest.
+
+    Args:
+        row: (vocab,) the target's logits.
+        tokens: the two.
+        sampling: how tokens are chosen.
+        position: index in the sequence of the token to choose.
+    """
+    first, second = tokens
+    if sampling.temperature == 0:
+        return abs(float(row[first] - row[second]))
+    rule = ExactRule(sampling)
+
+    def chosen(logits: Logits) -> int | None:
+        return rule.verify(logits[None], (), position).token
+
+    wanted, other = (first, second) if chosen(row) == second else (second, first)
+    alone = np.arange(row.size) == wanted
+    shifts = [alone.astype(np.float32), -(row > row[wanted]).astype(np.float32), (row > row[other]).astype(np.float32)]
+    low, high = 0.0, _FARTHEST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        reached = any(chosen(row + np.float32(middle) * shift) == wanted for shift in shifts)
+        low, high = (low, middle) if reached else (middle, high)
+    return high
 
 
 def _read(context: Context, text: Sequence[int], start: int, first: int, step: int) -> Logits:
     """(n, vocab) logits after each token from ``start`` on, read ``first`` tokens and then ``step`` at a time."""
     context.rewind(start)
+    context.mark()
     rows: list[Logits] = []
     while context.length < len(text):
         batch = text[context.length : context.length + (step if rows else first)]

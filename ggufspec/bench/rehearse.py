@@ -162,6 +162,7 @@ def _batch(context: Context, depth: int, width: int) -> float:
     """Seconds of one batch with all its logits, as a verification has."""
     if context.can_rewind:
         context.rewind(depth)
+        context.mark()
     elif context.length + width > context.capacity:  # a state has no depth
         context.rewind(0)
     tokens = _tokens(context, width)

@@ -19,7 +19,7 @@ _WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run. Without a draft it is a target-only run."""
+    """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts."""
 
     target: Path
     draft: Path | None
@@ -30,6 +30,7 @@ class Spec:
     stop: tuple[str, ...] = ()
     stream: bool = False
     rpc: tuple[str, ...] = ()
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured. ``vram_bytes`` is what all cards' use rose by; ``finished`` is False after a stop."""
+    """What was measured. ``vram_bytes`` is what all cards' use rose by; ``finished`` is False after a stop.
+
+    ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's.
+    """
 
     answers: tuple[Answer, ...]
     target: Placed
@@ -62,6 +66,8 @@ class Result:
     peak_rss_bytes: int
     vram_bytes: int
     finished: bool
+    drafters: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -70,7 +76,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         devices.add_rpc_worker(endpoint)
     vram_before = gpus.used_bytes()
     began = time.perf_counter()
-    with SpeculativeDecoder(spec.target, spec.draft, spec.options) as decoder:
+    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=host.cache_folder()) as decoder:
         load_s = time.perf_counter() - began
         placed = [
             Placed(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
@@ -84,9 +90,12 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         answers: list[Answer] = []
         for prompt in spec.prompts:
             text, tokens = [], []
-            for emitted in decoder.generate(prompt, max_tokens=spec.max_tokens, sampling=spec.sampling, stop=spec.stop):
+            for emitted in decoder.generate(
+                prompt, max_tokens=spec.max_tokens, sampling=spec.sampling, stop=spec.stop, grammar=spec.grammar
+            ):
                 text.append(emitted.text)
-                tokens.append(emitted.token)
+                if emitted.token >= 0:
+                    tokens.append(emitted.token)
                 if spec.stream:
                     emit({"event": "token", "text": emitted.text, "drafted": emitted.drafted})
                 if stopping.is_set():
@@ -105,6 +114,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             peak_rss_bytes=host.peak_rss_bytes(),
             vram_bytes=max(0, gpus.used_bytes() - vram_before),
             finished=not stopping.is_set(),
+            drafters=decoder.drafters,
+            notes=tuple(decoder.notes),
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.bench import divergence, trial
 from ggufspec.bench.stats import paired_ratios, spread
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
@@ -49,7 +49,8 @@ class Experiment:
     @property
     def modes(self) -> tuple[str, ...]:
         """What is measured."""
-        return MODES if self.rival.placement == self.spec.options.placement else (*MODES, AT_PAIR)
+        modes = MODES if self.spec.draft is not None else tuple(mode for mode in MODES if mode != "draft_only")
+        return modes if self.rival.placement == self.spec.options.placement else (*modes, AT_PAIR)
 
 
 @dataclass
@@ -94,14 +95,14 @@ class Bench:
         if mode == "speculative":
             return spec
         if mode == "target_only":
-            return replace(spec, draft=None, options=self.experiment.rival)
+            return alone(replace(spec, options=self.experiment.rival))
         if mode == AT_PAIR:
-            return replace(spec, draft=None)
+            return alone(spec)
         assert spec.draft is not None
         options = replace(
             spec.options, gpu_layers=spec.options.draft_gpu_layers, split=spec.options.draft_split, cpu_experts=0
         )
-        return replace(spec, target=spec.draft, draft=None, options=options)
+        return alone(replace(spec, target=spec.draft, options=options))
 
     def _check_identity(self, halfway: Callable[[], None]) -> None:
         spec = self.experiment.spec
@@ -115,16 +116,18 @@ class Bench:
         try:
             with_draft = trial.measure(short, verbose=verbose)
             halfway()
-            alone = trial.measure(replace(short, draft=None), verbose=verbose)
+            without = trial.measure(alone(short), verbose=verbose)
         except GgufspecError as error:
             if "strict mode cannot be kept" not in error.message:
                 raise
             self.identical, self.identity_note = False, error.message
             return
-        pairs = list(zip(with_draft.answers, alone.answers, strict=True))
+        pairs = list(zip(with_draft.answers, without.answers, strict=True))
         self.identical = all(a.tokens == b.tokens for a, b in pairs)
-        tokens = sum(len(answer.tokens) for answer in alone.answers)
+        tokens = sum(len(answer.tokens) for answer in without.answers)
         self.identity_note = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared in strict mode"
+        if spec.options.accept != "exact":
+            self.identity_note += " under the exact rule"
 
     def _explain_divergences(self) -> None:
         spec = self.experiment.spec
@@ -132,9 +135,9 @@ class Bench:
             return
         answers = zip(self.results["target_only"][0].answers, self.results["speculative"][0].answers, strict=True)
         cases = tuple(
-            divergence.Case(index, spec.prompts[index], alone.tokens, drafted.tokens)
+            divergence.Case(index, spec.prompts[index], alone.tokens, drafted.tokens, spec.sampling)
             for index, (alone, drafted) in enumerate(answers)
-            if alone.tokens != drafted.tokens
+            if any(a != b for a, b in zip(alone.tokens, drafted.tokens, strict=False))  # one may have been cut short
         )
         self.divergences = divergence.explain(
             divergence.Spec(spec.target, spec.options, cases, spec.rpc), verbose=self.experiment.verbose
@@ -144,7 +147,8 @@ class Bench:
         """Everything that has been measured so far."""
         spec = self.experiment.spec
         runs: dict[str, Run | SpeculativeRun | None] = {
-            mode: summarise(results) if results else None for mode, results in self.results.items()
+            mode: summarise(results, lossy=is_lossy(spec.options.accept)) if results else None
+            for mode, results in self.results.items()
         }
         paired = list(zip(self.results["speculative"], self.results["target_only"], strict=False))
         speedup = paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
@@ -159,8 +163,14 @@ class Bench:
             identity_check={"note": self.identity_note},
             divergences=self.divergences,
             verdict=judge(speedup, runs["target_only"], runs["speculative"]),
+            notes=notes_of(self.results["speculative"]),
             interrupted=interrupted,
         )
+
+
+def alone(spec: trial.Spec) -> trial.Spec:
+    """The same with nobody drafting."""
+    return replace(spec, draft=None, options=replace(spec.options, drafter="none", lookup_corpus=None))
 
 
 def speed(result: trial.Result) -> float:
@@ -169,8 +179,8 @@ def speed(result: trial.Result) -> float:
     return sum(s.tokens for s in statistics) / max(sum(s.decode_s for s in statistics), 1e-9)
 
 
-def summarise(results: list[trial.Result]) -> Run | SpeculativeRun:
-    """All trials of one mode as one row."""
+def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
+    """All trials of one mode as one row; ``lossy`` says that its rule may change the text."""
     first = results[0]
     every = [answer.statistics for result in results for answer in result.answers]
     base: dict[str, Any] = {
@@ -183,30 +193,35 @@ def summarise(results: list[trial.Result]) -> Run | SpeculativeRun:
         "vram_bytes": max(result.vram_bytes for result in results),
         "load_s": spread([result.load_s for result in results]).median,
     }
-    if first.draft is None:
+    if not first.drafters:
         return Run(**base)
     rounds, drafted, accepted = (
         sum(column) for column in zip(*((s.rounds, s.drafted, s.accepted) for s in every), strict=True)
     )
     return SpeculativeRun(
         **base,
-        draft_gpu_layers=first.draft.gpu_layers,
-        draft_layers=first.draft.layers,
+        draft_gpu_layers=first.draft.gpu_layers if first.draft else 0,
+        draft_layers=first.draft.layers if first.draft else 0,
         acceptance_rate=accepted / max(drafted, 1),
         tokens_per_round=sum(s.tokens for s in every) / max(rounds, 1),
         accepted_by_position=tuple(
-            a / max(d, 1)
-            for a, d in zip(
+            kept / drafted
+            for kept, drafted in zip(
                 _columns(s.accepted_by_position for s in every),
                 _columns(s.drafted_by_position for s in every),
                 strict=True,
             )
+            if drafted
         ),
         drafted=drafted,
         accepted=accepted,
         rounds=rounds,
         draft_s=sum(s.draft_s for s in every) / max(rounds, 1),
         verify_s=sum(s.verify_s for s in every) / max(rounds, 1),
+        lossy=lossy,
+        plain_rounds=sum(s.plain_rounds for s in every),
+        lookup_drafted=sum(s.lookup_drafted for s in every),
+        lookup_accepted=sum(s.lookup_accepted for s in every),
     )
 
 
@@ -216,8 +231,10 @@ def _columns(rows: Iterable[tuple[int, ...]]) -> list[int]:
 
 def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdict:
     """Worth it or not, and why, in one sentence."""
-    if speedup is None or alone is None or not isinstance(pair, SpeculativeRun):
+    if speedup is None or alone is None or pair is None:
         return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
+    if not isinstance(pair, SpeculativeRun):
+        return Verdict(False, "Not worth it: nobody drafts for this target, since no draft could pay; it ran alone.")
     low, high = speedup.ci95
     ratio = f"{speedup.median:.2f}× target-only (95 % interval {low:.2f} to {high:.2f})"
     cost = pair.tokens_per_round / speedup.median  # of a round, in target-only tokens
@@ -240,7 +257,14 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
             f" Target-only ran at its own best placement, {alone.gpu_layers}/{alone.layers + 1} layers "
             f"against {pair.gpu_layers}/{pair.layers + 1} beside the draft."
         )
+    if pair.lossy:
+        text += " The rule is lossy: the text is not the target's own."
     return Verdict(enough and low > 1, text)
+
+
+def notes_of(results: list[trial.Result]) -> tuple[str, ...]:
+    """What the decoders had to say, once each."""
+    return tuple(dict.fromkeys(note for result in results for note in result.notes))
 
 
 def machine() -> dict[str, object]:
@@ -269,5 +293,10 @@ def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
 def settings_of(spec: trial.Spec) -> dict[str, object]:
     """What was asked for; the threads as used."""
     sampling: Sampling = spec.sampling
-    options = asdict(spec.options) | {"threads": spec.options.threads or host.physical_cores()}
+    corpus = spec.options.lookup_corpus
+    options = asdict(spec.options) | {
+        "threads": spec.options.threads or host.physical_cores(),
+        "lookup_corpus": str(corpus) if corpus else None,
+        "lossy": is_lossy(spec.options.accept),
+    }
     return options | asdict(sampling) | {"max_tokens": spec.max_tokens, "prompts": len(spec.prompts)}

@@ -21,6 +21,7 @@ from ggufspec.cli.pull import pull
 from ggufspec.cli.quantize import quantize
 from ggufspec.cli.rehearse import rehearse
 from ggufspec.cli.run import run
+from ggufspec.cli.verify import verify
 from ggufspec.cli.worker import worker
 from ggufspec.errors import GgufspecError, StopError
 
@@ -77,6 +78,11 @@ _register(
     quantize,
     "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
     "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
+)
+_register(
+    verify,
+    "ggufspec verify demo",
+    "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json certificate.json",
 )
 _register(
     worker,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, options, planned
-from ggufspec.errors import GgufspecError, StopError
+from ggufspec.errors import GgufspecError, StopError, UsageError
 
 if TYPE_CHECKING:
     from ggufspec.bench.versus import Bench
@@ -34,7 +34,12 @@ def bench(
     tensor_split: options.TensorSplit = None,
     n_cpu_moe: options.CpuExperts = None,
     headroom: options.Headroom = None,
-    draft_max: options.DraftMax = None,
+    drafter: options.DrafterName = None,
+    draft_policy: options.DraftPolicy = options.Policy.ADAPTIVE,
+    draft_max: options.DraftCap = None,
+    lookup_corpus: options.LookupCorpus = None,
+    accept: options.Accept = "exact",
+    strict: options.Strict = False,
     ctx_size: options.ContextSize = None,
     threads: options.Threads = None,
     cache_type_k: options.TypeK = None,
@@ -45,8 +50,6 @@ def bench(
     top_p: options.TopP = 0.95,
     min_p: options.MinP = 0.05,
     seed: options.Seed = 0,
-    accept: options.Accept = "exact",
-    strict: options.Strict = False,
     rpc: options.Rpc = None,
     yes: options.Yes = False,
     json: options.Json = False,
@@ -66,12 +69,24 @@ def bench(
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.reports.files import check_writable
 
+    if drafter == "none":
+        raise UsageError(
+            "a bench compares with a draft, and --drafter none has none", "--drafter lookup needs no model"
+        )
     own_prompt = options.read_prompt(prompt, file)
     exports = [path for path in (export_json, export_markdown, export_csv) if path is not None]
     for path in exports:
         check_writable(path)
     chosen = options.choose_pair(
-        pair, model, model_draft, hf_repo, hf_repo_draft, need_draft=True, yes=yes, quiet=quiet
+        pair,
+        model,
+        model_draft,
+        hf_repo,
+        hf_repo_draft,
+        need_draft=drafter != "lookup",
+        no_draft=drafter == "lookup",
+        yes=yes,
+        quiet=quiet,
     )
     decoder = options.decoder_options(
         chosen.settings,
@@ -81,6 +96,9 @@ def bench(
         type_k=cache_type_k,
         type_v=cache_type_v,
         flash_attention=flash_attn,
+        drafter=drafter,
+        draft_policy=draft_policy,
+        lookup_corpus=lookup_corpus,
         accept=accept,
         strict=strict,
     )
@@ -115,11 +133,11 @@ def bench(
             raise StopError("interrupted before anything was measured") from None
         interrupted = True
     planned.learn(pair_of_files, places, run.results["speculative"])
-    return _report(run, interrupted, json, export_json, export_markdown, export_csv)
+    return _report(run, interrupted, json, quiet, export_json, export_markdown, export_csv)
 
 
 def _report(
-    run: Bench, interrupted: bool, json: bool, export_json: Export, export_md: Export, export_csv: Export
+    run: Bench, interrupted: bool, json: bool, quiet: bool, export_json: Export, export_md: Export, export_csv: Export
 ) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import tables
@@ -131,6 +149,9 @@ def _report(
         console.data(to_json(document))
     else:
         _show(document)
+        if not quiet:
+            for note in document.notes:
+                console.note(note)
     writers = (
         (export_json, lambda d: to_json(d) + "\n"),
         (export_md, tables.markdown),
@@ -154,6 +175,7 @@ def _show(document: BenchDocument) -> None:
     from rich.text import Text
 
     from ggufspec.reports import tables
+    from ggufspec.reports.document import SpeculativeRun
 
     out = console.out()
     settings, plan = document.settings, document.plan
@@ -166,9 +188,9 @@ def _show(document: BenchDocument) -> None:
             )
     parts = (
         f"{_count(settings['prompts'], 'prompt')} × {_count(settings['max_tokens'], 'token')}",
-        f"draft length {settings['draft_max']}",
+        _drafting(settings),
         "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}",
-        f"{settings['accept']}{', strict' if settings['strict'] else ''}",
+        f"{settings['accept']}{' (lossy)' if settings['lossy'] else ''}{', strict' if settings['strict'] else ''}",
         _count(settings["threads"], "thread"),
         f"{_count(settings['repetitions'], 'trial')} each",
     )
@@ -180,12 +202,28 @@ def _show(document: BenchDocument) -> None:
     if document.identical_output is not None:
         same = "the same text with and without draft" if document.identical_output else "NOT the same text"
         out.print(f"[dim]Strict check: {same} ({document.identity_check['note']}).[/]")
+    run = document.runs.get("speculative")
+    if isinstance(run, SpeculativeRun):
+        told = []
+        if run.plain_rounds:
+            told.append(f"{run.plain_rounds / run.rounds:.0%} of the rounds had no draft")
+        if run.lookup_accepted:
+            told.append(f"{run.lookup_accepted / run.accepted:.0%} of the accepted tokens came from the lookup")
+        if told:
+            out.print(f"[dim]{'; '.join(told)}.[/]")
     if document.divergences:
         explained = sum(d.explained for d in document.divergences)
         out.print(
-            f"[dim]{len(document.divergences)} of {settings['prompts']} answers left target-only's at a near tie; "
-            f"{explained} of them by less than the rounding noise between batch widths. --strict avoids it.[/]"
+            f"[dim]{len(document.divergences)} of {_count(settings['prompts'], 'answer')} left target-only's text, "
+            f"{explained} of them at a near tie that rounding between batch widths explains. --strict avoids it.[/]"
         )
+
+
+def _drafting(settings: dict[str, Any]) -> str:
+    """Who drafts, and how far."""
+    who = {"draft": "draft model", "lookup": "n-gram lookup", "both": "draft model and n-gram lookup"}
+    most = "at most " if settings["draft_policy"] == "adaptive" else ""
+    return f"{who[settings['drafter']]} ({most}{_count(settings['draft_max'], 'token')} a round)"
 
 
 def _count(number: Any, thing: str) -> str:

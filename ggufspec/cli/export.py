@@ -83,6 +83,7 @@ def export(
         type_k=cache_type_k,
         type_v=cache_type_v,
         flash_attention=flash_attn,
+        draft_policy="fixed",  # other programs have no other
     )
     asked = planned.placement_asked(
         chosen,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +40,22 @@ def _shares(text: str) -> str:
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
         raise typer.BadParameter(f"{text!r} is no list of shares: 3,1 gives the first card three quarters")
     return text
+
+
+class Drafter(StrEnum):
+    """Of :data:`ggufspec.decoding.options.DRAFTERS`."""
+
+    DRAFT = "draft"
+    LOOKUP = "lookup"
+    BOTH = "both"
+    NONE = "none"
+
+
+class Policy(StrEnum):
+    """Of :data:`ggufspec.decoding.options.POLICIES`."""
+
+    ADAPTIVE = "adaptive"
+    FIXED = "fixed"
 
 
 PairName = Annotated[
@@ -115,7 +132,40 @@ ContextSize = Annotated[
 ]
 DraftMax = Annotated[
     int | None,
-    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [planned; 4]", variable="DRAFT_MAX"),
+    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [as planned]", variable="DRAFT_MAX"),
+]
+DraftCap = Annotated[
+    int | None,
+    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [15; 4 if fixed]", variable="DRAFT_MAX"),
+]
+DrafterName = Annotated[
+    Drafter | None,
+    _option(
+        "--drafter",
+        metavar="|".join(Drafter),
+        help="Who guesses: the draft model, n-grams of the text (which needs no model), both, or nobody.  [both]",
+        variable="DRAFTER",
+    ),
+]
+DraftPolicy = Annotated[
+    Policy,
+    _option(
+        "--draft-policy",
+        metavar="|".join(Policy),
+        help="Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
+    ),
+]
+LookupCorpus = Annotated[
+    Path | None,
+    _option("--lookup-corpus", metavar="FILE", help="A text whose n-grams the lookup knows too."),
+]
+Grammar = Annotated[str | None, _option("--grammar", metavar="GBNF", help="The answer follows this grammar.")]
+GrammarFile = Annotated[Path | None, _option("--grammar-file", metavar="FILE", help="The same, from a file.")]
+JsonSchema = Annotated[
+    str | None, _option("-j", "--json-schema", metavar="SCHEMA", help="The answer is JSON of this schema; {} is any.")
+]
+JsonSchemaFile = Annotated[
+    Path | None, _option("-jf", "--json-schema-file", metavar="FILE", help="The same, from a file.")
 ]
 Threads = Annotated[
     int | None, _option("-t", "--threads", metavar="N", help="CPU threads.  [physical cores]", variable="THREADS")
@@ -131,9 +181,10 @@ FlashAttention = Annotated[
     str | None, _option("-fa", "--flash-attn", metavar="WHEN", help="auto, on or off.  [auto]", variable="FA")
 ]
 Accept = Annotated[
-    str, _option("--accept", metavar="RULE", help="Acceptance rule: exact or residual; both lose nothing.")
+    str,
+    _option("--accept", metavar="RULE", help="exact and residual lose nothing; top-k:N and typical:EPS are lossy."),
 ]
-Strict = Annotated[bool, _option("--strict", help="One width class: the same text to the bit with and without draft.")]
+Strict = Annotated[bool, _option("--strict", help="The same text to the bit with and without draft; may be slower.")]
 Temperature = Annotated[float, _option("--temp", metavar="T", help="0 is greedy.")]
 TopK = Annotated[int, _option("--top-k", metavar="K", help="Keep the k likeliest tokens; 0 is off.")]
 TopP = Annotated[
@@ -163,7 +214,7 @@ _INT32_MAX = 2**31 - 1
 def epilog(*examples: str) -> str:
     """The end of a command's help."""
     shown = "\n".join(f"  {example}" for example in examples)
-    variables = "MODEL, MODEL_DRAFT, NGL, NGLD, CTX_SIZE, DRAFT_MAX, THREADS, CTK, CTV and FA"
+    variables = "MODEL, MODEL_DRAFT, NGL, NGLD, CTX_SIZE, DRAFTER, DRAFT_MAX, THREADS, CTK, CTV and FA"
     return (
         f"\b\nExamples:\n{shown}\n\nOptions can be set as GGUFSPEC_… variables too, GGUFSPEC_NGL=45 say: {variables}. "
         "A flag wins over a variable, a variable over the profile, the profile over the default."
@@ -202,9 +253,11 @@ def choose_pair(
         raise UsageError("both -md (or GGUFSPEC_MODEL_DRAFT) and -hfd are given", "give one of them")
     if name is not None and (target is not None or repo is not None):
         raise UsageError(f"both a PAIR and {'-hf' if repo else '-m (or GGUFSPEC_MODEL)'} are given", "give one of them")
+    if no_draft:
+        draft = draft_repo = None
     again = pull.command(name, repo, draft_repo)
     no_other = draft is None and draft_repo is None
-    own_draft = hub_file(draft_repo) if draft_repo and not no_draft else None
+    own_draft = hub_file(draft_repo) if draft_repo else None
     if target is not None or repo is not None:
         if need_draft and no_other:
             raise _lonely()
@@ -235,7 +288,9 @@ def choose_pair(
 
 
 def _lonely() -> UsageError:
-    return UsageError("a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT")
+    return UsageError(
+        "a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup"
+    )
 
 
 def decoder_options(
@@ -247,6 +302,9 @@ def decoder_options(
     type_k: str | None,
     type_v: str | None,
     flash_attention: str | None,
+    drafter: str | None = None,
+    draft_policy: str = "adaptive",
+    lookup_corpus: Path | None = None,
     accept: str = "exact",
     strict: bool = False,
 ) -> DecoderOptions:
@@ -258,9 +316,12 @@ def decoder_options(
     """
     from ggufspec.decoding.options import DecoderOptions
 
+    if lookup_corpus is not None:
+        _read(lookup_corpus)  # a typo is not to cost the time to load the models
     given = {
         "n_ctx": _first(n_ctx, settings.n_ctx),
-        "draft_max": _first(draft_max, settings.draft_max),
+        "draft_max": _first(draft_max, settings.draft_max, 4 if draft_policy == "fixed" else None),
+        "drafter": drafter,
         "threads": threads,
         "type_k": _first(type_k, settings.type_k),
         "type_v": _first(type_v, settings.type_v),
@@ -269,7 +330,13 @@ def decoder_options(
     chosen = {key: value for key, value in given.items() if value is not None}
     if n_ctx is not None and n_ctx > _INT32_MAX // 2:
         raise UsageError(f"-c {n_ctx} is too large", "llama.cpp counts in 32 bits")
-    return DecoderOptions(accept=accept, strict=strict, **chosen)  # type: ignore[arg-type]
+    return DecoderOptions(
+        draft_policy=draft_policy,
+        lookup_corpus=lookup_corpus,
+        accept=accept,
+        strict=strict,
+        **chosen,  # type: ignore[arg-type]
+    )
 
 
 def layers(given: str | None, profile: int | None, split: str | None = None, cpu_experts: int | None = None) -> Layers:
@@ -312,8 +379,34 @@ def read_prompt(text: str | None, file: Path | None) -> str | None:
         raise UsageError("both -p and -f are given", "give one of them")
     if text == "-" or file == Path("-"):
         return _utf8(sys.stdin.buffer.read(), "standard input")
-    if file is None:
-        return None if text is None else _utf8(os.fsencode(text), "the prompt")
+    if file is not None:
+        return _read(file)
+    return None if text is None else _utf8(os.fsencode(text), "the prompt")
+
+
+def read_grammar(grammar: str | None, file: Path | None, schema: str | None, schema_file: Path | None) -> str:
+    """The grammar that the options mean, in llama.cpp's GBNF; empty when none is given.
+
+    Raises:
+        UsageError: more than one is given, a file cannot be read, it is no grammar, or a schema cannot be made one.
+    """
+    from ggufspec.llamacpp.gbnf import check_gbnf
+
+    given = [one for one in (grammar, file, schema, schema_file) if one is not None]
+    if len(given) > 1:
+        raise UsageError("more than one grammar is given", "give one of --grammar, --grammar-file, -j and -jf")
+    if not given:
+        return ""
+    text = _read(Path(given[0])) if isinstance(given[0], Path) else given[0]
+    if schema is not None or schema_file is not None:
+        from ggufspec.llamacpp.grammar import schema_to_grammar
+
+        text = schema_to_grammar(text)
+    check_gbnf(text)
+    return text
+
+
+def _read(file: Path) -> str:
     try:
         return _utf8(file.read_bytes(), str(file))
     except OSError as error:

@@ -351,11 +351,12 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
         places: where it ran.
         results: what was measured.
     """
+    from ggufspec.decoding.options import is_lossy
     from ggufspec.hardware.host import cache_folder
     from ggufspec.planning.history import record_acceptance
 
     every = [answer.statistics for result in results for answer in result.answers]
-    if not every or not chosen.draft:
+    if not every or not chosen.draft or is_lossy(places.pair.accept):
         return
     accepted, drafted = (
         [sum(column) for column in zip(*rows, strict=True)]

@@ -24,14 +24,25 @@ def run(
     prompt: options.PromptText = None,
     file: options.PromptFile = None,
     predict: options.MaxTokens = 128,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+    ] = None,
+    grammar: options.Grammar = None,
+    grammar_file: options.GrammarFile = None,
+    json_schema: options.JsonSchema = None,
+    json_schema_file: options.JsonSchemaFile = None,
     gpu_layers: options.GpuLayers = None,
     gpu_layers_draft: options.DraftGpuLayers = None,
     tensor_split: options.TensorSplit = None,
     n_cpu_moe: options.CpuExperts = None,
     headroom: options.Headroom = None,
-    draft_max: options.DraftMax = None,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    drafter: options.DrafterName = None,
+    draft_policy: options.DraftPolicy = options.Policy.ADAPTIVE,
+    draft_max: options.DraftCap = None,
+    lookup_corpus: options.LookupCorpus = None,
+    accept: options.Accept = "exact",
+    strict: options.Strict = False,
     ctx_size: options.ContextSize = None,
     threads: options.Threads = None,
     cache_type_k: options.TypeK = None,
@@ -42,8 +53,6 @@ def run(
     top_p: options.TopP = 0.95,
     min_p: options.MinP = 0.05,
     seed: options.Seed = 0,
-    accept: options.Accept = "exact",
-    strict: options.Strict = False,
     rpc: options.Rpc = None,
     yes: options.Yes = False,
     json: options.Json = False,
@@ -51,8 +60,6 @@ def run(
     verbose: options.Verbose = False,
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
-    from dataclasses import replace
-
     from ggufspec.bench import trial
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.worker import Interrupted
@@ -61,10 +68,24 @@ def run(
     if not text:
         raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
     chosen = options.choose_pair(
-        pair, model, model_draft, hf_repo, hf_repo_draft, no_draft=no_draft, yes=yes, quiet=quiet
+        pair,
+        model,
+        model_draft,
+        hf_repo,
+        hf_repo_draft,
+        no_draft=no_draft or drafter in ("lookup", "none"),
+        yes=yes,
+        quiet=quiet,
     )
     if no_draft:
-        chosen = replace(chosen, draft=None)
+        drafter = options.Drafter.NONE
+    if chosen.draft is None:
+        if drafter in ("draft", "both"):
+            raise UsageError(
+                f"--drafter {drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
+            )
+        if drafter is None and lookup_corpus is not None:
+            raise UsageError("a corpus is for the lookup, and without a draft model nobody drafts", "--drafter lookup")
     decoder = options.decoder_options(
         chosen.settings,
         n_ctx=ctx_size,
@@ -73,6 +94,9 @@ def run(
         type_k=cache_type_k,
         type_v=cache_type_v,
         flash_attention=flash_attn,
+        drafter=drafter,
+        draft_policy=draft_policy,
+        lookup_corpus=lookup_corpus,
         accept=accept,
         strict=strict,
     )
@@ -94,6 +118,7 @@ def run(
         prompts=(text,),
         max_tokens=predict,
         stop=tuple(stop or ()),
+        grammar=options.read_grammar(grammar, grammar_file, json_schema, json_schema_file),
         stream=not json,
         rpc=tuple(rpc or ()),
     )
@@ -126,7 +151,8 @@ def _print(event: dict[str, Any]) -> None:
 
 
 def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool) -> RunDocument:
-    from ggufspec.bench.versus import settings_of, summarise
+    from ggufspec.bench.versus import notes_of, settings_of, summarise
+    from ggufspec.decoding.options import is_lossy
     from ggufspec.reports.document import RunDocument
 
     answer = result.answers[0]
@@ -136,7 +162,8 @@ def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool
         text=answer.text,
         tokens=answer.tokens,
         stop_reason=answer.statistics.stop_reason,
-        statistics=summarise([result]),
+        statistics=summarise([result], lossy=is_lossy(spec.options.accept)),
+        notes=notes_of([result]),
         interrupted=interrupted,
     )
 
@@ -147,7 +174,12 @@ def _show(document: RunDocument) -> None:
     figures = document.statistics
     parts = [f"{figures.tokens} tokens", f"{figures.tokens_per_s.median:.1f} tokens/s"]
     if isinstance(figures, SpeculativeRun):
-        parts += [f"{figures.acceptance_rate:.0%} accepted", f"{figures.tokens_per_round:.2f} tokens/round"]
+        accepted = f"{figures.acceptance_rate:.0%} accepted" if figures.drafted else "nothing drafted"
+        parts += [accepted, f"{figures.tokens_per_round:.2f} tokens/round"]
+        if figures.lossy:
+            parts.append("lossy")
     if document.stop_reason == "context":
         parts.append("the context is full")
     console.note(", ".join(parts))
+    for note in document.notes:
+        console.note(note)

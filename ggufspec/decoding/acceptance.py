@@ -4,6 +4,14 @@ Two lossless rules. Under ``exact`` every emitted token is the target's own samp
 and any stopping rule give the text of target-only. Under ``residual`` the text has the target's distribution if every
 drafted token was drawn from the ``q`` that comes with it and is verified whatever it turned out to be: drafting may
 stop because of what was known before a token was drawn, never because of that token.
+
+Two lossy ones, ``top-k:N`` and ``typical:EPS``, keep drafted tokens that the target finds good enough: the text depends
+on what was drafted.
+
+With a grammar every emitted token is permitted by it, and drafts follow it. The target's own choice, greedy or by keyed
+noise, is its choice without the grammar where that is permitted, and its choice among the permitted tokens where it is
+not (as common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. The residual rule
+takes p and q from what is permitted. Where nothing is, the text ends.
 """
 
 from __future__ import annotations
@@ -15,9 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ggufspec.decoding.grammar import Constraint, Path
 from ggufspec.decoding.noise import choose, choose_full
 from ggufspec.decoding.options import check_rule
-from ggufspec.decoding.sampling import Candidates, Ids, Logits, Sampling, candidates
+from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling, candidates
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
 
@@ -41,7 +50,12 @@ class Verdict:
     """What a round emits: the first ``accepted`` drafted tokens, then ``token``."""
 
     accepted: int  # draft tokens kept, 0..k
-    token: int  # the token that the target adds after them
+    token: int | None  # the token that the target adds after them; None if the grammar permits none: the text ends
+
+    def emitted(self, drafted: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that stay of a round that drafted these."""
+        kept = tuple(drafted[: self.accepted])
+        return kept if self.token is None else (*kept, self.token)
 
 
 class Rule(Protocol):
@@ -49,13 +63,29 @@ class Rule(Protocol):
 
     name: str
     lossless: bool  # whether the text has the target's distribution
+    may_trim: bool  # whether a drafted token may be dropped unverified because of what it turned out to be
+
+    def begin(self, length: int) -> None:
+        """A new text begins, with a prompt of ``length`` tokens; a grammar holds behind it."""
+        ...
+
+    def follow(self, text: Sequence[int]) -> None:
+        """What is proposed next follows ``text``: the prompt, what was emitted, and the chain so far."""
+        ...
+
+    def permits(self, token: int, position: int) -> bool:
+        """Whether the grammar lets ``token`` stand at ``position`` of the text that was followed."""
+        ...
 
     def propose(self, logits: Logits, position: int) -> Proposal:
-        """The draft's token for ``position`` (index in the sequence) from the draft's logits (vocab,)."""
+        """The draft's token for ``position`` (index in the sequence) from the draft's logits (vocab,).
+
+        It is permitted, unless the draft has no permitted token: then verification will refuse it.
+        """
         ...
 
     def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
-        """Keep a prefix of ``proposals`` and choose the token that follows it.
+        """Keep a prefix of ``proposals`` and choose the token that follows it. What the verdict emits is settled.
 
         Args:
             rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows behind
@@ -65,8 +95,51 @@ class Rule(Protocol):
         """
         ...
 
+    def agreement(self, logits: Logits, position: int, token: int) -> float:
+        """The chance that a proposal from the draft's logits (vocab,) would have been ``token``, which came.
 
-class ExactRule:
+        The grammar is known ``grammar.RECENT`` tokens back from the end of the text, and has no part in this before.
+        """
+        ...
+
+
+class _Grammatical:
+    """The part of a rule that knows of the grammar, if there is one."""
+
+    def __init__(self, sampling: Sampling, path: Path | None) -> None:
+        self.sampling = sampling
+        self._path = path
+        self._best = 1 if sampling.temperature == 0 else sampling.top_k  # tokens of a row that can matter; 0: all
+
+    def begin(self, length: int) -> None:
+        if self._path is not None:
+            self._path.begin(length)
+
+    def follow(self, text: Sequence[int]) -> None:
+        if self._path is not None:
+            self._path.follow(text[self._path.settled :])
+
+    def permits(self, token: int, position: int) -> bool:
+        return self._path is None or self._path.permits(token, position)
+
+    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+        if self._path is None:
+            return self._judge(rows, proposals, position)
+        drafted = [proposal.token for proposal in proposals]
+        self._path.follow(drafted)
+        verdict = self._judge(rows, proposals, position)
+        self._path.settle(position, verdict.emitted(drafted))
+        return verdict
+
+    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+        raise NotImplementedError
+
+    def _masked(self, logits: Logits, position: int) -> Logits | None:
+        """The row with what the grammar permits; None if that is nothing."""
+        return logits if self._path is None else self._path.masked(logits, position, self._best)
+
+
+class ExactRule(_Grammatical):
     """Greedy at temperature 0, keyed noise above: accept while the draft is the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
@@ -74,29 +147,95 @@ class ExactRule:
 
     name = "exact"
     lossless = True
+    may_trim = True
 
-    def __init__(self, sampling: Sampling) -> None:
-        self.sampling = sampling
+    def __init__(self, sampling: Sampling, path: Path | None = None) -> None:
+        super().__init__(sampling, path)
 
     def propose(self, logits: Logits, position: int) -> Proposal:
-        return Proposal(*self._choose(logits, position))
+        return Proposal(*(self._choose(logits, position) or self._choose_freely(logits, position)))
 
-    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+    def agreement(self, logits: Logits, position: int, token: int) -> float:
+        return float(self.propose(logits, position).token == token)
+
+    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
         for i, proposal in enumerate(proposals):
-            token, _ = self._choose(rows[i], position + i)
-            if token != proposal.token:
-                return Verdict(i, token)
-        token, _ = self._choose(rows[len(proposals)], position + len(proposals))
-        return Verdict(len(proposals), token)
+            own = self._choose(rows[i], position + i)
+            if own is None:
+                return Verdict(i, None)
+            if proposal.token != own[0] and not self._keeps(rows[i], proposal.token, position + i):
+                return Verdict(i, own[0])
+        own = self._choose(rows[len(proposals)], position + len(proposals))
+        return Verdict(len(proposals), None if own is None else own[0])
 
-    def _choose(self, logits: Logits, position: int) -> tuple[int, Candidates | None]:
+    def _keeps(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
+        """Whether a drafted token stays though the target's own choice is another."""
+        return False
+
+    def _choose(self, logits: Logits, position: int) -> tuple[int, Candidates | None] | None:
+        chosen = self._choose_freely(logits, position)
+        if self.permits(chosen[0], position):
+            return chosen
+        masked = self._masked(logits, position)
+        return None if masked is None else self._choose_freely(masked, position)
+
+    def _choose_freely(self, logits: Logits, position: int) -> tuple[int, Candidates | None]:
         if not self.sampling.truncates:
             return choose_full(logits, self.sampling.temperature, self.sampling.seed, position), None
         q = candidates(logits, self.sampling)
         return choose(q.ids, q.scores, self.sampling.seed, position), q
 
 
-class ResidualRule:
+class TopKRule(ExactRule):
+    """Lossy: a drafted token also stays if it is among the target's ``count`` most likely; ties go to the lower id.
+
+    Temperature and truncation have no part in that, nor has the grammar, which must permit the token.
+    """
+
+    lossless = False
+
+    def __init__(self, name: str, sampling: Sampling, path: Path | None = None) -> None:
+        super().__init__(sampling, path)
+        self.name = name
+        self.count = int(name.removeprefix("top-k:"))
+
+    def _keeps(self, row: Logits, token: int, position: int) -> bool:
+        better = np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])
+        return bool(better < self.count and row[token] > -np.inf) and self.permits(token, position)
+
+
+class TypicalRule(ExactRule):
+    """Lossy: a drafted token also stays if its probability is above ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
+
+    Both are of the target's distribution over the whole vocabulary at the sampling temperature, at 1 if that is 0: a
+    one-hot row would keep nothing but the target's own choice. The grammar must permit the token.
+
+    Source: Cai et al. 2024, section 3.3.1 (arXiv:2401.10774), with delta = sqrt(epsilon) as in its experiments.
+    """
+
+    lossless = False
+
+    def __init__(self, name: str, sampling: Sampling, path: Path | None = None) -> None:
+        super().__init__(sampling, path)
+        self.name = name
+        self.epsilon = float(name.removeprefix("typical:"))
+
+    def _keeps(self, row: Logits, token: int, position: int) -> bool:
+        log_p = log_probabilities(row, self.sampling.temperature or 1.0)
+        possible = log_p[log_p > -np.inf]
+        entropy = -(np.exp(possible) * possible).sum()
+        bar = min(self.epsilon, self.epsilon**0.5 * np.exp(-entropy))
+        return bool(np.exp(log_p[token]) > bar) and self.permits(token, position)
+
+
+def log_probabilities(logits: Logits, temperature: float) -> Floats:
+    """(vocab,) logarithms of the probabilities at a temperature above 0."""
+    scores: Floats = (logits.astype(np.float64) - logits.max()) / temperature
+    scores -= np.log(np.exp(scores).sum())
+    return scores
+
+
+class ResidualRule(_Grammatical):
     """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
 
     Uniform variables are taken from ``rng`` in this order: one for each proposed token; then, in a verification, one
@@ -107,21 +246,30 @@ class ResidualRule:
 
     name = "residual"
     lossless = True
+    may_trim = False
 
-    def __init__(self, sampling: Sampling, rng: np.random.Generator) -> None:
-        self.sampling = sampling
+    def __init__(self, sampling: Sampling, rng: np.random.Generator, path: Path | None = None) -> None:
+        super().__init__(sampling, path)
         self._chance = UniformChance(rng)
 
-    def propose(self, logits: Logits, position: int) -> Proposal:  # noqa: ARG002 - the rule has no positions
-        q = candidates(logits, self.sampling)
+    def propose(self, logits: Logits, position: int) -> Proposal:
+        q = self._q(logits, position)
         return Proposal(int(q.ids[self._chance.draw(q.probabilities())]), q)
 
-    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:  # noqa: ARG002
-        return verify_residual(
-            lambda i: Law.of(candidates(rows[i], self.sampling)),
-            [(x.token, Law.point(x.token) if x.q is None else Law.of(x.q)) for x in proposals],
-            self._chance,
-        )
+    def agreement(self, logits: Logits, position: int, token: int) -> float:
+        return float(Law.of(self._q(logits, position)).at(np.array([token]))[0])
+
+    def _q(self, logits: Logits, position: int) -> Candidates:
+        masked = self._masked(logits, position)
+        return candidates(logits if masked is None else masked, self.sampling)
+
+    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+        def target(i: int) -> Law | None:
+            masked = self._masked(rows[i], position + i)
+            return None if masked is None else Law.of(candidates(masked, self.sampling))
+
+        drafted = [(x.token, Law.point(x.token) if x.q is None else Law.of(x.q)) for x in proposals]
+        return verify_residual(target, drafted, self._chance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,20 +326,23 @@ class UniformChance:
         return int(pick(probabilities, self._rng.random()))
 
 
-def verify_residual(target: Callable[[int], Law], drafted: Sequence[tuple[int, Law]], chance: Chance) -> Verdict:
+def verify_residual(target: Callable[[int], Law | None], drafted: Sequence[tuple[int, Law]], chance: Chance) -> Verdict:
     """The residual rule's verdict on drafted tokens.
 
     Args:
-        target: the target's distribution after the first i drafted tokens; called for i = 0, 1, … as far as needed.
+        target: the target's distribution after the first i drafted tokens, None if nothing may follow them; called for
+            i = 0, 1, … as far as needed.
         drafted: the tokens, each with the distribution that it was drawn from.
         chance: the source of randomness.
     """
     for i, (token, q) in enumerate(drafted):
         p, x = target(i), np.array([token])
+        if p is None:
+            return Verdict(i, None)
         if not chance.accept(acceptance_probability(p.at(x), q.at(x))[0]):
             return Verdict(i, int(p.ids[chance.draw(residual(p.probabilities, q.at(p.ids)))]))
     p = target(len(drafted))
-    return Verdict(len(drafted), int(p.ids[chance.draw(p.probabilities)]))
+    return Verdict(len(drafted), None if p is None else int(p.ids[chance.draw(p.probabilities)]))
 
 
 def acceptance_probability(p: Numbers, q: Numbers) -> Numbers:
@@ -216,17 +367,25 @@ def pick(probabilities: Numbers, uniform: Any) -> Numbers:
     return np.count_nonzero(reached < wanted, axis=-1)  # type: ignore[no-any-return]
 
 
-_RULES: dict[str, Callable[[Sampling], Rule]] = {
-    ExactRule.name: ExactRule,
-    ResidualRule.name: lambda sampling: ResidualRule(sampling, np.random.default_rng(sampling.seed)),
-}
-
-
-def make_rule(name: str, sampling: Sampling) -> Rule:
+def make_rule(name: str, sampling: Sampling, constraint: Constraint | None = None) -> Rule:
     """The rule of this name.
 
+    Args:
+        name: one of ``options.RULES``, with a number where it has one.
+        sampling: how the target chooses.
+        constraint: the grammar of the text, if it has one; ``begin`` and ``follow`` must be called then.
+
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such rule.
     """
     check_rule(name)
-    return _RULES[name](sampling)
+    path = None if constraint is None else Path(constraint)
+    match name.partition(":")[0]:
+        case "top-k":
+            return TopKRule(name, sampling, path)
+        case "typical":
+            return TypicalRule(name, sampling, path)
+        case "residual":
+            return ResidualRule(sampling, np.random.default_rng(sampling.seed), path)
+        case _:
+            return ExactRule(sampling, path)

@@ -10,13 +10,16 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ggufspec.decoding.acceptance import make_rule
-from ggufspec.decoding.loop import Drafter, ModelDrafter, Round, generate, read
-from ggufspec.decoding.loop import Model as LoopModel
+from ggufspec.decoding.controller import LOOKUP
+from ggufspec.decoding.drafters import Drafter, ModelDrafter
+from ggufspec.decoding.lookup import LookupDrafter
+from ggufspec.decoding.loop import Round, generate, read
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.pace import Pace
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
-from ggufspec.decoding.widths import lock_widths
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
 
@@ -28,9 +31,10 @@ class Statistics:
     """What one answer took.
 
     ``decode_s`` counts from the end of the prompt to the last token; ``draft_s`` and ``verify_s`` are parts of it.
-    ``drafted_by_position`` and ``accepted_by_position`` count tokens at each place of the draft.
-    ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, or empty where the
-    caller left off.
+    ``drafted_by_position`` and ``accepted_by_position`` count tokens at each place of the draft, ``lookup_drafted`` and
+    ``lookup_accepted`` those that the n-gram lookup offered. ``plain_rounds`` had no draft.
+    ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
+    permits no further token), or empty where the caller left off.
     """
 
     prompt_tokens: int
@@ -45,11 +49,17 @@ class Statistics:
     draft_s: float
     verify_s: float
     stop_reason: str
+    plain_rounds: int = 0
+    lookup_drafted: int = 0
+    lookup_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One token of the answer. ``text`` is what became certain with it; it may be empty or end an earlier character."""
+    """One token of the answer. ``text`` is what became certain with it; it may be empty or end an earlier character.
+
+    ``token`` is -1 where a grammar ended the answer and text was still held back.
+    """
 
     token: int
     text: str
@@ -72,33 +82,55 @@ class SpeculativeDecoder:
     Args:
         target: path of the target's GGUF file.
         draft: path of the draft's, or None.
-        options: placement and decoding.
+        options: placement and decoding. The draft is not loaded where only the lookup drafts.
+        cache: folder in which measured verify curves are kept; None keeps none.
+
+    Attributes:
+        notes: what a user should know of how it runs: a measurement that was disturbed, a draft that is of no use.
+        statistics: of the last answer.
 
     Raises:
         ModelError: a file is missing or damaged, does not fit, or the draft's vocabulary is another.
+        UsageError: the lookup's corpus cannot be read.
     """
 
-    def __init__(self, target: Path, draft: Path | None = None, options: DecoderOptions | None = None) -> None:
+    def __init__(
+        self,
+        target: Path,
+        draft: Path | None = None,
+        options: DecoderOptions | None = None,
+        *,
+        cache: Path | None = None,
+    ) -> None:
         self.options = options = options or DecoderOptions()
+        self.notes: list[str] = []
         self.statistics: Statistics | None = None
         self._closers: list[Model | Context] = []
+        draft = draft if options.needs_draft else None
+        drafts = options.drafts(with_draft=draft is not None)
         try:
             self.target = self._own(Model(target, options.placement))
             self.draft = self._own(Model(draft, options.draft_placement)) if draft else None
             if self.draft:
                 _require_same_vocabulary(self.target, self.draft)
-            target_context = self._own(Context(self.target, options.context(with_draft=draft is not None)))
-            self._target: LoopModel = lock_widths(target_context) if options.strict else target_context
-            self._drafter: Drafter | None = None
-            if self.draft:
-                draft_context = self._own(Context(self.draft, options.draft_context()))
-                for one in (target_context, draft_context):
-                    if not one.can_rewind:
-                        raise ModelError(
-                            f"{one.model.path.name} cannot take tokens back (recurrent memory): it can be in no pair",
-                            "run the target alone with --no-draft",
-                        )
-                self._drafter = ModelDrafter(draft_context, self.target.is_end, self.target.vocab_size)
+            self._target = self._own(Context(self.target, options.context(with_draft=draft is not None)))
+            draft_context = self._own(Context(self.draft, options.draft_context())) if self.draft else None
+            for context in (self._target, draft_context) if drafts else ():
+                if context is not None and not context.can_rewind:
+                    raise ModelError(
+                        f"{context.model.path.name} cannot take tokens back: it can be in no pair",
+                        "run the target alone with --no-draft",
+                    )
+            self._pace = Pace(self._target, draft_context, options, cache)
+            self.notes += self._pace.notes
+            self._drafters: list[Drafter] = []
+            if self._pace.refusal:
+                self.notes.append(self._pace.refusal)
+                return
+            if draft_context:
+                self._drafters.append(ModelDrafter(draft_context, self.target.vocab_size, self._pace.draft_width))
+            if options.drafter == "lookup" or (draft and options.drafter == "both"):
+                self._drafters.append(LookupDrafter(self._corpus()))
         except BaseException:
             self.close()
             raise
@@ -107,6 +139,22 @@ class SpeculativeDecoder:
         self._closers.append(thing)
         return thing
 
+    def _corpus(self) -> list[int]:
+        path = self.options.lookup_corpus
+        if path is None:
+            return []
+        try:
+            return self.target.tokenize(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}", f"ls {path.parent}") from None
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path} is not UTF-8 text: {error}", "convert it to UTF-8") from None
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts; nobody in a target-only decoder."""
+        return tuple(drafter.name for drafter in self._drafters)
+
     def generate(
         self,
         prompt: str | Sequence[int],
@@ -114,6 +162,7 @@ class SpeculativeDecoder:
         max_tokens: int = 128,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        grammar: str = "",
         use_draft: bool = True,
         rounds: list[Round] | None = None,
     ) -> Iterator[Emitted]:
@@ -124,11 +173,12 @@ class SpeculativeDecoder:
             max_tokens: tokens to emit at most.
             sampling: temperature, truncation and seed; greedy by default.
             stop: strings that end the answer and are not part of it.
+            grammar: the answer follows this grammar, in llama.cpp's GBNF; empty for none.
             use_draft: False runs the target alone, in the same loop.
             rounds: a list to which every round is appended, for those who want the details.
 
         Raises:
-            UsageError: the prompt or a stop string is empty.
+            UsageError: the prompt or a stop string is empty, or the grammar is none.
             ModelError: the prompt is longer than the context.
         """
         tokens = self.target.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
@@ -141,13 +191,16 @@ class SpeculativeDecoder:
             )
         if "" in stop:
             raise UsageError("an empty stop string would end every answer at once", "leave it away")
-        rule = make_rule(self.options.accept, sampling or Sampling())
-        drafter = self._drafter if use_draft else None
+        constraint = compile_grammar(self.target, grammar) if grammar else None
+        rule = make_rule(self.options.accept, sampling or Sampling(), constraint)
+        drafters = self._drafters if use_draft else []
+        draft_max = self._pace.draft_max if drafters else 0
+        policy = self._pace.policy() if drafters else None
         clock = time.perf_counter
-        tally = _Tally(self.options.draft_max if drafter else 0, len(tokens))
+        tally = _Tally(draft_max, len(tokens))
         stream = TextStream(stop)
         began = clock()
-        read(self._target, tokens, drafter)
+        read(self._target, tokens, drafters, policy)
         tally.prompt_s = clock() - began
         try:
             for round_ in generate(
@@ -156,8 +209,10 @@ class SpeculativeDecoder:
                 rule,
                 max_tokens=max_tokens,
                 is_end=self.target.is_end,
-                drafter=drafter,
-                draft_max=self.options.draft_max,
+                drafters=drafters,
+                policy=policy,
+                draft_max=draft_max,
+                width=self._pace.width,
                 clock=clock,
             ):
                 tally.add(round_)
@@ -166,27 +221,48 @@ class SpeculativeDecoder:
                 for place, token in enumerate(round_.emitted):
                     tally.tokens += 1
                     text = stream.push(self.target.piece(token))
+                    dead_end = round_.dead_end and place == len(round_.emitted) - 1
                     tally.stop_reason = self._stop_reason(
-                        token, stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens
+                        token, stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens, dead_end
                     )
                     yield Emitted(token, text + (stream.finish() if tally.stop_reason else ""), place < round_.accepted)
                     if tally.stop_reason:
                         return
+                if round_.dead_end:
+                    tally.stop_reason = "grammar"
+                    if held := stream.finish():
+                        yield Emitted(-1, held, drafted=False)
         finally:
             self.statistics = tally.statistics()
+            self._say(tally.stop_reason)
 
-    def _stop_reason(self, token: int, stream: TextStream, length: int, enough: bool) -> str:
+    def _say(self, stop_reason: str) -> None:
+        """Note, once, what kept an answer from being what a user expects."""
+        said = [
+            f"the draft model: {drafter.failure}; it drafts no more"
+            for drafter in self._drafters
+            if isinstance(drafter, ModelDrafter) and drafter.failure
+        ]
+        if stop_reason == "grammar":
+            said.append("the answer ends where the grammar permits no further token")
+        self.notes += [note for note in said if note not in self.notes]
+
+    def _stop_reason(self, token: int, stream: TextStream, length: int, enough: bool, dead_end: bool) -> str:
         """Why the answer ends with this token; empty where it goes on."""
         if stream.stopped:
             return "stop"
         if self.target.is_end(token):
             return "end"
+        if dead_end:
+            return "grammar"
         if enough:
             return "length"
         return "context" if length > self.options.n_ctx else ""
 
     def close(self) -> None:
-        """Free both models and their caches; the decoder is of no use afterwards."""
+        """Free both models and their caches, and keep what was learned of their speed; of no use afterwards."""
+        if pace := getattr(self, "_pace", None):
+            pace.keep()
         while self._closers:
             self._closers.pop().close()
 
@@ -207,10 +283,14 @@ class _Tally:
         self.prompt_s = self.decode_s = self.draft_s = self.verify_s = 0.0
         self.tokens = self.rounds = 0
         self.drafted, self.accepted = [0] * draft_max, [0] * draft_max
+        self.plain_rounds = self.lookup_drafted = self.lookup_accepted = 0
         self.stop_reason = ""
 
     def add(self, round_: Round) -> None:
         self.rounds += 1
+        self.plain_rounds += not round_.drafted
+        self.lookup_drafted += round_.drafters.count(LOOKUP)
+        self.lookup_accepted += round_.drafters[: round_.accepted].count(LOOKUP)
         self.decode_s += round_.total_s
         self.draft_s += round_.draft_s
         self.verify_s += round_.verify_s
@@ -232,6 +312,9 @@ class _Tally:
             draft_s=self.draft_s,
             verify_s=self.verify_s,
             stop_reason=self.stop_reason,
+            plain_rounds=self.plain_rounds,
+            lookup_drafted=self.lookup_drafted,
+            lookup_accepted=self.lookup_accepted,
         )
 
 

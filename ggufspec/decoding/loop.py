@@ -8,113 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ggufspec.decoding.acceptance import Proposal, Rule
+from ggufspec.decoding.controller import Fixed, Outcome, Policy
+from ggufspec.decoding.drafters import Drafter
+from ggufspec.decoding.model import Model
+from ggufspec.decoding.options import ROWS
 
-Logits = npt.NDArray[np.float32]
 Clock = Callable[[], float]
-
-
-class Model(Protocol):
-    """What the loop needs of a model; ``llamacpp.model.Context`` is one."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens in the vocabulary."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit its cache."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Tokens in its cache."""
-        ...
-
-    def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
-        """Append tokens; logits (outputs, vocab) of the last ones, valid until the next call."""
-        ...
-
-    def rewind(self, length: int) -> None:
-        """Keep the first ``length`` tokens."""
-        ...
-
-
-class Drafter(Protocol):
-    """Guesses what the target will say."""
-
-    def read(self, prompt: Sequence[int]) -> None:
-        """Start a new text with this prompt."""
-        ...
-
-    def draft(self, tokens: Sequence[int], limit: int, rule: Rule) -> list[Proposal]:
-        """At most ``limit`` tokens to follow ``tokens``, which extend what was kept."""
-        ...
-
-    def keep(self, length: int) -> None:
-        """Only the first ``length`` tokens of the text are certain to stay."""
-        ...
+Width = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft and one verification.
 
-    ``emitted`` are the ``accepted`` drafted tokens and the target's own, cut after a token that ends the text.
+    Args:
+        drafted: tokens that were verified.
+        drafters: who offered each of them.
+        accepted: how many were kept.
+        emitted: the accepted tokens and the target's own, cut after a token that ends the text.
+        width: tokens in the target's batch, padding included.
+        draft_s: seconds of drafting, and of a draft reading along.
+        verify_s: seconds in the target.
+        total_s: seconds of the round.
+        dead_end: the grammar permits no further token.
+
     """
 
     drafted: tuple[int, ...]
+    drafters: tuple[str, ...]
     accepted: int
     emitted: tuple[int, ...]
+    width: int
     draft_s: float
     verify_s: float
     total_s: float
-
-
-class ModelDrafter:
-    """A chain from a draft model whose cache is kept from round to round.
-
-    After a full acceptance only the last drafted token is new to it; after a rejection it is rewound past the first
-    wrong one. (llama.cpp's common/speculative.cpp decodes the accepted tokens again.)
-    """
-
-    def __init__(self, model: Model, is_end: Callable[[int], bool], target_vocab_size: int) -> None:
-        self.model = model
-        self.is_end = is_end
-        self.shared_vocab = min(model.vocab_size, target_vocab_size)  # sizes may differ by padding at the end
-
-    def read(self, prompt: Sequence[int]) -> None:
-        self.model.rewind(0)
-        if len(prompt) > 1:
-            self.model.decode(self._known(prompt[:-1]), outputs=0)
-
-    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Tokens that only the target has are read as token 0: the guess gets worse, the text does not change."""
-        if max(tokens) < self.model.vocab_size:
-            return tokens
-        return [token if token < self.model.vocab_size else 0 for token in tokens]
-
-    def draft(self, tokens: Sequence[int], limit: int, rule: Rule) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        pending = self._known(tokens[self.model.length :])
-        for position in range(len(tokens), min(len(tokens) + limit, self.model.capacity)):
-            logits = self.model.decode(pending, outputs=1)[0, : self.shared_vocab]
-            proposal = rule.propose(logits, position)
-            proposals.append(proposal)
-            if self.is_end(proposal.token):
-                break
-            pending = [proposal.token]
-        return proposals
-
-    def keep(self, length: int) -> None:
-        if self.model.length > length:
-            self.model.rewind(length)
+    dead_end: bool = False
 
 
 def generate(
@@ -124,13 +54,15 @@ def generate(
     *,
     max_tokens: int,
     is_end: Callable[[int], bool],
-    drafter: Drafter | None = None,
+    drafters: Sequence[Drafter] = (),
+    policy: Policy | None = None,
     draft_max: int = 0,
+    width: Width = lambda count: count,
     clock: Clock,
 ) -> Iterator[Round]:
     """Rounds until ``max_tokens`` are emitted, a token ends the text, or the target's context is full.
 
-    The target has read all but the last token of ``prompt`` already, and so has the drafter (:func:`read`).
+    The target has read all but the last token of ``prompt`` already, and so have the drafters (:func:`read`).
 
     Args:
         target: the model whose distribution the text follows.
@@ -138,42 +70,122 @@ def generate(
         rule: chooses drafted tokens and judges them.
         max_tokens: tokens to emit at most.
         is_end: whether a token ends the text.
-        drafter: None for target-only.
+        drafters: none for target-only; where two have a token, the policy chooses.
+        policy: says who drafts and how far; None drafts ``draft_max`` tokens always.
         draft_max: drafted tokens a round at most.
+        width: tokens to pad a target batch of so many tokens to.
         clock: seconds, monotonic.
     """
+    policy = policy or Fixed()
     tokens = list(prompt)
     last = min(len(prompt) + max_tokens, target.capacity + 1)
+    rule.begin(len(prompt))
     while len(tokens) < last:
         began = clock()
-        proposals: Sequence[Proposal] = ()
         limit = min(draft_max, last - len(tokens) - 1)
-        if drafter is not None and limit > 0:
-            proposals = drafter.draft(tokens, limit, rule)
-        drafted = tuple(proposal.token for proposal in proposals)
+        chain = _draft(tokens, limit, drafters, policy, rule, is_end, clock) if drafters else []
+        drafted = tuple(proposal.token for _, proposal in chain)
+        wide = width(1 + len(drafted))
         verify_began = clock()
-        rows = target.decode((tokens[-1], *drafted), outputs=len(drafted) + 1)
+        rows = target.decode((tokens[-1], *drafted), outputs=len(drafted) + 1, width=wide)
         verify_ended = clock()
-        verdict = rule.verify(rows, proposals, len(tokens))
-        emitted = (*drafted[: verdict.accepted], verdict.token)
+        verdict = rule.verify(rows, [proposal for _, proposal in chain], len(tokens))
+        emitted = verdict.emitted(drafted)
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)
         if end is not None:
             emitted = emitted[: end + 1]
         tokens.extend(emitted)
         target.rewind(len(tokens) - 1)
-        if drafter is not None:
+        for drafter in drafters:
             drafter.keep(len(tokens) - 1)
+        ended = clock()
+        if drafters:
+            policy.learn(Outcome(wide, verdict.accepted, len(emitted), verify_ended - verify_began, ended - began))
+            _review(tokens, drafters, policy, rule, clock)
         yield Round(
-            drafted, verdict.accepted, emitted, verify_began - began, verify_ended - verify_began, clock() - began
+            drafted,
+            tuple(name for name, _ in chain),
+            verdict.accepted,
+            emitted,
+            wide,
+            verify_began - began + clock() - ended,
+            verify_ended - verify_began,
+            clock() - began,
+            verdict.token is None,
         )
-        if end is not None:
+        if end is not None or verdict.token is None:
             return
 
 
-def read(target: Model, prompt: Sequence[int], drafter: Drafter | None = None) -> None:
-    """Put all but the last token of ``prompt`` into the caches; the last one is the first round's."""
+def _draft(
+    tokens: Sequence[int],
+    limit: int,
+    drafters: Sequence[Drafter],
+    policy: Policy,
+    rule: Rule,
+    is_end: Callable[[int], bool],
+    clock: Clock,
+) -> list[tuple[str, Proposal]]:
+    """The chain to verify: who offered each token, and the token."""
+    policy.begin(limit, may_trim=rule.may_trim)
+    by_name = {drafter.name: drafter for drafter in drafters}
+    text = list(tokens)
+    chain: list[tuple[str, Proposal]] = []
+    while len(chain) < limit and by_name:
+        rule.follow(text)
+        pending = {name: drafter.pending(len(text)) for name, drafter in by_name.items()}
+        free = {
+            name: offer
+            for name, drafter in by_name.items()
+            if not pending[name] and (offer := drafter.offer(text, rule)) is not None
+        }
+        confidences = {name: offer.confidence for name, offer in free.items()}
+        name = policy.choose(confidences, {name: unread for name, unread in pending.items() if unread})
+        if name is None:
+            break
+        offer = free.get(name)
+        if offer is None:
+            asked = clock()
+            offer = by_name[name].offer(text, rule)
+            if offer is None:  # it has given up
+                del by_name[name]
+                continue
+            policy.asked(name, pending[name], clock() - asked)
+        if not policy.take(name, offer.confidence):
+            break
+        proposal = offer.draw()
+        if not rule.permits(proposal.token, len(text)):
+            break
+        chain.append((name, proposal))
+        text.append(proposal.token)
+        if is_end(proposal.token):
+            break
+    return chain[: policy.verified()]
+
+
+def _review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> None:
+    """Let drafters that did not draft see what they would have said, where that is cheap or due."""
+    for drafter in drafters:
+        pending = drafter.pending(len(tokens))
+        reading = policy.reading(drafter.name, pending) if pending else 0
+        if reading or not pending:
+            began = clock()
+            seen = drafter.review(tokens, rule, reading)
+            policy.reviewed(drafter.name, seen, clock() - began)
+
+
+def read(target: Model, prompt: Sequence[int], drafters: Sequence[Drafter] = (), policy: Policy | None = None) -> None:
+    """Put all but the last token of ``prompt`` into the caches; the last one is the first round's.
+
+    Where a policy learns, the drafters are judged on the prompt's last places by what the target would have said there.
+    """
     target.rewind(0)
+    choices: list[int] = []
     if len(prompt) > 1:
-        target.decode(prompt[:-1], outputs=0)
-    if drafter is not None:
-        drafter.read(prompt)
+        count = min(ROWS, len(prompt) - 1) if policy is not None else 0
+        rows = target.decode(prompt[:-1], outputs=count)
+        choices = [int(row.argmax()) for row in rows]
+    for drafter in drafters:
+        seen = drafter.read(prompt, choices)
+        if policy is not None:
+            policy.reviewed(drafter.name, seen)

@@ -23,6 +23,8 @@ row of a large vocabulary needs the noise of few tokens.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +33,7 @@ from ggufspec.decoding.sampling import Floats, Ids, Logits, finite_peak
 Bits = npt.NDArray[np.uint64]
 
 BLOCK = 1024
+_FEW = 12  # tokens for which Python is faster
 _BLOCK_BITS, _IN_BLOCK = np.uint64(10), np.uint64(BLOCK - 1)
 _ONE, _TWELVE = np.uint64(1), np.uint64(12)
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -64,15 +67,32 @@ def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
     """
     if ids.size == 1:
         return int(ids[0])
-    return int(ids[(scores + gumbel(seed, position, ids)).argmax()])
+    return _choose(ids, scores, _start(seed, position))
+
+
+def _choose(ids: Ids, scores: Floats, start: np.uint64) -> int:
+    """:func:`choose`, by the least work for this many tokens."""
+    if ids.size <= _FEW:
+        sums = [
+            score + _gumbel_int(int(start), token) for token, score in zip(ids.tolist(), scores.tolist(), strict=True)
+        ]
+        return int(ids[sums.index(max(sums))])
+    if ids.size > BLOCK:  # leave out who cannot win, as in choose_full
+        highest, leaders = _block_highest(start, np.arange((int(ids[-1]) >> 10) + 1, dtype=np.uint64))
+        places = np.minimum(ids.searchsorted(leaders), ids.size - 1)
+        known = np.append(places[ids[places] == leaders], scores.argmax())
+        best = (scores[known] + _gumbel(start, ids[known])).max()
+        able = scores + highest[ids >> 10] >= best - _slack(best)
+        ids, scores = ids[able], scores[able]
+    return int(ids[(scores + _gumbel(start, ids)).argmax()])
 
 
 def choose_full(logits: Logits, temperature: float, seed: int, position: int) -> int:
     """:func:`choose` over the whole vocabulary with scores ``(logit - highest logit) / temperature``.
 
     Exact, with the noise of few tokens: whatever sum some token reaches, a token can only win if its score and the
-    highest noise of its block reach it together. A high sum is found among the tokens with the highest logit of their
-    block (where the winner is on peaked rows) and those with the highest noise of it (where it is on flat ones).
+    highest noise of its block reach it together. A high sum is found at the most likely token (the winner on peaked
+    rows) and at those with the highest noise of their block (where it is on flat ones).
 
     Args:
         logits: (vocab,) as the model gives them; not kept.
@@ -92,25 +112,33 @@ def choose_full(logits: Logits, temperature: float, seed: int, position: int) ->
     peak = finite_peak(maxima.max())
 
     start, blocks = _start(seed, position), np.arange(tops.size, dtype=np.uint64)
-    bits = _bits(start, _block_counters(blocks))
-    highest = -np.log(_exponential(bits) / BLOCK)  # (blocks,) noise
-    leaders = ((blocks << _BLOCK_BITS) | (bits & _IN_BLOCK)).astype(np.int64)
-    known = np.concatenate((tops, leaders[leaders < logits.size]))
-    best = _sums(logits, known, peak, temperature, start).max()
-
-    slack = 1e-9 * (1 + abs(best))  # more than the rounding of sums
-    bar = (peak + temperature * (best - highest - slack)).astype(np.float32)  # (blocks,) no lower logit can win
+    highest, leaders = _block_highest(start, blocks)
+    inside = leaders if leaders[-1] < logits.size else leaders[:-1]
+    led = _scores(logits, inside, peak, temperature) + highest[: inside.size]
+    best = max(float(led.max(initial=-math.inf)), _gumbel_int(int(start), int(tops[maxima.argmax()])))
+    bar = (peak + temperature * (best - highest - _slack(best))).astype(np.float32)  # (blocks,) no lower logit can win
     bar = np.nextafter(bar, np.float32(-np.inf))
     hot = np.flatnonzero(maxima[: len(whole)] >= bar[: len(whole)])
     able = np.flatnonzero(whole.take(hot, axis=0) >= bar[hot, None])
     able = np.concatenate((hot[able // BLOCK] * BLOCK + able % BLOCK, whole.size + np.flatnonzero(rest >= bar[-1])))
-    return int(able[_sums(logits, able, peak, temperature, start).argmax()])
+    return _choose(able, _scores(logits, able, peak, temperature), start)
 
 
-def _sums(logits: Logits, ids: Ids, peak: float, temperature: float, start: np.uint64) -> Floats:
-    """(n,) scores plus noise of ``ids``."""
+def _block_highest(start: np.uint64, blocks: Bits) -> tuple[Floats, Ids]:
+    """(n,) the highest noise of each block, and the token that has it, which may be beyond the vocabulary."""
+    bits = _bits(start, _block_counters(blocks))
+    highest: Floats = -np.log(_exponential(bits) / BLOCK)
+    return highest, ((blocks << _BLOCK_BITS) | (bits & _IN_BLOCK)).astype(np.int64)
+
+
+def _slack(best: float) -> float:
+    """More than the rounding of a sum of score and noise."""
+    return 1e-9 * (1 + abs(best))
+
+
+def _scores(logits: Logits, ids: Ids, peak: float, temperature: float) -> Floats:
     scores: Floats = (logits[ids].astype(np.float64) - peak) / temperature
-    return scores + _gumbel(start, ids)
+    return scores
 
 
 def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
@@ -121,6 +149,15 @@ def _gumbel(start: np.uint64 | Bits, ids: Ids) -> Floats:
     later[((bits[0] ^ tokens) & _IN_BLOCK) == 0] = 0.0
     noise: Floats = -np.log(first / BLOCK + later)
     return noise
+
+
+def _gumbel_int(start: int, token: int) -> float:
+    """Noise of one token: less work for the few that truncation mostly leaves than NumPy's fifty calls."""
+    block = _mix_int(start + _GOLDEN * (2 * (token // BLOCK) + 1))
+    arrival = -math.log((block // 2**12 + 0.5) * 2.0**-52) / BLOCK
+    if block % BLOCK != token % BLOCK:
+        arrival -= math.log((_mix_int(start + _GOLDEN * 2 * token) // 2**12 + 0.5) * 2.0**-52)
+    return -math.log(arrival)
 
 
 def _block_counters(blocks: Bits) -> Bits:

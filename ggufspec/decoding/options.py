@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
@@ -15,7 +17,11 @@ from ggufspec.llamacpp.options import (
     check_kv_type,
 )
 
-RULES = ("exact", "residual")
+DRAFTERS = ("draft", "lookup", "both", "none")
+POLICIES = ("adaptive", "fixed")
+ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
+RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # the acceptance rules; those with a number are lossy
+MAX_TOP_K = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +39,13 @@ class DecoderOptions:
         type_k: type of the target's key cache, f16 or q8_0 say.
         type_v: type of the target's value cache.
         flash_attention: auto, on or off.
-        draft_max: drafted tokens a round at most.
-        accept: name of the acceptance rule, ``exact`` or ``residual``.
+        drafter: who guesses: ``draft`` (the model), ``lookup`` (n-grams of the text), ``both``, or ``none``; without
+            a draft model, ``lookup`` alone can guess.
+        draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
+        draft_max: drafted tokens a round at most; with the fixed policy always so many.
+        pad: whether a batch may be padded to a width that is faster.
+        lookup_corpus: a text file whose n-grams the lookup knows too.
+        accept: name of the acceptance rule.
         strict: decode the target in one width class, so that the text is the same to the bit with and without draft.
     """
 
@@ -48,7 +59,11 @@ class DecoderOptions:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: str = "auto"
-    draft_max: int = 4
+    drafter: str = "both"
+    draft_policy: str = "adaptive"
+    draft_max: int = 15
+    pad: bool = True
+    lookup_corpus: Path | None = None
     accept: str = "exact"
     strict: bool = False
 
@@ -60,6 +75,10 @@ class DecoderOptions:
                 f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",
                 "--draft-max 4 is usual; --no-draft runs the target alone",
             )
+        check_one_of(self.drafter, DRAFTERS, "drafter")
+        check_one_of(self.draft_policy, POLICIES, "draft policy")
+        if self.lookup_corpus is not None and self.drafter not in ("lookup", "both"):
+            raise UsageError("a corpus is for the lookup, and that does not draft", "--drafter both")
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
         check_kv_type(self.type_k)
@@ -77,13 +96,19 @@ class DecoderOptions:
         """Where the draft's layers are."""
         return Placement(self.draft_gpu_layers, self.draft_split)
 
-    def context(self, *, with_draft: bool) -> ContextOptions:
-        """The target's context. Without a draft fewer rows of logits are reserved."""
-        width = max(2, self.draft_max + 1 if with_draft else 1)
-        if self.strict:
-            from ggufspec.decoding.widths import LIMIT, padded
+    @property
+    def needs_draft(self) -> bool:
+        """Whether the draft model drafts."""
+        return self.drafter in ("draft", "both")
 
-            width = max(LIMIT, padded(width))
+    def drafts(self, *, with_draft: bool) -> bool:
+        """Whether anyone does, with or without a draft model."""
+        return self.drafter == "lookup" or (with_draft and self.needs_draft)
+
+    def context(self, *, with_draft: bool) -> ContextOptions:
+        """The target's context. Without a drafter fewer rows of logits are reserved."""
+        drafts = self.drafts(with_draft=with_draft)
+        width = max(ROWS, self.draft_max + 1) if drafts or self.strict else 2
         return ContextOptions(
             n_ctx=self.n_ctx,
             width=width,
@@ -91,14 +116,48 @@ class DecoderOptions:
             type_k=self.type_k,
             type_v=self.type_v,
             flash_attention=self.flash_attention,
+            rewind=width - 1 if drafts else 0,
         )
 
     def draft_context(self) -> ContextOptions:
         """The draft's context."""
-        return ContextOptions(self.n_ctx, 2, self.threads or physical_cores(), flash_attention=self.flash_attention)
+        return ContextOptions(
+            n_ctx=self.n_ctx,
+            width=ROWS,
+            threads=self.threads or physical_cores(),
+            flash_attention=self.flash_attention,
+            rewind=max(ROWS, self.draft_max + 1),
+            rewind_by="checkpoint",  # a chain is several batches
+        )
+
+
+def check_one_of(value: str, known: Sequence[str], what: str) -> None:
+    """Raise UsageError unless ``value`` is one of those known."""
+    if value not in known:
+        raise UsageError(f"there is no {what} {value!r}", "one of " + ", ".join(known))
 
 
 def check_rule(name: str) -> None:
-    """Raise UsageError unless ``name`` is one of ``RULES``, the acceptance rules."""
-    if name not in RULES:
+    """Refuse a name that is no acceptance rule's.
+
+    Raises:
+        UsageError: it is none of ``RULES``, or its number is not in range.
+    """
+    kind, _, number = name.partition(":")
+    if kind == "top-k":
+        if not (number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_TOP_K):
+            raise UsageError(f"{name!r} does not say how many tokens are as good: 1 to {MAX_TOP_K}", "--accept top-k:3")
+    elif kind == "typical":
+        try:
+            possible = 0 < float(number) < 1
+        except ValueError:
+            possible = False
+        if not possible:
+            raise UsageError(f"{name!r} does not say how likely is typical: above 0, below 1", "--accept typical:0.3")
+    elif name not in RULES:
         raise UsageError(f"there is no acceptance rule {name!r}", f"the rules are: {', '.join(RULES)}")
+
+
+def is_lossy(name: str) -> bool:
+    """Whether the text of a rule that passed :func:`check_rule` may differ from the target's own."""
+    return ":" in name

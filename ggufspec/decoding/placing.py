@@ -74,8 +74,9 @@ def question(
 
 
 def placed(options: DecoderOptions, option: Option, *, draft_max: int | None = None) -> DecoderOptions:
-    """``options`` at the placement that a plan found, and at its draft length unless ``draft_max`` fixes one."""
+    """``options`` at the placement that a plan found. A fixed draft length is the plan's, unless one is given."""
     draft = option.draft
+    planned = option.draft_length if options.draft_policy == "fixed" else None
     return replace(
         options,
         gpu_layers=option.target.gpu_layers,
@@ -83,7 +84,7 @@ def placed(options: DecoderOptions, option: Option, *, draft_max: int | None = N
         cpu_experts=option.target.cpu_experts,
         draft_gpu_layers=draft.gpu_layers if draft else 0,
         draft_split=draft.split if draft else (),
-        draft_max=draft_max or option.draft_length or options.draft_max,
+        draft_max=draft_max or planned or options.draft_max,
         type_k=option.context.type_k,
         type_v=option.context.type_v,
     )

@@ -19,6 +19,8 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _LOWEST = float(np.finfo(np.float32).min)  # below every finite logit: only -inf is lower
+_CLASSES, _FEW = 1024, 256  # classes of ids, whose maxima stand for a row
+_STRIDE = 31  # of a sample of the vocabulary; odd, so that no period of ids escapes it
 _CERTAIN: Floats = np.zeros(1)
 _CERTAIN.flags.writeable = False
 
@@ -88,8 +90,11 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
 
     No step sorts the vocabulary. A floor that no kept token can be under selects a few ids, and the chain's exact
     rules decide among these. For top-k the floor is the k-th highest of the maxima of 4 k classes of ids: k tokens at
-    least are on or above it, and rarely many more. The classes are ids modulo 4 k, since likely tokens have ids near
-    each other (the end of a vocabulary is rare words and padding).
+    least are on or above it, and rarely many more. The classes are ids modulo their number, since likely tokens have
+    ids near each other (the end of a vocabulary is rare words and padding).
+
+    All arithmetic is of 64 bits but for one sum: where top-p counts the whole vocabulary, as it does without top-k,
+    that is summed in 32 bits, as by llama.cpp. It decides where top-p ends, and has no part in the scores.
 
     Args:
         logits: (vocab,) as the model gives them; not kept.
@@ -104,33 +109,113 @@ def candidates(logits: Logits, sampling: Sampling) -> Candidates:
         return Candidates(np.array([token], dtype=np.int64), _CERTAIN)
 
     top_k = sampling.top_k if sampling.top_k < logits.size else 0
-    maxima = _class_maxima(logits, 4 * top_k) if top_k else logits
-    peak = finite_peak(maxima.max())
-    floor, total = _LOWEST, 0.0
+    maxima = _class_maxima(logits, max(_FEW, 4 * top_k) if top_k else _CLASSES)
+    peak = finite_peak(np.maximum.reduce(maxima))
     if top_k:
-        floor = max(floor, float(np.partition(maxima, -top_k)[-top_k]))
+        ids, values = _at_least(max(_LOWEST, float(np.sort(maxima)[-top_k])), logits, peak)
+        likely = np.sort(values)[: -top_k - 1 : -1]
+        count = likely.size
+        if sampling.top_p < 1:
+            reached = np.exp(likely).cumsum()
+            count = int(reached.searchsorted(sampling.top_p * reached[-1])) + 1
+        bar = float(likely[count - 1])
+    elif sampling.top_p < 1:
+        ids, values, count, bar = _nucleus(logits, maxima, peak, sampling)
     else:
-        if sampling.min_p > 0:
-            floor = max(floor, _below(peak + math.log(sampling.min_p)))
-        if sampling.top_p < 1:
-            total = float(np.exp(logits.astype(np.float64) - peak).sum())
-            # All tokens under this floor together hold less than half of what top-p may leave out.
-            floor = max(floor, _below(peak + math.log((1 - sampling.top_p) * total / (2 * logits.size))))
+        ids, values = _at_least(_min_p_floor(peak, sampling.min_p), logits, peak)
+        count, bar = ids.size, -math.inf
+    likeliest = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+    kept = values >= max(bar, likeliest)
+    spare = np.count_nonzero(kept) - count
+    if bar >= likeliest and spare > 0:  # of a tie the higher ids
+        kept[(values == bar).nonzero()[0][-spare:]] = False
+    return Candidates(ids[kept], values[kept] / sampling.temperature)
 
-    ids = np.flatnonzero(logits >= np.float32(floor))
-    values = logits[ids].astype(np.float64) - peak  # (n,) untempered log-probabilities up to a constant
-    if sampling.top_p < 1 or 0 < top_k < ids.size:
-        order = np.argsort(-values, kind="stable")  # most likely first; ids ascend within a tie
-        order = order[: top_k or None]
-        if sampling.top_p < 1:
-            reached = np.exp(values[order]).cumsum()
-            order = order[: np.searchsorted(reached, sampling.top_p * (total or reached[-1])) + 1]
-        order.sort()
-        ids, values = ids[order], values[order]
-    if sampling.min_p > 0:
-        likely = values >= math.log(sampling.min_p)
-        ids, values = ids[likely], values[likely]
-    return Candidates(ids, values / sampling.temperature)
+
+def confidence(logits: Logits) -> float:
+    """An estimate from above of the most likely token's probability, from one pass over the row.
+
+    The probability if each of 1024 classes of ids (modulo their number) held only its most likely token; exact in a
+    vocabulary of less than twice as many.
+
+    Args:
+        logits: (vocab,) as the model gives them; not kept.
+
+    Raises:
+        ModelError: a logit is NaN, or the highest is infinite.
+    """
+    maxima = _class_maxima(logits, _CLASSES)
+    peak = finite_peak(np.maximum.reduce(maxima))
+    return 1 / float(np.add.reduce(np.exp(maxima - np.float32(peak))))
+
+
+def _nucleus(logits: Logits, maxima: Logits, peak: float, sampling: Sampling) -> tuple[Ids, Floats, int, float]:
+    """Top-p without top-k: some ids, their values, how many of the highest stay, and the last of these.
+
+    The floor is where the class maxima alone reach top-p's mass. On a flat row they do not: then it is where a sample
+    of the row says with a margin, and if that is wrong, so low that all tokens under it could be left out together.
+    What min-p drops anyway may be missing. In a row that is mostly padding or masked only tokens within 30 nats of the
+    peak are looked at: the others together weigh less than the rounding of the sum.
+    """
+    bar = np.float32(peak - 30)
+    if 4 * _STRIDE * np.count_nonzero(logits[::_STRIDE] >= bar) < logits.size:
+        warm = (logits >= bar).nonzero()[0]
+        logits = logits[warm]
+        ids, values, count, last = _nucleus(logits, _class_maxima(logits, _CLASSES), peak, sampling)
+        return warm[ids], values, count, last
+    lowest, top_p = _min_p_floor(peak, sampling.min_p), sampling.top_p
+    total = _total(logits, peak)
+    mass = top_p * total
+    for few in (_class_maxima(maxima, _FEW), maxima):
+        heads = np.sort(few)[::-1]
+        reached = np.exp(heads.astype(np.float64) - peak).cumsum()
+        if reached[-1] >= mass:
+            floor = max(lowest, float(heads[reached.searchsorted(mass)]))
+            ids, values = _at_least(floor, logits, peak)
+            return ids, values, *_fewest(mass, values)
+    sample = np.sort(logits[::_STRIDE])
+    under = np.exp(sample.astype(np.float64) - peak).cumsum() * _STRIDE
+    floor = max(lowest, float(sample[min(int(under.searchsorted((total - mass) / 2)), sample.size - 1)]))
+    ids, values = _at_least(floor, logits, peak)
+    if floor > lowest and np.exp(values).sum() < mass:
+        floor = max(lowest, _below(peak + math.log((1 - top_p) * total / (2 * logits.size))))
+        ids, values = _at_least(floor, logits, peak)
+    return ids, values, *_fewest(mass, values)
+
+
+def _total(logits: Logits, peak: float) -> float:
+    """The sum of ``exp(logit - peak)`` in 32 bits, as llama.cpp has it; the relative error is below 1e-5."""
+    shift = 0.0 if abs(peak) < 40 else peak  # a shift is another pass, and nothing overflows without
+    weights = np.exp(logits - np.float32(shift) if shift else logits)
+    return float(np.add.reduce(weights)) * math.exp(shift - peak)
+
+
+def _fewest(mass: float, values: Floats) -> tuple[int, float]:
+    """How many of the highest values it takes for their exponentials to reach ``mass``, and the last of them."""
+    count = 0
+    while values.size > _CLASSES:  # halve what must be sorted
+        middle = np.median(values[::_STRIDE])
+        upper = values[values > middle]
+        if upper.size == 0:
+            break
+        weight = float(np.exp(upper).sum())
+        if weight >= mass:
+            values = upper
+        else:
+            count, mass, values = count + upper.size, mass - weight, values[values <= middle]
+    likely = np.sort(values)[::-1]
+    last = min(int(np.exp(likely).cumsum().searchsorted(mass)), likely.size - 1)
+    return count + last + 1, float(likely[last])
+
+
+def _min_p_floor(peak: float, min_p: float) -> float:
+    return _below(peak + math.log(min_p)) if min_p > 0 else _LOWEST
+
+
+def _at_least(floor: float, logits: Logits, peak: float) -> tuple[Ids, Floats]:
+    """The ids, ascending, of logits on or above ``floor``, and their log-probabilities up to a constant."""
+    ids = (logits >= np.float32(floor)).nonzero()[0]
+    return ids, logits[ids].astype(np.float64) - peak
 
 
 def _class_maxima(logits: Logits, classes: int) -> Logits:
@@ -138,7 +223,7 @@ def _class_maxima(logits: Logits, classes: int) -> Logits:
     rows = logits.size // classes
     if rows < 2:
         return logits
-    maxima: Logits = logits[: rows * classes].reshape(rows, classes).max(axis=0)
+    maxima: Logits = np.maximum.reduce(logits[: rows * classes].reshape(rows, classes), axis=0)
     rest = logits[rows * classes :]
     np.maximum(maxima[: rest.size], rest, out=maxima[: rest.size])
     return maxima

@@ -143,7 +143,7 @@ def _model(request: Request, *, dry: bool) -> Iterator[Any]:
 def _answer(model: Any, request: Request) -> Answer:
     lib = load()
     forget_complaints()
-    context = lib.llama_init_from_model(model, context_params(lib, request.context))
+    context = lib.llama_init_from_model(model, context_params(lib, request.context, model))
     if not context:
         raise ModelError(f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
     try:

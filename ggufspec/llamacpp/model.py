@@ -15,6 +15,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
 from ggufspec.llamacpp.params import context_params, model_params
+from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, choose
 
 Logits = npt.NDArray[np.float32]
 
@@ -145,10 +146,24 @@ class Model:
         self.close()
 
 
-class Context:
-    """One sequence of tokens in one model's KV cache.
+# Tokens that the last batch of a long prompt has at least, so that how a prompt is read does not depend on whether
+# logits are wanted of its end.
+_LAST_BATCH = 16
 
-    ``length`` tokens are in the cache; :meth:`decode` appends, :meth:`rewind` takes the newest away.
+
+class Context:
+    """One sequence of tokens in one model's memory.
+
+    ``length`` tokens are in it; :meth:`decode` appends, :meth:`rewind` takes the newest away.
+
+    An attention cache can be rewound to any length. A recurrent or hybrid memory can be if ``options.rewind`` asks for
+    it, and then to what is in doubt: see :mod:`ggufspec.llamacpp.rewind`.
+
+    Attributes:
+        can_rewind: whether tokens can be taken back, so that the model may be in a pair.
+        rewind_kind: ``exact`` (free), ``snapshots``, ``checkpoint``, or ``none``.
+        checkpoint_bytes: memory that being able to rewind takes.
+        can_pad: whether a batch can be padded; where not, ``width`` has no effect.
 
     Raises:
         ModelError: llama.cpp cannot make the context, for want of memory say.
@@ -163,7 +178,7 @@ class Context:
         self.capacity = options.n_ctx
         self.width = options.width
         self.length = 0
-        params = context_params(lib, options)
+        params = context_params(lib, options, model._handle)
         forget_complaints()
         self._handle = lib.llama_init_from_model(model._handle, params)
         if not self._handle:
@@ -172,7 +187,6 @@ class Context:
                 f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}", context_hint(reason)
             )
         self._lib = lib
-        self._memory = lib.llama_get_memory(self._handle)
         self._n_batch: int = params.n_batch
         self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
         for i in range(self._n_batch):
@@ -180,7 +194,11 @@ class Context:
             self._batch.seq_id[i][0] = 0
         self._rows: Logits = np.empty((0, self.vocab_size), np.float32)
         self._rows_address = 0
-        self.can_rewind = self._probe_rewind()
+        self._memory = self._probe_memory(options)
+        self.rewind_kind = self._memory.kind
+        self.can_rewind = self.rewind_kind != Impossible.kind
+        self.can_pad = self._memory.can_pad
+        self.checkpoint_bytes = self._memory.states * self._state_bytes
 
     def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
         """Append ``tokens`` and return the logits of the last ``outputs`` of them.
@@ -188,8 +206,8 @@ class Context:
         Args:
             tokens: ids, at least one.
             outputs: rows wanted, 0 … min(len(tokens), width limit).
-            width: pad the batch to this many tokens; the padding is taken away again and has no effect but on
-                which kernels run.
+            width: pad the batch to this many tokens, if ``can_pad``; the padding is taken away again and has no
+                effect but on which kernels run.
 
         Returns:
             (outputs, vocab) float32, a view into llama.cpp's own buffer: valid until the next call.
@@ -197,42 +215,48 @@ class Context:
         Raises:
             ModelError: the cache is full, or llama.cpp failed.
         """
-        padding = max(0, width - len(tokens))
+        padding = self._memory.padding(len(tokens), width)
         if outputs + padding > self.width or (padding and width > self._n_batch):
             raise ValueError(f"{outputs} rows and {padding} padding tokens wanted of a context of width {self.width}")
         if self.length + len(tokens) > self.capacity:
             raise ModelError(f"the context of {self.capacity} tokens is full", "a larger -c gives room")
-        start = 0
-        while len(tokens) - start > self._n_batch:  # all but the last chunk of a prompt
-            chunk = min(self._n_batch, len(tokens) - max(outputs, 1) - start)
-            self._submit(tokens[start : start + chunk], 0, 0)
-            start += chunk
+        again, apart = self._memory.settle(self.length, len(tokens), outputs)
+        if apart:
+            self._submit(again, 0, 0)
+            again, _ = self._memory.settle(self.length, len(tokens), outputs)
+        tokens = [*again, *tokens] if again else tokens
+        start, last = 0, min(max(outputs, _LAST_BATCH), self._n_batch)
+        while len(tokens) - start > self._n_batch:  # all but the last batch of a prompt
+            count = min(self._n_batch, len(tokens) - start - last)
+            self._submit(tokens[start : start + count], 0, 0)
+            start += count
         self._submit(tokens[start:], outputs, padding)
         if padding:
-            self.rewind(self.length)
+            self._memory.cut(self.length)
         return self._logits(outputs + padding)[:outputs] if outputs else self._rows[:0]
 
     def _submit(self, tokens: Sequence[int], outputs: int, padding: int) -> None:
         batch = self._batch
-        count = len(tokens)
+        count, held = len(tokens), self._memory.held
         ids, positions, flags = batch.token, batch.pos, batch.logits
         first_output = count - outputs
         for i in range(count):
             ids[i] = tokens[i]
-            positions[i] = self.length + i
+            positions[i] = held + i
             flags[i] = i >= first_output
         for i in range(count, count + padding):
             ids[i] = tokens[-1]
-            positions[i] = self.length + i
+            positions[i] = held + i
             flags[i] = 1
         batch.n_tokens = count + padding
         status = self._lib.llama_decode(self._handle, batch)
         if status != 0:
             raise ModelError(
-                f"llama.cpp could not decode {count} tokens at {self.length} (status {status}): {complaints()}",
+                f"llama.cpp could not decode {count} tokens at {held} (status {status}): {complaints()}",
                 "lower -c or -ngl if memory is short; -v shows llama.cpp's log",
             )
-        self.length += count
+        self._memory.added(tokens, padding, outputs)
+        self.length = held + count
 
     def _logits(self, rows: int) -> Logits:
         pointer = self._lib.llama_get_logits(self._handle)  # waits for the device
@@ -243,23 +267,54 @@ class Context:
         return self._rows[:rows]
 
     def rewind(self, length: int) -> None:
-        """Keep only the first ``length`` tokens.
+        """Keep only the first ``length`` tokens, which are certain from now on; nothing is done where these are all.
+
+        0 is always possible. A recurrent memory with a checkpoint goes back to the length that it had at the last
+        rewind, or later before the batches in doubt (:class:`~ggufspec.llamacpp.rewind.Checkpoint`); with snapshots
+        to the first token of the last batch.
 
         Raises:
-            ModelError: the model's memory cannot be rewound to there (recurrent and hybrid models).
+            ModelError: the model's memory cannot be rewound to there.
         """
+        if length > self.length:
+            raise ValueError(f"rewind to {length} of {self.length} tokens")
         if length == 0:
-            self._lib.llama_memory_clear(self._memory, False)
-        elif not self._lib.llama_memory_seq_rm(self._memory, 0, length, -1):
-            raise ModelError(f"{self.model.path.name} cannot take tokens back", "run it with --no-draft")
+            self._memory.clear()
+        elif not self._memory.cut(length):
+            name = self.model.path.name
+            if not self.can_rewind:
+                raise ModelError(f"{name} cannot take tokens back (recurrent memory)", "run it with --no-draft")
+            raise ModelError(f"{name} cannot go back to token {length}, only to {self.floor}", "run it with --no-draft")
         self.length = length
 
-    def _probe_rewind(self) -> bool:
-        """Whether one of two decoded tokens can be taken back; llama.cpp says no for recurrent memory."""
+    @property
+    def floor(self) -> int:
+        """The least length, besides 0, that :meth:`rewind` can go back to now."""
+        return self._memory.floor()
+
+    def mark(self) -> None:
+        """All that follows may be taken back to here, once: for measurements, as a single token is certain otherwise.
+
+        Free but for snapshots, which copy the state to host memory.
+        """
+        self._memory.mark(self.length)
+
+    def _probe_memory(self, options: ContextOptions) -> Exact:
+        """Decode two tokens, and see whether one can be taken back; llama.cpp says no for recurrent memory."""
+        lib, handle = self._lib, self._handle
+        self._memory = Exact(lib, handle)
         self.decode([0, 0], outputs=min(2, self.width))
-        possible = bool(self._lib.llama_memory_seq_rm(self._memory, 0, 1, -1))
+        self._state_bytes: int = lib.llama_state_seq_get_size_ext(
+            self._handle, 0, lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        )
+        possible = self._memory.cut(1)
         self.rewind(0)
-        return possible
+        match choose(lib, self.model._handle, options):
+            case "snapshots" if count := lib.llama_n_rs_seq(self._handle):
+                return Snapshots(lib, handle, count)
+            case "checkpoint":
+                return Checkpoint(lib, handle, options.rewind, options.again_max)
+        return self._memory if possible else Impossible(lib, handle)
 
     def close(self) -> None:
         """Free the cache and the buffers."""

@@ -19,9 +19,11 @@ KV_TYPES = {
     "iq4_nl": (32, 18),
 }
 FLASH_ATTENTION = ("auto", "on", "off")
+REWINDS = ("auto", "snapshots", "checkpoint")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
 MAX_WIDTH = 256  # tokens whose logits one call may ask for
 SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
+AGAIN_MAX = 4
 _CELLS_STEP = 256  # src/llama-context.cpp
 
 
@@ -60,6 +62,13 @@ class ContextOptions:
         flash_attention: ``auto``, ``on`` or ``off``.
         n_batch: most tokens in one call while a prompt is read.
         swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back.
+        rewind: most tokens of one batch that are to be taken back. An attention cache can always do that and costs
+            nothing; a recurrent or hybrid memory takes more room for it. 0: such a memory only grows.
+        rewind_by: how a recurrent memory does it, one of ``REWINDS``. Only a checkpoint goes back through several
+            batches, as a draft's tokens need; only snapshots decode nothing again. ``auto``: snapshots where the
+            architecture has them, else a checkpoint.
+        again_max: after a checkpoint, tokens that are decoded again in one batch with those that follow. More of them
+            get a batch of their own and a checkpoint behind it, or every rejection would add to the next one's price.
     """
 
     n_ctx: int
@@ -70,6 +79,9 @@ class ContextOptions:
     flash_attention: str = "auto"
     n_batch: int = 512
     swa_full: bool = True
+    rewind: int = 0
+    rewind_by: str = "auto"
+    again_max: int = AGAIN_MAX
 
     @property
     def cells(self) -> int:
@@ -92,6 +104,12 @@ def check_flash_attention(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
     if name not in FLASH_ATTENTION:
         raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
+
+
+def check_rewind(name: str) -> None:
+    """Raise UsageError unless ``name`` is one of ``REWINDS``."""
+    if name not in REWINDS:
+        raise UsageError(f"{name!r} is no way to take tokens back", "one of " + ", ".join(REWINDS))
 
 
 def context_hint(reason: str) -> str:

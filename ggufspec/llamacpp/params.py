@@ -5,11 +5,24 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
-from ggufspec.llamacpp.options import SLACK, ContextOptions, Placement, check_flash_attention, check_kv_type
+from ggufspec.llamacpp.options import (
+    SLACK,
+    ContextOptions,
+    Placement,
+    check_flash_attention,
+    check_kv_type,
+    check_rewind,
+)
+from ggufspec.llamacpp.rewind import choose
 
 
-def context_params(lib: Any, options: ContextOptions) -> Any:
+def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     """llama.cpp's parameters for a context.
+
+    Args:
+        lib: llama.cpp.
+        options: how the model is decoded.
+        model: its handle; without one nothing is set aside for ``options.rewind``.
 
     Raises:
         UsageError: an option is not one of those known.
@@ -22,6 +35,14 @@ def context_params(lib: Any, options: ContextOptions) -> Any:
     params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
     params.flash_attn_type = _flash_attention(options.flash_attention)
     params.swa_full = options.swa_full
+    check_rewind(options.rewind_by)
+    match choose(lib, model, options) if model else "":
+        case "snapshots":
+            params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # more is an abort: src/llama-batch.cpp
+        case "checkpoint":
+            params.n_seq_max = 2
+            params.kv_unified = True  # the second sequence has a state and no cells of its own
+            params.n_outputs_max = max(options.width, params.n_seq_max)
     return params
 
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
+from ggufspec.llamacpp.rewind import SNAPSHOTS
 from ggufspec.pairs.header import ModelHeader, block_of
 from ggufspec.planning.allocator import ALIGNMENT
 from ggufspec.planning.compute import graph
@@ -262,6 +263,7 @@ class _Sizes:
         turned = self._values_turned(context)
         (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.type_k], KV_TYPES[context.type_v]
         state = _padded(4 * header.conv_numbers, ALIGNMENT) + _padded(4 * header.state_numbers, ALIGNMENT)
+        state *= self._states(context)
         for i in range(header.blocks):
             if header.recurrent[i]:
                 found[devices[i]] += state
@@ -272,6 +274,14 @@ class _Sizes:
                     size += many * ((self.values_most if turned else header.values(i)) // block_v * bytes_v)
                 found[devices[i]] += size
         return found
+
+    def _states(self, context: ContextOptions) -> int:
+        """Recurrent states that are kept, so that tokens can be taken back: llamacpp/rewind."""
+        if not context.rewind:
+            return 1
+        if self.header.architecture in SNAPSHOTS and context.rewind_by != "checkpoint":
+            return 1 + min(context.rewind, context.batch - 2)
+        return 2
 
     def compute(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions, count: int) -> tuple[int, ...]:
         """Bytes of compute buffers by device."""

@@ -37,7 +37,9 @@ class Run:
 class SpeculativeRun(Run):
     """A run with drafts. ``accepted_by_position[i]`` is accepted ÷ drafted at place i of the draft.
 
-    ``draft_s`` and ``verify_s`` are the mean seconds of a round.
+    ``draft_s`` and ``verify_s`` are the mean seconds of a round. ``lossy`` says that the rule may change the text.
+    ``plain_rounds`` had no draft, for it would not have paid; ``lookup_drafted`` and ``lookup_accepted`` are the tokens
+    that came from the n-gram lookup.
     """
 
     draft_gpu_layers: int
@@ -50,6 +52,10 @@ class SpeculativeRun(Run):
     rounds: int
     draft_s: float
     verify_s: float
+    lossy: bool = False
+    plain_rounds: int = 0
+    lookup_drafted: int = 0
+    lookup_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class BenchDocument:
     identity_check: dict[str, Any]
     divergences: tuple[Divergence, ...]
     verdict: Verdict
+    notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/bench@1")
 
@@ -106,6 +113,7 @@ class RunDocument:
     tokens: tuple[int, ...]
     stop_reason: str
     statistics: Run | SpeculativeRun
+    notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/run@1")
 
@@ -201,3 +209,92 @@ def to_json(document: Document) -> str:
     """The document as JSON text, its schema first."""
     body = asdict(document)  # type: ignore[call-overload]
     return json.dumps({"schema": body.pop("schema"), **body}, indent=2, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer that is not target-only's: the first token that differs.
+
+    ``margin`` and ``noise`` are :class:`Divergence`'s, and absent where they were not asked for: in strict mode nothing
+    excuses a difference. A token is absent where one answer had ended.
+    """
+
+    prompt: int
+    seed: int | None
+    policy: str
+    position: int
+    target_only: int | None
+    speculative: int | None
+    margin: float | None = None
+    noise: float | None = None
+    explained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How often tokens stood at some place of the target's own distribution, and how often they should have."""
+
+    name: str
+    tokens: int
+    observed: int
+    expected: float
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of a certificate.
+
+    Args:
+        section: ``strict``, ``default`` or ``distribution``.
+        drafter: who drafted; ``target-only`` for the control of a distribution.
+        rule: ``greedy``, ``keyed`` or ``residual``.
+        status: ``passed``, ``failed`` or ``not possible``, which claims nothing.
+        policies: how far was drafted, ``adaptive 15`` say.
+        seeds: of the answers, each of which has ``prompts`` and ``policies``.
+        answers: that were compared.
+        tokens: in them.
+        drafted: drafted tokens that the target judged for them.
+        accepted: those that it kept.
+        differences: answers that differ; a passed check of the default mode may have some, all explained.
+        places: observed and expected counts of a distribution.
+        p_value: of the least likely count, times the number of counts.
+        threshold: the p-value from which on the check passes.
+        reason: why it was not possible.
+    """
+
+    section: str
+    drafter: str
+    rule: str
+    status: str
+    policies: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    answers: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    differences: tuple[Difference, ...] = ()
+    places: tuple[Place, ...] = ()
+    p_value: float | None = None
+    threshold: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyDocument:
+    """``ggufspec/verify@1``: the certificate that speculation changed nothing.
+
+    ``models`` names target and draft by their files' SHA-256. ``passed`` says that every check that could be made was
+    passed, and that none is missing.
+    """
+
+    pair: dict[str, Any]
+    models: dict[str, Any]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    checks: tuple[Check, ...]
+    passed: bool
+    verdict: str
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/verify@1")

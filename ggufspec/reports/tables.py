@@ -31,11 +31,11 @@ def _row(name: str, run: Run, speedup: Spread | None) -> tuple[str, ...]:
     if not isinstance(run, SpeculativeRun):
         return (*base, "", "", "", "")
     return (
-        base[0],
-        f"{layers} + {run.draft_gpu_layers}/{run.draft_layers + 1}",
+        f"{base[0]} (lossy)" if run.lossy else base[0],
+        f"{layers} + {run.draft_gpu_layers}/{run.draft_layers + 1}" if run.draft_layers else layers,
         base[2],
         f"{speedup.median:.2f}×" if speedup else "",
-        f"{run.acceptance_rate:.0%}",
+        f"{run.acceptance_rate:.0%}" if run.drafted else "–",  # none was drafted, which is not none accepted
         f"{run.tokens_per_round:.2f}",
         _by_position(run),
     )
@@ -64,11 +64,11 @@ def terminal(document: BenchDocument) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for index, column in enumerate(COLUMNS[:-1]):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows(document):
-        table.add_row(*row[:-1], style="bold" if row[0] == "speculative" else None)
+        table.add_row(*row[:-1], style="bold" if row[0].startswith("speculative") else None)
     return table
 
 
@@ -96,12 +96,14 @@ def comma_separated(document: BenchDocument) -> str:
             "acceptance_rate",
             "tokens_per_round",
             "peak_rss_bytes",
+            "lossy",
         )
     )
     for mode, run in document.runs.items():
         if run is None:
             continue
+        lossy = isinstance(run, SpeculativeRun) and run.lossy
         extra = (run.acceptance_rate, run.tokens_per_round) if isinstance(run, SpeculativeRun) else ("", "")
         for trial, sample in enumerate(run.tokens_per_s.samples, 1):
-            writer.writerow((mode, trial, run.gpu_layers, sample, run.tokens, *extra, run.peak_rss_bytes))
+            writer.writerow((mode, trial, run.gpu_layers, sample, run.tokens, *extra, run.peak_rss_bytes, lossy))
     return text.getvalue()

@@ -1,8 +1,9 @@
-"""What the evidence scripts share: the grown pair, the machine's description, the JSON file."""
+"""What the evidence scripts share: the grown pairs, the machine's description, the JSON file."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -32,17 +33,50 @@ def grown_targets(kinds: tuple[str, ...]) -> dict[str, Path]:
     return {kind: grown(target, f"demo-1b-{kind}", "--shape", "1b", "--type", kind) for kind in kinds}
 
 
-def grown_draft() -> Path:
-    """The demo draft grown to about fifty million parameters."""
+def grown_draft(shape: str = "50m") -> Path:
+    """The demo draft grown to about fifty million parameters, or to another shape of scripts/grow_pair.py."""
     _, draft = demo_pair()
-    return grown(draft, "demo-draft-50m-F16", "--shape", "50m", "--type", "F16")
+    return grown(draft, f"demo-draft-{shape}-F16", "--shape", shape, "--type", "F16")
 
 
-def save(name: str, body: dict[str, Any]) -> Path:
-    """Write docs/evidence/NAME.json with date, machine and command."""
+def demo_target(kind: str) -> Path:
+    """The demo target in its own size, quantised."""
+    target, _ = demo_pair()
+    return target if kind == "F16" else grown(target, f"demo-target-{kind}", "--type", kind)
+
+
+def random_draft() -> Path:
+    """A draft of fifty million random weights and the demo pair's vocabulary: it knows nothing and is sure of it.
+
+    The output norm's weight of 10 makes the likeliest token's probability as high as a trained model's.
+    """
+    like = grown_draft()
+    path = MODELS / "random-draft-50m-F16.gguf"
+    if path.exists() and path.stat().st_mtime >= like.stat().st_mtime:
+        return path
+    import gguf
+    import numpy as np
+
+    part = path.with_suffix(".part")
+    shutil.copyfile(like, part)
+    rng = np.random.default_rng(0)
+    reader = gguf.GGUFReader(part, "r+")
+    for tensor in reader.tensors:
+        if tensor.data.ndim == 1:
+            tensor.data[:] = 10 if tensor.name == "output_norm.weight" else 1
+        else:
+            std = 0.02 if tensor.name == "token_embd.weight" else tensor.data.shape[1] ** -0.5
+            tensor.data[:] = std * rng.standard_normal(tensor.data.shape, np.float32)
+    reader.data.flush()
+    return part.rename(path)
+
+
+def save(name: str, body: dict[str, Any], folder: Path = EVIDENCE) -> Path:
+    """Write docs/evidence/NAME.json with date, machine and command; into another folder for a trial."""
     command = " ".join(["python", *sys.argv])
     document = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "command": command, "machine": machine(), **body}
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    path = EVIDENCE / f"{name}.json"
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1) + "\n")
+    return part.replace(path)

@@ -1,0 +1,355 @@
+"""``ggufspec verify``: the certificate that speculation changed nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ggufspec.cli import console, options, planned
+from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.certificate import Spec
+    from ggufspec.bench.trial import Placed
+    from ggufspec.bench.verify import Result
+    from ggufspec.pairs.profile import Pair
+    from ggufspec.reports.document import VerifyDocument
+
+_TOKENS, _SEEDS = 48, 2
+_QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
+_BLOCK_BYTES = 2**22
+
+
+class DrafterName(StrEnum):
+    """Of ``ggufspec.decoding.options.DRAFTERS``."""
+
+    DRAFT = "draft"
+    LOOKUP = "lookup"
+    BOTH = "both"
+
+
+def verify(
+    pair: options.PairName = None,
+    model: options.TargetFile = None,
+    model_draft: options.DraftFile = None,
+    hf_repo: options.TargetRepo = None,
+    hf_repo_draft: options.DraftRepo = None,
+    predict: Annotated[
+        int | None,
+        typer.Option("-n", "--predict", metavar="N", min=1, help=f"Tokens of an answer at most.  [{_TOKENS}]"),
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", metavar="N", min=1, help="How many of the bundled prompts.  [8, all]")
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", metavar="N", min=1, help=f"Answers to each prompt at --temp.  [{_SEEDS}]"),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help=f"{_QUICK_PROMPTS} prompts, {_QUICK_TOKENS} tokens, {_QUICK_SEEDS} seed, fewer draft lengths: a "
+            "smoke test.",
+        ),
+    ] = False,
+    drafter: Annotated[
+        list[DrafterName] | None,
+        typer.Option("--drafter", help="Check this one only; may be repeated.  [all that the pair has]"),
+    ] = None,
+    accept: Annotated[
+        str | None, typer.Option("--accept", metavar="RULE", help="Check this rule only.  [exact and residual]")
+    ] = None,
+    gpu_layers: options.GpuLayers = None,
+    gpu_layers_draft: options.DraftGpuLayers = None,
+    tensor_split: options.TensorSplit = None,
+    n_cpu_moe: options.CpuExperts = None,
+    headroom: options.Headroom = None,
+    ctx_size: options.ContextSize = None,
+    threads: options.Threads = None,
+    cache_type_k: options.TypeK = None,
+    cache_type_v: options.TypeV = None,
+    flash_attn: options.FlashAttention = None,
+    temp: Annotated[
+        float, typer.Option("--temp", metavar="T", help="Of the answers that are not greedy; above 0.")
+    ] = 0.8,
+    top_k: options.TopK = 40,
+    top_p: options.TopP = 0.95,
+    min_p: options.MinP = 0.05,
+    seed: options.Seed = 0,
+    no_hash: Annotated[
+        bool, typer.Option("--no-hash", help="Do not read the files for their SHA-256; the certificate names none.")
+    ] = False,
+    rpc: options.Rpc = None,
+    yes: options.Yes = False,
+    json: options.Json = False,
+    export_json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to this file.")
+    ] = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Certify that speculation changed nothing: every drafter against the target alone, same prompts, same seeds.
+
+    Strict mode has to give the same tokens to the bit; default mode too, but for near ties within rounding; what the
+    residual rule draws has to have the target's own distribution. The exit code is 0 only if all of it holds.
+
+    The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
+    does 2 tokens/s. --quick asks for some 1,000, -n, --prompts and --seeds for anything between.
+    """
+    from ggufspec.bench.certificate import EVERY_POLICY, TWO_POLICIES, Spec
+    from ggufspec.bench.prompts import PROMPTS
+    from ggufspec.decoding.sampling import Sampling
+    from ggufspec.reports.files import check_writable
+
+    rules = _rules(accept)
+    if temp <= 0:
+        raise UsageError(f"--temp {temp} draws nothing; greedy answers are checked anyway", "--temp 0.8 is usual")
+    if export_json is not None:
+        check_writable(export_json)
+    chosen = options.choose_pair(pair, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)
+    decoder = options.decoder_options(
+        chosen.settings,
+        n_ctx=ctx_size,
+        draft_max=None,
+        threads=threads,
+        type_k=cache_type_k,
+        type_v=cache_type_v,
+        flash_attention=flash_attn,
+    )
+    asked = planned.placement_asked(
+        chosen,
+        gpu_layers=gpu_layers,
+        gpu_layers_draft=gpu_layers_draft,
+        tensor_split=tensor_split,
+        n_cpu_moe=n_cpu_moe,
+        draft_max=max(policy.draft_max for policy in EVERY_POLICY),
+        headroom=headroom,
+        rpc=rpc,
+    )
+    if prompts is not None and prompts > len(PROMPTS):
+        raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
+    count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
+    spec = Spec(
+        target=chosen.target,
+        draft=chosen.draft,
+        options=planned.place(planned.of_pair(chosen), decoder, asked, quiet=quiet, verbose=verbose).pair,
+        drafters=_drafters(drafter, chosen),
+        rules=rules,
+        prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
+        max_tokens=predict or (_QUICK_TOKENS if quick else _TOKENS),
+        sampling=Sampling(temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        seeds=seeds or (_QUICK_SEEDS if quick else _SEEDS),
+        policies=TWO_POLICIES if quick else EVERY_POLICY,
+        rpc=tuple(rpc or ()),
+    )
+    result, files = _measure(spec, no_hash=no_hash, quiet=quiet, verbose=verbose)
+    return _report(_document(chosen, spec, result, files), json, export_json)
+
+
+def _rules(accept: str | None) -> tuple[str, ...]:
+    """The lossless rules, or the one that is asked for.
+
+    Raises:
+        UsageError: it is lossy, or there is no such rule.
+    """
+    from ggufspec.bench.certificate import LOSSLESS
+    from ggufspec.decoding.options import check_rule
+
+    if accept is None:
+        return LOSSLESS
+    check_rule(accept)
+    if accept not in LOSSLESS:
+        raise UsageError(
+            f"--accept {accept} is lossy: there is nothing to certify",
+            "leave --accept away; exact and residual change nothing",
+        )
+    return (accept,)
+
+
+def _drafters(asked: list[DrafterName] | None, chosen: Pair) -> tuple[str, ...]:
+    """Those that are asked for, or all that the pair has: without a draft the lookup.
+
+    Raises:
+        UsageError: one needs a draft and there is none.
+    """
+    if chosen.draft is None:
+        if any(name is not DrafterName.LOOKUP for name in asked or ()):
+            raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
+        return (DrafterName.LOOKUP.value,)
+    return tuple(dict.fromkeys(name.value for name in asked or DrafterName))
+
+
+def _measure(
+    spec: Spec, *, no_hash: bool, quiet: bool, verbose: bool
+) -> tuple[Result, dict[str, list[dict[str, object]]]]:
+    """The models' files and what was checked of them; what is there at Ctrl-C."""
+    from ggufspec.bench.verify import measure
+    from ggufspec.worker import Interrupted
+
+    try:
+        with console.progress(quiet or verbose) as progress:
+            files = _files(spec, progress, no_hash=no_hash)
+
+            def tell(event: dict[str, Any]) -> None:
+                if event["event"] == "progress":
+                    progress(event["done"], event["total"], event["what"])
+
+            return measure(spec, on_event=tell, verbose=verbose), files
+    except Interrupted as stop:
+        if not stop.partial.checks:
+            raise StopError("interrupted before anything was checked") from None
+        return stop.partial, files
+    except KeyboardInterrupt:
+        raise StopError("interrupted before anything was checked") from None
+
+
+def _files(
+    spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: bool
+) -> dict[str, list[dict[str, object]]]:
+    """Name, size and SHA-256 of every file, by model; reads all of them unless ``no_hash``.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    import hashlib
+
+    from ggufspec.pairs.files import part_names
+
+    parts = {
+        role: [path.with_name(name) for name in part_names(path.name)]
+        for role, path in (("target", spec.target), ("draft", spec.draft))
+        if path is not None
+    }
+    found: dict[str, list[dict[str, object]]] = {role: [] for role in parts}
+    try:
+        total, done = sum(path.stat().st_size for some in parts.values() for path in some), 0
+        for role, some in parts.items():
+            for path in some:
+                digest = hashlib.sha256()
+                with path.open("rb") as file:
+                    while not no_hash and (block := file.read(_BLOCK_BYTES)):
+                        digest.update(block)
+                        done += len(block)
+                        progress(done // 10**6, total // 10**6, f"SHA-256 of {path.name}, MB")
+                found[role].append(
+                    {
+                        "name": path.name,
+                        "size_bytes": path.stat().st_size,
+                        "sha256": None if no_hash else digest.hexdigest(),
+                    }
+                )
+    except OSError as error:
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror}", "ls -l the model's folder") from None
+    return found
+
+
+def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[dict[str, object]]]) -> VerifyDocument:
+    from ggufspec.bench.certificate import FALSE_ALARM, TWO_POLICIES, judge
+    from ggufspec.bench.versus import machine
+    from ggufspec.hardware.host import physical_cores
+    from ggufspec.reports.document import VerifyDocument
+
+    def described(role: str, path: Path | None, placed: Placed | None) -> dict[str, object] | None:
+        if path is None:
+            return None
+        return {"file": str(path), "files": files[role]} | (asdict(placed) if placed else {})
+
+    varied = ("drafter", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
+    placement = {key: value for key, value in asdict(spec.options).items() if key not in varied}
+    passed, verdict = judge(result.checks, interrupted=not result.finished)
+    return VerifyDocument(
+        pair=chosen.describe(),
+        models={
+            "target": described("target", spec.target, result.target),
+            "draft": described("draft", spec.draft, result.draft),
+        },
+        machine=machine(),
+        settings=placement
+        | asdict(spec.sampling)
+        | {
+            "threads": spec.options.threads or physical_cores(),
+            "rpc": spec.rpc,
+            "prompts": len(spec.prompts),
+            "max_tokens": spec.max_tokens,
+            "seeds": spec.seeds,
+            "drafters": spec.drafters,
+            "rules": spec.rules,
+            "policies": {"strict": list(map(str, spec.policies)), "default": list(map(str, TWO_POLICIES))},
+            "false_alarm": FALSE_ALARM,
+        },
+        checks=result.checks,
+        passed=passed,
+        verdict=verdict,
+        notes=result.notes,
+        interrupted=not result.finished,
+    )
+
+
+def _report(document: VerifyDocument, json: bool, export_json: Path | None) -> int:
+    """Print first, then write the file: a full disk costs a file and not the result."""
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.files import write_whole
+
+    if json:
+        console.data(to_json(document))
+    else:
+        _show(document)
+    code = 0 if document.passed else 1
+    if export_json is not None:
+        try:
+            write_whole(export_json, to_json(document) + "\n")
+        except GgufspecError as error:
+            console.failure(error.message, error.hint)
+            code = error.exit_code
+    if document.interrupted:
+        console.failure("interrupted; what is shown was checked before", "")
+        return 130
+    return code
+
+
+def _show(document: VerifyDocument) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import verify as report
+
+    out = console.out()
+    for role in ("target", "draft"):
+        described = document.models[role]
+        for file in described["files"] if described else ():
+            out.print(Text.assemble((f"{role:<6} ", "bold"), f"{file['name']}  ", (_size(described, file), "dim")))
+            if file["sha256"]:
+                out.print(f"[dim]       SHA-256 {file['sha256']}[/]")
+    settings = document.settings
+    parts = (
+        f"{_count(settings['prompts'], 'prompt')} × {_count(settings['max_tokens'], 'token')}",
+        f"greedy and temperature {settings['temperature']:g}",
+        f"{_count(settings['seeds'], 'seed')}",
+        _count(settings["threads"], "thread"),
+    )
+    out.print(f"[dim]{', '.join(parts)}[/]")
+    for name, title in report.TITLES.items():
+        checks = [check for check in document.checks if check.section == name]
+        if checks:
+            out.print(f"\n[bold]{title}[/]")
+            out.print(report.section(checks))
+            for check in checks:
+                for line in report.details(check):
+                    out.print(Text(line, style="red" if check.status == "failed" else "dim"))
+    out.print(Text(document.verdict, style="bold green" if document.passed else "bold red"))
+    for note in document.notes:
+        out.print(Text(note, style="dim"))
+
+
+def _size(described: dict[str, Any], file: dict[str, Any]) -> str:
+    parts = [described["description"]] if "description" in described else []
+    return f"({', '.join([*parts, planned.shown_size(file['size_bytes'])])})"
+
+
+def _count(number: Any, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -1,0 +1,349 @@
+"""Who drafts, how far, and how much of it is verified: the policies. Pure: times and outcomes are told.
+
+The adaptive policy maximises tokens per second. With rho the rate to beat, T(n) the seconds to verify n tokens and c
+those of a drafted token, a chain whose first i tokens are all kept with probability S_i is worth
+
+    1 + S_1 + ... + S_k - rho * (k * c + T(k + 1))
+
+tokens more than the same time at rate rho (Dinkelbach's form of a ratio). A token is drafted while its part of this is
+positive, judged by what the next confidence usually is, and verified if it still is once the confidence is known.
+rho is the rate of the last rounds, and never less than the target's alone: that is what makes speculation switch
+itself off. A draft that is off still reads along now and then, for a small share of the time, and sees what it would
+have drafted; that is how it comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.drafters import Hindsight
+from ggufspec.decoding.options import ROWS
+
+Floats = npt.NDArray[np.float64]
+
+LOOKUP = "lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a round went.
+
+    Args:
+        width: tokens in the target's batch, padding included.
+        accepted: verified tokens that were kept, from the first on.
+        emitted: tokens that the round gave.
+        verify_s: seconds in the target.
+        total_s: seconds of the round.
+    """
+
+    width: int
+    accepted: int
+    emitted: int
+    verify_s: float
+    total_s: float
+
+
+class Policy(Protocol):
+    """What the loop asks in a round, in this order."""
+
+    def begin(self, limit: int, *, may_trim: bool) -> None:
+        """A round starts, of at most ``limit`` drafted tokens; ``may_trim``: drawn tokens may be left unverified."""
+        ...
+
+    def choose(self, offers: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
+        """The drafter of the next token, or None to draft no more.
+
+        Args:
+            offers: confidences of the tokens that cost nothing more, by drafter.
+            pending: tokens that each other drafter would have to read for its offer.
+        """
+        ...
+
+    def asked(self, name: str, pending: int, seconds: float) -> None:
+        """A drafter took so long for an offer."""
+        ...
+
+    def take(self, name: str, confidence: float) -> bool:
+        """Whether the token offered joins the chain."""
+        ...
+
+    def verified(self) -> int:
+        """How many tokens of the chain the target shall see."""
+        ...
+
+    def learn(self, outcome: Outcome) -> None:
+        """The round's end."""
+        ...
+
+    def reading(self, name: str, pending: int) -> int:
+        """How many of the ``pending`` tokens that a drafter has not read it shall read now, the last ones; or 0."""
+        ...
+
+    def reviewed(self, name: str, seen: Sequence[Hindsight], seconds: float = 0.0) -> None:
+        """What a drafter would have offered at places that were decided without it."""
+        ...
+
+
+class Fixed:
+    """Always a draft of the same length; a lookup goes first where it has a token."""
+
+    def begin(self, limit: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
+        self._length = 0
+
+    def choose(self, offers: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
+        return next(iter((*offers, *pending)), None)
+
+    def asked(self, name: str, pending: int, seconds: float) -> None: ...
+
+    def take(self, name: str, confidence: float) -> bool:  # noqa: ARG002 - everything is taken
+        self._length += 1
+        return True
+
+    def verified(self) -> int:
+        return self._length
+
+    def learn(self, outcome: Outcome) -> None: ...
+
+    def reading(self, name: str, pending: int) -> int:  # noqa: ARG002
+        return 0
+
+    def reviewed(self, name: str, seen: Sequence[Hindsight], seconds: float = 0.0) -> None: ...
+
+
+# Confidences crowd near 1, where the difference between .95 and .99 decides about long drafts.
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997)
+_MIDDLES: Floats = (np.array((0.0, *EDGES)) + np.array((*EDGES, 1.0))) / 2
+_PLACES = 3  # the first, the second and all later places of a draft are told apart
+
+
+class Calibration:
+    """The chance that an offer of some confidence is kept, learned from what happened to offers like it.
+
+    Decayed counts in bins of confidence, for all places of the draft together and for each apart. A place's bin that
+    has seen little leans on the pooled bin, and that one on a forecast: the confidence itself where it foretells well,
+    and the mean over all bins where it does not, weighted by how well each did so far.
+    """
+
+    PRIOR = 6.0  # observations that the forecast counts as, and the pooled bin
+    DECAY = 0.98  # of a bin's counts at each of its observations: some fifty count
+
+    def __init__(self) -> None:
+        bins = len(_MIDDLES)
+        self._seen = np.zeros((_PLACES + 1, bins))  # the last row pools all places
+        self._kept = np.zeros((_PLACES + 1, bins))
+        self._usual = np.ones((2, bins)) / bins  # how often each bin was offered: first place, later places
+        self._run = [0.6 * 4, 4.0]  # kept and seen beyond the first place
+        self._all = [0.5 * 4, 4.0]  # kept and seen at all
+        self._losses = [0.0, 1.0]  # of both forecasts, the confidence and the mean: nats, decayed
+        self._estimate()
+
+    def chance(self, confidence: float, place: int) -> float:
+        """That an offer at this place of a draft (0 first) is kept, if all before it are."""
+        return self._by_place[min(place, _PLACES - 1)][bisect_right(EDGES, confidence)]
+
+    def outlook(self, place: int) -> tuple[Floats, Floats]:
+        """(how often each bin is offered at this place, chance of each to be kept); the first sums to 1."""
+        return self._usual[min(place, 1)], self._chances[min(place, _PLACES - 1)]
+
+    @property
+    def run(self) -> float:
+        """The chance that a token behind a kept one is kept too."""
+        return min(self._run[0] / self._run[1], 0.98)
+
+    def offered(self, confidence: float, place: int) -> None:
+        """An offer was seen, whatever became of it."""
+        usual = self._usual[min(place, 1)]
+        usual *= 0.95
+        usual[bisect_right(EDGES, confidence)] += 0.05
+
+    def observe(self, confidence: float, place: int, kept: float) -> None:
+        """An offer was judged: ``kept`` is 1 or 0, or a chance between. Tell of a round, then :meth:`update`."""
+        bin_ = bisect_right(EDGES, confidence)
+        mean = self._all[0] / self._all[1]
+        for forecast, chance in enumerate((_MIDDLES[bin_], mean)):
+            loss = -kept * math.log(chance) - (1 - kept) * math.log(1 - chance)
+            self._losses[forecast] = 0.98 * self._losses[forecast] + loss
+        for row in (min(place, _PLACES - 1), _PLACES):
+            self._seen[row, bin_] = self._seen[row, bin_] * self.DECAY + 1
+            self._kept[row, bin_] = self._kept[row, bin_] * self.DECAY + kept
+        self._all = [0.97 * self._all[0] + 0.03 * 0.5 + kept, 0.97 * self._all[1] + 0.03 + 1]  # never 0, never 1
+        if place:
+            self._run = [0.95 * self._run[0] + kept, 0.95 * self._run[1] + 1]
+
+    def update(self) -> None:
+        """Take what was observed into account."""
+        self._estimate()
+
+    def _estimate(self) -> None:
+        doubt = 1 / (1 + math.exp(min(self._losses[1] - self._losses[0], 50.0)))
+        forecast = (1 - doubt) * _MIDDLES + doubt * self._all[0] / self._all[1]
+        pooled = (self._kept[-1] + self.PRIOR * forecast) / (self._seen[-1] + self.PRIOR)
+        self._chances = (self._kept[:-1] + self.PRIOR * pooled) / (self._seen[:-1] + self.PRIOR)
+        self._by_place: list[list[float]] = self._chances.tolist()
+
+
+class Adaptive:
+    """The draft's length and drafter by expected tokens per second.
+
+    Args:
+        target: the target's verify curve.
+        draft: the draft's seconds by tokens read, or None without one.
+        calibrations: what earlier answers taught about the drafters; this one adds to it.
+    """
+
+    REVIEW_SHARE = 0.008  # of the time for a draft that is off and reads along
+    AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up
+    MEMORY = 0.93  # of the rate, per round
+    WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
+    CREDIT = 2.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
+
+    def __init__(
+        self, target: Curve, draft: Curve | None = None, calibrations: dict[str, Calibration] | None = None
+    ) -> None:
+        self.target, self.draft = target, draft
+        self._calibrations = {} if calibrations is None else calibrations
+        self._tokens, self._seconds = 3.0, 3 * target.seconds(1)  # as if some rounds had gone without a draft
+        self._elapsed_s = self._reviewed_s = 0.0
+        self._last_width: int | None = None
+        self._asked: dict[int, list[float]] = {}  # seconds of the round's offers by the tokens that were read
+
+    def calibration(self, name: str) -> Calibration:
+        """What has been learned of a drafter's offers."""
+        known = self._calibrations.get(name)
+        if known is None:
+            known = self._calibrations[name] = Calibration()
+        return known
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second to beat."""
+        alone = 1 / self.target.seconds(1)
+        return max(alone, self._tokens / self._seconds)
+
+    def begin(self, limit: int, *, may_trim: bool) -> None:
+        self._limit, self._may_trim = min(limit, self.target.limit - 1), may_trim
+        self._rate = self.rate
+        self._tables: dict[str, tuple[Floats, Floats]] = {}
+        self._asked.clear()
+        # (limit + 1,) tokens that the time to verify i drafted tokens and one more is worth
+        self._price = self._rate * np.array(
+            [self.target.seconds(count, self._last_width) for count in range(1, self._limit + 2)]
+        )
+        self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all up to here are kept
+        self._verified = 0
+
+    def choose(self, offers: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
+        place = len(self._chain)
+        if place >= self._limit:
+            return None
+        values = {name: self._worth_taking(name, confidence, place) for name, confidence in offers.items()}
+        values |= {name: self._worth_asking(name, unread, place) for name, unread in pending.items()}
+        best = max(values, key=lambda name: values[name], default=None)
+        return best if best is not None and values[best] > 0 else None
+
+    def asked(self, name: str, pending: int, seconds: float) -> None:
+        if name != LOOKUP:
+            self._asked.setdefault(pending, []).append(seconds)
+
+    def take(self, name: str, confidence: float) -> bool:
+        place = len(self._chain)
+        calibration = self.calibration(name)
+        calibration.offered(confidence, place)
+        if self._worth_taking(name, confidence, place) <= 0:
+            return False
+        self._chain.append((name, confidence, self._survival * calibration.chance(confidence, place)))
+        return True
+
+    def verified(self) -> int:
+        self._verified = len(self._chain)
+        if self._may_trim and self._chain:
+            survivals = [0.0, *(survival for _, _, survival in self._chain)]
+            self._verified = int((np.cumsum(survivals) - self._price[: len(survivals)]).argmax())
+        return self._verified
+
+    def learn(self, outcome: Outcome) -> None:
+        self.target.observe(outcome.width, outcome.verify_s)
+        self._last_width = outcome.width
+        self._elapsed_s += outcome.total_s
+        self._tokens = self.MEMORY * self._tokens + outcome.emitted
+        self._seconds = self.MEMORY * self._seconds + outcome.total_s
+        judged = self._chain[: min(outcome.accepted + 1, self._verified)]
+        for place, (name, confidence, _) in enumerate(judged):
+            self.calibration(name).observe(confidence, place, float(place < outcome.accepted))
+        for name in {name for name, _, _ in judged}:
+            self.calibration(name).update()
+        if self.draft is not None:
+            for count, spent in self._asked.items():
+                if count <= self.draft.limit:
+                    self.draft.observe(self.draft.width(count), sum(spent) / len(spent))
+
+    def reading(self, name: str, pending: int) -> int:
+        if self.draft is None or name == LOOKUP or pending <= ROWS:
+            return 0
+        allowance = self.REVIEW_SHARE * self._elapsed_s + self.CREDIT * self.target.seconds(1) - self._reviewed_s
+        return next((count for count in (pending, self.WINDOW) if self._reading_s(count) <= allowance), 0)
+
+    def reviewed(self, name: str, seen: Sequence[Hindsight], seconds: float = 0.0) -> None:
+        self._reviewed_s += seconds
+        self._elapsed_s += seconds
+        calibration = self.calibration(name)
+        for one in seen:
+            calibration.offered(one.confidence, 0)
+            calibration.observe(one.confidence, 0, one.agreement)
+        calibration.update()
+
+    @property
+    def _survival(self) -> float:
+        return self._chain[-1][2] if self._chain else 1.0
+
+    def _cost(self, name: str, pending: int) -> float:
+        """Seconds for an offer of a drafter that lags behind by ``pending`` tokens."""
+        if name == LOOKUP or self.draft is None:
+            return 0.0
+        one = self.draft.seconds(1)
+        return one + (self._reading_s(pending) - one) / (self.AMORTISED if pending > ROWS else 1)
+
+    def _reading_s(self, count: int) -> float:
+        """Seconds in which the draft reads so many tokens."""
+        assert self.draft is not None
+        widest = self.draft.limit
+        return self.draft.seconds(count) if count <= widest else self.draft.seconds(widest) * count / widest
+
+    def _worth_taking(self, name: str, confidence: float, place: int) -> float:
+        """Tokens gained by a token of this confidence and the best number of further ones behind it."""
+        run, prices = self._further(name)
+        kept = self._survival * self.calibration(name).chance(confidence, place)
+        return float((kept * run - prices[place]).max())
+
+    def _worth_asking(self, name: str, pending: int, place: int) -> float:
+        """Tokens gained by asking for an offer, which is taken only where that pays then."""
+        run, prices = self._further(name)
+        usual, chances = self.calibration(name).outlook(place)
+        gains = (np.multiply.outer(self._survival * chances, run) - prices[place]).max(axis=1)
+        return float(usual @ gains.clip(0)) - self._rate * self._cost(name, pending)
+
+    def _further(self, name: str) -> tuple[Floats, Floats]:
+        """What m offers in a row bring and cost, m from 1: the same for all of a round.
+
+        Returns:
+            (limit,) tokens expected, in units of the first one's chance; (limit, limit) tokens that the time is worth
+            to draft m - 1 more behind a place's own offer and verify them all, infinite where the draft would be too
+            long.
+        """
+        known = self._tables.get(name)
+        if known is None:
+            number = np.arange(self._limit)
+            run = np.cumsum(self.calibration(name).run ** number)
+            behind = number[:, None] + number + 1
+            ends = np.append(self._price, np.full(self._limit, np.inf))[behind]
+            drafting = self._rate * self._cost(name, 1) * number
+            known = self._tables[name] = run, ends - self._price[:-1, None] + drafting
+        return known

@@ -1,0 +1,180 @@
+"""T(n): seconds of one batch by its width, refreshed by every batch that runs. Pure: no model, clock or I/O.
+
+T(n) is neither flat nor monotonic, so that three tokens may be faster padded to four. It also moves: the machine gets
+busy, a context gets deep, which all widths feel alike; and single widths may have been measured wrongly. The seconds of
+a width are therefore (its own point) × (a factor shared by all), and both are estimated from the batches as they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import exp, inf, log, sqrt
+
+import numpy as np
+
+from ggufspec.llamacpp.options import SLACK
+
+_CLEARLY = 0.97  # another width is taken if it needs less than this share; smaller gains are within the noise
+_MOVED = 0.005  # nats that a width must have moved before the best widths are looked for again
+
+# Of the filter in `observe`: standard deviations in nats
+_NOISE = 0.1  # of one batch's time
+_SHARED, _SHARED_STEP = 0.2, 0.03  # of the shared factor: at first, and its drift from batch to batch
+_MEASURED, _GUESSED, _OWN_STEP = 0.05, 0.3, 0.003  # of a width's own point, measured or not; its drift
+_SURPRISE = 2.0  # standard deviations beyond which a time is cut off
+_CUT = log(2)  # what is believed of a surprise that is not the first
+
+
+class Curve:
+    """Seconds of one batch by its width; refreshed by every batch that runs.
+
+    Args:
+        points: measured seconds by width, at least one. Widths between them are interpolated. Beyond the last, the
+            slope of the last segment goes on, but not less than that of the whole curve: it may end in a dip.
+        widths: the widths that may be used (strict mode: one class); None: all up to ``limit``.
+        switch_s: what a batch costs more whose width is not the last one's, for a new graph.
+        trusted: whether the measurement was undisturbed.
+        limit: the widest batch that the context allows; None: the last of ``points``. ``widths`` goes before it.
+        can_pad: whether the model can decode padding; without it a batch is as wide as its tokens.
+
+    Raises:
+        ValueError: there is no point or no width, one of them is not positive, or padding is needed but impossible.
+    """
+
+    def __init__(
+        self,
+        points: Mapping[int, float],
+        *,
+        widths: Sequence[int] | None = None,
+        switch_s: float = 0.0,
+        trusted: bool = True,
+        limit: int | None = None,
+        can_pad: bool = True,
+    ) -> None:
+        if not points or min(points) < 1 or not all(0 < seconds < inf for seconds in points.values()):
+            raise ValueError("a curve is seconds by width, all positive")
+        self.limit = max(widths) if widths else limit or max(points)
+        self.switch_s = switch_s
+        self.trusted = trusted
+        self.can_pad = can_pad
+        self.widths = None if widths is None else tuple(sorted(widths))
+        self._allowed = frozenset(range(1, self.limit + 1) if widths is None else widths)
+        if not self._allowed or min(self._allowed) < 1:
+            raise ValueError("a curve needs a width that may be used")
+        if not can_pad and len(self._allowed) != self.limit:
+            raise ValueError("only some widths may be used, and the model cannot pad")
+
+        # State of the filter: place 0 is the shared factor, the others are the widths that are known, by `_place`.
+        self._widths = sorted(points)
+        self._place = {width: place for place, width in enumerate(self._widths, 1)}
+        self._state = np.array([0.0, *(log(points[width]) for width in self._widths)])
+        spread = np.full(len(self._state), _MEASURED if trusted else _GUESSED)
+        spread[0] = _SHARED
+        self._covariance = np.diag(spread**2)
+        self._last_width = 0
+        self._surprises = [0.0] * len(self._state)  # nats by which the last batch was off, and that of each width
+
+        self._factor = 1.0
+        self._best = [0] * (self.limit + 1)
+        self._by_width: list[float] = []
+        self._build()
+
+    def width(self, count: int) -> int:
+        """The fastest width that may be used and holds ``count`` tokens, 0 … ``limit``.
+
+        It is the smallest one unless a wider one is clearly faster, and it stays until another one is.
+
+        Raises:
+            IndexError: no width holds so many.
+        """
+        return self._best[count]
+
+    def seconds(self, count: int, last: int | None = None) -> float:
+        """Of a batch of ``count`` tokens at its width, after a batch of width ``last`` if that is given.
+
+        Raises:
+            IndexError: no width holds so many.
+        """
+        seconds = self._seconds[count] * self._factor
+        return seconds if last is None or last == self._best[count] else seconds + self.switch_s
+
+    def observe(self, width: int, seconds: float) -> None:
+        """A batch of this width took so long; batches are told in the order in which they ran.
+
+        A Kalman filter of log seconds = shared factor + the width's own, which tells one from the other by what the
+        other widths do. A time out of line moves it little. If the next batch is out of line the same way, the load
+        has changed; if only the next one of this width is, the width has. Widths beyond the limit and times that no
+        clock saw are left out.
+        """
+        if seconds <= 0 or not 1 <= width <= self.limit:
+            return
+        if self._last_width not in (0, width):
+            seconds = max(seconds - self.switch_s, seconds / 2)
+        self._last_width = width
+        place = self._place.get(width) or self._add(width)
+
+        state, covariance, surprises = self._state, self._covariance, self._surprises
+        diagonal = covariance.reshape(-1)[:: len(state) + 1]
+        diagonal += _OWN_STEP**2
+        diagonal[0] += _SHARED_STEP**2
+        off = log(seconds) - float(state[0] + state[place])
+        with_all = covariance[0] + covariance[place]  # of this batch's log seconds with every part of the state
+        variance = float(with_all[0] + with_all[place]) + _NOISE**2
+        cut = _SURPRISE * sqrt(variance)
+        surprise = off if abs(off) > cut else 0.0
+        changed = next((part for part in (0, place) if surprise * surprises[part] > 0), None)
+        surprises[0] = surprises[place] = surprise
+        if changed is not None:
+            cut = max(cut, _CUT)
+            more = min(abs(off), cut) ** 2
+            diagonal[changed] += more
+            with_all[changed] += more
+            variance += more
+        gain = with_all / variance
+        state += gain * min(max(off, -cut), cut)
+        covariance -= gain[:, None] * with_all
+
+        self._factor = exp(state[0])
+        if np.abs(state[1:] - self._built).max() > _MOVED:
+            self._build()
+
+    def points(self) -> dict[int, float]:
+        """Seconds by width as they are now, of the widths that were measured or have run: what to keep."""
+        return {width: exp(float(self._state[0] + self._state[place])) for width, place in sorted(self._place.items())}
+
+    def _add(self, width: int) -> int:
+        """Make a width that was interpolated one of its own; its place."""
+        place = self._place[width] = len(self._state)
+        self._widths = sorted(self._place)
+        self._state = np.append(self._state, log(self._by_width[width]))
+        self._surprises.append(0.0)
+        covariance = np.zeros((place + 1, place + 1))
+        covariance[:place, :place] = self._covariance
+        covariance[place, place] = _GUESSED**2
+        self._covariance = covariance
+        self._built = self._state[1:].copy()
+        return place
+
+    def _build(self) -> None:
+        """Seconds and best width of every count, the shared factor aside."""
+        self._built = self._state[1:].copy()
+        known = [exp(self._state[self._place[width]]) for width in self._widths]
+        first, last = self._widths[0], self._widths[-1]
+        by_width = self._by_width = np.interp(np.arange(self.limit + 1), self._widths, known).tolist()
+        if last > first:
+            whole, end = ((known[-1] - known[i]) / (last - self._widths[i]) for i in (0, -2))
+            slope = max(whole, end, 0.0)
+            for width in range(last + 1, self.limit + 1):
+                by_width[width] = known[-1] + slope * (width - last)
+
+        own = fastest = self.limit
+        for count in range(self.limit, 0, -1):
+            if count in self._allowed:
+                own = count
+                if by_width[count] <= by_width[fastest]:
+                    fastest = count
+            kept = self._best[count] or own
+            if self.can_pad and fastest - count <= SLACK and by_width[fastest] < _CLEARLY * by_width[kept]:
+                kept = fastest
+            self._best[count] = kept
+        self._seconds = [0.0, *(by_width[width] for width in self._best[1:])]

@@ -1,0 +1,174 @@
+"""Who guesses what the target will say: the protocol, and the drafter that is a model.
+
+A drafter offers one token at a time, so that the policy can weigh each against its cost before it is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ggufspec.decoding.acceptance import Proposal, Rule
+from ggufspec.decoding.model import Model
+from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.sampling import confidence
+from ggufspec.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The next token that a drafter has, not drawn yet.
+
+    Args:
+        confidence: 0 to 1, the drafter's own estimate that the token will stay, from what is known before the draw.
+        draw: gives the token.
+    """
+
+    confidence: float
+    draw: Callable[[], Proposal]
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """What a drafter would have offered at a place that is decided by now.
+
+    Args:
+        confidence: as in its :class:`Offer`.
+        agreement: 1 if it was the token that came, 0 if not; under the residual rule the chance that it would stay.
+    """
+
+    confidence: float
+    agreement: float
+
+
+class Drafter(Protocol):
+    """Guesses what the target will say."""
+
+    name: str
+
+    def read(self, prompt: Sequence[int], choices: Sequence[int] = ()) -> list[Hindsight]:
+        """Start a new text with this prompt.
+
+        Args:
+            prompt: (n,) token ids.
+            choices: (m,) the target's likeliest token at each of the prompt's last m places, whatever stands there.
+
+        Returns:
+            what it would have offered at these places, judged by ``choices``; nothing if it cannot tell.
+        """
+        ...
+
+    def pending(self, length: int) -> int:
+        """Tokens that it has yet to read before it can offer the one at index ``length``; 0: an offer costs nothing."""
+        ...
+
+    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+        """The token after ``text``, which is what was emitted and the chain so far; None if it has none."""
+        ...
+
+    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
+        """Read what was emitted and not read yet, and tell what it would have offered there.
+
+        Where that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
+        """
+        ...
+
+    def keep(self, length: int) -> None:
+        """Only the first ``length`` tokens of the text are certain to stay."""
+        ...
+
+
+class ModelDrafter:
+    """A draft model whose cache is kept from round to round.
+
+    After a full acceptance only the last drafted token is new to it; after a rejection it is rewound past the first
+    wrong one. (llama.cpp's common/speculative.cpp decodes the accepted tokens again.)
+
+    Args:
+        model: the draft.
+        target_vocab_size: tokens in the target's vocabulary; sizes may differ by padding at the end.
+        width: the batch width for so many tokens.
+    """
+
+    name = "draft"
+    _first = 0  # of the text's tokens that are in its cache; those before are forgotten
+
+    def __init__(self, model: Model, target_vocab_size: int, width: Callable[[int], int] = lambda count: count) -> None:
+        self.model = model
+        self.width = width
+        self.shared_vocab = min(model.vocab_size, target_vocab_size)
+        self.failure = ""  # why it has given up, for the user
+
+    def read(self, prompt: Sequence[int], choices: Sequence[int] = ()) -> list[Hindsight]:
+        self.failure = ""
+        self.model.rewind(0)
+        self._first = max(0, len(prompt) - 1 - self.model.capacity)
+        known = self._known(prompt[self._first : -1])
+        if not known:
+            return []
+        count = min(len(choices), ROWS, len(known))
+        rows = self.model.decode(known, outputs=count)[:, : self.shared_vocab]
+        decided = choices[len(choices) - count :]
+        return self._judge(
+            (confidence(row), float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True)
+        )
+
+    def pending(self, length: int) -> int:
+        return length - self._read
+
+    @property
+    def _read(self) -> int:
+        """Tokens of the text that it has read, or forgotten."""
+        return self._first + self.model.length
+
+    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+        if self.failure or len(text) - self._first > self.model.capacity:
+            return None
+        unread = text[self._read :]
+        logits = self.model.decode(self._known(unread), outputs=1, width=self._width(len(unread)))
+        row = logits[0, : self.shared_vocab]
+        try:
+            sure = confidence(row)
+        except ModelError as error:
+            self.failure = error.message
+            return None
+        return Offer(sure, lambda: rule.propose(row, len(text)))
+
+    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
+        end = len(text) - 1
+        if end - self._read > most:
+            self.model.rewind(0)
+            self._first = end - most
+        end = min(end, self._first + self.model.capacity)
+        count = min(ROWS, end - self._read)
+        if self.failure or count < 1:
+            return []
+        unread = self._known(text[self._read : end])
+        rows = self.model.decode(unread, outputs=count)[:, : self.shared_vocab]
+        first = end - count + 1  # what the first row foretells
+        seen = self._judge(
+            (confidence(row), rule.agreement(row, position, text[position])) for position, row in enumerate(rows, first)
+        )
+        self.model.rewind(self.model.length)  # all of it is certain
+        return seen
+
+    def _judge(self, seen: Iterable[tuple[float, float]]) -> list[Hindsight]:
+        """A damaged draft, one whose logits are NaN, costs the speedup and not the answer."""
+        try:
+            return [Hindsight(*one) for one in seen]
+        except ModelError as error:
+            self.failure = error.message
+            return []
+
+    def _width(self, count: int) -> int:
+        return self.width(count) if count <= ROWS else 0
+
+    def keep(self, length: int) -> None:
+        self.model.rewind(min(length - self._first, self.model.length))
+
+    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Tokens that only the target has are read as token 0: the guess gets worse, the text does not change."""
+        if max(tokens, default=0) < self.model.vocab_size:
+            return tokens
+        return [token if token < self.model.vocab_size else 0 for token in tokens]

@@ -1,0 +1,144 @@
+"""A grammar along a text: what may stand at each position, with and without what was drafted. Pure NumPy.
+
+The state before a position is a function of the text before it, so a path of states follows the text wherever it
+goes: a draft extends it, a rejection cuts it, and no other part of the decoder keeps any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.decoding.sampling import Ids, Logits, _class_maxima
+
+State = Any  # the constraint's own; never changed, so that it can be kept
+Mask = npt.NDArray[np.bool_]
+
+RECENT = 64  # states kept behind the settled text, for a draft that reads it late
+
+
+class Constraint(Protocol):
+    """A language of token sequences; ``llamacpp.grammar.Grammar`` is one."""
+
+    def start(self) -> State:
+        """The state before the first token."""
+        ...
+
+    def permits(self, state: State, token: int) -> bool:
+        """Whether a text may go on with ``token``; one that ends the text, where the text may end."""
+        ...
+
+    def permitted(self, state: State, ids: Ids) -> Mask:
+        """(n,) :meth:`permits` of ``ids``."""
+        ...
+
+    def mask(self, state: State) -> Mask:
+        """(vocab,) :meth:`permits` of the whole vocabulary; not to be changed."""
+        ...
+
+    def advance(self, state: State, token: int) -> State | None:
+        """The state after ``token``; None if it is not permitted. After the end of the text nothing is."""
+        ...
+
+
+class Path:
+    """The states of a constraint along one text.
+
+    Positions are indices in the whole sequence. What is settled stays; what is drafted behind it may change with
+    every call. A drafted token that is not permitted leads off the path: nothing is permitted behind it.
+
+    Args:
+        constraint: the language of the text behind the prompt.
+    """
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self.begin(0)
+
+    def begin(self, length: int) -> None:
+        """A new text whose first ``length`` tokens, the prompt, are free."""
+        self._first = self.settled = length  # position of the first state kept; tokens that stay
+        self._tokens: list[int] = []  # from the first state's position on
+        self._states: list[State | None] = [self._constraint.start()]  # one before each token, as far as was asked
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """``tokens`` are what follows the settled text, drafted tokens say."""
+        settled = self.settled - self._first
+        known, same = self._tokens[settled:], 0
+        for old, new in zip(known, tokens, strict=False):
+            if old != new:
+                break
+            same += 1
+        del self._states[settled + same + 1 :]
+        self._tokens[settled + same :] = tokens[same:]
+
+    def settle(self, position: int, tokens: Sequence[int]) -> None:
+        """``tokens`` stay: the settled text ends behind them.
+
+        Raises:
+            ValueError: ``position``, the first one's, is not the end of what was settled before.
+        """
+        if position != self.settled:
+            raise ValueError(f"tokens at {position} do not follow a text of {self.settled}")
+        self.follow(tokens)
+        self.settled += len(tokens)
+        old = self.settled - RECENT - self._first
+        if old > 0:
+            self.state(self._first + old)
+            del self._states[:old], self._tokens[:old]
+            self._first += old
+
+    def state(self, position: int) -> State | None:
+        """The state before ``position``; None if the text is off the path there, or the state is not known any more.
+
+        Raises:
+            ValueError: the tokens before ``position`` are not known.
+        """
+        place = position - self._first
+        if place > len(self._tokens):
+            raise ValueError(f"nothing is known of position {self._first + len(self._tokens)}, before {position}")
+        if place < 0:
+            return None
+        for token in self._tokens[len(self._states) - 1 : place]:
+            before = self._states[-1]
+            self._states.append(None if before is None else self._constraint.advance(before, token))
+        return self._states[place]
+
+    def permits(self, token: int, position: int) -> bool:
+        """Whether ``token`` may stand at ``position``."""
+        state = self.state(position)
+        return state is not None and self._constraint.permits(state, token)
+
+    def masked(self, logits: Logits, position: int, best: int = 0) -> Logits | None:
+        """A copy of a row with -inf where the token may not stand at ``position``.
+
+        A mask of a whole vocabulary takes milliseconds. The few most likely permitted tokens are found without one,
+        unless nearly all likely tokens are not permitted.
+
+        Args:
+            logits: (n,) of the first n ids of the vocabulary.
+            position: index in the sequence of the token to choose.
+            best: the copy needs only so many of the most likely permitted tokens, and all ties; 0: all of them.
+
+        Returns:
+            (n,) float32; None if no token with a finite logit may stand there.
+        """
+        state = self.state(position)
+        if state is None:
+            return None
+        result = np.full_like(logits, -np.inf)
+        likely = 4 * best + 64
+        if best and likely < logits.size:
+            maxima = _class_maxima(logits, 4 * likely)  # as in sampling.candidates: so many tokens at least reach it
+            floor = np.partition(maxima, -likely)[-likely]
+            ids = np.flatnonzero(logits >= floor)  # with all ties
+            ids = ids[self._constraint.permitted(state, ids)]
+            if ids.size >= best and floor > -np.inf:
+                result[ids] = logits[ids]
+                return result
+        mask = self._constraint.mask(state)[: logits.size]
+        np.copyto(result, logits, where=mask)
+        return result if (result > -np.inf).any() else None

@@ -1,0 +1,223 @@
+"""The drafter that is no model: it offers what followed when the text last read like this.
+
+Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and llama.cpp's
+common/ngram-cache.cpp. Unlike them it looks at the newest occurrences and not at the oldest, measures how far each
+really matches, and lets several of them vote.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ggufspec.decoding.acceptance import Proposal, Rule
+from ggufspec.decoding.drafters import Hindsight, Offer
+
+REACH = 32  # tokens that a match is followed back
+# Few are better than many: the longest n-gram that occurred decides who votes, and with every n there would often be
+# one voter. Measured on Python, Markdown and JSON: without 1 a fifth fewer hits, with 3 and 6 no more.
+ORDERS = (1, 2, 4, 8)
+OCCURRENCES = 8  # looked at, newest first; with 4 the confidence orders worse, with 16 no better
+FADE = 0.9  # weight of an occurrence, relative to that of the next newer one
+DOUBT = 3.0  # votes that nobody cast; at 3 confidence is nearest to the share of hits
+
+_TOKEN_BITS = 32
+_BITS = _TOKEN_BITS * REACH
+_WHOLE = (1 << _BITS) - 1
+_WINDOW = struct.Struct(f"<{REACH}I")
+_EDGE = 0xFFFFFFFF  # stands before the first token of an index,
+_BLANK = 0xFFFFFFFE  # and this before the first of a text that asks: two beginnings are no match
+_PRIME = 999_999_937  # the largest below 10**9: a one-digit divisor for Python, products of 64 bits for NumPy
+_RADIX = 2**_TOKEN_BITS % _PRIME
+_BUCKETS = 1024  # of a short text
+
+
+class Guess(NamedTuple):
+    """What an index has for the end of a text.
+
+    Args:
+        token: the id that it expects next.
+        length: tokens of the longest match that speaks for it, 1 to ``REACH``.
+        confidence: votes for it, divided by all votes and ``DOUBT``; in (0, 1). One match of n tokens has n / (n + 3),
+            a second one that agrees adds to it, one that disagrees takes away.
+    """
+
+    token: int
+    length: int
+    confidence: float
+
+
+def window_of(text: Sequence[int]) -> int:
+    """The last ``REACH`` tokens of a text as one number of 32-bit digits, the newest on top."""
+    last = text[-REACH:]
+    return int.from_bytes(_WINDOW.pack(*[_BLANK] * (REACH - len(last)), *last), "little")
+
+
+def slide(window: int, token: int) -> int:
+    """The window of the text that is one token longer."""
+    return window >> _TOKEN_BITS | token << _BITS - _TOKEN_BITS
+
+
+class Index:
+    """Where the n-grams of a text occurred, for n in ``ORDERS``; to append, take back or ask takes constant time.
+
+    The last n tokens choose a bucket; it leads to the newest position that such tokens stand before, and each position
+    to the next older one of its bucket (the hash chains of zlib's deflate). What only shares the bucket is seen by
+    comparing the tokens. An n-gram enters with the token that follows it: the end of the text never finds itself.
+
+    Takes 36 to 56 bytes a token, and as much again while it is built.
+
+    Args:
+        tokens: (n,) ids, the beginning of the text.
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
+        self._tokens = bytearray(np.array([_EDGE] * REACH, "<u4").tobytes() + np.array(tokens, "<u4").tobytes())
+        self._length = len(tokens)
+        self._build()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, token: int) -> None:
+        """Lengthen the text; now and then, when it has doubled, the buckets do."""
+        if self._length > self._mask:
+            self._build()
+        window = int.from_bytes(self._tokens[4 * self._length :], "little")
+        for _, shift, newest, older in self._chains:
+            bucket = (window >> shift) % _PRIME & self._mask
+            older.append(newest[bucket])
+            newest[bucket] = self._length
+        self._tokens += token.to_bytes(4, "little")
+        self._length += 1
+
+    def rewind(self, length: int) -> None:
+        """Keep the first ``length`` tokens: as if the others had not been appended."""
+        while self._length > length:
+            self._length -= 1
+            del self._tokens[-4:]
+            window = int.from_bytes(self._tokens[4 * self._length :], "little")
+            for _, shift, newest, older in self._chains:
+                newest[(window >> shift) % _PRIME & self._mask] = older.pop()
+
+    def ask(self, window: int) -> Guess | None:
+        """What follows a text that ends with this window; None if even its last token is new.
+
+        The newest occurrences of the longest n-gram that has any vote for what followed them, each with the number of
+        tokens that it matches, faded by age. Among equals the newest wins.
+        """
+        tokens = self._tokens
+        for order, shift, newest, older in self._chains:
+            votes: dict[int, float] = {}
+            lengths: dict[int, int] = {}
+            weight = 1.0
+            position = newest[(window >> shift) % _PRIME & self._mask]
+            for _ in range(OCCURRENCES):
+                if not position:
+                    break
+                there = int.from_bytes(tokens[4 * position : 4 * (position + REACH + 1)], "little")
+                length = (_BITS - ((there ^ window) & _WHOLE).bit_length()) // _TOKEN_BITS  # equal digits from the top
+                if length >= order:
+                    token = there >> _BITS
+                    votes[token] = votes.get(token, 0.0) + weight * length
+                    if length > lengths.get(token, 0):
+                        lengths[token] = length
+                    weight *= FADE
+                position = older[position]
+            if votes:
+                token = max(votes, key=votes.__getitem__)
+                return Guess(token, lengths[token], votes[token] / (sum(votes.values()) + DOUBT))
+        return None
+
+    def _build(self) -> None:
+        """All buckets and chains at once, as appending would leave them; more buckets than tokens."""
+        count = self._length
+        self._mask = max(_BUCKETS, 1 << count.bit_length()) - 1
+        # By order, the longest first: the window's bits to drop, bucket to newest position, position to the next older.
+        # Position 0 has nothing before it and serves as the end of a chain.
+        self._chains: list[tuple[int, int, array[int], array[int]]] = []
+        tokens = np.frombuffer(bytes(self._tokens), "<u4").astype(np.int64)
+        key, back = np.zeros(count, np.int64), 0
+        for order in ORDERS:
+            while back < order:
+                back += 1
+                key = (key * _RADIX + tokens[REACH - back : REACH - back + count]) % _PRIME
+            bucket = key & self._mask
+            by_bucket = np.argsort(bucket, kind="stable").astype(np.int32)
+            ranked = bucket[by_bucket]
+            shared = np.flatnonzero(ranked[1:] == ranked[:-1])
+            older = np.zeros(count, np.int32)
+            older[by_bucket[shared + 1]] = by_bucket[shared]
+            newest = np.zeros(self._mask + 1, np.int32)
+            newest[ranked] = by_bucket  # of a bucket's positions the last, its newest, stays
+            shift = _BITS - _TOKEN_BITS * order
+            self._chains.insert(0, (order, shift, array("i", newest.tobytes()), array("i", older.tobytes())))
+
+
+class LookupDrafter:
+    """Offers what followed the longest match in the text so far or in a corpus; the text wins a draw.
+
+    The index holds only what is certain to stay. A drafted chain is in what it is asked with, never in the index.
+
+    Args:
+        corpus: (n,) token ids of other text, such as the files that an answer may quote; see :class:`Index` for memory.
+    """
+
+    name = "lookup"
+
+    def __init__(self, corpus: Sequence[int] = ()) -> None:
+        self._corpus = Index(corpus)
+        self.read(())
+
+    def read(self, prompt: Sequence[int], choices: Sequence[int] = ()) -> list[Hindsight]:
+        choices = choices[-len(prompt) :] if prompt else ()
+        self._told = len(prompt) - len(choices)  # places before this one have had their hindsight, or get none
+        self._untold: list[Hindsight] = []
+        self._certain = len(prompt)
+        self._index = Index(prompt[: self._told])
+        return self._append(prompt, len(prompt), choices)
+
+    def pending(self, length: int) -> int:  # noqa: ARG002 - whatever it has to read is read in microseconds
+        return 0
+
+    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+        self._untold += self._append(text, min(self._certain, len(text)))
+        guess = self._guess(window_of(text))
+        if guess is None or not rule.permits(guess.token, len(text)):
+            return None
+        return Offer(guess.confidence, lambda: Proposal(guess.token))
+
+    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:  # noqa: ARG002 - reading is free
+        told = self._untold + self._append(text, len(text))
+        self._untold = []
+        return told
+
+    def keep(self, length: int) -> None:
+        self._certain = length
+        self._index.rewind(length)
+
+    def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[Hindsight]:
+        """Append ``text`` up to ``end``; the hindsight on these places, where ``decided`` or else the text came."""
+        start = len(self._index)
+        tokens = text[start:end]
+        window = window_of(text[max(0, start - REACH) : start])
+        told = []
+        for position, (token, came) in enumerate(zip(tokens, decided or tokens, strict=True), start):
+            if position >= self._told and (guess := self._guess(window)):
+                told.append(Hindsight(guess.confidence, float(guess.token == came)))
+            self._index.append(token)
+            window = slide(window, token)
+        self._told = max(self._told, end)
+        return told
+
+    def _guess(self, window: int) -> Guess | None:
+        guess = self._index.ask(window)
+        if self._corpus and (guess is None or guess.length < REACH):
+            other = self._corpus.ask(window)
+            if other and (guess is None or other.length > guess.length):
+                return other
+        return guess

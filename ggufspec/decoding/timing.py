@@ -1,0 +1,197 @@
+"""T(n) of a model, timed in a fraction of a second; and whether the machine was too busy for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from ggufspec.decoding.model import Model
+
+_NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
+_ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most telling first
+_AGREE = 1.25  # two timings of a width that are further apart were disturbed
+_TRIES = 3  # further timings of a width that do not agree, before it is given up
+_SLOW = 1 / 8  # of the budget: a batch that takes so long is timed once
+_VISITS = 3  # times that a width is come back to, if the budget allows it
+_PATIENCE = 2  # budgets, after which nothing is timed again
+_TOO_FAST = 0.6  # a batch of half the tokens took longer than this share says: it was disturbed
+_TOO_SLOW = 1.5  # so many times what the same tokens take in narrower batches: it was disturbed
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a measurement of T(n) found.
+
+    Args:
+        points: seconds by width.
+        switch_s: what a batch costs more whose width is not the last one's; 0 where it is lost in the rest.
+        trusted: whether two timings of every width agreed.
+        note: a sentence for the user where they did not.
+    """
+
+    points: dict[int, float]
+    switch_s: float
+    trusted: bool
+    note: str = ""
+
+
+def measure(
+    model: Model,
+    clock: Callable[[], float],
+    *,
+    limit: int,
+    budget_s: float = 0.5,
+    allowed: Collection[int] | None = None,
+    outputs: int | None = None,
+    depth: int = 0,
+) -> Measured:
+    """Time batches of some widths behind the text in the cache, which is afterwards as it was.
+
+    A width is decoded once for its graph and twice for its time, and again some time later if the budget allows it; a
+    slow one is decoded once, since the graph is nothing beside it. Times that contradict each other are taken again:
+    other programs only ever add to them, so that the shortest counts.
+
+    Args:
+        model: whose batches are timed.
+        clock: seconds, monotonic.
+        limit: the widest batch that is asked for.
+        budget_s: seconds to spend; the widths 1, 2, 4 and 8 are timed even if they take more.
+        allowed: the widths that may be used; None: all up to ``limit``.
+        outputs: rows of logits of a batch at most; None: all, as a verification has.
+        depth: tokens to have in the cache, at least.
+
+    Raises:
+        ValueError: no width may be used.
+    """
+    found = model.length
+    if depth > found:
+        model.decode(_tokens(depth - found, model.vocab_size), 0)
+    needed, others = _widths(min(limit, max(model.capacity - model.length, 1)), allowed)
+    timer = _Timer(lambda width: _once(model, clock, width, outputs), clock, budget_s)
+    for width in needed:
+        timer.visit(width)
+    for width in others:
+        if timer.spent_s + 3 * timer.widest_s <= budget_s / 2:
+            timer.visit(width)
+    for _ in range(_VISITS - 1):  # some time later, when whatever disturbed them may be over
+        for width, taken in timer.timings.items():
+            if timer.spent_s + 3 * min(taken) <= budget_s:
+                timer.visit(width)
+    for width in timer.suspects():
+        if timer.spent_s <= _PATIENCE * budget_s:
+            timer.visit(width)
+    if depth > found:
+        model.rewind(found)
+    return timer.result()
+
+
+def glance(model: Model, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
+    """Seconds of the shorter of two batches of one width; the cache is left as it was."""
+    return min(_once(model, clock, width, outputs) for _ in range(2))
+
+
+def _once(model: Model, clock: Callable[[], float], width: int, outputs: int | None) -> float:
+    """Seconds of one batch behind the text in the cache."""
+    found = model.length
+    tokens = _tokens(width, model.vocab_size)
+    model.mark()
+    began = clock()
+    model.decode(tokens, width if outputs is None else min(width, outputs))
+    seconds = clock() - began
+    model.rewind(found)
+    return max(seconds, 1e-9)  # the clock may be coarse
+
+
+class _Timer:
+    """Collects the timings of each width and judges whether they were disturbed."""
+
+    def __init__(self, once: Callable[[int], float], clock: Callable[[], float], budget_s: float) -> None:
+        self.once = once
+        self.clock = clock
+        self.budget_s = budget_s
+        self.began = clock()
+        self.timings: dict[int, list[float]] = {}
+        self.switches: list[tuple[int, float]] = []  # a width, and its time right after another width
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the first batch."""
+        return self.clock() - self.began
+
+    @property
+    def widest_s(self) -> float:
+        """Seconds of the widest batch so far."""
+        return min(self.timings[max(self.timings)])
+
+    def visit(self, width: int) -> None:
+        """Time a width, which may have been timed before."""
+        first = self.once(width)
+        if first > _SLOW * self.budget_s and self.timings and width not in self.timings:
+            self.timings[width] = [first]
+            return
+        known = self.timings.setdefault(width, [])
+        self.switches.append((width, first))
+        known += (self.once(width), self.once(width))
+        for _ in range(_TRIES):
+            if not _agree(known) and self.spent_s <= _PATIENCE * self.budget_s:
+                known.append(self.once(width))
+
+    def suspects(self) -> list[int]:
+        """Widths whose timings contradict each other, or those of other widths."""
+        shortest = {width: min(taken) for width, taken in self.timings.items()}
+        return [
+            width
+            for width, seconds in shortest.items()
+            if not _agree(self.timings[width])
+            or shortest.get(2 * width, seconds) < _TOO_FAST * seconds
+            or seconds > _TOO_SLOW * (self._bound(width) or seconds)
+        ]
+
+    def result(self) -> Measured:
+        """The shortest times, and whether they can be trusted."""
+        points = {width: min(taken) for width, taken in sorted(self.timings.items())}
+        bounds = {width: self._bound(width) or seconds for width, seconds in points.items()}
+        disturbed = [
+            width
+            for width, seconds in points.items()
+            if not _agree(self.timings[width]) or seconds > _TOO_SLOW * bounds[width]
+        ]
+        switches = sorted(first - points[width] for width, first in self.switches) or [0.0]
+        switch_s = min(max(switches[len(switches) // 4], 0.0), min(points.values()))
+        if not disturbed:
+            return Measured(points, switch_s, True)
+        width = max(disturbed, key=lambda width: max(self.timings[width]) / min(points[width], bounds[width]))
+        note = (
+            f"the machine was busy while batches were timed (one of {width} took up to "
+            f"{max(self.timings[width]) * 1e3:.3g} ms): the first rounds go by a rough guess"
+        )
+        # What is surely too long is left out: a width that looks better than it is will be tried, and then known.
+        points = {width: seconds for width, seconds in points.items() if seconds <= bounds[width]}
+        return Measured(points, switch_s, False, note)
+
+    def _bound(self, width: int) -> float | None:
+        """Seconds of the same tokens in narrower batches, the fastest way; None if no narrower one was timed."""
+        return min(
+            (-(-width // narrow) * min(taken) for narrow, taken in self.timings.items() if narrow < width),
+            default=None,
+        )
+
+
+def _agree(timings: Sequence[float]) -> bool:
+    """Whether the two shortest are alike; a single one agrees with itself."""
+    return len(timings) < 2 or sorted(timings)[1] <= _AGREE * min(timings)
+
+
+def _widths(limit: int, allowed: Collection[int] | None) -> tuple[list[int], list[int]]:
+    """Widths to be timed whatever it takes, and those for the time that is left, the most telling first."""
+    usable = set(range(1, limit + 1)) if allowed is None else {width for width in allowed if width <= limit}
+    if not usable:
+        raise ValueError(f"no width up to {limit} may be used")
+    needed = [width for width in sorted({*_NEEDED, limit}) if width in usable and width <= max(_NEEDED)]
+    needed = needed or [min(usable)]
+    return needed, [width for width in dict.fromkeys((*_ORDER, limit)) if width in usable and width not in needed]
+
+
+def _tokens(count: int, vocab_size: int) -> list[int]:
+    """Token ids from all over the vocabulary: with one token alone a mixture would read the same experts every time."""
+    return [(7919 * i + 1) % vocab_size for i in range(count)]

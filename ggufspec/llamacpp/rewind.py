@@ -1,0 +1,244 @@
+"""Taking the newest tokens back out of llama.cpp's memory, whatever kind of memory a model has.
+
+An attention cache forgets any token for nothing. A recurrent state (Mamba, RWKV, the recurrent blocks of a hybrid) is
+overwritten by every token. Two ways back are built here; both give the logits of a text that was never wrong, to the
+bit where kernels do not depend on the width of a batch:
+
+- **snapshots**: llama.cpp keeps the state after each of the last tokens of a batch (``n_rs_seq``). Some architectures
+  have it. It takes one state of memory for every token that can be taken back, and no time.
+- **checkpoint**: a second sequence holds on to the state before the tokens that are in doubt. It is a reference:
+  the next batch reads the state there and writes its own elsewhere, so that neither keeping nor restoring copies
+  anything. It takes one more state of memory; what is kept of the batch has to be decoded again, in front of the next.
+
+Source: src/llama-memory-recurrent.cpp (``seq_rm``, ``seq_cp``, ``find_slot``) and src/llama-memory-hybrid.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from ggufspec.llamacpp.options import ContextOptions
+
+# llm_arch_supports_rs_rollback, src/llama-arch.cpp
+SNAPSHOTS = {"qwen35", "qwen35moe", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
+SNAPSHOTS |= {"kimi-k3", "glm5-next", "bailingmoe3", "deepseek4"}
+_NO_CHECKPOINT = {"deepseek4"}  # its cache is of a kind of its own: src/llama-kv-cache-dsv4.cpp
+
+_TEXT, _CHECKPOINT = 0, 1  # llama.cpp's sequence ids
+
+
+def choose(lib: Any, model: Any, options: ContextOptions) -> str:
+    """How tokens are taken back: ``exact`` (llama.cpp's own), ``snapshots`` or ``checkpoint``.
+
+    Args:
+        lib: llama.cpp.
+        model: its handle.
+        options: ``rewind`` and ``rewind_by`` are looked at.
+    """
+    if not options.rewind or not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)):
+        return "exact"
+    buffer = ctypes.create_string_buffer(64)
+    lib.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
+    architecture = buffer.value.decode()
+    if architecture in SNAPSHOTS and options.rewind_by != "checkpoint":
+        return "snapshots"
+    return "exact" if architecture in _NO_CHECKPOINT else "checkpoint"
+
+
+class Exact:
+    """llama.cpp's own way: free for an attention cache, impossible for a recurrent state.
+
+    ``held`` tokens are in llama.cpp's memory; the text may be shorter, until the next batch.
+    """
+
+    kind = "exact"
+    can_pad = True
+    states = 0  # recurrent states kept besides the one that every memory has
+
+    def __init__(self, lib: Any, handle: Any) -> None:
+        self._lib = lib
+        self._handle = handle
+        self._memory = lib.llama_get_memory(handle)
+        self.held = 0
+
+    def padding(self, count: int, width: int) -> int:
+        """Tokens that may fill a batch of ``count`` up to ``width``, and are taken back."""
+        return max(0, width - count) if self.can_pad else 0
+
+    def floor(self) -> int:
+        """The least length, besides 0, that the text can be cut to now."""
+        return 0
+
+    def cut(self, length: int) -> bool:
+        """Keep ``length`` tokens, at least one; False if that cannot be."""
+        if length < self.held:
+            if not self._lib.llama_memory_seq_rm(self._memory, _TEXT, length, -1):
+                return False
+            self.held = length
+        return True
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._lib.llama_memory_clear(self._memory, False)
+        self.held = 0
+
+    def mark(self, length: int) -> None:
+        """What comes after ``length`` tokens may be taken back, all of it."""
+
+    def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
+        """Make memory ready for ``count`` tokens after ``length``, with ``outputs`` rows of logits.
+
+        Returns:
+            tokens that must be decoded again first, and whether in a batch of their own (then settle again).
+        """
+        del length, count, outputs
+        return (), False
+
+    def added(self, tokens: Sequence[int], padding: int, rows: int) -> None:
+        """A batch is in memory now, with ``rows`` of logits."""
+        del rows
+        self.held += len(tokens) + padding
+
+
+class Impossible(Exact):
+    """A recurrent state for which nothing is kept: the text grows, or starts again."""
+
+    kind = "none"
+    can_pad = False
+
+    def floor(self) -> int:
+        return self.held
+
+    def cut(self, length: int) -> bool:
+        return length == self.held
+
+
+class Snapshots(Exact):
+    """llama.cpp's states after each of a batch's last tokens; a batch's first token cannot be taken back.
+
+    llama.cpp itself goes back as far as it is told and then reads a state that no token has written: what was written
+    is known here. It also goes back only once between two batches, so the cut waits for the next one. For measurements
+    :meth:`mark` copies the state to host memory, which takes milliseconds and is no way to decode.
+    """
+
+    kind = "snapshots"
+
+    def __init__(self, lib: Any, handle: Any, count: int) -> None:
+        super().__init__(lib, handle)
+        self.count = self.states = count
+        self._floor = 0
+        self._copy: tuple[int, Any] | None = None  # (length, state) from mark to the next cut
+
+    def padding(self, count: int, width: int) -> int:
+        return max(0, width - count) if width <= self.count + 1 else 0
+
+    def floor(self) -> int:
+        return self._floor
+
+    def cut(self, length: int) -> bool:
+        if length < self._floor:
+            if self._copy is None or self._copy[0] != length:
+                return False
+            self._restore(*self._copy)
+        self._copy = None
+        return True
+
+    def _restore(self, length: int, state: Any) -> None:
+        partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        done = self._lib.llama_state_seq_set_data_ext(self._handle, state, len(state), _TEXT, partial)
+        done = done and self._lib.llama_memory_seq_rm(self._memory, _TEXT, length, -1)  # attention cells
+        assert done, "llama.cpp does not take its own state"
+        self.held = self._floor = length
+
+    def clear(self) -> None:
+        super().clear()
+        self._floor, self._copy = 0, None
+
+    def mark(self, length: int) -> None:
+        self.settle(length, 0, 0)
+        self._floor = length
+        partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        state = (ctypes.c_uint8 * self._lib.llama_state_seq_get_size_ext(self._handle, _TEXT, partial))()
+        self._lib.llama_state_seq_get_data_ext(self._handle, state, len(state), _TEXT, partial)
+        self._copy = length, state
+
+    def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
+        del count, outputs
+        if length < self.held:
+            done = super().cut(length)
+            assert done, "llama.cpp kept fewer states than it was asked to"
+        return (), False
+
+    def added(self, tokens: Sequence[int], padding: int, rows: int) -> None:
+        super().added(tokens, padding, rows)
+        self._floor = self.held - min(self.count, len(tokens) + padding - 1)
+
+
+class Checkpoint(Exact):
+    """The state before the tokens in doubt, held by a second sequence; the attention cells of a hybrid are not shared.
+
+    In doubt is what a batch with several rows adds (a verification), and what batches with rows add one after the
+    other (a chain, whose first batch reads text that is certain). The checkpoint is taken before the first of these.
+    What :meth:`cut` leaves is certain, even where it cuts nothing off, and so is a batch of more than ``count`` + 1
+    tokens (a prompt). So a text that grows by one token at a time, and is cut to its length after each, takes none.
+    """
+
+    kind = "checkpoint"
+    can_pad = False
+    states = 1
+
+    def __init__(self, lib: Any, handle: Any, count: int, again_max: int) -> None:
+        super().__init__(lib, handle)
+        self.count = count
+        self.again_max = again_max
+        self._place = 0  # where the checkpoint is
+        self._since: list[int] = []  # the tokens in memory behind it
+        self._taken = False  # it covers all that is in doubt
+        self._doubt = False  # so is what comes next
+
+    def floor(self) -> int:
+        return self._place if self._since else self.held
+
+    def cut(self, length: int) -> bool:
+        if length < self.floor():
+            return False
+        self._taken = self._doubt = False
+        return True
+
+    def clear(self) -> None:
+        super().clear()
+        self._place, self._since, self._taken, self._doubt = 0, [], False, False
+
+    def mark(self, length: int) -> None:
+        del length
+        self._doubt = True
+
+    def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
+        again: list[int] = []
+        if length < self.held:
+            again = self._since[: length - self._place]
+            self._restore()
+        if count > self.count + 1:
+            self._taken = False
+        elif (outputs > 1 or self._doubt) and not self._taken:
+            if len(again) > self.again_max:
+                return again, True
+            if not again:
+                self._lib.llama_memory_seq_cp(self._memory, _TEXT, _CHECKPOINT, 0, 0)  # the state, no attention cells
+                self._place, self._since = self.held, []
+            self._taken = True
+        return again, False
+
+    def _restore(self) -> None:
+        # src/llama-memory-hybrid.cpp cuts attention cells off only where the state agrees: the state comes first
+        self._lib.llama_memory_seq_cp(self._memory, _CHECKPOINT, _TEXT, 0, 0)
+        done = self._lib.llama_memory_seq_rm(self._memory, _TEXT, self._place, -1)
+        assert done, "the checkpoint is not where it was taken"
+        self.held, self._since = self._place, []
+
+    def added(self, tokens: Sequence[int], padding: int, rows: int) -> None:
+        super().added(tokens, padding, rows)
+        self._since = [*self._since, *tokens] if self._taken else []
+        self._doubt = self._doubt or rows > 0

@@ -1,0 +1,75 @@
+"""A certificate for people: a table for each section, and the worst of what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ggufspec.reports.document import Check, Difference
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TITLES = {
+    "strict": "Strict mode: the same tokens as target-only, to the bit",
+    "default": "Default mode: the same tokens, or a near tie within rounding",
+    "distribution": "Distribution: tokens against the target's own probabilities",
+}
+COLUMNS = ("", "Drafter", "Rule", "Answers", "Tokens", "Kept", "")
+_MARKS = {"passed": ("PASS", "green"), "failed": ("FAIL", "bold red"), "not possible": ("–", "dim")}
+_MOST = 3  # differences that are shown of a check
+
+
+def section(checks: Sequence[Check]) -> Table:
+    """The checks of one section, 80 columns wide at most. ``Kept`` are drafted tokens that became part of answers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if 3 <= index <= 5 else "left", no_wrap=True)
+    for check in checks:
+        mark, style = _MARKS[check.status]
+        counts = (f"{number:,}" if number else "" for number in (check.answers, check.tokens, check.accepted))
+        table.add_row(f"[{style}]{mark}[/]", check.drafter, check.rule, *counts, remark(check))
+    return table
+
+
+def remark(check: Check) -> str:
+    """What there is to say of a check in a few words."""
+    if check.status == "not possible":
+        return "not possible" if check.rule == "exact" else check.reason
+    if check.p_value is not None:
+        return f"p = {check.p_value:.2g}"
+    wrong = sum(not one.explained for one in check.differences)
+    if wrong:
+        return f"{wrong} wrong"
+    ties = len(check.differences)
+    return f"{ties} near {'tie' if ties == 1 else 'ties'}" if ties else "identical"
+
+
+def details(check: Check) -> list[str]:
+    """Why a check failed or was not possible, in lines; none of one that passed."""
+    if check.status == "not possible":
+        return [check.reason] if check.rule == "exact" else []
+    if check.status == "passed":
+        return []
+    name = f"{check.drafter}, {check.rule}"
+    if check.p_value is not None:
+        return [
+            f"{name}: p = {check.p_value:.2g} is below {check.threshold:.2g}",
+            *(
+                f"  {place.name}: {place.observed:,} of {place.tokens:,} tokens, {place.expected:,.1f} expected"
+                for place in check.places
+            ),
+        ]
+    wrong = [one for one in check.differences if not one.explained]
+    lines = [f"{name}: {_difference(one)}" for one in wrong[:_MOST]]
+    return lines + ([f"{name}: and {len(wrong) - _MOST} more"] if len(wrong) > _MOST else [])
+
+
+def _difference(one: Difference) -> str:
+    seed = "" if one.seed is None else f", seed {one.seed}"
+    said = ["its end" if token is None else str(token) for token in (one.speculative, one.target_only)]
+    why = "" if one.margin is None else f"; margin {one.margin:.3g}, noise {one.noise:.3g}"
+    return f"prompt {one.prompt + 1}, {one.policy}{seed}: token {one.position + 1} is {said[0]}, not {said[1]}{why}"

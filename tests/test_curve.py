@@ -1,0 +1,267 @@
+"""T(n) and what is learned of it from the batches that run."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ggufspec.decoding.curve import Curve
+
+# A 1B target on two cores, milliseconds: Q4_0 is good at four and eight
+Q4_0 = {1: 27, 2: 47, 3: 69, 4: 39, 5: 61, 6: 75, 8: 47, 12: 74, 16: 73}
+F16 = {1: 52, 2: 66, 3: 72, 4: 74, 5: 80, 6: 77, 8: 100, 12: 118, 16: 153}
+
+
+def run(curve, truth, widths, spread=0.0, seed=0):
+    """Tell the curve of batches of these widths, as they take on a machine whose T(n) is ``truth``."""
+    rng = random.Random(seed)
+    for width in widths:
+        curve.observe(width, truth[width] * rng.lognormvariate(0, spread))
+
+
+def test_three_tokens_are_padded_to_four_and_five_to_eight():
+    curve = Curve(Q4_0)
+    assert [curve.width(count) for count in range(1, 10)] == [1, 4, 4, 4, 8, 8, 8, 8, 9]
+    assert [curve.seconds(count) for count in (1, 2, 3, 4, 5, 8)] == pytest.approx([27, 39, 39, 39, 47, 47])
+    assert curve.limit == 16
+
+
+def test_padding_must_be_clearly_faster():
+    assert Curve({1: 1, 2: 2, 3: 3, 4: 2.95}).width(3) == 3
+    assert Curve({1: 1, 2: 2, 3: 3, 4: 2.9}).width(3) == 4
+
+
+def test_a_flat_curve_pads_nothing():
+    curve = Curve({1: 1, 16: 1})
+    assert [curve.width(count) for count in range(1, 17)] == list(range(1, 17))
+
+
+def test_no_tokens_cost_nothing_and_too_many_have_no_width():
+    curve = Curve(Q4_0)
+    assert (curve.width(0), curve.seconds(0)) == (0, 0)
+    with pytest.raises(IndexError):
+        curve.width(17)
+    with pytest.raises(IndexError):
+        curve.seconds(17)
+
+
+def test_between_points_it_is_a_line():
+    assert Curve({2: 10, 6: 30}).seconds(3) == pytest.approx(15)
+
+
+def test_below_the_first_point_it_is_flat():
+    assert Curve({4: 10, 8: 30}).seconds(1) == pytest.approx(10)
+
+
+def test_beyond_the_last_point_the_last_slope_goes_on():
+    assert Curve({1: 10, 4: 13, 8: 25}, limit=10).seconds(10) == pytest.approx(31)
+
+
+def test_beyond_a_dip_the_slope_of_the_whole_curve_goes_on():
+    curve = Curve(Q4_0, limit=32)
+    assert curve.seconds(31) == pytest.approx(73 + 15 * (73 - 27) / 15)
+    assert curve.seconds(17) > curve.seconds(16)
+
+
+@pytest.mark.parametrize("points", [{1: 5}, {1: 9, 4: 3}])
+def test_the_line_beyond_never_falls(points):
+    assert Curve(points, limit=8).seconds(8) == pytest.approx(min(points.values()))
+
+
+def test_only_the_class_of_strict_mode_is_used():
+    curve = Curve(F16, widths=(4, 8, 12))
+    assert [curve.width(count) for count in (1, 3, 4, 5, 8, 9, 12)] == [4, 4, 4, 8, 8, 12, 12]
+    assert curve.limit == 12
+    with pytest.raises(IndexError):
+        curve.width(13)
+    assert Curve({4: 50, 8: 40, 12: 60}, widths=(4, 8, 12)).width(1) == 8
+
+
+def test_a_model_that_cannot_pad_is_never_padded():
+    curve = Curve(Q4_0, can_pad=False)
+    assert [curve.width(count) for count in range(1, 17)] == list(range(1, 17))
+    assert curve.seconds(3) == pytest.approx(69)
+    with pytest.raises(ValueError, match="cannot pad"):
+        Curve(Q4_0, widths=(4, 8), can_pad=False)
+    assert Curve(Q4_0, widths=(1, 2), can_pad=False).width(2) == 2
+
+
+def test_padding_fits_the_room_behind_the_context():
+    curve = Curve({1: 1, 60: 60, 128: 2})
+    assert curve.width(60) == 60
+    assert curve.width(64) == 128
+
+
+def test_a_switch_of_width_costs():
+    curve = Curve(Q4_0, switch_s=5)
+    assert curve.seconds(3) == curve.seconds(3, 4) == pytest.approx(39)
+    assert curve.seconds(3, 3) == curve.seconds(3, 1) == pytest.approx(44)
+
+
+@pytest.mark.parametrize("points", [{}, {1: 0.0}, {0: 1.0}, {1: -1.0}, {1: math.nan}, {1: math.inf}])
+def test_points_that_are_none(points):
+    with pytest.raises(ValueError, match="positive"):
+        Curve(points)
+
+
+def test_no_width():
+    with pytest.raises(ValueError, match="may be used"):
+        Curve(Q4_0, widths=())
+    with pytest.raises(ValueError, match="may be used"):
+        Curve(Q4_0, widths=(0, 4))
+
+
+def test_what_is_as_expected_changes_nothing():
+    curve = Curve(Q4_0)
+    run(curve, Q4_0, [1, 4, 8, 4, 4, 1] * 20)
+    assert curve.points() == pytest.approx(Q4_0)
+    assert [curve.width(count) for count in range(1, 10)] == [1, 4, 4, 4, 8, 8, 8, 8, 9]
+
+
+@pytest.mark.parametrize("widths", [[4] * 20, [1, 4, 8, 4] * 5, [16] * 20])
+def test_load_that_doubles_doubles_all_widths(widths):
+    curve = Curve(Q4_0)
+    run(curve, Q4_0, [1, 4, 8] * 10)
+    twice = {width: 2 * seconds for width, seconds in Q4_0.items()}
+    run(curve, twice, widths)
+    for width in Q4_0:
+        assert curve.points()[width] == pytest.approx(twice[width], rel=0.12)
+    assert curve.seconds(3) == pytest.approx(78, rel=0.08)
+    assert curve.width(3) == 4
+    run(curve, Q4_0, [1, 4, 8, 4] * 5)
+    assert curve.points() == pytest.approx(Q4_0, rel=0.12)
+
+
+def test_load_is_followed_after_a_long_run_too():
+    curve = Curve(Q4_0)
+    run(curve, Q4_0, [1, 4, 8, 4] * 1000, spread=0.1)
+    twice = {width: 2 * seconds for width, seconds in Q4_0.items()}
+    run(curve, twice, [4, 8, 4, 1] * 5, spread=0.1)
+    assert curve.points() == pytest.approx(twice, rel=0.2)
+
+
+def test_a_single_outlier_changes_little():
+    curve = Curve(Q4_0)
+    run(curve, Q4_0, [1, 4, 8, 4] * 10)
+    for factor in (50, 1 / 50):
+        curve.observe(4, factor * Q4_0[4])
+        for width in Q4_0:
+            assert curve.points()[width] == pytest.approx(Q4_0[width], rel=0.1)
+        run(curve, Q4_0, [4, 1, 8] * 10)
+
+
+def test_a_width_that_gets_slower_alone():
+    curve = Curve(Q4_0)
+    run(curve, Q4_0, [1, 4, 8] * 10)
+    slower = Q4_0 | {4: 70}
+    run(curve, slower, [1, 4, 8] * 30)
+    assert curve.points()[4] == pytest.approx(70, rel=0.02)
+    for width in (1, 8):
+        assert curve.points()[width] == pytest.approx(Q4_0[width], rel=0.02)
+    for width in (2, 5, 16):  # not seen: some of the change may have been the load's
+        assert curve.points()[width] == pytest.approx(Q4_0[width], rel=0.15)
+    assert [curve.width(count) for count in (3, 4)] == [8, 8]
+
+
+def test_a_width_that_was_interpolated_becomes_a_point():
+    curve = Curve({1: 27, 2: 47, 4: 39, 8: 47})
+    assert curve.seconds(3) == pytest.approx(39)
+    assert set(curve.points()) == {1, 2, 4, 8}
+    run(curve, {7: 20}, [7])
+    assert curve.points()[7] == pytest.approx(20, rel=0.2)
+    run(curve, Q4_0 | {7: 20}, [1, 4, 7] * 10)
+    assert set(curve.points()) == {1, 2, 4, 7, 8}
+    assert curve.points()[7] == pytest.approx(20, rel=0.05)
+    assert curve.points()[1] == pytest.approx(27, rel=0.05)
+    assert [curve.width(count) for count in (2, 4, 5, 7, 8)] == [7, 7, 7, 7, 8]
+
+
+def test_what_was_measured_on_a_busy_machine_is_corrected_soon():
+    """Width 4 looked three times as slow as it is; of a measurement that is not trusted, that width gives way."""
+    points = dict.fromkeys((1, 2, 4, 8), 30.0) | {4: 90.0}
+    trusting, doubting = Curve(points), Curve(points, trusted=False)
+    for curve in (trusting, doubting):
+        run(curve, {1: 30, 4: 30}, [1, 1, 1, 4, 1, 4, 1, 4, 1])
+    assert abs(doubting.points()[4] - 30) < abs(trusting.points()[4] - 30)
+    assert doubting.points()[4] == pytest.approx(30, rel=0.15)
+    assert (trusting.trusted, doubting.trusted) == (True, False)
+
+
+def test_noise_does_not_make_widths_flicker():
+    """3 and 4 cost the same; which one is taken is settled once."""
+    truth = {1: 20.0, 2: 30.0, 3: 40.0, 4: 40.0, 8: 60.0}
+    curve = Curve(truth)
+    rng = random.Random(5)
+    seen = []
+    for _ in range(400):
+        width = rng.choice((1, 3, 4, 8))
+        curve.observe(width, truth[width] * rng.lognormvariate(0, 0.08))
+        seen.append(curve.width(3))
+    assert sum(a != b for a, b in pairwise(seen)) <= 6
+
+
+def test_a_width_stays_until_another_one_is_clearly_faster():
+    truth = {1: 20.0, 3: 40.0, 4: 40.0}
+    curve = Curve(truth)
+    taken = []
+    for four in (40, 37, 40, 43):
+        run(curve, truth | {4: four}, [1, 3, 4] * 100)
+        taken.append(curve.width(3))
+    assert taken == [3, 4, 4, 3]
+
+
+def test_the_cost_of_a_switch_is_not_taken_for_the_width():
+    curve = Curve(F16, switch_s=10)
+    curve.observe(1, 52)
+    for _ in range(30):
+        curve.observe(4, 84)
+        curve.observe(1, 62)
+    assert curve.points()[4] == pytest.approx(74, rel=0.01)
+    assert curve.points()[1] == pytest.approx(52, rel=0.01)
+
+
+@pytest.mark.parametrize(("width", "seconds"), [(4, 0.0), (4, -1.0), (0, 1.0), (17, 1.0), (300, 1.0)])
+def test_what_no_clock_saw_is_left_out(width, seconds):
+    curve = Curve(Q4_0)
+    curve.observe(width, seconds)
+    assert curve.points() == pytest.approx(Q4_0)
+
+
+def test_it_starts_again_where_it_ended():
+    curve = Curve(Q4_0, limit=20)
+    run(curve, {width: 1.7 * seconds for width, seconds in Q4_0.items()} | {20: 200, 7: 99}, [1, 4, 20, 7] * 10, 0.1)
+    again = Curve(curve.points(), limit=20)
+    for count in range(1, 21):
+        assert again.seconds(count) == pytest.approx(curve.seconds(count), rel=0.03)
+
+
+def test_it_is_deterministic():
+    one, two = Curve(Q4_0), Curve(Q4_0)
+    for curve in (one, two):
+        run(curve, F16, [1, 4, 8, 6] * 50, spread=0.3, seed=7)
+    assert one.points() == two.points()
+
+
+tables = st.dictionaries(st.integers(1, 24), st.floats(1e-4, 10), min_size=1)
+batches = st.lists(st.tuples(st.integers(1, 24), st.floats(1e-5, 100)), max_size=40)
+
+
+@settings(deadline=None)
+@given(tables, batches, st.booleans(), st.one_of(st.none(), st.sets(st.integers(1, 24), min_size=1)))
+def test_whatever_runs_a_width_holds_its_tokens_and_is_allowed(points, batches, can_pad, widths):
+    curve = Curve(points, limit=24, widths=widths, can_pad=can_pad or widths is not None)
+    for width, seconds in batches:
+        curve.observe(width, seconds)
+        for count in range(1, curve.limit + 1):
+            assert curve.width(count) >= count
+            assert curve.width(count) in (widths or range(1, 25))
+            assert curve.can_pad or curve.width(count) == count
+            assert 0 < curve.seconds(count) < math.inf
+            narrowest = min(width for width in widths or range(1, 25) if width >= count)
+            if curve.can_pad:
+                direct = curve.seconds(narrowest) if curve.width(narrowest) == narrowest else math.inf
+                assert curve.seconds(count) <= 1.03 * direct
+    assert all(0 < seconds < math.inf for seconds in curve.points().values())

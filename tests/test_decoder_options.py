@@ -1,0 +1,108 @@
+"""How a pair is to be decoded: what is refused, what follows, and how the command line says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ggufspec.cli import options
+from ggufspec.decoding.options import DRAFTERS, POLICIES, DecoderOptions, check_rule, is_lossy
+from ggufspec.errors import UsageError
+from ggufspec.pairs.profile import Settings
+
+NOTHING = dict.fromkeys(("n_ctx", "draft_max", "threads", "type_k", "type_v", "flash_attention"))
+
+
+def test_the_command_line_knows_every_drafter_and_policy() -> None:
+    assert tuple(options.Drafter) == DRAFTERS
+    assert tuple(options.Policy) == POLICIES
+
+
+@pytest.mark.parametrize(("what", "known"), [("drafter", DRAFTERS), ("draft_policy", POLICIES)])
+def test_an_unknown_name_is_told_the_known_ones(what: str, known: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=r"there is no .* 'nobody'") as caught:
+        DecoderOptions(**{what: "nobody"})  # type: ignore[arg-type]
+    assert all(name in caught.value.hint for name in known)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "with_draft", "without", "needs_draft"),
+    [
+        ("both", True, False, True),
+        ("draft", True, False, True),
+        ("lookup", True, True, False),
+        ("none",) + (False,) * 3,
+    ],
+)
+def test_who_drafts(drafter: str, with_draft: bool, without: bool, needs_draft: bool) -> None:
+    made = DecoderOptions(drafter=drafter)
+    assert made.drafts(with_draft=True) is with_draft
+    assert made.drafts(with_draft=False) is without
+    assert made.needs_draft is needs_draft
+
+
+@pytest.mark.parametrize("drafter", ["draft", "none"])
+def test_a_corpus_is_for_the_lookup(drafter: str) -> None:
+    with pytest.raises(UsageError, match="a corpus is for the lookup"):
+        DecoderOptions(drafter=drafter, lookup_corpus=Path("corpus.txt"))
+
+
+@pytest.mark.parametrize("drafter", ["both", "lookup"])
+def test_a_target_that_is_drafted_for_can_verify_the_longest_draft(drafter: str) -> None:
+    made = DecoderOptions(drafter=drafter, draft_max=40)
+    assert made.context(with_draft=True).width == 41
+    assert made.context(with_draft=True).rewind >= 40  # all that was drafted
+    assert DecoderOptions(drafter="none", draft_max=40).context(with_draft=True).width < 41
+
+
+@pytest.mark.parametrize("rule", ["exact", "residual", "top-k:1", "top-k:1000", "typical:0.3", "typical:1e-9"])
+def test_rules(rule: str) -> None:
+    check_rule(rule)
+    assert is_lossy(rule) == rule.startswith(("top-k", "typical"))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("", "top-k", "top-k:", "top-k:0", "top-k:-1", "top-k:1001", "top-k:²", "top-k:1.5"),
+        *("typical", "typical:x", "typical:0", "typical:1", "typical:nan", "typical:inf", "exact:1", "Exact"),
+    ],
+)
+def test_rules_that_are_none(rule: str) -> None:
+    with pytest.raises(UsageError):
+        check_rule(rule)
+
+
+@pytest.mark.parametrize(
+    ("policy", "flag", "profile", "wanted"),
+    [
+        ("adaptive", None, None, 15),
+        ("fixed", None, None, 4),
+        ("adaptive", None, 3, 3),
+        ("fixed", None, 3, 3),
+        ("adaptive", 7, 3, 7),
+        ("fixed", 7, 3, 7),
+    ],
+)
+def test_how_far_is_drafted(policy: str, flag: int | None, profile: int | None, wanted: int) -> None:
+    given = NOTHING | {"draft_max": flag}
+    made = options.decoder_options(Settings(draft_max=profile), draft_policy=policy, **given)  # type: ignore[arg-type]
+    assert (made.draft_max, made.draft_policy) == (wanted, policy)
+
+
+def test_both_draft_unless_one_is_named() -> None:
+    assert options.decoder_options(Settings(), **NOTHING).drafter == "both"  # type: ignore[arg-type]
+    named = options.decoder_options(Settings(), drafter=options.Drafter.LOOKUP, **NOTHING)  # type: ignore[arg-type]
+    assert named.drafter == "lookup"
+
+
+def test_a_schema_becomes_a_grammar_and_no_grammar_none(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "boolean"}')
+    assert options.read_grammar(None, None, None, None) == ""
+    from_text = options.read_grammar(None, None, '{"type": "boolean"}', None)
+    assert from_text == options.read_grammar(None, None, None, file)
+    assert "root ::=" in from_text
+    file.write_text('root ::= "é"', encoding="utf-8")
+    assert options.read_grammar(None, file, None, None) == options.read_grammar('root ::= "é"', None, None, None)

@@ -1,0 +1,328 @@
+"""Curves that are kept from run to run: of the same file, placement and machine, and of no other."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ggufspec.decoding import kept
+from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.kept import Kept, Machine, keep, key, known_or_measured, load, save
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.pairs.profile import demo_pair
+
+HERE = Machine("0.3.36", "AMD Ryzen 5 5600", ("CUDA0 NVIDIA GeForce RTX 3060",), "580.65")
+OPTIONS = ContextOptions(n_ctx=2048, width=16, threads=6)
+POINTS = {1: 0.02, 2: 0.03, 4: 0.035, 8: 0.05, 16: 0.1}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    monkeypatch.setattr(kept, "this_machine", lambda: HERE)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "target.gguf"
+    path.write_bytes(b"GGUF" + bytes(range(256)) * 1024)
+    return path
+
+
+@pytest.fixture
+def one(file):
+    return key(file, Placement(20), OPTIONS)
+
+
+class CountingModel:
+    """Batches take a millisecond and ten for each token; the logits are the same at every width, or at none."""
+
+    vocab_size, capacity = 4, 512
+
+    def __init__(self, classes=True):
+        self.classes = classes
+        self.length = self.batches = 0
+        self.now = 0.0
+
+    def decode(self, tokens, outputs, width=0):
+        width = max(width, len(tokens))
+        self.length += len(tokens)
+        self.batches += 1
+        self.now += (1 + 10 * width) / 1e5
+        rows = [[0, 1, 2, place / 8 if not self.classes else 3.0] for place in range(outputs)]
+        return np.array(rows, np.float32)
+
+    def rewind(self, length):
+        self.length = length
+
+    def mark(self):
+        """Any length can be gone back to."""
+
+    def clock(self):
+        return self.now
+
+
+def test_round_trip(tmp_path, one):
+    assert load(tmp_path, one) == (None, "")
+    wanted = Kept(POINTS, 0.001, None)
+    save(tmp_path, one, wanted)
+    assert load(tmp_path, one) == (wanted, "")
+    save(tmp_path, one, replace(wanted, switch_s=0.002))
+    assert load(tmp_path, one) == (replace(wanted, switch_s=0.002), "")
+
+
+def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
+    strict = key(file, Placement(20), OPTIONS, strict=True)
+    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    assert load(tmp_path, strict) == (None, "")
+    save(tmp_path, strict, Kept(POINTS, 0.0, (4, 8, 12)))
+    assert load(tmp_path, strict)[0].widths == (4, 8, 12)
+    assert load(tmp_path, one)[0].widths is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"placement": Placement(21)},
+        {"placement": Placement(20, (0.5, 0.5))},
+        {"threads": 5},
+        {"type_k": "q8_0"},
+        {"type_v": "q8_0"},
+        {"flash_attention": "on"},
+        {"limit": 8},
+        {"outputs": 1},
+        {"strict": True},
+        {"name": "other.gguf"},
+        {"head": "0"},
+    ],
+)
+def test_whatever_else_is_decoded_has_its_own(tmp_path, one, other):
+    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    assert load(tmp_path, replace(one, **other)) == (None, "")
+
+
+def test_a_file_is_known_by_its_name_size_and_beginning(file, one, tmp_path):
+    data = file.read_bytes()
+    assert (one.name, one.limit, one.outputs) == ("target.gguf", 16, None)
+    assert key(file, Placement(20), OPTIONS) == one
+    file.write_bytes(data + b"x")
+    assert key(file, Placement(20), OPTIONS) != one
+    file.write_bytes(data[:100] + b"x" + data[101:])
+    assert key(file, Placement(20), OPTIONS) != one
+    file.write_bytes(data)
+    assert key(file, Placement(20), OPTIONS) == one
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({"cpu": "Intel N100"}, "another machine (Intel N100)"),
+        ({"devices": ()}, "a machine with other devices (none)"),
+        ({"devices": ("CUDA0 NVIDIA A40",)}, "a machine with other devices (CUDA0 NVIDIA A40)"),
+        ({"llama_cpp_python": "0.3.35"}, "llama-cpp-python 0.3.35"),
+        ({"driver": "570.1"}, "another driver (570.1)"),
+        ({"driver": None}, "another driver (none)"),
+    ],
+)
+def test_another_machine_or_version_is_said(tmp_path, one, monkeypatch, there, words):
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(kept, "this_machine", lambda: replace(HERE, **there))
+        save(tmp_path, one, Kept(POINTS, 0.0, None))
+    assert load(tmp_path, one) == (None, f"the kept curve of target.gguf is of {words}: measured again")
+    model = CountingModel()
+    _, notes = known_or_measured(model, one, tmp_path, model.clock)
+    assert notes == [f"the kept curve of target.gguf is of {words}: measured again"]
+    assert model.batches > 0
+    assert load(tmp_path, one)[1] == ""  # and that is kept
+
+
+def damage(entry, path, value):
+    *parents, last = path
+    for parent in parents:
+        entry = entry[parent]
+    if value is None:
+        del entry[last]
+    else:
+        entry[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("curve",), None),
+        (("machine",), None),
+        (("machine", "cpu"), 7),
+        (("curve", "points"), {}),
+        (("curve", "points", "4"), -1.0),
+        (("curve", "points", "4"), "fast"),
+        (("curve", "points", "4"), float("nan")),
+        (("curve", "points", "0"), 1.0),
+        (("curve", "points", "x"), 1.0),
+        (("curve", "widths"), [4, 8]),
+        (("curve", "widths"), [10**9]),
+        (("curve", "switch_s"), "soon"),
+    ],
+)
+def test_a_damaged_curve_is_as_if_it_were_not_there(tmp_path, one, path, value):
+    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    found = json.loads((tmp_path / "curves.json").read_text())
+    damage(next(iter(found.values())), path, value)
+    (tmp_path / "curves.json").write_text(json.dumps(found))
+    assert load(tmp_path, one) == (None, "")
+
+
+def test_a_class_wider_than_the_context_is_damage_too(tmp_path, one):
+    strict = replace(one, strict=True)
+    save(tmp_path, strict, Kept(POINTS, 0.0, (4, 10**9)))
+    assert load(tmp_path, strict) == (None, "")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 1}', "\0"])
+def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, one, text):
+    (tmp_path / "curves.json").write_text(text)
+    assert load(tmp_path, one) == (None, "")
+    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    assert load(tmp_path, one)[0] is not None
+
+
+def test_an_entry_that_is_no_object(tmp_path, one):
+    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    name = next(iter(json.loads((tmp_path / "curves.json").read_text())))
+    for entry in ([], "x", 3, None):
+        (tmp_path / "curves.json").write_text(json.dumps({name: entry}))
+        assert load(tmp_path, one) == (None, "")
+
+
+def test_the_oldest_go(tmp_path, one):
+    for threads in range(1, 71):
+        save(tmp_path, replace(one, threads=threads), Kept(POINTS, 0.0, None))
+    assert len(json.loads((tmp_path / "curves.json").read_text())) == 64
+    assert load(tmp_path, replace(one, threads=6))[0] is None
+    assert load(tmp_path, replace(one, threads=7))[0] is not None
+
+
+def test_measured_once_and_known_after(tmp_path, one):
+    model = CountingModel()
+    curve, notes = known_or_measured(model, one, tmp_path, model.clock)
+    assert notes == []
+    assert model.batches > 0
+    assert curve.seconds(4) == pytest.approx(41e-5)
+    assert curve.limit == 16
+    model.batches = 0
+    again, notes = known_or_measured(model, one, tmp_path, model.clock)
+    assert (model.batches, notes) == (2, [])
+    assert again.points() == pytest.approx(curve.points())
+
+
+def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
+    model = CountingModel()
+    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    for _ in range(20):
+        curve.observe(4, 2 * 41e-5)
+    keep(tmp_path, one, curve)
+    again = Curve(load(tmp_path, one)[0].points)
+    assert again.seconds(4) == pytest.approx(82e-5, rel=0.05)
+    assert again.seconds(1) == pytest.approx(22e-5, rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [3, 1000])
+def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one, factor):
+    model = CountingModel()
+    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    points = curve.points()
+    save(tmp_path, one, Kept({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
+    curve, notes = known_or_measured(model, one, tmp_path, model.clock)
+    assert notes == ["the kept curve of target.gguf is of a busier machine: measured again"]
+    assert curve.points() == pytest.approx(points)
+    assert load(tmp_path, one)[0].points == pytest.approx(points)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.5])
+def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor):
+    model = CountingModel()
+    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    points = curve.points()
+    save(tmp_path, one, Kept({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
+    curve, notes = known_or_measured(model, one, tmp_path, model.clock)
+    assert notes == []
+    for width, seconds in points.items():
+        assert curve.points()[width] == pytest.approx(seconds, rel=0.1)
+    assert model.length == 0
+
+
+def test_a_curve_that_was_disturbed_is_not_kept(tmp_path, one, monkeypatch):
+    model = CountingModel()
+    ticks = iter(range(10**6))
+    curve, notes = known_or_measured(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
+    assert not curve.trusted
+    assert [note for note in notes if "busy" in note] == notes != []
+    keep(tmp_path, one, curve)
+    assert load(tmp_path, one) == (None, "")
+
+
+def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
+    model = CountingModel()
+    strict = replace(one, strict=True)
+    curve, _ = known_or_measured(model, strict, tmp_path, model.clock)
+    assert curve.widths == tuple(range(1, 17))
+    model.batches = 0
+    assert known_or_measured(model, strict, tmp_path, model.clock)[0].widths == curve.widths
+    assert model.batches == 2
+    with pytest.raises(ModelError, match="strict"):
+        known_or_measured(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)
+
+
+def test_a_kept_class_is_of_no_use_to_a_model_that_cannot_pad(tmp_path, one):
+    strict = replace(one, strict=True)
+    save(tmp_path, strict, Kept(POINTS, 0.0, (4, 8)))
+    model = CountingModel()
+    model.can_pad = False
+    curve, _ = known_or_measured(model, strict, tmp_path, model.clock)
+    assert not curve.can_pad
+    assert curve.width(3) == 3
+    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    assert not curve.can_pad
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path, one, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    model = CountingModel()
+    curve, notes = known_or_measured(model, one, None, model.clock)
+    assert (curve.limit, notes) == (16, [])
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_cannot_be_written_costs_the_memory_and_not_the_run(tmp_path, one):
+    (tmp_path / "taken").write_text("")
+    model = CountingModel()
+    curve, _ = known_or_measured(model, one, tmp_path / "taken" / "cache", model.clock)
+    keep(tmp_path / "taken" / "cache", one, curve)
+    assert curve.limit == 16
+
+
+def test_the_demo_pair(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    target, draft = demo_pair()
+    ticks = iter(range(10**6))
+    for path, rows in ((target, None), (draft, 1)):
+        options = ContextOptions(512, 16, 1)
+        wanted = key(path, Placement(), options, outputs=rows)
+        with Model(path) as model, closing(Context(model, options)) as context:
+            curve, _ = known_or_measured(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
+            assert curve.width(1) == 1
+            found, note = load(tmp_path, wanted)
+            assert note == ""
+            assert found is not None
+            assert found.points == pytest.approx(curve.points())
+    machine = next(iter(json.loads((tmp_path / "curves.json").read_text()).values()))["machine"]
+    assert machine["cpu"]
+    assert machine["llama_cpp_python"]
+
+
+def test_a_curve_of_its_own_is_kept_as_it_is(tmp_path, one):
+    keep(tmp_path, one, Curve(POINTS, switch_s=0.003))
+    assert load(tmp_path, one)[0] == Kept(pytest.approx(POINTS), 0.003, None)

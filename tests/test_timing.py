@@ -1,0 +1,241 @@
+"""Timing batches of a model on a clock that goes as a table says, on a quiet machine and on busy ones."""
+
+import random
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.timing import measure
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions
+from ggufspec.pairs.profile import demo_pair
+
+# milliseconds of a 1B target on two cores
+Q4_0 = {1: 27, 2: 47, 3: 69, 4: 39, 5: 61, 6: 75, 8: 47, 12: 74, 16: 73, 32: 144}
+F16 = {1: 52, 2: 66, 3: 72, 4: 74, 5: 80, 6: 77, 8: 100, 12: 118, 16: 153, 32: 240}
+
+
+class TimedModel:
+    """A model whose batches take ``cost(width)`` seconds, more after another width, and ``load(now)`` times as long."""
+
+    vocab_size = 100
+
+    def __init__(self, cost, *, switch_s=0.0, load=lambda now: 1.0, capacity=512):
+        self.cost, self.switch_s, self.load, self.capacity = cost, switch_s, load, capacity
+        self.cache = []
+        self.now = 0.0
+        self.batches = []  # (width, rows)
+        self.last = 0
+
+    @property
+    def length(self):
+        return len(self.cache)
+
+    def decode(self, tokens, outputs, width=0):
+        assert outputs <= len(tokens)
+        assert all(0 <= token < self.vocab_size for token in tokens)
+        width = max(width, len(tokens))
+        self.cache += tokens
+        assert len(self.cache) <= self.capacity
+        if outputs:
+            self.batches.append((width, outputs))
+        seconds = self.cost(width) + (self.switch_s if width != self.last else 0)
+        self.now += seconds * self.load(self.now)
+        self.last = width
+        return np.zeros((outputs, self.vocab_size), np.float32)
+
+    def rewind(self, length):
+        assert length <= len(self.cache)
+        del self.cache[length:]
+
+    def mark(self):
+        """Any length can be gone back to."""
+
+    def clock(self):
+        return self.now
+
+
+def table(milliseconds, scale=1.0):
+    """Seconds by width, on lines between the widths of a table."""
+    return lambda width: scale * float(np.interp(width, list(milliseconds), list(milliseconds.values()))) / 1e3
+
+
+def found(model, **options):
+    return measure(model, model.clock, limit=options.pop("limit", 16), **options)
+
+
+@pytest.mark.parametrize("milliseconds", [Q4_0, F16])
+def test_a_small_model_is_timed_at_every_width_that_tells(milliseconds):
+    model = TimedModel(table(milliseconds, 1 / 50), switch_s=1e-4)
+    measured = found(model)
+    assert measured.trusted
+    assert measured.note == ""
+    assert measured.switch_s == pytest.approx(1e-4)
+    assert set(measured.points) >= {1, 2, 3, 4, 5, 6, 8, 12, 16}
+    for width, seconds in measured.points.items():
+        assert seconds == pytest.approx(model.cost(width))
+    assert model.now <= 0.5
+
+
+@pytest.mark.parametrize("scale", [1, 2, 5, 20])
+def test_a_large_model_is_timed_at_four_widths_and_hardly_twice(scale):
+    model = TimedModel(table(F16, scale))
+    measured = found(model)
+    assert set(measured.points) >= {1, 2, 4, 8}
+    assert measured.trusted
+    needed = sum(model.cost(width) for width in (1, 2, 4, 8))
+    assert model.now <= max(0.5, 3 * needed if scale == 1 else needed + 2 * model.cost(1)) + 1e-9
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 0.1, 0.3, 1.0, 3.0])
+def test_the_budget_is_kept_beyond_the_widths_that_are_needed(budget_s):
+    model = TimedModel(table(Q4_0, 1 / 5))
+    measured = found(model, limit=256, budget_s=budget_s)
+    needed = TimedModel(model.cost)
+    found(needed, limit=8, budget_s=0.0)
+    assert model.now <= max(budget_s, needed.now) + 1e-9
+    assert set(measured.points) >= {1, 2, 4, 8}
+    assert (len(measured.points) > 6) == (budget_s >= 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "widths"),
+    [
+        (1, None, {1}),
+        (3, None, {1, 2, 3}),
+        (6, None, {1, 2, 3, 4, 5, 6}),
+        (16, (4, 8, 12, 16), {4, 8, 12, 16}),
+        (16, (12, 14), {12, 14}),
+        (16, (2, 3, 4), {2, 3, 4}),
+        (20, (20,), {20}),
+    ],
+)
+def test_only_widths_that_may_be_used(limit, allowed, widths):
+    model = TimedModel(table(Q4_0, 1 / 100))
+    assert set(found(model, limit=limit, allowed=allowed).points) == widths
+    assert {width for width, _ in model.batches} == widths
+
+
+def test_no_width_to_time():
+    with pytest.raises(ValueError, match="up to 8"):
+        found(TimedModel(table(F16)), limit=8, allowed=(12,))
+
+
+def test_a_draft_is_timed_with_one_row_of_logits():
+    model = TimedModel(table(Q4_0, 1 / 100))
+    assert 16 in found(model, outputs=1).points
+    assert {rows for _, rows in model.batches} == {1}
+
+
+def test_the_cache_is_left_as_it_was():
+    model = TimedModel(table(Q4_0, 1 / 100))
+    model.decode([5, 6, 7], 0)
+    found(model)
+    assert model.cache == [5, 6, 7]
+    found(model, depth=40)
+    assert model.cache == [5, 6, 7]
+
+
+def test_the_text_in_the_cache_is_as_deep_as_wanted():
+    class Deep(TimedModel):
+        def decode(self, tokens, outputs, width=0):
+            if outputs:
+                assert self.length == 40
+            return super().decode(tokens, outputs, width)
+
+    model = Deep(table(Q4_0, 1 / 100))
+    assert found(model, depth=40).points[8] == pytest.approx(0.47e-3)
+    assert model.cache == []
+
+
+def test_a_small_context_bounds_the_widths():
+    model = TimedModel(table(Q4_0, 1 / 100), capacity=6)
+    assert set(found(model).points) == {1, 2, 3, 4, 5, 6}
+
+
+def bursts(every_s, length_s, factor):
+    return lambda now: factor if now % every_s < length_s else 1.0
+
+
+@pytest.mark.parametrize("factor", [2, 30])
+@pytest.mark.parametrize("every_s", [0.011, 0.05, 0.17])
+def test_disturbed_now_and_then(every_s, factor):
+    """A third of the time belongs to another program; what is found is the model's own all the same."""
+    model = TimedModel(table(F16, 1 / 50), load=bursts(every_s, every_s / 3, factor))
+    measured = found(model)
+    for width in (1, 2, 4, 8):
+        assert measured.points[width] == pytest.approx(model.cost(width), rel=0.35)
+
+
+def test_page_faults_of_the_first_batch_do_not_count():
+    model = TimedModel(table(F16, 5), load=lambda now: 20 if now == 0 else 1)
+    measured = found(model)
+    assert measured.points[1] == pytest.approx(model.cost(1))
+    assert measured.trusted
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_disturbed_always(seed):
+    rng = random.Random(seed)
+    model = TimedModel(table(F16, 1 / 50), load=lambda now: 10 ** rng.uniform(0, 3))
+    measured = found(model)
+    assert not measured.trusted
+    assert "busy" in measured.note
+    assert measured.note.count(".") <= 1
+    curve = Curve(measured.points, trusted=measured.trusted, limit=16)
+    assert all(curve.seconds(count) < 0.99 * count * curve.seconds(1) for count in range(2, 9))  # else none is tried
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("scale", [1 / 50, 1 / 2])
+def test_a_burst_over_one_width_is_seen_by_the_others(width, scale):
+    """All timings of one width in a row take three times as long; a slow model leaves no time for a second visit."""
+    model = TimedModel(table(F16, scale))
+    model.load = lambda now: (
+        3 if model.batches[-1][0] == width and [w for w, _ in model.batches].count(width) < 4 else 1
+    )
+    measured = found(model, limit=8)
+    assert measured.points[width] == pytest.approx(model.cost(width))
+    assert measured.trusted
+
+
+def test_a_width_whose_times_never_agree_is_not_trusted():
+    model = TimedModel(table(F16, 1 / 50))
+    model.load = lambda now: 1.5 ** len(model.batches)
+    measured = found(model, limit=1)
+    assert not measured.trusted
+    assert set(measured.points) == {1}
+
+
+def test_nothing_is_timed_again_for_ever():
+    """A machine so busy that the first width takes more than the patience: every other one is timed once."""
+    rng = random.Random(3)
+    model = TimedModel(table(F16, 1 / 50), load=lambda now: 10 ** rng.uniform(3, 5))
+    assert not found(model).trusted
+    assert len(model.batches) <= 3 + 3
+
+
+def test_a_steep_curve_that_is_real_is_believed():
+    """Twice the tokens in half the time: so it is with kernels that need four rows."""
+    steep = {1: 27, 2: 90, 3: 70, 4: 39, 8: 47, 16: 73}
+    model = TimedModel(table({1: 27, 2: 54, 3: 70, 4: 29, 8: 47, 16: 73}, 1 / 50))
+    assert found(model).trusted
+    assert not found(TimedModel(table(steep, 1 / 50))).trusted  # nobody would decode two tokens so
+
+
+def test_it_is_deterministic():
+    one, two = (TimedModel(table(Q4_0, 1 / 50), load=bursts(0.05, 0.01, 7)) for _ in range(2))
+    assert found(one) == found(two)
+
+
+def test_the_demo_pair():
+    """Nothing is said of seconds here: the machine that runs the tests is busy."""
+    ticks = iter(range(10**6))
+    for path, rows in zip(demo_pair(), (None, 1), strict=True):
+        with Model(path) as model, closing(Context(model, ContextOptions(64, 16, 1))) as context:
+            context.decode([1, 2, 3], 0)
+            measured = measure(context, lambda: next(ticks) / 1e3, limit=16, outputs=rows)
+            assert context.length == 3
+            assert set(measured.points) >= {1, 2, 4, 8}

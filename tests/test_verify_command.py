@@ -1,0 +1,359 @@
+"""``ggufspec verify``: the certificate of the pair that ships, and of rules that are broken on purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Cli, plain, rest
+
+from ggufspec import DecoderOptions, Sampling
+from ggufspec.bench import certificate, verify
+from ggufspec.bench.prompts import PROMPTS
+from ggufspec.decoding import decoder as decoder_module
+from ggufspec.errors import ModelError
+from ggufspec.reports import verify as report
+from ggufspec.reports.document import Check, Difference, Place
+
+SHORT = ("--quick", "-q")
+
+
+# ---- the command
+
+
+def test_the_pair_that_ships(cli: Cli, target: Path, draft: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "certificate.json"
+    done = cli("verify", "demo", *SHORT, "--json", "--export-json", kept)
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert document == json.loads(kept.read_text())
+    assert next(iter(document)) == "schema"
+    assert document["schema"] == "ggufspec/verify@1"
+    assert (document["passed"], document["interrupted"]) == (True, False)
+    assert document["verdict"].startswith("PASSED: ")
+    for role, path in (("target", target), ("draft", draft)):
+        (file,) = document["models"][role]["files"]
+        assert file == {
+            "name": path.name,
+            "size_bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        assert document["models"][role]["gpu_layers"] == 0
+    assert {"cpu", "gpus", "python", "ggufspec", "llama_cpp_python"} <= set(document["machine"])
+    wanted = {"prompts": 2, "max_tokens": 16, "seeds": 1, "threads": 1, "temperature": 0.8, "seed": 0}
+    assert {key: document["settings"][key] for key in wanted} == wanted
+
+    checks = {(one["section"], one["drafter"], one["rule"]): one for one in document["checks"]}
+    identical = {(section, who, rule) for section in ("strict", "default") for who in DRAFTERS for rule in EXACT}
+    drawn = {("distribution", who, "residual") for who in DRAFTERS} | {("distribution", "target-only", "keyed")}
+    assert set(checks) == identical | drawn
+    for key in identical:
+        assert (checks[key]["answers"], checks[key]["policies"]) == (4, ["adaptive 15", "fixed 4"])
+        assert 32 <= checks[key]["tokens"] <= 64
+        assert key[0] == "default" or checks[key]["differences"] == []
+    for key in drawn:
+        assert checks[key]["p_value"] >= checks[key]["threshold"] == 1e-4 / 4
+        names = [place["name"] for place in checks[key]["places"]]
+        assert names[:4] == ["likeliest", "second", "others", "favoured"]
+        assert all(0 <= place["observed"] <= place["tokens"] for place in checks[key]["places"])
+    assert sum(one["accepted"] for one in checks.values()) > 50  # drafts were used
+
+
+DRAFTERS, EXACT = ("draft", "lookup", "both"), ("greedy", "keyed")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_in_a_terminal(cli: Cli, columns: int) -> None:
+    child = cli.terminal("verify", "demo", *SHORT, "--drafter", "both", columns=columns)
+    lines = plain(rest(child)).splitlines()
+    assert child.exitstatus == 0
+    assert max(map(len, lines)) <= columns
+    text = "\n".join(lines)
+    assert text.count("PASS ") == 6
+    assert "FAIL" not in text
+    assert "2 prompts × 16 tokens, greedy and temperature 0.8, 1 seed, 1 thread" in text
+    assert re.search(r"target demo-target-F16.gguf .*\n +SHA-256 [0-9a-f]{64}\n", text.replace("\n\n", "\n"))
+    for title in report.TITLES.values():
+        assert title in text
+    assert " p = " in text
+    assert "PASSED: 6 checks" in text
+
+
+def test_without_a_draft_the_lookup_is_verified(cli: Cli, target: Path) -> None:
+    done = cli("verify", "-m", target, *SHORT, "--no-hash", "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert document["models"]["draft"] is None
+    assert document["models"]["target"]["files"][0]["sha256"] is None
+    assert {one["drafter"] for one in document["checks"]} == {"lookup", "target-only"}
+
+
+def test_one_rule_alone(cli: Cli) -> None:
+    document = cli("verify", *SHORT, "--no-hash", "--accept", "residual", "--drafter", "draft", "--json").document()
+    assert [(one["section"], one["drafter"]) for one in document["checks"]] == [("distribution", "draft")]
+    document = cli("verify", *SHORT, "--no-hash", "--accept", "exact", "--drafter", "draft", "--json").document()
+    assert [one["rule"] for one in document["checks"]] == ["greedy", "keyed", "greedy", "keyed", "keyed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--accept", "top-k:3"), 2, "--accept top-k:3 is lossy: there is nothing to certify"),
+        (("--accept", "typical:0.1"), 2, "--accept typical:0.1 is lossy: there is nothing to certify"),
+        (("--accept", "nonsense"), 2, "nonsense"),
+        (("--temp", "0"), 2, "--temp 0.0 draws nothing"),
+        (("--prompts", "9"), 2, "there are 8 bundled prompts"),
+        (("--drafter", "nobody"), 2, "nobody"),
+        (("--export-json", "/nowhere/x.json"), 1, "/nowhere/x.json cannot be written"),
+        (("-md", "/nowhere.gguf"), 1, "/nowhere.gguf does not exist"),
+    ],
+)
+def test_what_is_refused_before_anything_runs(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = cli("verify", *SHORT, *arguments, "--json")
+    assert done.code == code
+    error = done.document()
+    assert error["schema"] == "ggufspec/error@1"
+    assert message in error["error"]
+    assert error["hint"]
+
+
+def test_a_drafter_that_needs_a_draft_is_refused_without_one(cli: Cli, target: Path) -> None:
+    done = cli("verify", "-m", target, "--drafter", "both", *SHORT)
+    assert done.code == 2
+    assert "the pair has no draft, only the lookup can be checked" in done.stderr
+
+
+def test_ctrl_c_shows_what_was_checked(cli: Cli, tmp_path: Path) -> None:
+    kept = tmp_path / "part.json"
+    many = ("--quick", "--prompts", "1", "-n", "2", "--seeds", "40", "--no-hash")
+    child = cli.terminal("verify", "demo", *many, "--export-json", str(kept))
+    child.expect("strict: lookup")  # the checks of the draft are complete
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "No certificate: interrupted after 2 checks" in left
+    assert "error: interrupted; what is shown was checked before" in left
+    assert "Traceback" not in left
+    document = json.loads(kept.read_text())
+    assert (document["interrupted"], document["passed"]) == (True, False)
+    assert [one["rule"] for one in document["checks"]] == ["greedy", "keyed"]
+
+
+def test_ctrl_c_before_anything_was_checked(cli: Cli) -> None:
+    child = cli.terminal("verify", "demo", "--seeds", "20")
+    child.expect("strict: target-only")
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "interrupted before anything was checked" in left
+    assert "PASS" not in left
+
+
+# ---- the job
+
+
+SMALL = ("draft",)
+
+
+def spec(target: Path, draft: Path | None, **changes: Any) -> certificate.Spec:
+    base = certificate.Spec(
+        target,
+        draft,
+        DecoderOptions(n_ctx=512, threads=1),
+        SMALL,
+        ("exact", "residual"),
+        tuple(prompt.text for prompt in PROMPTS[1:3]),
+        16,
+        Sampling(temperature=0.8),
+        1,
+        certificate.TWO_POLICIES,
+    )
+    return replace(base, **changes)
+
+
+def job(asked: certificate.Spec) -> tuple[dict[tuple[str, str], Check], list[dict[str, Any]]]:
+    """Checks by section and rule, and the events, of a job in this process."""
+    events: list[dict[str, Any]] = []
+    result = verify.run(asked, events.append, threading.Event())
+    assert result.finished
+    return {(one.section, one.rule): one for one in result.checks}, events
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(verify.host, "cache_folder", lambda: tmp_path)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], None]], None]:
+    """broken(change): every rule that a decoder makes is changed first."""
+    real = decoder_module.make_rule
+
+    def use(change: Callable[[Any], None]) -> None:
+        def make(*arguments: Any, **more: Any) -> Any:
+            rule = real(*arguments, **more)
+            change(rule)
+            return rule
+
+        monkeypatch.setattr(decoder_module, "make_rule", make)
+
+    return use
+
+
+def test_progress_comes_to_its_total(target: Path, draft: Path) -> None:
+    checks, events = job(spec(target, draft))
+    progress = [event for event in events if event["event"] == "progress"]
+    assert [event["done"] for event in progress] == sorted(event["done"] for event in progress)
+    assert progress[-1]["done"] == progress[-1]["total"]
+    assert len([event for event in events if event["event"] == "check"]) == len(checks) == 6
+    assert {one.status for one in checks.values()} == {"passed"}
+
+
+def careless(rule: Any) -> None:
+    """Keep every drafted token now and then."""
+    verify_ = rule.verify
+
+    def wrong(rows: Any, proposals: Any, position: int) -> Any:
+        verdict = verify_(rows, proposals, position)
+        return replace(verdict, accepted=len(proposals)) if position % 7 == 0 else verdict
+
+    rule.verify = wrong
+
+
+def test_a_rule_that_keeps_wrong_tokens_fails(target: Path, draft: Path, broken: Any) -> None:
+    broken(careless)
+    checks, _ = job(spec(target, draft, rules=("exact",)))
+    for section in ("strict", "default"):
+        greedy, keyed = checks[section, "greedy"], checks[section, "keyed"]
+        assert "failed" in (greedy.status, keyed.status)
+        wrong = [one for check in (greedy, keyed) for one in check.differences if not one.explained]
+        assert wrong
+        if section == "default":
+            assert all(one.margin is None or one.margin > one.noise for one in wrong)
+    assert checks["distribution", "keyed"].status == "passed"  # target-only drafts nothing
+    assert not certificate.judge(list(checks.values()))[0]
+
+
+def accept_all(rule: Any) -> None:
+    verify_ = rule.verify
+    rule.verify = lambda rows, proposals, position: replace(verify_(rows, proposals, position), accepted=len(proposals))
+
+
+def resample_from_the_target(rule: Any) -> None:
+    verify_ = rule.verify
+
+    def wrong(rows: Any, proposals: Any, position: int) -> Any:
+        verdict = verify_(rows, proposals, position)
+        again = verify_(rows[verdict.accepted : verdict.accepted + 1], (), position)
+        return replace(verdict, token=again.token)
+
+    rule.verify = wrong
+
+
+@pytest.mark.parametrize("bug", [accept_all, resample_from_the_target])
+def test_a_residual_rule_with_a_known_bug_fails(target: Path, draft: Path, broken: Any, bug: Any) -> None:
+    """At the size that the command asks for by default, of one drafter."""
+    asked = spec(
+        target,
+        draft,
+        rules=("residual",),
+        prompts=tuple(prompt.text for prompt in PROMPTS),
+        max_tokens=48,
+        seeds=2,
+    )
+    checks, _ = job(asked)
+    assert checks["distribution", "residual"].status == "passed"
+    broken(bug)
+    checks, _ = job(asked)
+    assert checks["distribution", "residual"].status == "failed"
+    assert checks["distribution", "residual"].p_value < 1e-6
+
+
+def test_a_device_that_cannot_keep_strict_mode(target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = decoder_module.Pace
+
+    def pace(model: Any, draft_model: Any, options: DecoderOptions, *more: Any) -> Any:
+        if options.strict:
+            raise ModelError("strict mode cannot be kept on this device: a reason", "a hint")
+        return real(model, draft_model, options, *more)
+
+    monkeypatch.setattr(decoder_module, "Pace", pace)
+    checks, _ = job(spec(target, draft, rules=("exact",)))
+    strict = checks["strict", "exact"]
+    assert (strict.status, strict.drafter, strict.answers) == ("not possible", "all", 0)
+    assert strict.reason == "strict mode cannot be kept on this device: a reason"
+    passed, text = certificate.judge(list(checks.values()))
+    assert passed
+    assert "the certificate rests on the default mode" in text
+
+
+def test_where_nothing_can_be_drafted_nothing_is_claimed(target: Path, draft: Path) -> None:
+    """An answer of one token leaves no room for a draft."""
+    result = verify.run(spec(target, draft, rules=("exact",), max_tokens=1), lambda event: None, threading.Event())
+    claims = {(one.section, one.drafter): one.status for one in result.checks}
+    assert claims == {
+        ("strict", "draft"): "not possible",
+        ("default", "draft"): "not possible",
+        ("distribution", "target-only"): "passed",
+    }
+    assert "strict: draft, adaptive 15: not one token was drafted" in result.notes
+
+
+def test_another_failure_of_a_model_is_no_excuse(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        job(spec(target, tmp_path / "none.gguf"))
+
+
+def test_a_stop_leaves_what_is_complete(target: Path, draft: Path) -> None:
+    stopping = threading.Event()
+    seen = []
+
+    def emit(event: dict[str, Any]) -> None:
+        seen.append(event["event"])
+        if event["event"] == "check":
+            stopping.set()
+
+    result = verify.run(spec(target, draft), emit, stopping)
+    assert not result.finished
+    assert [check.section for check in result.checks] == ["strict", "strict"]
+
+
+# ---- for people
+
+
+def test_what_is_said_of_a_failure() -> None:
+    wrong = tuple(Difference(i, 7, "fixed 4", 11, 402, None if i else 511) for i in range(5))
+    lines = report.details(Check("strict", "both", "keyed", "failed", differences=wrong))
+    assert lines[0] == "both, keyed: prompt 1, fixed 4, seed 7: token 12 is 511, not 402"
+    assert lines[1] == "both, keyed: prompt 2, fixed 4, seed 7: token 12 is its end, not 402"
+    assert lines[3:] == ["both, keyed: and 2 more"]
+    far = Difference(0, None, "fixed 1", 0, 1, 2, 0.5, 0.01)
+    assert report.details(Check("default", "draft", "greedy", "failed", differences=(far,))) == [
+        "draft, greedy: prompt 1, fixed 1: token 1 is 2, not 1; margin 0.5, noise 0.01"
+    ]
+    assert report.remark(Check("default", "draft", "greedy", "failed", differences=(far,))) == "1 wrong"
+
+
+def test_what_is_said_of_a_distribution() -> None:
+    place = Place("favoured", 1442, 900, 650.25, 1e-9)
+    check = Check("distribution", "draft", "residual", "failed", places=(place,), p_value=4e-9, threshold=2.5e-5)
+    assert report.remark(check) == "p = 4e-09"
+    assert report.details(check) == [
+        "draft, residual: p = 4e-09 is below 2.5e-05",
+        "  favoured: 900 of 1,442 tokens, 650.2 expected",
+    ]
+    assert report.details(replace(check, status="passed")) == []
+
+
+def test_what_is_said_of_what_was_not_possible() -> None:
+    impossible = Check("strict", "all", "exact", "not possible", reason="this device cannot")
+    assert (report.remark(impossible), report.details(impossible)) == ("not possible", ["this device cannot"])
+    idle = Check("strict", "lookup", "greedy", "not possible", reason="not one token was drafted")
+    assert (report.remark(idle), report.details(idle)) == ("not one token was drafted", [])
