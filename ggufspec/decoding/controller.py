@@ -200,10 +200,10 @@ class Adaptive:
     """
 
     REVIEW_SHARE = 0.008  # of the time for a draft that is off and reads along
-    AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up
+    AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up, if it drafts in all of them
     MEMORY = 0.93  # of the rate, per round
     WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
-    CREDIT = 2.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
+    CREDIT = 1.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
 
     def __init__(
         self, target: Curve, draft: Curve | None = None, calibrations: dict[str, Calibration] | None = None
@@ -212,6 +212,7 @@ class Adaptive:
         self._calibrations = {} if calibrations is None else calibrations
         self._tokens, self._seconds = 3.0, 3 * target.seconds(1)  # as if some rounds had gone without a draft
         self._elapsed_s = self._reviewed_s = 0.0
+        self._drafting = 1.0  # share of the last rounds in which the draft was asked
         self._last_width: int | None = None
         self._asked: dict[int, list[float]] = {}  # seconds of the round's offers by the tokens that were read
 
@@ -280,6 +281,7 @@ class Adaptive:
             self.calibration(name).observe(confidence, place, float(place < outcome.accepted))
         for name in {name for name, _, _ in judged}:
             self.calibration(name).update()
+        self._drafting = self.MEMORY * self._drafting + (1 - self.MEMORY) * bool(self._asked)
         if self.draft is not None:
             for count, spent in self._asked.items():
                 if count <= self.draft.limit:
@@ -309,7 +311,8 @@ class Adaptive:
         if name == LOOKUP or self.draft is None:
             return 0.0
         one = self.draft.seconds(1)
-        return one + (self._reading_s(pending) - one) / (self.AMORTISED if pending > ROWS else 1)
+        rounds = 1 + (self.AMORTISED - 1) * self._drafting if pending > ROWS else 1
+        return one + (self._reading_s(pending) - one) / rounds
 
     def _reading_s(self, count: int) -> float:
         """Seconds in which the draft reads so many tokens."""
