@@ -199,7 +199,7 @@ class Adaptive:
         calibrations: what earlier answers taught about the drafters; this one adds to it.
     """
 
-    REVIEW_SHARE = 0.008  # of the time for a draft that is off and reads along
+    REVIEW_SHARE = 0.006  # of the time for a draft that is off and reads along
     AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up, if it drafts in all of them
     MEMORY = 0.93  # of the rate, per round
     WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
