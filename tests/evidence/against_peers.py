@@ -69,7 +69,9 @@ def main() -> None:
     for kind, target in grown_targets(KINDS).items():
         for draft_max in DRAFT_LENGTHS:
             pairs = []
-            options = DecoderOptions(n_ctx=2048, draft_max=draft_max, threads=arguments.t)
+            options = DecoderOptions(
+                n_ctx=2048, drafter="draft", draft_policy="fixed", draft_max=draft_max, threads=arguments.t
+            )
             with SpeculativeDecoder(target, draft, options) as decoder:
                 for repetition in range(arguments.r):
                     for place, index in enumerate(arguments.prompts):

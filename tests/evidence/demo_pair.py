@@ -78,7 +78,9 @@ def main() -> None:
     }
     prompts["all"] = [*prompts["documents"], *prompts["bundled"]]
     results: dict[str, object] = {}
-    with SpeculativeDecoder(target, draft, DecoderOptions(draft_max=DRAFT_MAX, threads=1)) as decoder:
+    with SpeculativeDecoder(
+        target, draft, DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=DRAFT_MAX, threads=1)
+    ) as decoder:
         for kind, texts in prompts.items():
             for name, sampling in (("greedy", Sampling()), ("temperature 0.8", Sampling(temperature=0.8))):
                 results[f"{kind}, {name}"] = figures = acceptance(decoder, texts, sampling)

@@ -26,6 +26,7 @@ SAMPLINGS = {
     "temperature 0.8, top-p 0.95 alone": Sampling(temperature=0.8, top_k=0, min_p=0.0, seed=1),
     "temperature 0.8, no truncation": Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=1),
 }
+FIXED = DecoderOptions(n_ctx=1024, drafter="draft", draft_policy="fixed", draft_max=4, threads=1)
 GOALS_S = {4096: 200e-6, 128256: 1e-3}
 
 
@@ -55,7 +56,7 @@ class TimedLibrary:
 def measure(pair: tuple[Any, Any], sampling: Sampling) -> dict[str, Any]:
     """Seconds of overhead of each round over the bundled prompts."""
     per_round = []
-    with SpeculativeDecoder(*pair, DecoderOptions(n_ctx=1024, draft_max=4, threads=1)) as decoder:
+    with SpeculativeDecoder(*pair, FIXED) as decoder:
         library = TimedLibrary(decoder.target._lib)
         for part in decoder._closers:
             if isinstance(part, Context):
