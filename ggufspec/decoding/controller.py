@@ -25,11 +25,9 @@ import numpy.typing as npt
 
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.drafters import Hindsight
-from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.options import LOOKUP, ROWS
 
 Floats = npt.NDArray[np.float64]
-
-LOOKUP = "lookup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class Calibration:
         self._run = [0.6 * 4, 4.0]  # kept and seen beyond the first place
         self._all = [0.5 * 4, 4.0]  # kept and seen at all
         self._losses = [0.0, 1.0]  # of both forecasts, the confidence and the mean: nats, decayed
-        self._estimate()
+        self.update()
 
     def chance(self, confidence: float, place: int) -> float:
         """That an offer at this place of a draft (0 first) is kept, if all before it are."""
@@ -180,9 +178,6 @@ class Calibration:
 
     def update(self) -> None:
         """Take what was observed into account."""
-        self._estimate()
-
-    def _estimate(self) -> None:
         doubt = 1 / (1 + math.exp(min(self._losses[1] - self._losses[0], 50.0)))
         forecast = (1 - doubt) * _MIDDLES + doubt * self._all[0] / self._all[1]
         pooled = (self._kept[-1] + self.PRIOR * forecast) / (self._seen[-1] + self.PRIOR)

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ggufspec.decoding.acceptance import make_rule
-from ggufspec.decoding.controller import LOOKUP
 from ggufspec.decoding.drafters import Drafter, ModelDrafter
 from ggufspec.decoding.lookup import LookupDrafter
 from ggufspec.decoding.loop import Round, generate, read
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import LOOKUP, DecoderOptions
 from ggufspec.decoding.pace import Pace
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
@@ -129,7 +128,7 @@ class SpeculativeDecoder:
                 return
             if draft_context:
                 self._drafters.append(ModelDrafter(draft_context, self.target.vocab_size, self._pace.draft_width))
-            if options.drafter == "lookup" or (draft and options.drafter == "both"):
+            if options.drafter == LOOKUP or (draft and options.drafter == "both"):
                 self._drafters.append(LookupDrafter(self._corpus()))
         except BaseException:
             self.close()

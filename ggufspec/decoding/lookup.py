@@ -16,6 +16,7 @@ import numpy as np
 
 from ggufspec.decoding.acceptance import Proposal, Rule
 from ggufspec.decoding.drafters import Hindsight, Offer
+from ggufspec.decoding.options import LOOKUP
 
 REACH = 32  # tokens that a match is followed back
 # Few are better than many: the longest n-gram that occurred decides who votes, and with every n there would often be
@@ -167,7 +168,7 @@ class LookupDrafter:
         corpus: (n,) token ids of other text, such as the files that an answer may quote; see :class:`Index` for memory.
     """
 
-    name = "lookup"
+    name = LOOKUP
 
     def __init__(self, corpus: Sequence[int] = ()) -> None:
         self._corpus = Index(corpus)

@@ -17,7 +17,8 @@ from ggufspec.llamacpp.options import (
     check_kv_type,
 )
 
-DRAFTERS = ("draft", "lookup", "both", "none")
+LOOKUP = "lookup"  # the drafter whose offers cost nothing
+DRAFTERS = ("draft", LOOKUP, "both", "none")
 POLICIES = ("adaptive", "fixed")
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
 RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # the acceptance rules; those with a number are lossy
@@ -77,7 +78,7 @@ class DecoderOptions:
             )
         check_one_of(self.drafter, DRAFTERS, "drafter")
         check_one_of(self.draft_policy, POLICIES, "draft policy")
-        if self.lookup_corpus is not None and self.drafter not in ("lookup", "both"):
+        if self.lookup_corpus is not None and self.drafter not in (LOOKUP, "both"):
             raise UsageError("a corpus is for the lookup, and that does not draft", "--drafter both")
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
@@ -103,7 +104,7 @@ class DecoderOptions:
 
     def drafts(self, *, with_draft: bool) -> bool:
         """Whether anyone does, with or without a draft model."""
-        return self.drafter == "lookup" or (with_draft and self.needs_draft)
+        return self.drafter == LOOKUP or (with_draft and self.needs_draft)
 
     def context(self, *, with_draft: bool) -> ContextOptions:
         """The target's context. Without a drafter fewer rows of logits are reserved."""

@@ -62,7 +62,8 @@ class SpeculativeRun(Run):
 class Divergence:
     """Where the text with draft leaves the text without.
 
-    ``margin`` is the difference in logits between the two tokens; ``noise`` the largest change that the batch width
+    ``margin`` is by how much logits have to shift for the other token to be chosen, the difference of both when greedy;
+    ``noise`` the largest change that the batch width
     alone makes to the difference between two leading tokens, along the texts that diverged. ``explained`` says that the
     margin is below the noise.
     """
