@@ -299,3 +299,177 @@ class VerifyDocument:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/verify@1")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something was not measured, and what to do about it."""
+
+    error: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """One value of the option that was swept. A run is absent where it failed; ``failure`` says why."""
+
+    value: str
+    target_only: Run | None
+    speculative: Run | SpeculativeRun | None
+    speedup: Spread | None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDocument:
+    """``ggufspec/sweep@1``: a bench with one option at several values. ``option`` is its name: ``draft_max``, say."""
+
+    pair: dict[str, Any]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    option: str
+    points: tuple[SweepPoint, ...]
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/sweep@1")
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How near a quantised target is to the reference, the largest one given, on the bundled text.
+
+    Each of the estimates has its standard error over the tokens of the text. ``mean_kl`` is KL(reference ‖ this), in
+    nats a token; ``top1_agreement`` the share of places where both have the same likeliest token. The reference itself
+    has ``mean_kl`` 0 and ``top1_agreement`` 1.
+    """
+
+    reference: str
+    tokens: int
+    perplexity: float
+    perplexity_error: float
+    mean_kl: float
+    mean_kl_error: float
+    top1_agreement: float
+    top1_agreement_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedModel:
+    """A target or draft file of a comparison. ``name`` is unique in it; drafts have no quality."""
+
+    name: str
+    file: str
+    size_bytes: int
+    quality: Quality | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One target with one draft, or alone, at its own best placement.
+
+    Args:
+        target: name of a target.
+        draft: name of a draft; None is the target alone.
+        run: what was measured, absent if it failed.
+        speedup: over the best target-only run of the same target file, paired by repetition; absent for that run.
+        bytes: by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
+            ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``.
+        energy_j_per_token: where NVML counts energy: all cards together, the whole answers, idle power included.
+        leads: whether it is the fastest of all, or its interval overlaps the fastest one's.
+        failure: why there is no run.
+    """
+
+    target: str
+    draft: str | None
+    run: Run | SpeculativeRun | None
+    speedup: Spread | None
+    bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    energy_j_per_token: float | None = None
+    leads: bool = False
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompareDocument:
+    """``ggufspec/compare@1``: many targets × many drafts on one machine.
+
+    ``warnings`` tell what makes the ranking unsure: leaders that overlap, a machine whose speed drifted.
+    """
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    targets: tuple[ComparedModel, ...]
+    drafts: tuple[ComparedModel, ...]
+    cells: tuple[Cell, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/compare@1")
+
+
+@dataclass(frozen=True, slots=True)
+class TunedSetting:
+    """One point of the space that tuning searches. ``drafted`` False is the target alone."""
+
+    gpu_layers: int
+    draft_gpu_layers: int
+    cpu_experts: int
+    drafted: bool
+    drafter: str
+    draft_policy: str
+    draft_max: int
+    type_k: str
+    type_v: str
+    flash_attention: str
+    threads: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TuneTrial:
+    """One measurement of a tuning, in the order in which they were made.
+
+    ``predicted_tokens_per_s`` is what the model expected before it; ``why`` why it was measured. ``seconds`` is what
+    the trial took, its loading included.
+    """
+
+    index: int
+    setting: TunedSetting
+    predicted_tokens_per_s: float
+    tokens_per_s: Spread | None
+    prompt_tokens_per_s: float | None
+    seconds: float
+    why: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneDocument:
+    """``ggufspec/tune@1``: the search for the fastest setting.
+
+    Args:
+        trials: every measurement, those of an earlier, interrupted search too.
+        winner: index of the trial whose setting won; None if none came through.
+        baseline: index of the trial of the planner's first choice.
+        target_only: index of the fastest trial without a draft.
+        gain: winner ÷ baseline, measured interleaved at the end.
+        stopped: why the search ended.
+        saved: the profile that the winner was written to.
+        explanation: sentences for ``--explain``.
+    """
+
+    pair: dict[str, Any]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    trials: tuple[TuneTrial, ...]
+    winner: int | None
+    baseline: int | None
+    target_only: int | None
+    gain: Spread | None
+    stopped: str
+    saved: str | None
+    explanation: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/tune@1")

@@ -1,0 +1,29 @@
+"""A trial that may fail: out of memory, an abort of llama.cpp. The failure is a row, not the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ggufspec.bench import trial
+from ggufspec.errors import GgufspecError
+from ggufspec.reports.document import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What came of a trial: a result, or why there is none."""
+
+    result: trial.Result | None
+    failure: Failure | None = None
+
+
+def attempt(spec: trial.Spec, *, verbose: bool = False) -> Attempt:
+    """Run a trial in a child process.
+
+    Raises:
+        Interrupted: Ctrl-C; nothing else that goes wrong in the child.
+    """
+    try:
+        return Attempt(trial.measure(spec, verbose=verbose))
+    except GgufspecError as error:
+        return Attempt(None, Failure(error.message, error.hint))

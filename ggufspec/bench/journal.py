@@ -1,0 +1,107 @@
+"""Measurements kept as they come, so that a search or a comparison that is killed goes on where it was.
+
+A journal is a file of JSON lines. The first names its schema; every other is one measurement under a key that says
+what was measured, whole or not there: a line that a crash cut short is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Self
+
+from ggufspec.errors import GgufspecError
+
+
+def key_of(*facts: Any) -> str:
+    """A key for a measurement: the same facts give the same key, in any process.
+
+    Args:
+        facts: JSON values; what :meth:`Journal.get` shall not mistake for each other must differ in one of them.
+    """
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Journal:
+    """A file of measurements, open for more.
+
+    Args:
+        path: the file; its folder is made.
+        schema: what its values look like, ``ggufspec/compare-journal@1`` say. A file of another schema is put aside
+            under its own name with ``.old`` behind it, and :attr:`notes` says so.
+
+    Raises:
+        GgufspecError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self.path, self.notes = path, tuple[str, ...]()
+        self._values: dict[str, Any] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not self._read(schema):
+                aside = path.with_name(path.name + ".old")
+                path.replace(aside)
+                self.notes = (f"the results in {path} are of another version: kept as {aside.name}, measured again",)
+            self._file = path.open("ab")
+            if self._file.tell() == 0:
+                self._write({"schema": schema})
+        except OSError as error:
+            raise GgufspecError(
+                f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
+            ) from None
+
+    def _read(self, schema: str) -> bool:
+        """Take what the file has; False if it is of another schema. A torn last line is cut off."""
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        lines = content[:whole].splitlines()
+        if not lines:
+            os.truncate(self.path, 0)
+            return True
+        try:
+            entries = [json.loads(line) for line in lines]
+            if entries[0].get("schema") != schema:
+                return False
+            self._values = {entry["key"]: entry["value"] for entry in entries[1:]}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+        if whole < len(content):
+            os.truncate(self.path, whole)
+        return True
+
+    def get(self, key: str) -> Any | None:
+        """The measurement under a key, as JSON; None if there is none."""
+        return self._values.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a measurement; it is on the disk when this returns.
+
+        Raises:
+            GgufspecError: the disk is full, say.
+        """
+        self._values[key] = value
+        try:
+            self._write({"key": key, "value": value})
+        except OSError as error:
+            raise GgufspecError(
+                f"results cannot be kept in {self.path}: {error.strerror}", "free some space and give the command again"
+            ) from None
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
