@@ -115,6 +115,7 @@ class World:
     limit: int = LIMIT
     may_trim: bool = True
     switch_s: float = 0.0
+    deciding_s: float = 0.0  # of a round in which the policy is asked
     believed: dict[int, float] | None = None  # the target's curve as the policy has it, where that is another
     rehearses: bool = True  # whether the drafters are judged on the prompt's last places first
     now: float = 0.0
@@ -122,6 +123,7 @@ class World:
     unread: int = 1
     drawn: int = 0
     reviews_s: float = 0.0
+    rests: int = 0
     last_width: int | None = None
     curve: Curve = field(init=False)
     rounds: list[tuple[int, int]] = field(default_factory=list)  # (drafted and verified, accepted)
@@ -149,9 +151,13 @@ class World:
 
     def round(self, policy) -> None:
         start = self.now
-        policy.begin(self.limit, may_trim=self.may_trim)
+        if resting := policy.resting():
+            self.rests += 1
+        else:
+            self.now += self.deciding_s
+            policy.begin(self.limit, may_trim=self.may_trim)
         chain: list[tuple[str, bool]] = []
-        while len(chain) < self.limit:
+        while len(chain) < self.limit and not resting:
             index, unread = self.tokens + len(chain), self.unread + len(chain)
             free = {LOOKUP: self.fate(LOOKUP, index)[0]} if self.lookup else {}
             name = policy.choose(free, {"draft": unread} if self.process else {})
@@ -166,7 +172,7 @@ class World:
                 break
             chain.append((name, kept))
         self.drawn += len(chain)
-        drafted = chain[: policy.verified()]
+        drafted = [] if resting else chain[: policy.verified()]
         accepted = next((i for i, (_, kept) in enumerate(drafted) if not kept), len(drafted))
         width = self.curve.width(len(drafted) + 1)
         verify_s = self.truth._by_width[width] + self.switch_s * (self.last_width not in (None, width))
@@ -178,6 +184,8 @@ class World:
         self.widths.append(width)
         self.names.update(name for name, _ in drafted)
         policy.learn(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
+        if resting:
+            return
         if self.lookup:
             policy.reviewed(LOOKUP, self.hindsight(LOOKUP, accepted + 1), 0.0)
         if self.process and (count := policy.reading("draft", self.unread)):
@@ -474,6 +482,40 @@ def test_a_review_is_due_when_a_batch_of_rows_is_worth_reading():
     policy.begin(0, may_trim=True)
     policy.learn(Outcome(1, 0, 1, F16[1], 1.0))
     assert policy.reading("draft", ROWS + 1)
+
+
+# Deciding takes time too.
+
+QUICK = {width: seconds / 100 for width, seconds in F16.items()}  # half a millisecond a token
+DECIDING_S = 0.2e-3
+
+
+@pytest.mark.parametrize("process", ["steady .2", "steady .5"])
+def test_a_target_too_quick_for_decisions_is_left_alone(process):
+    world = World(QUICK, DEAR, PROCESSES[process], deciding_s=DECIDING_S)
+    assert world.run(adaptive(world), 1000) * QUICK[1] > 0.97
+    assert world.rests > 900
+
+
+def test_a_draft_that_pays_for_the_decisions_goes_on():
+    world = World(QUICK, CHEAP, PROCESSES["steady .95"], deciding_s=DECIDING_S)
+    assert world.run(adaptive(world), 1000) * QUICK[1] > 1.3
+    assert world.rests < 100
+
+
+def test_it_wakes_when_the_text_has_become_easy():
+    world = World(QUICK, CHEAP, lambda index, rng: 0.0 if index < 1000 else 0.98, deciding_s=DECIDING_S)
+    policy = adaptive(world)
+    assert world.run(policy, 1000) * QUICK[1] > 0.97
+    world.run(policy, 300)
+    assert world.run(policy, 1000) * QUICK[1] > 1.3
+
+
+@pytest.mark.parametrize("process", ["steady .2", "steady .8"])
+def test_decisions_that_cost_nothing_beside_a_token_are_always_made(process):
+    world = World(F16, DEAR, PROCESSES[process], deciding_s=DECIDING_S)
+    world.run(adaptive(world), 1000)
+    assert world.rests == 0
 
 
 # What the loop asks, by hand.

@@ -228,8 +228,16 @@ class Whim:
         self.hindsight = 0
         self.open = False
 
+    def resting(self):
+        assert not self.open
+        self.rests = self.rng.random() < 0.2
+        if self.rests:
+            self.wanted.append(0)
+        return self.rests
+
     def begin(self, limit, *, may_trim):
         assert not self.open
+        assert not self.rests
         self.open, self.limit, self.may_trim, self.taken = True, limit, may_trim, 0
         self.keen = self.rng.random()
 
@@ -259,7 +267,7 @@ class Whim:
         return self.wanted[-1]
 
     def learn(self, outcome):
-        assert self.open
+        assert self.open != self.rests
         assert outcome.accepted <= self.wanted[-1]
         assert 0 < outcome.verify_s <= outcome.total_s
         self.open = False

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ggufspec.decoding import sampling as module
-from ggufspec.decoding.sampling import Candidates, Sampling, candidates, confidence
+from ggufspec.decoding.sampling import Candidates, Sampling, candidates, confidence, likeliest
 from ggufspec.errors import ModelError, UsageError
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -248,3 +248,33 @@ def test_values_out_of_range_are_refused_with_a_hint(wrong):
     with pytest.raises(UsageError) as caught:
         Sampling(**wrong)
     assert caught.value.hint.startswith("--")
+
+
+@pytest.mark.parametrize("vocab", [2047, 2048, 32000])
+@pytest.mark.parametrize(("top_p", "min_p"), [(0.95, 0.0), (0.5, 0.02)])
+def test_a_guess_has_the_likeliest_of_the_candidates(vocab, top_p, min_p):
+    rng = np.random.default_rng(vocab)
+    sampling = Sampling(0.8, top_k=0, top_p=top_p, min_p=min_p)
+    for spread in (1.0, 3.0, 6.0):
+        logits = rng.normal(0, spread, vocab).astype(np.float32)
+        every, guess = candidates(logits, sampling), likeliest(logits, sampling)
+        assert set(guess.ids.tolist()) <= set(every.ids.tolist())
+        assert guess.ids.size >= min(every.ids.size // 2, 40)
+        assert logits[guess.ids].min() >= np.sort(logits)[-guess.ids.size]
+        scores = dict(zip(every.ids.tolist(), every.scores.tolist(), strict=True))
+        assert guess.scores.tolist() == [scores[token] for token in guess.ids.tolist()]
+    if vocab < 2048:
+        assert guess.ids.size == every.ids.size
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(0.8, **OFF)])
+def test_a_guess_where_the_whole_is_as_cheap(sampling):
+    logits = np.random.default_rng(0).normal(0, 3, 5000).astype(np.float32)
+    every, guess = candidates(logits, sampling), likeliest(logits, sampling)
+    assert np.array_equal(every.ids, guess.ids)
+    assert np.array_equal(every.scores, guess.scores)
+
+
+def test_a_guess_from_damaged_logits():
+    with pytest.raises(ModelError, match="NaN"):
+        likeliest(np.full(5000, np.nan, np.float32), Sampling(0.8, top_k=0))

@@ -92,6 +92,11 @@ def k_quants(width, place, cells, padding):
     return 2 if place < width // 4 * 4 else (width % 4 > 1)
 
 
+def two_kernels(width, place, cells, padding):
+    """Q4_0 in plain blocks: one kernel below eight tokens, another from there on, and a third for a single one."""
+    return 2 if width == 1 else (width >= 8) / 8
+
+
 def deep_fours(width, place, cells, padding):
     """Four and eight part beyond 256 cells."""
     return width / 8 if cells > 256 else fours(width, place, cells, padding)
@@ -131,9 +136,10 @@ FOURS = (4, 8, 12, 16)
         (deep_fours, (2,)),
         (beyond_five, (1, 2, 3, 4, 5)),
         (by_padding, (2,)),
+        (two_kernels, (2, 3, 4, 5, 6, 7)),
     ],
 )
-def test_the_class_with_the_most_widths_that_can_be_kept(rounding, widths):
+def test_the_narrowest_class_with_room_for_drafts(rounding, widths):
     model = WideModel(rounding)
     assert strict_widths(model, LIMIT) == widths
     assert model.length == 0
@@ -196,7 +202,7 @@ def test_a_context_smaller_than_the_widest_batch():
     assert strict_widths(WideModel(fours, capacity=9), LIMIT) == (4, 8)
 
 
-@pytest.mark.parametrize(("capacity", "widths"), [(257, (4,)), (271, (2,)), (303, (2,)), (304, (2,))])
+@pytest.mark.parametrize(("capacity", "widths"), [(257, (2,)), (271, (2,)), (303, (2,)), (304, (2,))])
 def test_a_context_that_reaches_beyond_256_cells_is_measured_there(capacity, widths):
     assert strict_widths(WideModel(deep_fours, capacity), LIMIT) == widths
 

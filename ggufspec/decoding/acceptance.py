@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ggufspec.decoding.grammar import Constraint, Path
 from ggufspec.decoding.noise import choose, choose_full
 from ggufspec.decoding.options import check_rule
-from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling, candidates
+from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling, candidates, likeliest
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
 
@@ -153,6 +153,8 @@ class ExactRule(_Grammatical):
         super().__init__(sampling, path)
 
     def propose(self, logits: Logits, position: int) -> Proposal:
+        if self._path is None and self.sampling.truncates:
+            return Proposal(*self._drawn(likeliest(logits, self.sampling), position))
         return Proposal(*(self._choose(logits, position) or self._choose_freely(logits, position)))
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
@@ -182,7 +184,9 @@ class ExactRule(_Grammatical):
     def _choose_freely(self, logits: Logits, position: int) -> tuple[int, Candidates | None]:
         if not self.sampling.truncates:
             return choose_full(logits, self.sampling.temperature, self.sampling.seed, position), None
-        q = candidates(logits, self.sampling)
+        return self._drawn(candidates(logits, self.sampling), position)
+
+    def _drawn(self, q: Candidates, position: int) -> tuple[int, Candidates]:
         return choose(q.ids, q.scores, self.sampling.seed, position), q
 
 

@@ -10,6 +10,10 @@ positive, judged by what the next confidence usually is, and verified if it stil
 rho is the rate of the last rounds, and never less than the target's alone: that is what makes speculation switch
 itself off. A draft that is off still reads along now and then, for a small share of the time, and sees what it would
 have drafted; that is how it comes back.
+
+Deciding costs time too, a tenth of a millisecond a round. Where that is not nothing beside a token of the target's, and
+rounds with it have brought less than the target alone would have in their time, it rests for so many rounds that it
+takes half a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class Outcome:
         emitted: tokens that the round gave.
         verify_s: seconds in the target.
         total_s: seconds of the round.
+        learning_s: seconds that learning from the round before took.
     """
 
     width: int
@@ -47,10 +52,15 @@ class Outcome:
     emitted: int
     verify_s: float
     total_s: float
+    learning_s: float = 0.0
 
 
 class Policy(Protocol):
     """What the loop asks in a round, in this order."""
+
+    def resting(self) -> bool:
+        """Whether this round goes without a draft, unasked: it is only told how it went."""
+        ...
 
     def begin(self, limit: int, *, may_trim: bool) -> None:
         """A round starts, of at most ``limit`` drafted tokens; ``may_trim``: drawn tokens may be left unverified."""
@@ -92,6 +102,9 @@ class Policy(Protocol):
 
 class Fixed:
     """Always a draft of the same length; a lookup goes first where it has a token."""
+
+    def resting(self) -> bool:
+        return False
 
     def begin(self, limit: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
         self._length = 0
@@ -195,9 +208,11 @@ class Adaptive:
     """
 
     REVIEW_SHARE = 0.006  # of the time for a draft that is off and reads along
-    AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up, if it drafts in all of them
+    AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up, if it is wanted in all of them
     MEMORY = 0.93  # of the rate, per round
     WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
+    REST_SHARE = 0.005  # of the time for deciding where that brings nothing
+    TRIAL = 16  # rounds in which drafts may show that they bring more than deciding costs
     CREDIT = 1.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
 
     def __init__(
@@ -207,8 +222,16 @@ class Adaptive:
         self._calibrations = {} if calibrations is None else calibrations
         self._tokens, self._seconds = 3.0, 3 * target.seconds(1)  # as if some rounds had gone without a draft
         self._elapsed_s = self._reviewed_s = 0.0
-        self._drafting = 1.0  # share of the last rounds in which the draft was asked
+        self._wanted = 1.0  # share of the last rounds in which the draft was asked, or nobody had anything
         self._last_width: int | None = None
+        self._resting, self._rest = False, 0  # this round, and rounds to come
+        self._rested: list[float] = []  # seconds of the target's batches in a rest
+        self._plain_s = self._learning_s = 0.0  # of a round outside the target if nobody decides; behind one otherwise
+        self._awake, self._gain, self._deciding_s = (
+            0,
+            0.0,
+            0.0,
+        )  # since the last rest: rounds, tokens (decayed), seconds
         self._asked: dict[int, list[float]] = {}  # seconds of the round's offers by the tokens that were read
 
     def calibration(self, name: str) -> Calibration:
@@ -224,7 +247,15 @@ class Adaptive:
         alone = 1 / self.target.seconds(1)
         return max(alone, self._tokens / self._seconds)
 
+    def resting(self) -> bool:
+        self._resting = self._rest > 0
+        self._rest -= self._resting
+        return self._resting
+
     def begin(self, limit: int, *, may_trim: bool) -> None:
+        if self._rested:
+            self.target.observe(self.target.width(1), sum(self._rested) / len(self._rested))
+            self._rested.clear()
         self._limit, self._may_trim = min(limit, self.target.limit - 1), may_trim
         self._rate = self.rate
         self._tables: dict[str, tuple[Floats, Floats]] = {}
@@ -266,17 +297,27 @@ class Adaptive:
         return self._verified
 
     def learn(self, outcome: Outcome) -> None:
-        self.target.observe(outcome.width, outcome.verify_s)
         self._last_width = outcome.width
-        self._elapsed_s += outcome.total_s
+        total_s = outcome.total_s + outcome.learning_s
+        self._elapsed_s += total_s
         self._tokens = self.MEMORY * self._tokens + outcome.emitted
-        self._seconds = self.MEMORY * self._seconds + outcome.total_s
+        self._seconds = self.MEMORY * self._seconds + total_s
+        if self._awake:  # the round before was
+            self._learning_s = outcome.learning_s
+        if self._resting:
+            self._awake = 0
+            self._rested.append(outcome.verify_s)
+            self._plain_s += (outcome.total_s - outcome.verify_s - self._plain_s) / 8
+            return
+        self.target.observe(outcome.width, outcome.verify_s)
+        self._tire(outcome)
         judged = self._chain[: min(outcome.accepted + 1, self._verified)]
         for place, (name, confidence, _) in enumerate(judged):
             self.calibration(name).observe(confidence, place, float(place < outcome.accepted))
         for name in {name for name, _, _ in judged}:
             self.calibration(name).update()
-        self._drafting = self.MEMORY * self._drafting + (1 - self.MEMORY) * bool(self._asked)
+        wanted = bool(self._asked or not self._verified)
+        self._wanted = self.MEMORY * self._wanted + (1 - self.MEMORY) * wanted
         if self.draft is not None:
             for count, spent in self._asked.items():
                 if count <= self.draft.limit:
@@ -297,6 +338,19 @@ class Adaptive:
             calibration.observe(one.confidence, 0, one.agreement)
         calibration.update()
 
+    def _tire(self, outcome: Outcome) -> None:
+        """Rest if the rounds since the last rest brought less than the target alone would have in their time."""
+        alone_s = self.target.seconds(1) + self._plain_s
+        drafting_s = sum(map(sum, self._asked.values()))
+        deciding_s = outcome.total_s - outcome.verify_s - drafting_s - self._plain_s + self._learning_s
+        if not self._awake:
+            self._gain = self._deciding_s = 0.0
+        self._awake += 1
+        self._gain = self.MEMORY * self._gain + outcome.emitted - (outcome.total_s + self._learning_s) / alone_s
+        self._deciding_s += max(0.0, deciding_s)
+        if self._gain < 0 and (not self._verified or self._awake >= self.TRIAL):
+            self._rest = max(0, int(self._deciding_s / (self.REST_SHARE * alone_s)) - self._awake)
+
     @property
     def _survival(self) -> float:
         return self._chain[-1][2] if self._chain else 1.0
@@ -306,7 +360,7 @@ class Adaptive:
         if name == LOOKUP or self.draft is None:
             return 0.0
         one = self.draft.seconds(1)
-        rounds = 1 + (self.AMORTISED - 1) * self._drafting if pending > ROWS else 1
+        rounds = 1 + (self.AMORTISED - 1) * self._wanted if pending > ROWS else 1
         return one + (self._reading_s(pending) - one) / rounds
 
     def _reading_s(self, count: int) -> float:

@@ -80,10 +80,12 @@ def generate(
     tokens = list(prompt)
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(len(prompt))
+    learning_s = 0.0
     while len(tokens) < last:
         began = clock()
+        asking = bool(drafters) and not policy.resting()
         limit = min(draft_max, last - len(tokens) - 1)
-        chain = _draft(tokens, limit, drafters, policy, rule, is_end, clock) if drafters else []
+        chain = _draft(tokens, limit, drafters, policy, rule, is_end, clock) if asking else []
         drafted = tuple(proposal.token for _, proposal in chain)
         wide = width(1 + len(drafted))
         verify_began = clock()
@@ -100,8 +102,10 @@ def generate(
             drafter.keep(len(tokens) - 1)
         ended = clock()
         if drafters:
-            policy.learn(Outcome(wide, verdict.accepted, len(emitted), verify_ended - verify_began, ended - began))
-            _review(tokens, drafters, policy, rule, clock)
+            verify_s = verify_ended - verify_began
+            policy.learn(Outcome(wide, verdict.accepted, len(emitted), verify_s, ended - began, learning_s))
+            reviewing_s = _review(tokens, drafters, policy, rule, clock) if asking else 0.0
+            learning_s = clock() - ended - reviewing_s
         yield Round(
             drafted,
             tuple(name for name, _ in chain),
@@ -163,15 +167,19 @@ def _draft(
     return chain[: policy.verified()]
 
 
-def _review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> None:
-    """Let drafters that did not draft see what they would have said, where that is cheap or due."""
+def _review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> float:
+    """Let drafters that did not draft see what they would have said, where that is cheap or due; the seconds told."""
+    told_s = 0.0
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
         reading = policy.reading(drafter.name, pending) if pending else 0
         if reading or not pending:
             began = clock()
             seen = drafter.review(tokens, rule, reading)
-            policy.reviewed(drafter.name, seen, clock() - began)
+            spent = clock() - began
+            policy.reviewed(drafter.name, seen, spent)
+            told_s += spent
+    return told_s
 
 
 def read(target: Model, prompt: Sequence[int], drafters: Sequence[Drafter] = (), policy: Policy | None = None) -> None:

@@ -19,6 +19,7 @@ from ggufspec.errors import ModelError
 
 DEPTHS = (32, 248, 288)  # tokens of context: below, across and above llama.cpp's step of 256 cells
 LEADING = 8  # tokens of a row that may come into question
+_ROOM = 4  # widths of a class from which on more do not count
 _SINGLES = 6  # tokens that are decoded one by one; the kernels' tiles are 4 wide or less
 
 
@@ -80,7 +81,9 @@ def noise(found: Sequence[WidthClass]) -> float:
 
 
 def strict_widths(model: Model, limit: int, depths: Sequence[int] = DEPTHS) -> tuple[int, ...]:
-    """The class of widths that strict mode decodes in: the one that holds the most, and then the narrowest.
+    """The class of widths that strict mode decodes in: of those with room for a few drafted tokens the narrowest.
+
+    That is mostly the fastest where few tokens are decoded. A clock has no say: two processes must choose the same.
 
     Within it a token's logits depend neither on the width, nor on its place in the batch, nor on padding: that is
     tested beyond what makes a class. The model's cache is empty afterwards.
@@ -96,11 +99,11 @@ def strict_widths(model: Model, limit: int, depths: Sequence[int] = DEPTHS) -> t
     can_pad = getattr(model, "can_pad", True)
     candidates = [_usable(one.widths, can_pad) for one in classes(model, limit, depths)]
     best: tuple[int, ...] = ()
-    for widths in sorted(filter(None, candidates), key=lambda widths: (-len(widths), widths)):
-        if len(widths) <= len(best):
+    for widths in sorted(filter(None, candidates), key=_rank):
+        if best and _rank(best) <= _rank(widths):
             break
         steady = _usable(_steady(model, widths, depths), can_pad)
-        if len(steady) > len(best):
+        if steady and (not best or _rank(steady) < _rank(best)):
             best = steady
     model.rewind(0)
     if not best:
@@ -109,6 +112,11 @@ def strict_widths(model: Model, limit: int, depths: Sequence[int] = DEPTHS) -> t
             "run without --strict; divergences are then counted and explained",
         )
     return best
+
+
+def _rank(widths: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Lower is better."""
+    return -min(len(widths), _ROOM), widths
 
 
 def _usable(widths: tuple[int, ...], can_pad: bool) -> tuple[int, ...]:

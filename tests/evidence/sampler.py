@@ -6,7 +6,7 @@ Real decoding of the demo pair, its vocabulary padded to 128,256 tokens by scrip
 tokens a round. Around every call of the acceptance rule stands a stop-watch: ``propose`` reads one row, ``verify`` one
 for each token that it emits. The time of both over the tokens that were emitted is the sampler's time per token. It
 depends on the pair, since every drafted token costs a row: so it is given too for a pair whose tokens are each kept
-with a chance of 60 %, from the median rows.
+with a chance of 60 %, from the median rows. Of the target alone a token is one row.
 
 The decoding between the rows takes them, and NumPy's code, out of the nearest caches: a row costs about twice what it
 does in a loop of its own. The padding of that pair is never likely, unlike a big model's rare tokens. So each sampling
@@ -90,6 +90,8 @@ class Watch:
             "row_s": {
                 "median": statistics.median(self.propose_s + verified_s),
                 "p95": float(np.percentile(self.propose_s + verified_s, 95)),
+                "propose_median": propose_s,
+                "verify_median": statistics.median(verified_s),
             },
             "token_s": {
                 "mean": (sum(self.propose_s) + sum(self.verify_s)) / emitted,
@@ -166,7 +168,10 @@ def main() -> None:
                     "vocabulary": vocabulary,
                     "sampling": name,
                     "goal_s": GOAL_S,
-                    "reached": token_s["at_60_percent"] <= GOAL_S,
+                    "reached": {
+                        "a token of the target alone": figures["row_s"]["verify_median"] <= GOAL_S,
+                        "a token of the pair": token_s["at_60_percent"] <= GOAL_S,
+                    },
                     "made_row_s": made,
                     **figures,
                 }
@@ -174,8 +179,9 @@ def main() -> None:
             print(
                 f"{vocabulary:7,} tokens, {name:48} {token_s['mean'] * 1e6:5.0f} µs a token, of median rows "
                 f"{token_s['of_median_rows'] * 1e6:.0f}, with 60 % kept {token_s['at_60_percent'] * 1e6:.0f} "
-                f"(goal {GOAL_S * 1e6:.0f}); a row "
-                f"{figures['row_s']['median'] * 1e6:.0f}, a made row {made['median'] * 1e6:.0f}, "
+                f"(goal {GOAL_S * 1e6:.0f}); a row of the draft "
+                f"{figures['row_s']['propose_median'] * 1e6:.0f}, of the target "
+                f"{figures['row_s']['verify_median'] * 1e6:.0f}, a made row {made['median'] * 1e6:.0f}, "
                 f"acceptance {figures['acceptance_rate']:.0%}",
                 flush=True,
             )
