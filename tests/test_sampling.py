@@ -259,7 +259,7 @@ def test_a_guess_has_the_likeliest_of_the_candidates(vocab, top_p, min_p):
         logits = rng.normal(0, spread, vocab).astype(np.float32)
         every, guess = candidates(logits, sampling), likeliest(logits, sampling)
         assert set(guess.ids.tolist()) <= set(every.ids.tolist())
-        assert guess.ids.size >= min(every.ids.size // 2, 40)
+        assert guess.ids.size >= min(every.ids.size, 8)
         assert logits[guess.ids].min() >= np.sort(logits)[-guess.ids.size]
         scores = dict(zip(every.ids.tolist(), every.scores.tolist(), strict=True))
         assert guess.scores.tolist() == [scores[token] for token in guess.ids.tolist()]
