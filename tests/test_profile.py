@@ -110,7 +110,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(load, old, new, key,
 def test_an_unknown_key_with_no_near_one_gets_all_of_its_table(load):
     error = refused(load, GOOD.replace("n_ctx = 512", "zzz = 1"))
     assert "unknown key 'settings.zzz'" in error.message
-    assert error.hint == "known keys: n_ctx, draft_max, type_k, type_v, flash_attention, acceptance"
+    assert (
+        error.hint == "known keys: n_ctx, draft_max, type_k, type_v, flash_attention, acceptance, "
+        "threads, drafter, draft_policy, cpu_experts, micro_batch"
+    )
 
 
 @pytest.mark.parametrize(

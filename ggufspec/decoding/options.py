@@ -15,6 +15,7 @@ from ggufspec.llamacpp.options import (
     Placement,
     check_flash_attention,
     check_kv_type,
+    check_micro_batch,
 )
 
 LOOKUP = "lookup"  # the drafter whose offers cost nothing
@@ -40,6 +41,7 @@ class DecoderOptions:
         type_k: type of the target's key cache, f16 or q8_0 say.
         type_v: type of the target's value cache.
         flash_attention: auto, on or off.
+        micro_batch: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
         drafter: who guesses: ``draft`` (the model), ``lookup`` (n-grams of the text), ``both``, or ``none``; without
             a draft model, ``lookup`` alone can guess.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
@@ -60,6 +62,7 @@ class DecoderOptions:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: str = "auto"
+    micro_batch: int = 0
     drafter: str = "both"
     draft_policy: str = "adaptive"
     draft_max: int = 15
@@ -85,6 +88,7 @@ class DecoderOptions:
         check_kv_type(self.type_k)
         check_kv_type(self.type_v)
         check_flash_attention(self.flash_attention)
+        check_micro_batch(self.micro_batch)
         check_rule(self.accept)
 
     @property
@@ -117,6 +121,7 @@ class DecoderOptions:
             type_k=self.type_k,
             type_v=self.type_v,
             flash_attention=self.flash_attention,
+            micro_batch=self.micro_batch,
             rewind=width - 1 if drafts else 0,
         )
 
@@ -127,6 +132,7 @@ class DecoderOptions:
             width=ROWS,
             threads=self.threads or physical_cores(),
             flash_attention=self.flash_attention,
+            micro_batch=self.micro_batch,
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by="checkpoint",  # a chain is several batches
         )

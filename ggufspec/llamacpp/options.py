@@ -22,6 +22,7 @@ FLASH_ATTENTION = ("auto", "on", "off")
 REWINDS = ("auto", "snapshots", "checkpoint")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
 MAX_WIDTH = 256  # tokens whose logits one call may ask for
+MAX_MICRO_BATCH = 4096
 SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
 _CELLS_STEP = 256  # src/llama-context.cpp
@@ -61,6 +62,8 @@ class ContextOptions:
         type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
         flash_attention: ``auto``, ``on`` or ``off``.
         n_batch: most tokens in one call while a prompt is read.
+        micro_batch: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
+            buffers depends; 0: all of a call. A verification is never divided.
         swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back.
         rewind: most tokens of one batch that are to be taken back. An attention cache can always do that and costs
             nothing; a recurrent or hybrid memory takes more room for it. 0: such a memory only grows.
@@ -78,6 +81,7 @@ class ContextOptions:
     type_v: str = "f16"
     flash_attention: str = "auto"
     n_batch: int = 512
+    micro_batch: int = 0
     swa_full: bool = True
     rewind: int = 0
     rewind_by: str = "auto"
@@ -90,8 +94,13 @@ class ContextOptions:
 
     @property
     def batch(self) -> int:
-        """Tokens in one batch."""
-        return min(self.n_batch, self.n_ctx + SLACK)
+        """Tokens in one call."""
+        return min(max(self.n_batch, self.micro_batch), self.n_ctx + SLACK)
+
+    @property
+    def computed(self) -> int:
+        """Tokens that are computed at once."""
+        return min(max(self.micro_batch, self.width), self.batch) if self.micro_batch else self.batch
 
 
 def check_kv_type(name: str) -> None:
@@ -104,6 +113,12 @@ def check_flash_attention(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
     if name not in FLASH_ATTENTION:
         raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
+
+
+def check_micro_batch(tokens: int) -> None:
+    """Raise UsageError unless so many tokens can be computed at once; 0 leaves it open."""
+    if tokens != 0 and not 1 <= tokens <= MAX_MICRO_BATCH:
+        raise UsageError(f"a micro-batch of {tokens} tokens is not possible", f"1 to {MAX_MICRO_BATCH}; 512 is usual")
 
 
 def check_rewind(name: str) -> None:

@@ -29,7 +29,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     """
     params = lib.llama_context_default_params()
     params.n_ctx = options.n_ctx + SLACK
-    params.n_batch = params.n_ubatch = options.batch
+    params.n_batch, params.n_ubatch = options.batch, options.computed
     params.n_outputs_max = options.width
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))

@@ -6,7 +6,7 @@ import difflib
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -41,6 +41,34 @@ class Settings(_Strict):
     type_v: str | None = None
     flash_attention: str | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    threads: Annotated[int, Field(ge=1)] | None = None
+    drafter: Literal["draft", "lookup", "both", "none"] | None = None
+    draft_policy: Literal["adaptive", "fixed"] | None = None
+    cpu_experts: Annotated[int, Field(ge=0)] | None = None
+    micro_batch: Annotated[int, Field(ge=1)] | None = None
+
+
+class Tuned(_Strict):
+    """Where a profile's settings come from, if ``tune`` wrote them: its evidence.
+
+    Args:
+        date: of the search.
+        tokens_per_s: of the setting that won, the median.
+        gain: over what was planned, the median, and its 95 % interval; absent where nothing else was measured.
+        trials: how many runs were measured.
+        machine: the processor and the cards.
+        versions: of ggufspec and llama-cpp-python.
+        results: the file with every measurement.
+    """
+
+    date: str
+    tokens_per_s: float
+    gain: float | None = None
+    gain_ci95: list[float] | None = None
+    trials: int
+    machine: str
+    versions: str
+    results: str
 
 
 class Profile(_Strict):
@@ -52,6 +80,7 @@ class Profile(_Strict):
     target: ModelSource
     draft: ModelSource | None = None
     settings: Settings = Field(default_factory=Settings)
+    tuned: Tuned | None = None
 
     @model_validator(mode="after")
     def _inside(self) -> Profile:
@@ -217,7 +246,9 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     if first["type"] == "extra_forbidden":
         model: Any = Profile
         for part in first["loc"][:-1]:
-            model = {"target": ModelSource, "draft": ModelSource, "settings": Settings}.get(str(part), model)
+            model = {"target": ModelSource, "draft": ModelSource, "settings": Settings, "tuned": Tuned}.get(
+                str(part), model
+            )
         known = list(model.model_fields)
         hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
         return GgufspecError(f"{place}: unknown key {key!r}", hint)

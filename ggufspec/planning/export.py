@@ -108,7 +108,7 @@ def llama_bench(settings: Settings) -> list[str]:
         arguments += ["-ts", "/".join(_number(share) for share in placement.split)]
     if placement.cpu_experts:
         arguments += ["-ncmoe", str(placement.cpu_experts)]
-    arguments += ["-b", str(settings.context.batch), "-ub", str(settings.context.batch), *_cache(context)]
+    arguments += ["-b", str(settings.context.batch), "-ub", str(settings.context.computed), *_cache(context)]
     arguments += ["-t", str(context.threads)]
     return arguments + (["-rpc", ",".join(settings.rpc)] if settings.rpc else [])
 
@@ -215,7 +215,7 @@ def _common(settings: Settings, batch: int | None = None) -> list[str]:
         "-b",
         str(batch or settings.context.batch),
         "-ub",
-        str(settings.context.batch),
+        str(settings.context.computed),
     ]
     arguments += [*_cache(settings.context), "-t", str(settings.context.threads)]
     arguments += ["--swa-full"] if settings.context.swa_full else []

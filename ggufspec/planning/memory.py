@@ -280,7 +280,7 @@ class _Sizes:
         if not context.rewind:
             return 1
         if self.header.architecture in SNAPSHOTS and context.rewind_by != "checkpoint":
-            return 1 + min(context.rewind, context.batch - 2)
+            return 1 + min(context.rewind, context.computed - 2)
         return 2
 
     def compute(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions, count: int) -> tuple[int, ...]:
@@ -301,13 +301,13 @@ class _Sizes:
     def staged(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions) -> int:
         """Compute buffer of a card that computes for the host too: the whole graph's, and the largest weight."""
         hosted = [self.largest[i] for i in range(self.main) if not devices[i] or i < cpu_experts]
-        if not hosted or context.batch < _STAGED_TOKENS:
+        if not hosted or context.computed < _STAGED_TOKENS:
             return 0
         return self.compute([1] * len(devices), 0, context, 2)[1] + max(hosted)
 
     def _batch(self, context: ContextOptions, devices: Sequence[int]) -> Batch:
         header = self.header
-        tokens = context.batch
+        tokens = context.computed
         return Batch(
             tokens=tokens,
             outputs=min(tokens, context.width),
@@ -325,7 +325,7 @@ class _Sizes:
         full = context.cells
         if context.swa_full:
             return full
-        tokens = context.batch
+        tokens = context.computed
         return _padded(min(full, self.header.sliding_window + tokens), _CELLS)
 
     def _values_turned(self, context: ContextOptions) -> bool:
