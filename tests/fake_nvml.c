@@ -5,6 +5,8 @@
  *   hidden          21 GiB used, and no process to be seen
  *   narrow          PCIe 3.0 x4, of 4.0 x16
  *   bare            everything that may be unsupported is
+ *   hot             its clocks are held down for heat, as a driver of the new name for the reasons tells
+ *   old             the same by the reasons' old name
  *   15@nvmlCall     this call returns 15
  * FAKE_NVML_INIT is what nvmlInitWithFlags returns. Once a call has returned 1 (uninitialised), all do, until the next start.
  */
@@ -71,6 +73,17 @@ int nvmlDeviceGetCurrPcieLinkGeneration(device_t d, unsigned *out) { ASK(1); *ou
 int nvmlDeviceGetGpuMaxPcieLinkGeneration(device_t d, unsigned *out) { ASK(1); *out = 4; return 0; }
 int nvmlDeviceGetCurrPcieLinkWidth(device_t d, unsigned *out) { ASK(1); *out = is(d, "narrow") ? 4 : 16; return 0; }
 int nvmlDeviceGetMaxPcieLinkWidth(device_t d, unsigned *out) { ASK(1); *out = 16; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(device_t d, unsigned long long *mj) {
+    static unsigned long long used;
+    ASK(1); *mj = used += 1500; return 0; /* 1.5 J for each time that it is asked */
+}
+int nvmlDeviceGetCurrentClocksEventReasons(device_t d, unsigned long long *out) {
+    ASK(1);
+    if (is(d, "old")) return 13; /* FUNCTION_NOT_FOUND */
+    *out = is(d, "hot") ? 0x24 : 0x5; /* idle and the power limit are no throttling */
+    return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(device_t d, unsigned long long *out) { ASK(1); *out = 0x48; return 0; }
 int nvmlDeviceGetUtilizationRates(device_t d, utilization_t *u) { ASK(1); u->gpu = 37; u->memory = 5; return 0; }
 
 static int processes(device_t d, unsigned *count, process_t *out, unsigned first, unsigned last) {

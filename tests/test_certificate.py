@@ -118,6 +118,18 @@ def test_in_default_mode_a_near_tie_passes_and_a_wrong_token_does_not():
     assert certificate.compare(DEFAULT, "draft", ALONE, changed)[0].status == "failed"  # nobody looked into it
 
 
+def test_a_policy_that_drafted_nothing_is_not_among_the_claims():
+    """The adaptive one, where no draft pays."""
+    given = given_answers()
+    given[ADAPTIVE] = [replace(answer, drafted=0, accepted=0) for answer in given[ADAPTIVE]]
+    greedy, _ = certificate.compare(STRICT, "both", ALONE, given)
+    assert (greedy.status, greedy.policies) == ("passed", ("fixed 1", "fixed 4", "fixed 15"))
+    assert (greedy.answers, greedy.tokens, greedy.drafted) == (6, 24, 30)
+    given[ADAPTIVE][0] = replace(given[ADAPTIVE][0], tokens=(9,))
+    greedy, _ = certificate.compare(STRICT, "both", ALONE, given)
+    assert (greedy.status, greedy.policies, greedy.answers) == ("failed", tuple(map(str, EVERY_POLICY)), 8)
+
+
 def test_without_a_drafted_token_nothing_is_claimed():
     idle = given_answers(drafted=0)
     check = certificate.compare(STRICT, "lookup", ALONE, idle)[0]

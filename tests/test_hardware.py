@@ -72,7 +72,7 @@ def test_what_a_card_does_not_support_is_none_and_costs_no_card(survey):
     bare, card = survey("bare,card")["cards"]
     unknown = {key for key, value in bare.items() if value in (None, "", [])}
     assert unknown == {
-        *("uuid", "compute_capability", "utilisation", "processes"),
+        *("uuid", "compute_capability", "utilisation", "processes", "throttled"),
         *("pcie_generation", "pcie_width", "pcie_max_generation", "pcie_max_width"),
     }
     assert (bare["used_bytes"], card["compute_capability"]) == (GIB, [8, 9])
@@ -86,6 +86,34 @@ def test_who_has_the_memory(survey):
         {"pid": 77, "name": "", "used_bytes": 3 * GIB},
         {"pid": 88, "name": "", "used_bytes": None},  # its name is no text, its memory not told
     ]
+
+
+def test_what_holds_the_clocks_down(survey):
+    """Under the name that the driver knows; rest and the power limit hold nothing down."""
+    cards = survey("card,hot,old,bare")["cards"]
+    assert [card["throttled"] for card in cards] == [[], ["heat"], ["hardware slowdown", "heat, by hardware"], []]
+
+
+@pytest.mark.parametrize(
+    ("cards", "joules"),
+    [
+        ("card", 1.5),
+        ("card,hot", 4.5),  # 1.5 J and then 3 J, as the counter goes on
+        ("card,bare", None),  # a sum that leaves a card out is none
+        ("", None),
+        ("card,15@nvmlDeviceGetTotalEnergyConsumption", None),
+        ("1@nvmlDeviceGetHandleByIndex_v2,card", None),
+    ],
+)
+def test_energy_of_all_cards(fake, cards, joules):
+    done = subprocess.run(
+        [sys.executable, "-c", "from ggufspec.hardware import gpus; print(gpus.energy_j())"],
+        env=os.environ | fake | {"FAKE_NVML": cards},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(joules)
 
 
 def test_a_narrow_slot(survey):
@@ -139,6 +167,7 @@ def test_no_library_is_no_problem(survey):
 
 def test_without_pynvml_there_are_no_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    assert gpus.energy_j() is None
     assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], 0, ())
 
 

@@ -202,6 +202,8 @@ def test_the_terminal_shows_all_but_the_positions_in_80_columns(bench):
 
 def test_acceptance_by_position_has_a_line_of_its_own():
     assert (tables.by_position(document()), tables.by_position(document(runs={}))) == ("80% 50%", "")
+    long = replace(PAIR, accepted_by_position=(0.5,) * 15)
+    assert tables.by_position(document(runs={"speculative": long})) == "50% " * 8 + "…"
 
 
 # files

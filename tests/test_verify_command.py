@@ -55,8 +55,10 @@ def test_the_pair_that_ships(cli: Cli, target: Path, draft: Path, tmp_path: Path
     drawn = {("distribution", who, "residual") for who in DRAFTERS} | {("distribution", "target-only", "keyed")}
     assert set(checks) == identical | drawn
     for key in identical:
-        assert (checks[key]["answers"], checks[key]["policies"]) == (4, ["adaptive 15", "fixed 4"])
-        assert 32 <= checks[key]["tokens"] <= 64
+        policies = checks[key]["policies"]
+        assert policies in (["adaptive 15", "fixed 4"], ["fixed 4"])  # whether a draft pays is the machine's to say
+        assert checks[key]["answers"] == 2 * len(policies)
+        assert 16 * len(policies) <= checks[key]["tokens"] <= 32 * len(policies)
         assert key[0] == "default" or checks[key]["differences"] == []
     for key in drawn:
         assert checks[key]["p_value"] >= checks[key]["threshold"] == 1e-4 / 4
@@ -303,7 +305,7 @@ def test_where_nothing_can_be_drafted_nothing_is_claimed(target: Path, draft: Pa
         ("default", "draft"): "not possible",
         ("distribution", "target-only"): "passed",
     }
-    assert "strict: draft, adaptive 15: not one token was drafted" in result.notes
+    assert "strict: draft, adaptive 15: not one token was drafted, so that it is not among the checks" in result.notes
 
 
 def test_another_failure_of_a_model_is_no_excuse(target: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ggufspec import worker
 from ggufspec.bench import trial
 from ggufspec.errors import GgufspecError
 from ggufspec.reports.document import Failure
@@ -17,13 +18,18 @@ class Attempt:
     failure: Failure | None = None
 
 
-def attempt(spec: trial.Spec, *, verbose: bool = False) -> Attempt:
+def attempt(spec: trial.Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Attempt:
     """Run a trial in a child process.
+
+    Args:
+        spec: the trial.
+        on_event: told how far it is.
+        verbose: let llama.cpp's log through.
 
     Raises:
         Interrupted: Ctrl-C; nothing else that goes wrong in the child.
     """
     try:
-        return Attempt(trial.measure(spec, verbose=verbose))
+        return Attempt(trial.measure(spec, on_event=on_event, verbose=verbose))
     except GgufspecError as error:
         return Attempt(None, Failure(error.message, error.hint))

@@ -166,6 +166,9 @@ def compare(
 ) -> list[Check]:
     """A check for the greedy answers and one for those with keyed noise.
 
+    A policy that drafted nothing, as the adaptive one does where no draft pays, shows nothing: its answers are compared
+    and are not counted among those that the check rests on.
+
     Args:
         section: ``strict`` or ``default``.
         drafter: its name.
@@ -206,9 +209,11 @@ def _compare(
             )
         )
     judged = FAILED if any(not one.explained for one in differences) else PASSED
-    return _check(
-        section, drafter, rule, judged, tuple(map(str, given)), [answer for _, answer in answers], differences
-    )
+    claiming = {policy for policy, answer in answers if answer.drafted}
+    claiming |= {policy for policy in given if any(one.policy == str(policy) for one in differences)}
+    counted = [(policy, answer) for policy, answer in answers if policy in claiming or not claiming]
+    policies = tuple(str(policy) for policy in given if policy in claiming or not claiming)
+    return _check(section, drafter, rule, judged, policies, [answer for _, answer in counted], differences)
 
 
 def _check(

@@ -56,7 +56,8 @@ class Placed:
 class Result:
     """What was measured. ``vram_bytes`` is what all cards' use rose by; ``finished`` is False after a stop.
 
-    ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's.
+    ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
+    all cards used from the first prompt to the last token, where NVML counts it.
     """
 
     answers: tuple[Answer, ...]
@@ -68,6 +69,7 @@ class Result:
     finished: bool
     drafters: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    energy_j: float | None = None
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -88,6 +90,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         for _ in decoder.generate(spec.prompts[0], max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
             pass
         answers: list[Answer] = []
+        energy_before = gpus.energy_j()
         for prompt in spec.prompts:
             text, tokens = [], []
             for emitted in decoder.generate(
@@ -106,6 +109,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             if stopping.is_set():
                 break
         assert placed[0] is not None
+        energy_after = gpus.energy_j()
         return Result(
             answers=tuple(answers),
             target=placed[0],
@@ -116,6 +120,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             finished=not stopping.is_set(),
             drafters=decoder.drafters,
             notes=tuple(decoder.notes),
+            energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
         )
 
 

@@ -174,7 +174,8 @@ class _Job:
                 self._say(f"reading: {drafter}, {rule}")
                 answers = [answer for some in by_policy.values() for answer in some]
                 events = self._read(readers, answers)
-                policies = tuple(str(policy) for policy in by_policy if policy)
+                drafted = [policy for policy, some in by_policy.items() if any(answer.drafted for answer in some)]
+                policies = tuple(str(policy) for policy in drafted or by_policy if policy)
                 self._tell([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
     def _readers(self, stack: ExitStack) -> list[Context]:
@@ -235,7 +236,7 @@ class _Job:
                 self._done += 1
                 self._say(what)
             if drafter and not any(answer.drafted for answer in answers):  # it may have found that it does not pay
-                self.notes.append(f"{what}: not one token was drafted")
+                self.notes.append(f"{what}: not one token was drafted, so that it is not among the checks")
                 self.notes += decoder.notes if policy is not ADAPTIVE else ()
         return answers
 

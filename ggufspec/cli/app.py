@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ggufspec import __version__
-from ggufspec.cli import console, options
+from ggufspec.cli import console, given, options
 from ggufspec.cli.bench import bench
 from ggufspec.cli.doctor import doctor
 from ggufspec.cli.export import export
@@ -38,6 +38,7 @@ profiles = typer.Typer(name="profiles", rich_markup_mode=None)
 
 def _register(command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None) -> None:
     """Add a command; ``examples`` end its help."""
+    command = given.spread(command)
 
     @functools.wraps(command)
     def interruptible(*args: object, **kwargs: object) -> int:
@@ -53,6 +54,7 @@ _register(
     bench,
     "ggufspec bench demo",
     "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
+    "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
 )
 _register(
     run,
@@ -161,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except typer.Exit as stop:
             return stop.exit_code
         except typer.TyperException as error:
-            return _fail(arguments, error.format_message(), _usage_hint(error), 2)
+            return _fail(arguments, _message(error), _usage_hint(error), 2)
         except GgufspecError as error:
             return _fail(arguments, error.message, error.hint, error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
@@ -176,6 +178,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         console.failure(str(error), "")
         return 1
+
+
+def _message(error: typer.TyperException) -> str:
+    """What Typer says, without the words that pydantic puts before what a parser said."""
+    return error.format_message().replace(": Value error, ", ": ", 1)
 
 
 def _usage_hint(error: typer.TyperException) -> str:

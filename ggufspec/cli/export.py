@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, options, planned
+from ggufspec.cli import console, given, options, planned
 from ggufspec.errors import GgufspecError
 
 if TYPE_CHECKING:
@@ -29,30 +29,18 @@ class Program(StrEnum):
 
 
 def export(
-    pair: options.PairName = None,
+    *,
+    sources: given.Sources,
     to: Annotated[Program, typer.Option("--to", help="The program that is to run it.")] = Program.LLAMA_SERVER,
-    model: options.TargetSource = None,
-    model_draft: options.DraftSource = None,
-    hf_repo: options.TargetRepo = None,
-    hf_repo_draft: options.DraftRepo = None,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
     hub: Annotated[
         bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
     ] = False,
     gpu: options.Gpu = None,
     vram: options.Vram = None,
-    headroom: options.Headroom = None,
-    gpu_layers: options.GpuLayers = None,
-    gpu_layers_draft: options.DraftGpuLayers = None,
-    tensor_split: options.TensorSplit = None,
-    n_cpu_moe: options.CpuExperts = None,
+    placing: given.Placing,
     draft_max: options.DraftMax = None,
-    ctx_size: options.ContextSize = None,
-    threads: options.Threads = None,
-    cache_type_k: options.TypeK = None,
-    cache_type_v: options.TypeV = None,
-    flash_attn: options.FlashAttention = None,
-    rpc: options.Rpc = None,
+    decoding: given.Decoding,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
     ] = None,
@@ -72,39 +60,20 @@ def export(
 
     if output is not None:
         check_writable(output)
-    chosen = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
+    chosen = sources.choose()
     if no_draft:
         chosen = replace(chosen, draft=None)
-    decoder = options.decoder_options(
-        chosen.settings,
-        n_ctx=ctx_size,
-        draft_max=draft_max,
-        threads=threads,
-        type_k=cache_type_k,
-        type_v=cache_type_v,
-        flash_attention=flash_attn,
-        draft_policy="fixed",  # other programs have no other
-    )
-    asked = planned.placement_asked(
-        chosen,
-        gpu_layers=gpu_layers,
-        gpu_layers_draft=gpu_layers_draft,
-        tensor_split=tensor_split,
-        n_cpu_moe=n_cpu_moe,
-        draft_max=draft_max,
-        headroom=headroom,
-        rpc=rpc,
-        gpu=gpu,
-        vram=vram,
-    )
-    places = planned.place(chosen, decoder, asked, quiet=quiet)
+    drafting = given.Drafting(draft_policy=options.Policy.FIXED, draft_max=draft_max)  # other programs have no other
+    places = planned.settle(chosen, placing, decoding, drafting, gpu=gpu, vram=vram, quiet=quiet)
+    if not places.pair.needs_draft:  # the profile says so: tuning found that it does not pay
+        chosen = replace(chosen, draft=None)
     settings = settings_from(
         _file(chosen.target, hub),
         _file(chosen.draft, hub) if chosen.draft else None,
         places.pair,
         blocks=_blocks(chosen, quiet) if to is Program.LM_STUDIO else None,
         devices=() if gpu or vram else places.cards,
-        rpc=asked.rpc,
+        rpc=tuple(placing.rpc or ()),
     )
     made = planning.export(to.value, settings)
     text = to_json(ExportDocument(to.value, made.text, made.arguments, made.notes)) if json else made.text

@@ -148,11 +148,11 @@ DrafterName = Annotated[
     ),
 ]
 DraftPolicy = Annotated[
-    Policy,
+    Policy | None,
     _option(
         "--draft-policy",
         metavar="|".join(Policy),
-        help="Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
+        help="Draft as far as it pays, which may be not at all, or always --draft-max tokens.  [adaptive]",
     ),
 ]
 LookupCorpus = Annotated[
@@ -203,12 +203,18 @@ Yes = Annotated[bool, _option("-y", "--yes", help="Download what is missing with
 Json = Annotated[bool, _option("--json", help="Print one JSON document, on failure too.")]
 Verbose = Annotated[bool, _option("-v", "--verbose", help="Show llama.cpp's log.")]
 Quiet = Annotated[bool, _option("-q", "--quiet", help="No progress, no notes.")]
+Results = Annotated[
+    Path | None,
+    _option("--results", metavar="FOLDER", help="Where measurements are kept.  [the user's data folder]"),
+]
+Fresh = Annotated[bool, _option("--fresh", help="Measure again what an interrupted run has measured.")]
 MaxTokens = Annotated[int, _option("-n", "--predict", metavar="N", min=1, help="Tokens to emit at most.")]
 PromptText = Annotated[
     str | None, _option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads standard input.")
 ]
 PromptFile = Annotated[Path | None, _option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")]
 _INT32_MAX = 2**31 - 1
+_LOOK_BYTES = 2**16
 
 
 def epilog(*examples: str) -> str:
@@ -303,7 +309,7 @@ def decoder_options(
     type_v: str | None,
     flash_attention: str | None,
     drafter: str | None = None,
-    draft_policy: str = "adaptive",
+    draft_policy: str | None = None,
     lookup_corpus: Path | None = None,
     accept: str = "exact",
     strict: bool = False,
@@ -317,21 +323,23 @@ def decoder_options(
     from ggufspec.decoding.options import DecoderOptions
 
     if lookup_corpus is not None:
-        _read(lookup_corpus)  # a typo is not to cost the time to load the models
+        _check_text(lookup_corpus)  # a typo is not to cost the time to load the models
+    policy = draft_policy or settings.draft_policy or "adaptive"
     given = {
         "n_ctx": _first(n_ctx, settings.n_ctx),
-        "draft_max": _first(draft_max, settings.draft_max, 4 if draft_policy == "fixed" else None),
-        "drafter": drafter,
-        "threads": threads,
+        "draft_max": _first(draft_max, settings.draft_max, 4 if policy == "fixed" else None),
+        "drafter": _first(drafter, settings.drafter),
+        "threads": _first(threads, settings.threads),
         "type_k": _first(type_k, settings.type_k),
         "type_v": _first(type_v, settings.type_v),
         "flash_attention": _first(flash_attention, settings.flash_attention),
+        "micro_batch": settings.micro_batch,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     if n_ctx is not None and n_ctx > _INT32_MAX // 2:
         raise UsageError(f"-c {n_ctx} is too large", "llama.cpp counts in 32 bits")
     return DecoderOptions(
-        draft_policy=draft_policy,
+        draft_policy=policy,
         lookup_corpus=lookup_corpus,
         accept=accept,
         strict=strict,
@@ -411,6 +419,23 @@ def _read(file: Path) -> str:
         return _utf8(file.read_bytes(), str(file))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", f"ls {file.parent}") from None
+
+
+def _check_text(file: Path) -> None:
+    """Whether a text that something else will read is there and begins as one.
+
+    Raises:
+        UsageError: it cannot be read, or is no UTF-8.
+    """
+    import codecs
+
+    try:
+        with file.open("rb") as text:
+            codecs.getincrementaldecoder("utf-8")().decode(text.read(_LOOK_BYTES))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", f"ls {file.parent}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error}", "convert it to UTF-8") from None
 
 
 def _utf8(data: bytes, name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.cli import console
+from ggufspec.cli.options import decoder_options
 from ggufspec.cli.options import kv_types as parse_kv_types
 from ggufspec.cli.options import layers as parse_layers
 from ggufspec.errors import UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ggufspec.bench.trial import Result
+    from ggufspec.cli.given import Decoding, Drafting, Placing
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.placing import Layers
     from ggufspec.pairs.hub import HubFile
@@ -101,8 +103,9 @@ def placement_asked(
     acceptance: float | None = None,
 ) -> Asked:
     """The placement options of a command, over what the profile fixes."""
+    experts = chosen.settings.cpu_experts if n_cpu_moe is None else n_cpu_moe
     return Asked(
-        layers=parse_layers(gpu_layers, chosen.target_gpu_layers, tensor_split, n_cpu_moe),
+        layers=parse_layers(gpu_layers, chosen.target_gpu_layers, tensor_split, experts),
         draft_layers=parse_layers(gpu_layers_draft, chosen.draft_gpu_layers),
         kv_types=parse_kv_types(allow_kv),
         draft_max=draft_max or chosen.settings.draft_max,
@@ -341,6 +344,76 @@ def place(
         raise UsageError(made.plan.why(), "--no-draft runs the target alone; plan shows what fits")
     option = made.plan.pair or made.plan.alone
     return Placed(placed(options, option, draft_max=asked.draft_max), alone, cards, shown)
+
+
+def settle(
+    chosen: Chosen,
+    placing: Placing,
+    decoding: Decoding,
+    drafting: Drafting,
+    *,
+    gpu: Sequence[str] | None = None,
+    vram: Sequence[str] | None = None,
+    rival: bool = False,
+    quiet: bool = False,
+    verbose: bool = False,
+) -> Placed:
+    """How a pair runs: what the command line says, over the profile, over the plan.
+
+    A draft that does not draft, since only the lookup does or nobody, is not placed.
+
+    Args:
+        chosen: the pair.
+        placing: where layers go, as far as the command line says.
+        decoding: context, threads and cache.
+        drafting: who guesses.
+        gpu: cards that are not here, by name.
+        vram: cards that are not here, by memory.
+        rival: plan the best target-only run too.
+        quiet: show no progress.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        GgufspecError: a value is out of range, nothing fits, or a header cannot be read.
+    """
+    options = decoder(chosen.settings, decoding, drafting)
+    if not options.needs_draft:
+        chosen = replace(chosen, draft=None)
+    asked = placement_asked(
+        chosen,
+        gpu_layers=placing.gpu_layers,
+        gpu_layers_draft=placing.gpu_layers_draft,
+        tensor_split=placing.tensor_split,
+        n_cpu_moe=placing.n_cpu_moe,
+        draft_max=drafting.draft_max,
+        headroom=placing.headroom,
+        rpc=placing.rpc,
+        gpu=gpu,
+        vram=vram,
+    )
+    return place(chosen, options, asked, rival=rival, quiet=quiet, verbose=verbose)
+
+
+def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> DecoderOptions:
+    """The decoder's options, everything on the CPU still: what the command line says, over the profile.
+
+    Raises:
+        UsageError: a value is out of range, or a name is not known.
+    """
+    return decoder_options(
+        settings,
+        n_ctx=decoding.ctx_size,
+        threads=decoding.threads,
+        type_k=decoding.cache_type_k,
+        type_v=decoding.cache_type_v,
+        flash_attention=decoding.flash_attn,
+        drafter=drafting.drafter,
+        draft_policy=drafting.draft_policy,
+        draft_max=drafting.draft_max,
+        lookup_corpus=drafting.lookup_corpus,
+        accept=drafting.accept,
+        strict=drafting.strict,
+    )
 
 
 def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options, planned
+from ggufspec.cli import console, given, options, planned
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -23,22 +22,12 @@ if TYPE_CHECKING:
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
 _BLOCK_BYTES = 2**22
-
-
-class DrafterName(StrEnum):
-    """Of ``ggufspec.decoding.options.DRAFTERS``."""
-
-    DRAFT = "draft"
-    LOOKUP = "lookup"
-    BOTH = "both"
+_DRAFTERS = tuple(name for name in options.Drafter if name is not options.Drafter.NONE)
 
 
 def verify(
-    pair: options.PairName = None,
-    model: options.TargetFile = None,
-    model_draft: options.DraftFile = None,
-    hf_repo: options.TargetRepo = None,
-    hf_repo_draft: options.DraftRepo = None,
+    *,
+    files: given.Files,
     predict: Annotated[
         int | None,
         typer.Option("-n", "--predict", metavar="N", min=1, help=f"Tokens of an answer at most.  [{_TOKENS}]"),
@@ -59,22 +48,18 @@ def verify(
         ),
     ] = False,
     drafter: Annotated[
-        list[DrafterName] | None,
-        typer.Option("--drafter", help="Check this one only; may be repeated.  [all that the pair has]"),
+        list[options.Drafter] | None,
+        typer.Option(
+            "--drafter",
+            metavar="|".join(_DRAFTERS),
+            help="Check this one only; may be repeated.  [all that the pair has]",
+        ),
     ] = None,
     accept: Annotated[
         str | None, typer.Option("--accept", metavar="RULE", help="Check this rule only.  [exact and residual]")
     ] = None,
-    gpu_layers: options.GpuLayers = None,
-    gpu_layers_draft: options.DraftGpuLayers = None,
-    tensor_split: options.TensorSplit = None,
-    n_cpu_moe: options.CpuExperts = None,
-    headroom: options.Headroom = None,
-    ctx_size: options.ContextSize = None,
-    threads: options.Threads = None,
-    cache_type_k: options.TypeK = None,
-    cache_type_v: options.TypeV = None,
-    flash_attn: options.FlashAttention = None,
+    placing: given.Placing,
+    decoding: given.Decoding,
     temp: Annotated[
         float, typer.Option("--temp", metavar="T", help="Of the answers that are not greedy; above 0.")
     ] = 0.8,
@@ -85,7 +70,6 @@ def verify(
     no_hash: Annotated[
         bool, typer.Option("--no-hash", help="Do not read the files for their SHA-256; the certificate names none.")
     ] = False,
-    rpc: options.Rpc = None,
     yes: options.Yes = False,
     json: options.Json = False,
     export_json: Annotated[
@@ -112,33 +96,19 @@ def verify(
         raise UsageError(f"--temp {temp} draws nothing; greedy answers are checked anyway", "--temp 0.8 is usual")
     if export_json is not None:
         check_writable(export_json)
-    chosen = options.choose_pair(pair, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)
-    decoder = options.decoder_options(
-        chosen.settings,
-        n_ctx=ctx_size,
-        draft_max=None,
-        threads=threads,
-        type_k=cache_type_k,
-        type_v=cache_type_v,
-        flash_attention=flash_attn,
-    )
-    asked = planned.placement_asked(
-        chosen,
-        gpu_layers=gpu_layers,
-        gpu_layers_draft=gpu_layers_draft,
-        tensor_split=tensor_split,
-        n_cpu_moe=n_cpu_moe,
+    chosen = files.choose(yes=yes, quiet=quiet)
+    drafting = given.Drafting(
+        drafter=options.Drafter.BOTH if chosen.draft else options.Drafter.LOOKUP,
         draft_max=max(policy.draft_max for policy in EVERY_POLICY),
-        headroom=headroom,
-        rpc=rpc,
     )
+    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting, quiet=quiet, verbose=verbose)
     if prompts is not None and prompts > len(PROMPTS):
         raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
     count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
     spec = Spec(
         target=chosen.target,
         draft=chosen.draft,
-        options=planned.place(planned.of_pair(chosen), decoder, asked, quiet=quiet, verbose=verbose).pair,
+        options=places.pair,
         drafters=_drafters(drafter, chosen),
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
@@ -146,10 +116,10 @@ def verify(
         sampling=Sampling(temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
         seeds=seeds or (_QUICK_SEEDS if quick else _SEEDS),
         policies=TWO_POLICIES if quick else EVERY_POLICY,
-        rpc=tuple(rpc or ()),
+        rpc=tuple(placing.rpc or ()),
     )
-    result, files = _measure(spec, no_hash=no_hash, quiet=quiet, verbose=verbose)
-    return _report(_document(chosen, spec, result, files), json, export_json)
+    result, read = _measure(spec, no_hash=no_hash, quiet=quiet, verbose=verbose)
+    return _report(_document(chosen, spec, result, read), json, export_json)
 
 
 def _rules(accept: str | None) -> tuple[str, ...]:
@@ -172,17 +142,19 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     return (accept,)
 
 
-def _drafters(asked: list[DrafterName] | None, chosen: Pair) -> tuple[str, ...]:
+def _drafters(asked: list[options.Drafter] | None, chosen: Pair) -> tuple[str, ...]:
     """Those that are asked for, or all that the pair has: without a draft the lookup.
 
     Raises:
-        UsageError: one needs a draft and there is none.
+        UsageError: one needs a draft and there is none, or nobody is to be checked.
     """
+    if options.Drafter.NONE in (asked or ()):
+        raise UsageError("--drafter none drafts nothing that could be checked", "one of " + ", ".join(_DRAFTERS))
     if chosen.draft is None:
-        if any(name is not DrafterName.LOOKUP for name in asked or ()):
+        if any(name is not options.Drafter.LOOKUP for name in asked or ()):
             raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
-        return (DrafterName.LOOKUP.value,)
-    return tuple(dict.fromkeys(name.value for name in asked or DrafterName))
+        return (options.Drafter.LOOKUP.value,)
+    return tuple(dict.fromkeys(name.value for name in asked or _DRAFTERS))
 
 
 def _measure(

@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 # nvmlReturn_t: after these nothing that the card or the driver says is worth anything. What else goes wrong costs the
 # field that was asked for.
 _DRIVER_IS_GONE = (1, 9)  # NVML_ERROR_UNINITIALIZED, _DRIVER_NOT_LOADED
 _CARD_IS_GONE = (*_DRIVER_IS_GONE, 15, 16)  # _GPU_IS_LOST, _RESET_REQUIRED
 _LIBRARY_NOT_FOUND = 12
+# nvmlClocksEventReason… of nvml.h: what makes a card slower than it was a minute ago. That a load reaches the power
+# limit is none of these: it is so from the first second on.
+_THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
+
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,8 @@ class Gpu:
 
     ``pcie_generation`` and ``pcie_width`` are what the link reaches in its slot: the highest generation that both ends
     know (a link at rest runs at a lower one) and the lanes that are connected. ``pcie_max_…`` is the card's own best.
-    ``utilisation`` is the share of the last moment in which a kernel ran, 0 to 1.
+    ``utilisation`` is the share of the last moment in which a kernel ran, 0 to 1. ``throttled`` are the reasons for
+    which the clocks are held down at this moment, heat say.
     """
 
     index: int
@@ -49,6 +56,7 @@ class Gpu:
     pcie_max_width: int | None = None
     utilisation: float | None = None
     processes: tuple[GpuProcess, ...] = ()
+    throttled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +78,45 @@ def used_bytes() -> int:
     return sum(gpu.used_bytes for gpu in gpus())
 
 
+def energy_j() -> float | None:
+    """What all cards together have used since the driver was loaded; None unless each of them counts it."""
+    return _with_nvml(_energy_j, None, lambda _: None)
+
+
+def _energy_j(nvml: Any) -> float | None:
+    total = 0.0
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        for index in range(count):
+            used_mj = _ask(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, nvml.nvmlDeviceGetHandleByIndex(index))
+            if used_mj is None:
+                return None
+            total += used_mj / 1000
+    except nvml.NVMLError:
+        return None
+    return total if count else None
+
+
 def survey() -> Survey:
     """Ask every card; a driver that is lost on the way ends the list with what was found."""
+    return _with_nvml(
+        _survey, Survey((), (), None), lambda error: Survey((), (f"the NVIDIA driver does not start: {error}",), None)
+    )
+
+
+def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[Exception], Answer]) -> Answer:
+    """What ``ask`` learns of NVML; ``without`` where there is none, and ``broken`` where it does not start."""
     try:
         import pynvml as nvml
     except ImportError:
-        return Survey((), (), None)
+        return without
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
         missing = isinstance(error, OSError) or _code(error) == _LIBRARY_NOT_FOUND
-        return Survey((), () if missing else (f"the NVIDIA driver does not start: {error}",), None)
+        return without if missing else broken(error)
     try:
-        return _survey(nvml)
+        return ask(nvml)
     finally:
         with suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
@@ -127,7 +161,16 @@ def _card(nvml: Any, index: int, driver: str) -> Gpu:
         pcie_max_width=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         utilisation=None if rates is None else rates.gpu / 100,
         processes=_processes(nvml, handle),
+        throttled=_throttled(nvml, handle),
     )
+
+
+def _throttled(nvml: Any, handle: Any) -> tuple[str, ...]:
+    """By the name that the driver knows: it was renamed in R535."""
+    reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if reasons is None:
+        reasons = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return tuple(name for bit, name in _THROTTLING.items() if (reasons or 0) & bit)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from platformdirs import user_cache_path
+from platformdirs import user_cache_path, user_data_path
 
 _ROOT = Path("/")
 
@@ -141,3 +141,8 @@ def _text(path: Path) -> str:
 def cache_folder() -> Path:
     """Where this user's headers and measurements are kept; nothing in it is lost for good."""
     return user_cache_path("ggufspec")
+
+
+def results_folder() -> Path:
+    """Where this user's measurements are kept: documents, and the journals from which a command goes on."""
+    return user_data_path("ggufspec") / "results"

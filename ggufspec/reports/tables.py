@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
 
@@ -13,7 +13,45 @@ if TYPE_CHECKING:
 
 LABELS = {"target_only_at_pair": "target at pair"}  # target-only, its layers as few as the pair's
 
+_PLACES = 8  # of a draft that are shown; documents have all of them
+
 COLUMNS = ("Run", "GPU layers", "Tokens/s", "Gain", "Accepted", "Tokens/round", "Accepted by position")
+
+
+_WHO = {
+    "draft": "draft model",
+    "lookup": "n-gram lookup",
+    "both": "draft model and n-gram lookup",
+    "none": "no draft",
+}
+
+
+def conditions(settings: dict[str, Any], swept: str = "") -> str:
+    """Under what a bench was made, in a line; what was swept is left out.
+
+    Args:
+        settings: a document's.
+        swept: a key of them, which has a list.
+    """
+    parts = [f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}"]
+    if swept != "drafter":
+        parts.append(_WHO[settings["drafter"]])
+    if swept not in ("draft_policy", "draft_max"):
+        most = "at most " if settings["draft_policy"] == "adaptive" else ""
+        how_far = f"{most}{counted(settings['draft_max'], 'token')} a round"
+        parts[-1:] = [f"{parts[-1]} ({how_far})"] if swept != "drafter" else [parts[-1], how_far]
+    parts.append("greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}")
+    if swept != "accept":
+        parts.append(f"{settings['accept']}{' (lossy)' if settings['lossy'] else ''}")
+    parts += ["strict"] * settings["strict"]
+    if swept != "threads":
+        parts.append(counted(settings["threads"], "thread"))
+    return ", ".join([*parts, f"{counted(settings['repetitions'], 'trial')} each"])
+
+
+def counted(number: Any, thing: str) -> str:
+    """A number of things in words."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def rows(document: BenchDocument) -> list[tuple[str, ...]]:
@@ -26,14 +64,12 @@ def rows(document: BenchDocument) -> list[tuple[str, ...]]:
 
 
 def _row(name: str, run: Run, speedup: Spread | None) -> tuple[str, ...]:
-    layers = f"{run.gpu_layers}/{run.layers + 1}"
-    base = (name, layers, _with_spread(run.tokens_per_s))
+    base = (name, layers(run), with_spread(run.tokens_per_s))
     if not isinstance(run, SpeculativeRun):
         return (*base, "", "", "", "")
     return (
         f"{base[0]} (lossy)" if run.lossy else base[0],
-        f"{layers} + {run.draft_gpu_layers}/{run.draft_layers + 1}" if run.draft_layers else layers,
-        base[2],
+        *base[1:],
         f"{speedup.median:.2f}×" if speedup else "",
         f"{run.acceptance_rate:.0%}" if run.drafted else "–",  # none was drafted, which is not none accepted
         f"{run.tokens_per_round:.2f}",
@@ -41,17 +77,28 @@ def _row(name: str, run: Run, speedup: Spread | None) -> tuple[str, ...]:
     )
 
 
+def layers(run: Run) -> str:
+    """Layers on the GPU of how many: the target's, and the draft's if there is one."""
+    text = f"{run.gpu_layers}/{run.layers + 1}"
+    if isinstance(run, SpeculativeRun) and run.draft_layers:
+        text += f" + {run.draft_gpu_layers}/{run.draft_layers + 1}"
+    return text
+
+
 def by_position(document: BenchDocument) -> str:
-    """Acceptance at each place of the draft, for the line under the table: it would be the table's widest column."""
+    """Acceptance at the first places of the draft, for the line under the table: it would be the widest column."""
     run = document.runs.get("speculative")
     return _by_position(run) if isinstance(run, SpeculativeRun) else ""
 
 
 def _by_position(run: SpeculativeRun) -> str:
-    return " ".join(f"{rate:.0%}" for rate in run.accepted_by_position)
+    """A long draft's last places are reached so seldom that their rates say little."""
+    rates = run.accepted_by_position
+    return " ".join([*(f"{rate:.0%}" for rate in rates[:_PLACES]), *(["…"] if len(rates) > _PLACES else [])])
 
 
-def _with_spread(value: Spread) -> str:
+def with_spread(value: Spread) -> str:
+    """A median and the larger half of its interval."""
     half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
     digits = 0 if value.median >= 100 else 1 if value.median >= 10 else 2
     if len(value.samples) < 2:  # one trial tells nothing of the spread

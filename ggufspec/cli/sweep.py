@@ -1,0 +1,208 @@
+"""``ggufspec bench --sweep``: one option at several values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ggufspec.cli import console, given, planned
+from ggufspec.errors import GgufspecError, StopError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.sweep import Experiment, Sweep, Value
+    from ggufspec.bench.trial import Spec
+    from ggufspec.pairs.profile import Pair
+    from ggufspec.reports.document import SweepDocument
+
+_AT_EACH = ("gpu_layers", "cpu_experts")  # values that the target alone runs at too
+
+
+def asked(several: given.Several | None, *, sweep: bool) -> given.Several | None:
+    """The option to sweep; None for a bench of one setting.
+
+    Raises:
+        UsageError: a list without ``--sweep``, or ``--sweep`` without a list.
+    """
+    if several is not None and not sweep:
+        shown = ",".join(shown for shown, _ in several.values)
+        raise UsageError(f"{several.flag} {shown} is a list", "add --sweep to measure each of the values")
+    if sweep and several is None:
+        flags = ", ".join(flag for _, flag in given.SWEEPABLE.values())
+        raise UsageError(
+            "--sweep, and no option has several values",
+            f"ggufspec bench --sweep --draft-max 1,2,4,8; a list may be given to one of {flags}",
+        )
+    return several
+
+
+def prepare(
+    chosen: Pair,
+    spec: Spec,
+    several: given.Several,
+    placing: given.Placing,
+    decoding: given.Decoding,
+    drafting: given.Drafting,
+    *,
+    repetitions: int,
+    quiet: bool,
+    verbose: bool,
+) -> Experiment:
+    """Place the pair for each of the values.
+
+    Args:
+        chosen: the pair.
+        spec: what is the same for all of them; its options are not looked at.
+        several: the option and its values.
+        placing: the command line's other options.
+        decoding: the same.
+        drafting: the same.
+        repetitions: trials of each run.
+        quiet: show no progress.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    from ggufspec.bench.sweep import Experiment, Value, value
+    from ggufspec.reports.document import Failure
+
+    decoders = [  # all of them first: a typo is no row
+        planned.decoder(chosen.settings, several.put(decoding, one), several.put(drafting, one))
+        for _, one in several.values
+    ]
+    at_each = several.key in _AT_EACH
+    values: list[Value] = []
+    for (shown, one), decoder in zip(several.values, decoders, strict=True):
+        try:
+            places = planned.settle(
+                planned.of_pair(chosen),
+                several.put(placing, one),
+                several.put(decoding, one),
+                several.put(drafting, one),
+                rival=not at_each,
+                quiet=quiet,
+                verbose=verbose,
+            )
+        except GgufspecError as error:
+            values.append(Value(shown, None, None, Failure(error.message, error.hint)))
+            continue
+        draft = chosen.draft if decoder.needs_draft else None
+        values.append(
+            value(shown, replace(spec, draft=draft, options=places.pair), places.pair if at_each else places.alone)
+        )
+    return Experiment(chosen.describe(), several.key, tuple(values), repetitions, _notes(several, values), verbose)
+
+
+def _notes(several: given.Several, values: list[Value]) -> tuple[str, ...]:
+    if several.key in _AT_EACH:
+        return (f"target-only ran at each value of {several.flag} too, not at its own best placement",)
+    places = {one.alone.options.placement for one in values if one.alone}
+    own = any(one.pair and one.alone and one.pair.options.placement != one.alone.options.placement for one in values)
+    return ("target-only ran at its own best placement",) if own and len(places) == 1 else ()
+
+
+def measure(
+    experiment: Experiment, exports: given.Exports, *, results: Path | None, fresh: bool, json: bool, quiet: bool
+) -> int:
+    """Measure every value, show and keep what came of it; trials of an interrupted run are not made again.
+
+    Raises:
+        GgufspecError: nothing could be measured, or results cannot be kept.
+        StopError: Ctrl-C before anything was measured.
+    """
+    from ggufspec.bench.journal import Journal
+    from ggufspec.bench.sweep import JOURNAL, Sweep, identity
+    from ggufspec.hardware.host import results_folder
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.files import write_whole
+
+    name = f"sweep-{experiment.pair['name']}-{experiment.option}-{identity(experiment)[:8]}".replace(" ", "-")
+    path = (results or results_folder()) / f"{name}.jsonl"
+    if fresh and path.exists():
+        _put_aside(path)
+    with Journal(path, JOURNAL) as journal:
+        sweep = Sweep(experiment, journal)
+        for note in () if quiet else (*journal.notes, *_resumed(sweep)):
+            console.note(note)
+        interrupted = False
+        try:
+            with console.progress(quiet or experiment.verbose) as progress:
+                sweep.run(progress)
+        except KeyboardInterrupt:
+            if not sweep.measured:
+                raise StopError("interrupted before anything was measured") from None
+            interrupted = True
+        document = sweep.document(interrupted=interrupted)
+    code = _report(document, exports, json=json, quiet=quiet)
+    if interrupted:
+        console.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
+        return 130
+    kept = path.with_suffix(".json")
+    write_whole(kept, to_json(document) + "\n")
+    _forget(path)  # the next run of this command is a new measurement
+    if not quiet:
+        console.note(f"kept in {kept}")
+    return code
+
+
+def _put_aside(path: Path) -> None:
+    aside = path.with_name(path.name + ".old")
+    try:
+        path.replace(aside)
+    except OSError as error:
+        raise GgufspecError(
+            f"{path} cannot be put aside: {error.strerror}", "--results FOLDER names another folder"
+        ) from None
+
+
+def _forget(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise GgufspecError(
+            f"{path} cannot be removed: {error.strerror}", "--results FOLDER names another folder"
+        ) from None
+
+
+def _resumed(sweep: Sweep) -> tuple[str, ...]:
+    count = sweep.measured
+    if not count:
+        return ()
+    return (f"{count} trial{'s' * (count > 1)} of an interrupted run taken over; --fresh measures all of them again",)
+
+
+def _report(document: SweepDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
+    """Print first, then write the files: a full disk costs a file and not the result."""
+    from ggufspec.reports import sweep as report
+    from ggufspec.reports.document import to_json
+
+    if json:
+        console.data(to_json(document))
+    else:
+        _show(document)
+        if not quiet:
+            for note in document.notes:
+                console.note(note)
+    failed = exports.write(document, markdown=report.markdown, csv=report.comma_separated)
+    if failed:
+        return failed.exit_code
+    return 0 if report.best(document) else 1
+
+
+def _show(document: SweepDocument) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import sweep as report
+    from ggufspec.reports import tables
+
+    out = console.out()
+    for role in ("target", "draft"):
+        if document.pair.get(role):
+            out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
+    if "threads" in document.settings:  # absent where no value had a placement
+        out.print(Text(tables.conditions(document.settings, document.option), style="dim"))
+    out.print(report.terminal(document, out.width))
+    for line in report.failures(document):
+        out.print(Text(line, style="red"))
+    out.print(Text(report.summary(document), style="bold"))

@@ -1,0 +1,112 @@
+"""Measurements that survive a crash at any byte."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ggufspec.bench.journal import Journal, key_of
+from ggufspec.errors import GgufspecError
+
+SCHEMA = "ggufspec/test-journal@1"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "folder" / "trials.jsonl"
+
+
+def kept(path, schema=SCHEMA):
+    with Journal(path, schema) as journal:
+        return dict(journal._values), journal.notes
+
+
+def test_what_was_put_is_there_again(path):
+    with Journal(path, SCHEMA) as journal:
+        journal.put("one", {"speed": [1.5, 2.0]})
+        journal.put("two", None)
+        journal.put("one", "later")
+        assert (journal.get("one"), journal.get("two"), journal.get("three")) == ("later", None, None)
+    assert kept(path) == ({"one": "later", "two": None}, ())
+
+
+def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
+    with Journal(path, SCHEMA) as journal:
+        for number in range(3):
+            journal.put(f"key {number}", f"välue {number}")
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        found, notes = kept(path)
+        assert notes == ()
+        assert len(found) == max(sum(end <= length for end in ends) - 1, 0)
+        with Journal(path, SCHEMA) as journal:
+            journal.put("after", 1)
+        assert kept(path)[0] == {**found, "after": 1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"schema": "ggufspec/test-journal@2"}\n{"key": "a", "value": 1}\n',
+        "[1, 2]\n",
+        "no JSON at all\n",
+        '{"schema": "ggufspec/test-journal@1"}\n{"value": 1}\n',
+    ],
+)
+def test_another_schema_is_put_aside_whole(path, content):
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    found, notes = kept(path)
+    assert found == {}
+    assert path.with_name("trials.jsonl.old").read_text() == content
+    assert "trials.jsonl.old" in notes[0]
+    assert kept(path) == ({}, ())
+
+
+def test_a_process_that_is_killed_has_put_what_it_put(path):
+    """SIGKILL right after a put; no close, no flush of its own."""
+    program = (
+        "import os, signal, sys; from pathlib import Path; from ggufspec.bench.journal import Journal\n"
+        f"journal = Journal(Path(sys.argv[1]), {SCHEMA!r})\n"
+        "journal.put('a', 1); journal.put('b', 2); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)])
+    assert done.returncode == -9
+    assert kept(path)[0] == {"a": 1, "b": 2}
+
+
+def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(GgufspecError, match="results cannot be kept") as error:
+        Journal(tmp_path / "file" / "trials.jsonl", SCHEMA)
+    assert "--results" in error.value.hint
+
+
+def test_a_disk_that_is_full_keeps_what_was_there(path):
+    with Journal(path, SCHEMA) as journal:
+        journal.put("a", 1)
+        journal._file.close()
+        journal._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
+        with pytest.raises(GgufspecError, match="No space left"):
+            journal.put("b", 2)
+        journal._file = path.open("ab")
+    assert kept(path)[0] == {"a": 1}
+
+
+def test_keys_tell_facts_apart():
+    facts = [("trial", "a", 1), ("trial", "a", 2), ("trial", "a", "1"), ("trial", ["a", 1]), ("trial",)]
+    keys = [key_of(*one) for one in facts]
+    assert len(set(keys)) == len(facts)
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+
+
+def test_a_journal_is_json_lines(path):
+    with Journal(path, SCHEMA) as journal:
+        journal.put("a", [1])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"schema": SCHEMA},
+        {"key": "a", "value": [1]},
+    ]

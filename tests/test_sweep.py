@@ -1,0 +1,431 @@
+"""One option at several values: which trials are made, what is kept of them, and what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Cli, plain, rest, workers
+from rich.console import Console
+
+from ggufspec.bench import sweep, trial
+from ggufspec.bench.attempt import Attempt
+from ggufspec.bench.journal import Journal
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.reports import sweep as report
+from ggufspec.reports import tables
+from ggufspec.reports.document import Failure, SweepDocument, to_json
+
+OPTIONS = DecoderOptions(draft_policy="fixed")
+SPEC = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(), ("a prompt",), 20)
+
+
+def of(**changes: Any) -> trial.Spec:
+    return replace(SPEC, options=replace(OPTIONS, **changes))
+
+
+def lengths(*numbers: int, repetitions: int = 2) -> sweep.Experiment:
+    values = tuple(sweep.value(str(one), of(draft_max=one), OPTIONS) for one in numbers)
+    return sweep.Experiment({"name": "mine"}, "draft_max", values, repetitions)
+
+
+class Machine:
+    """Does trials by arithmetic: a run with drafts of n tokens does 10 n tokens/s, the target alone 15."""
+
+    def __init__(self, dies_at: int = 10**9, fails: tuple[int, ...] = ()) -> None:
+        self.done: list[int] = []
+        self.dies_at, self.fails = dies_at, fails
+
+    def __call__(self, spec: trial.Spec) -> Attempt:
+        drafts = spec.options.drafts(with_draft=spec.draft is not None)
+        length = spec.options.draft_max if drafts else 0
+        if len(self.done) == self.dies_at:
+            raise KeyboardInterrupt
+        self.done.append(length)
+        if length in self.fails:
+            return Attempt(None, Failure("out of memory", "lower -ngl"))
+        places = (8,) * length
+        statistics = Statistics(5, 0.5, 30, 2.0 if not drafts else 3.0 / length, 8, 8 * length, 8, places, places,
+                                0.1, 0.2, "length")  # fmt: skip
+        return Attempt(
+            trial.Result(
+                (trial.Answer("é", (1, 2), statistics),),
+                trial.Placed("llama", 16, spec.options.gpu_layers, 1000),
+                trial.Placed("llama", 2, 0, 10) if drafts else None,
+                1.0,
+                100,
+                0,
+                True,
+                ("draft",) if drafts else (),
+                ("a note",) if drafts else (),
+            )
+        )
+
+
+def made(experiment: sweep.Experiment, folder: Path, machine: Machine) -> sweep.Sweep:
+    """As much of a sweep as the machine does."""
+    with Journal(folder / "it.jsonl", sweep.JOURNAL) as journal:
+        one = sweep.Sweep(experiment, journal, machine)
+        with contextlib.suppress(KeyboardInterrupt):
+            one.run(lambda *_: None)
+        return one
+
+
+# ---- which trials
+
+
+def test_values_take_turns_and_share_the_target_s_own_run(tmp_path: Path) -> None:
+    machine = Machine()
+    made(lengths(1, 2, 4), tmp_path, machine)
+    assert machine.done == [0, 1, 2, 4, 0, 2, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "own"),
+    [
+        ({"draft_max": 2}, False),
+        ({"drafter": "lookup"}, False),
+        ({"draft_policy": "adaptive"}, False),
+        ({"draft_gpu_layers": 3}, False),
+        ({"threads": 2}, True),
+        ({"type_k": "q8_0"}, True),
+        ({"n_ctx": 512}, True),
+        ({"strict": True, "draft_max": 30}, True),
+    ],
+)
+def test_what_only_a_drafter_looks_at_is_no_other_run_of_the_target(changes: dict[str, Any], own: bool) -> None:
+    options = replace(OPTIONS, **changes)
+    usual = sweep.value("0", SPEC, OPTIONS).alone
+    assert (sweep.value("1", replace(SPEC, options=options), options).alone != usual) is own
+
+
+def test_a_value_without_a_drafter_is_the_target_alone() -> None:
+    assert sweep.value("none", of(drafter="none"), OPTIONS).pair is None
+    assert sweep.value("lookup", replace(of(drafter="lookup"), draft=None), OPTIONS).pair is not None
+
+
+def test_a_value_that_fails_is_a_row_and_not_tried_again(tmp_path: Path) -> None:
+    machine = Machine(fails=(2,))
+    document = made(lengths(1, 2, 4, repetitions=3), tmp_path, machine).document()
+    assert machine.done.count(2) == 1
+    failed = document.points[1]
+    assert failed.failure == Failure("out of memory", "lower -ngl")
+    assert (failed.speculative, failed.speedup) == (None, None)
+    assert failed.target_only is not None
+    assert [point.failure for point in document.points if point is not failed] == [None, None]
+
+
+def test_a_target_that_fails_alone_fails_every_value(tmp_path: Path) -> None:
+    document = made(lengths(1, 2), tmp_path, Machine(fails=(0,))).document()
+    assert [point.failure.error for point in document.points if point.failure] == ["target-only: out of memory"] * 2
+    assert all(point.speculative and not point.target_only and not point.speedup for point in document.points)
+
+
+def test_ratios_are_of_the_same_repetition(tmp_path: Path) -> None:
+    document = made(lengths(1, 4), tmp_path, Machine()).document()
+    assert [point.speedup.samples for point in document.points if point.speedup] == [
+        pytest.approx((10 / 15,) * 2),
+        pytest.approx((40 / 15,) * 2),
+    ]
+    assert document.settings["draft_max"] == ["1", "4"]
+    assert (document.option, document.settings["repetitions"], document.notes) == ("draft_max", 2, ("a note",))
+
+
+def test_a_machine_that_grows_slower_is_told(tmp_path: Path) -> None:
+    class Hot(Machine):
+        def __call__(self, spec: trial.Spec) -> Attempt:
+            made = super().__call__(spec)
+            assert made.result is not None
+            answer = made.result.answers[0]
+            slow = replace(answer.statistics, decode_s=answer.statistics.decode_s * (1 + len(self.done) / 20))
+            return Attempt(replace(made.result, answers=(replace(answer, statistics=slow),)))
+
+    steady = made(lengths(1, 2, 4, repetitions=5), tmp_path, Machine()).document()
+    assert steady.notes == ("a note",)
+    (tmp_path / "it.jsonl").unlink()
+    (said, _) = made(lengths(1, 2, 4, repetitions=5), tmp_path, Hot()).document().notes
+    assert "slower from the first trial to the last" in said
+
+
+def test_layers_that_no_device_took(tmp_path: Path) -> None:
+    values = tuple(sweep.value(str(n), of(gpu_layers=n), of(gpu_layers=n).options) for n in (0, 8))
+    experiment = sweep.Experiment({"name": "mine"}, "gpu_layers", values, 1)
+    assert not any("no GPU" in note for note in made(experiment, tmp_path, Machine()).document().notes)
+
+    class NoGpu(Machine):
+        def __call__(self, spec: trial.Spec) -> Attempt:
+            return super().__call__(replace(spec, options=replace(spec.options, gpu_layers=0)))
+
+    (tmp_path / "it.jsonl").unlink()
+    assert any("no GPU" in note for note in made(experiment, tmp_path, NoGpu()).document().notes)
+
+
+# ---- what is kept
+
+
+@pytest.mark.parametrize("dies_at", range(8))
+def test_killed_at_any_trial_it_goes_on_where_it_was(tmp_path: Path, dies_at: int) -> None:
+    before, after = Machine(dies_at), Machine()
+    part = made(lengths(1, 2, 4), tmp_path, before)
+    assert (part.measured, len(before.done)) == (dies_at, dies_at)
+    whole = made(lengths(1, 2, 4), tmp_path, after)
+    assert [*before.done, *after.done] == [0, 1, 2, 4, 0, 2, 4, 1]
+    (tmp_path / "it.jsonl").unlink()
+    assert whole.document() == made(lengths(1, 2, 4), tmp_path, Machine()).document()
+
+
+def test_more_repetitions_go_on_from_fewer(tmp_path: Path) -> None:
+    made(lengths(1, 2, repetitions=1), tmp_path, Machine())
+    machine = Machine()
+    assert made(lengths(1, 2, repetitions=2), tmp_path, machine).measured == 6
+    assert machine.done == [0, 2, 1]
+
+
+def test_another_file_of_the_same_name_is_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "t.gguf"
+    file.write_bytes(b"one")
+    spec = replace(of(draft_max=4), target=file)
+    experiment = sweep.Experiment({"name": "mine"}, "draft_max", (sweep.value("4", spec, OPTIONS),), 1)
+    key = sweep.identity(experiment)
+    assert sweep.identity(experiment) == key
+    made(experiment, tmp_path, Machine())
+    file.write_bytes(b"another")
+    machine = Machine()
+    assert sweep.identity(experiment) != key
+    made(experiment, tmp_path, machine)
+    assert machine.done == [0, 4]
+
+
+def test_a_kept_trial_of_another_shape_is_measured_again(tmp_path: Path) -> None:
+    made(lengths(4, repetitions=1), tmp_path, Machine())
+    journal = tmp_path / "it.jsonl"
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    for line in lines[1:]:
+        line["value"].pop("load_s")
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    machine = Machine()
+    made(lengths(4, repetitions=1), tmp_path, machine)
+    assert machine.done == [0, 4]
+
+
+# ---- what is said
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> SweepDocument:
+    return made(lengths(1, 2, 4), tmp_path, Machine(fails=(2,))).document()
+
+
+def test_the_document_keeps_its_contract(document: SweepDocument) -> None:
+    text = to_json(document)
+    assert text.startswith('{\n  "schema": "ggufspec/sweep@1"')
+    told = json.loads(text)
+    assert {"pair", "machine", "settings", "option", "points", "notes", "interrupted"} <= set(told)
+    assert [set(point) for point in told["points"]] == [
+        {"value", "target_only", "speculative", "speedup", "failure"}
+    ] * 3
+    assert told["points"][1]["failure"] == {"error": "out of memory", "hint": "lower -ngl"}
+
+
+def test_the_fastest_is_named(document: SweepDocument) -> None:
+    leader = report.best(document)
+    assert leader is not None
+    assert leader.value == "4"
+    said = report.summary(document)
+    assert said == "Fastest: --draft-max 4, 40.0 ± 0.0 tokens/s, 2.67× target-only (95 % interval 2.67 to 2.67)."
+    assert report.failures(document) == ["--draft-max 2 failed: out of memory (next: lower -ngl)"]
+
+
+def test_a_target_alone_that_is_faster_is_named_too(tmp_path: Path) -> None:
+    said = report.summary(made(lengths(1), tmp_path, Machine()).document())
+    assert "0.67× target-only" in said
+    assert said.endswith("The target alone is faster: 15.0 ± 0.0 tokens/s.")
+
+
+def test_leaders_that_overlap_are_no_ranking(document: SweepDocument) -> None:
+    first, _, last = document.points
+    assert first.speculative is not None
+    near = replace(first.speculative, tokens_per_s=replace(first.speculative.tokens_per_s, ci95=(9.0, 41.0)))
+    unsure = replace(document, points=(replace(first, speculative=near), last))
+    assert "Not shown to be faster than 1: their intervals overlap." in report.summary(unsure)
+
+
+def test_one_trial_says_that_it_tells_nothing(tmp_path: Path) -> None:
+    said = report.summary(made(lengths(1, 4, repetitions=1), tmp_path, Machine()).document())
+    assert "One trial each tells nothing of the spread" in said
+    assert "interval" not in said
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    document = made(lengths(1, 2), tmp_path, Machine(fails=(0, 1, 2))).document()
+    assert (report.summary(document), report.best(document)) == ("Nothing was measured.", None)
+    assert report.terminal(document, 80).row_count == 2
+    none = sweep.Experiment({"name": "mine"}, "draft_max", (sweep.Value("1", None, None, Failure("no room")),), 1)
+    (tmp_path / "it.jsonl").unlink()
+    assert report.failures(made(none, tmp_path, Machine()).document()) == ["--draft-max 1 failed: no room"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_and_bars_are_in_proportion(document: SweepDocument, width: int) -> None:
+    out = Console(width=width, file=io.StringIO(), record=True)
+    out.print(report.terminal(document, width))
+    lines = out.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    bars = {line.split()[0]: line.count("█") + line.count("│") for line in lines if "█" in line}
+    assert bars["4"] in range(4 * bars["1"] - 12, 4 * bars["1"] + 1)
+    assert all(cell in "\n".join(lines) for row in report.rows(document) for cell in (row[0], row[2], row[3]))
+
+
+def test_markdown_and_lines_for_spreadsheets(document: SweepDocument) -> None:
+    table = [line for line in report.markdown(document).splitlines() if line.startswith("|")]
+    assert len(table) == 5
+    assert len({line.count("|") for line in table}) == 1
+    assert "| out of memory |" in table[3]
+    assert report.summary(document) in report.markdown(document)
+    lines = list(csv.DictReader(io.StringIO(report.comma_separated(document))))
+    assert [(line["draft_max"], line["run"], line["trial"]) for line in lines if line["run"] == "speculative"] == [
+        ("1", "speculative", "1"),
+        ("1", "speculative", "2"),
+        ("4", "speculative", "1"),
+        ("4", "speculative", "2"),
+    ]
+    assert [line["failure"] for line in lines if line["failure"]] == ["out of memory"]
+    assert all(float(line["tokens_per_s"]) > 0 for line in lines if not line["failure"])
+
+
+@pytest.mark.parametrize(
+    ("swept", "there", "gone"),
+    [
+        ("", ("draft model and n-gram lookup (4 tokens a round)", "exact", "1 thread"), ()),
+        ("draft_max", ("draft model and n-gram lookup, greedy",), ("a round",)),
+        ("drafter", ("4 tokens a round, greedy",), ("draft model",)),
+        ("threads", ("greedy",), ("thread",)),
+        ("accept", ("greedy, 1 thread",), ("exact",)),
+    ],
+)
+def test_conditions_leave_out_what_was_swept(swept: str, there: tuple[str, ...], gone: tuple[str, ...]) -> None:
+    settings = {"prompts": 1, "max_tokens": 8, "drafter": "both", "draft_policy": "fixed", "draft_max": 4}
+    settings |= {"temperature": 0, "accept": "exact", "lossy": False, "strict": False, "threads": 1, "repetitions": 2}
+    said = tables.conditions(settings | ({swept: ["a", "b"]} if swept else {}), swept)
+    assert all(text in said for text in there)
+    assert not any(text in said for text in gone)
+
+
+# ---- the command
+
+SHORT = ("bench", "demo", "--sweep", "-n", "4", "-p", "def f(", "-r", "1")
+
+
+def test_a_sweep_on_the_pair_that_ships(cli: Cli, tmp_path: Path) -> None:
+    folder, page = tmp_path / "results", tmp_path / "page.html"
+    exports = ("--export-markdown", tmp_path / "s.md", "--export-csv", tmp_path / "s.csv", "--html", page)
+    flags = ("--draft-policy", "fixed", "--draft-max", "1,3", "--results", folder, *exports)
+    done = cli(*SHORT, *flags, "--json", "-q")
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert (document["schema"], document["option"]) == ("ggufspec/sweep@1", "draft_max")
+    assert [point["value"] for point in document["points"]] == ["1", "3"]
+    for point in document["points"]:
+        assert point["speculative"]["tokens_per_s"]["median"] > 0
+        assert point["target_only"] == document["points"][0]["target_only"]
+        assert len(point["speculative"]["accepted_by_position"]) <= int(point["value"])
+    (kept,) = folder.iterdir()  # the journal has done its work
+    assert json.loads(kept.read_text()) == document
+    assert "| 3 |" in (tmp_path / "s.md").read_text()
+    assert len((tmp_path / "s.csv").read_text().splitlines()) == 5
+    assert "<svg" in page.read_text()
+
+
+def test_a_value_without_a_context_is_a_row(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*SHORT, "-fa", "off", "-ctv", "f16,q8_0", "--results", tmp_path, COLUMNS="80")
+    assert done.code == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "-ctv q8_0 failed: no context" in done.stdout
+    assert "Fastest: -ctv f16" in done.stdout
+
+
+def test_every_value_without_a_context_is_a_failure(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*SHORT, "-fa", "off", "-ctv", "q5_1,q8_0", "--results", tmp_path, "--json")
+    assert done.code == 1
+    assert [point["failure"]["hint"] for point in done.document()["points"]] == ["-fa on, or -ctv f16"] * 2
+
+
+def test_kill_and_go_on(cli: Cli, tmp_path: Path) -> None:
+    flags = (*SHORT[:-1], "3", "--drafter", "lookup", "--draft-max", "1,2", "--results", tmp_path)
+    parent = cli.start(*flags)
+    journal = None
+    while parent.poll() is None and (journal is None or journal.read_bytes().count(b"\n") < 3):
+        journal = next(tmp_path.glob("*.jsonl"), None)
+    assert journal is not None
+    running = workers(parent.pid)
+    os.kill(parent.pid, signal.SIGKILL)
+    assert parent.wait() == -signal.SIGKILL
+    for one in running:
+        one.wait(60)
+    before = journal.read_bytes()
+    done = cli(*flags)
+    assert done.code == 0, done.stderr
+    kept = before.count(b"\n") - 1
+    assert kept >= 2
+    assert f"{kept} trials of an interrupted run taken over" in done.stderr
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_path: Path) -> None:
+    flags = (*SHORT[:-1], "1000000", "--drafter", "lookup", "--draft-max", "1,2", "--results", str(tmp_path))
+    child = cli.terminal(*flags)
+    child.expect("3/3000000")
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "Fastest: --draft-max" in left
+    assert "the same command goes on where it was" in left
+    assert "Traceback" not in left
+    (journal,) = tmp_path.iterdir()
+    assert journal.read_bytes().count(b"\n") >= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("--draft-max", "1,2"), "--draft-max 1,2 is a list", "add --sweep"),
+        (("--sweep",), "no option has several values", "--draft-max 1,2,4,8"),
+        (("--sweep", "--draft-max", "4"), "no option has several values", "--sweep"),
+        (("--sweep", "--draft-max", "1,2", "-t", "1,2"), "--draft-max and -t have lists", "one option at a time"),
+        (("--sweep", "--draft-max", "0,2"), "a draft length of 0 is not possible", "--draft-max"),
+        (("--sweep", "--draft-max", "1,x"), "'x' is not a whole number", "--help"),
+        (("--sweep", "--draft-max", "1,,2"), "has an empty value", "--help"),
+        (("--sweep", "-t", "8-1"), "'8-1' is no range", "--help"),
+        (("--sweep", "-t", "1-8*1"), "is no range", "--help"),
+        (("--sweep", "-t", "1-1000"), "more than 64 values", "--help"),
+        (("--sweep", "-ngl", "0,some"), "'some' is no number of layers", "--help"),
+        (("--sweep", "--n-cpu-moe", "0,-1"), "'-1' is less than 0", "--help"),
+        (("--sweep", "--drafter", "draft,nobody"), "'nobody' is not one of draft, lookup, both, none", "--help"),
+        (("--sweep", "-ctk", "f16,q9"), "'q9' is no KV type", "one of f16"),
+        (("--sweep", "--accept", "exact,top-k:0"), "'top-k:0' does not say", "--accept top-k:3"),
+    ],
+)
+def test_what_is_no_sweep(cli: Cli, arguments: tuple[str, ...], message: str, hint: str) -> None:
+    done = cli("bench", "demo", *arguments, "--json")
+    assert done.code == 2
+    error = done.document()
+    assert message in error["error"]
+    assert hint in error["hint"]
+
+
+def test_results_that_cannot_be_kept_are_found_before_the_first_trial(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = cli(*SHORT, "--draft-max", "1,2", "--results", tmp_path / "file", "--json")
+    assert done.code == 1
+    assert "results cannot be kept in" in done.document()["error"]
+    assert "--results FOLDER" in done.document()["hint"]
