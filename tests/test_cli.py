@@ -15,6 +15,7 @@ from processes import SCRIPT, Cli, plain, rest
 
 COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
+    "report",
 )
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
@@ -60,7 +61,7 @@ def test_help_is_quick_because_it_loads_no_model_library(cli: Cli) -> None:
 
 def test_completion_knows_the_commands(cli: Cli) -> None:
     done = cli(_GGUFSPEC_COMPLETE="complete_bash", COMP_WORDS="ggufspec r", COMP_CWORD="1")
-    assert sorted(done.stdout.split()) == ["rehearse", "run"]
+    assert sorted(done.stdout.split()) == ["rehearse", "report", "run"]
 
 
 def test_run_prints_the_answer_alone_and_says_the_rest_on_stderr(cli: Cli) -> None:

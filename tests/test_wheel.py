@@ -40,6 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_contains_profiles_demo_pair_and_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "ggufspec/py.typed" in names
+    assert {"ggufspec/reports/templates/page.html", "ggufspec/reports/templates/page.css"} <= names
     for profile in (ROOT / "profiles").glob("*.toml"):
         assert f"ggufspec/profiles/{profile.name}" in names
     for model in (ROOT / "profiles" / "demo").glob("*.gguf"):

@@ -20,6 +20,7 @@ from ggufspec.cli.profiles import check, list_profiles, new, show
 from ggufspec.cli.pull import pull
 from ggufspec.cli.quantize import quantize
 from ggufspec.cli.rehearse import rehearse
+from ggufspec.cli.report import report
 from ggufspec.cli.run import run
 from ggufspec.cli.verify import verify
 from ggufspec.cli.worker import worker
@@ -80,6 +81,11 @@ _register(
     quantize,
     "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
     "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
+)
+_register(
+    report,
+    "ggufspec report --html report.html",
+    "ggufspec report desktop.json laptop.json --html both.html --markdown both.md",
 )
 _register(
     verify,

@@ -1,0 +1,111 @@
+"""``ggufspec report``: results that were kept, as tables, plots and a page; several machines in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, options
+from ggufspec.errors import GgufspecError
+
+if TYPE_CHECKING:
+    from ggufspec.reports.reading import Result
+    from ggufspec.reports.report import LeftOut
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE.json", help="Results; all of the results folder if none.", show_default=False),
+]
+Folder = Annotated[
+    Path | None, typer.Option("--results", metavar="FOLDER", help="Where results are kept.  [the user's data folder]")
+]
+
+
+def report(
+    files: Files = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page to this file.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.")
+    ] = None,
+    results: Folder = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Show results that were kept: of bench --export-json, compare, tune, bench --sweep and plan --json.
+
+    Tables and plots go to the terminal. --html makes one page that needs no network, with the results of all machines
+    that are given; plans lend their predictions to the measurements of the same models.
+    """
+    from ggufspec.reports import report as reports
+    from ggufspec.reports import sections
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.files import check_writable, write_whole
+    from ggufspec.reports.page import page
+
+    for path in (html, markdown):
+        if path is not None:
+            check_writable(path)
+    found, left_out = _given(files) if files else _kept(results)
+    machines = sections.report(list(found.values()))
+    if html is not None:  # before anything is printed: its reader may go, as head does
+        write_whole(html, page(list(found.values())))
+    if markdown is not None:
+        write_whole(markdown, reports.markdown(machines))
+    if json:
+        bodies = {name: _body(document) for name, document in found.items()}
+        console.data(to_json(reports.ReportDocument(bodies, left_out)))
+    else:
+        out = console.out()
+        for line in reports.terminal(machines, out.width):
+            out.print(line)
+    if not quiet:
+        for each in left_out:
+            console.note(f"left out: {each.failure.error}")
+    return 0
+
+
+def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
+    """The files that were named: one that cannot be read is an error. The same file twice counts once."""
+    from ggufspec.reports.reading import read
+
+    return {str(path): read(path) for path in {path.resolve(): path for path in files}.values()}, ()
+
+
+def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
+    """Everything in the results folder, oldest first: a file that cannot be read is told, and not the end.
+
+    Raises:
+        GgufspecError: there is nothing to report.
+    """
+    from ggufspec.hardware.host import results_folder
+    from ggufspec.reports.document import Failure
+    from ggufspec.reports.reading import read
+    from ggufspec.reports.report import LeftOut
+
+    place = folder or results_folder()
+    try:
+        paths = sorted(place.glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name))
+    except OSError as error:
+        raise GgufspecError(f"{place} cannot be read: {error.strerror}", f"ls -ld {place}") from None
+    found: dict[str, Result] = {}
+    left_out = []
+    for path in paths:
+        try:
+            found[str(path)] = read(path)
+        except GgufspecError as error:
+            left_out.append(LeftOut(str(path), Failure(error.message, error.hint)))
+    if not found:
+        why = f"none of the {len(paths)} files in {place} is a result" if paths else f"no results are kept in {place}"
+        raise GgufspecError(why, "ggufspec report RESULT.json; bench --export-json, compare and tune make some")
+    return found, tuple(left_out)
+
+
+def _body(document: Result) -> dict[str, object]:
+    import json
+
+    from ggufspec.reports.document import to_json
+
+    body: dict[str, object] = json.loads(to_json(document))
+    return body

@@ -1,0 +1,321 @@
+"""What results look like as figures: marks with their words, apart from how they are drawn. Pure.
+
+The page (:mod:`ggufspec.reports.charts`) and the terminal (:mod:`ggufspec.reports.plots`) draw the same figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal
+
+from ggufspec.reports.document import (
+    PlanDocument,
+    Run,
+    SpeculativeRun,
+    Spread,
+)
+from ggufspec.reports.plan import gib
+
+ALONE = "target alone"
+EXPECTED = "expected before it"
+FIRST = "the planner's first choice"
+HOST = "CPU"
+GIB = 2**30
+PLACES = 8  # of a draft, in a table; a figure has them all
+
+# Parts of a device's memory, in the order in which they are stacked.
+PARTS = (
+    "target weights",
+    "target kv",
+    "target compute",
+    "draft weights",
+    "draft kv",
+    "draft compute",
+    "overhead",
+)
+
+# What options that are swept are called.
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One thing that was measured, or predicted.
+
+    Args:
+        series: what it belongs to; a colour and a shape.
+        x: the place across, a number, or a name where the axis has names.
+        y: the height, in the axis's unit.
+        told: what it is, in words: shown when it is pointed at, and read aloud.
+        low: end of its 95 % interval, if it has one.
+        high: the other end.
+        x_low: the same across.
+        x_high: the same across.
+        panel: the panel that it is in, where a figure has several.
+        label: a name that is written beside it.
+        kind: ``measured``, ``predicted``, ``failed``, ``best`` or ``limit``.
+    """
+
+    series: str
+    x: float | str
+    y: float
+    told: str
+    low: float | None = None
+    high: float | None = None
+    x_low: float | None = None
+    x_high: float | None = None
+    panel: str = ""
+    label: str = ""
+    kind: Literal["measured", "predicted", "failed", "best", "limit"] = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot, and the table that says the same.
+
+    Args:
+        name: ``speed``, ``quality``, ``memory``, ``acceptance``, ``layers``, ``length``, ``search`` or ``option``.
+        title: of the plot.
+        caption: how it is read.
+        form: ``points``, ``lines``, or ``bars`` that lie, stacked by series, one for every x.
+        x: the axis across.
+        y: the axis up.
+        marks: what is drawn.
+        columns: of the table.
+        rows: of the table.
+        series: in the order of their colours.
+        frontier: corners of a line that joins the best marks.
+        percent: whether y is a share.
+        whole: whether x counts something.
+        scale: of x: ``linear``; ``log``, where it doubles from one tick to the next; ``sqrt``, which is wider near 0.
+    """
+
+    name: str
+    title: str
+    caption: str
+    form: Literal["points", "lines", "bars"]
+    x: str
+    y: str
+    marks: tuple[Mark, ...]
+    columns: Row
+    rows: tuple[Row, ...]
+    series: tuple[str, ...]
+    frontier: tuple[tuple[float, float], ...] = field(default=())
+    percent: bool = False
+    whole: bool = False
+    scale: Literal["linear", "log", "sqrt"] = "linear"
+
+
+def rate(value: Spread) -> str:
+    """Tokens/s with the larger half of the interval, which one sample does not have."""
+    digits = _digits(value.median)
+    if len(value.samples) < 2:
+        return f"{value.median:.{digits}f}"
+    half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
+    return f"{value.median:.{digits}f} ± {half:.{digits}f}"
+
+
+def times(value: Spread | None) -> str:
+    """A ratio with its interval: 1.42× (1.39 to 1.45)."""
+    if value is None:
+        return ""
+    if len(value.samples) < 2:
+        return f"{value.median:.2f}×"
+    return f"{value.median:.2f}× ({value.ci95[0]:.2f} to {value.ci95[1]:.2f})"
+
+
+def over(value: Spread | None, rival: str) -> str:
+    """A ratio in a sentence: 1.42× target-only (1.39 to 1.45)."""
+    ratio, space, ends = times(value).partition(" ")
+    return f"{ratio} {rival}{space}{ends}" if ratio else ""
+
+
+def _digits(value: float) -> int:
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+
+
+def number(value: float) -> str:
+    """Three figures or so."""
+    return f"{value:.{_digits(value)}f}"
+
+
+def layers_of(run: Run) -> str:
+    """GPU layers of the target, and of the draft if there is one: 45/81 + 33/33."""
+    text = f"{run.gpu_layers}/{run.layers + 1}"
+    if isinstance(run, SpeculativeRun) and run.draft_layers:
+        text += f" + {run.draft_gpu_layers}/{run.draft_layers + 1}"
+    return text
+
+
+def acceptance_of(run: Run | None) -> str:
+    """The share of drafted tokens that the target kept; a dash where none was drafted."""
+    if not isinstance(run, SpeculativeRun):
+        return ""
+    return f"{run.acceptance_rate:.0%}" if run.drafted else "–"
+
+
+def base_name(value: object) -> str:
+    """The file's own name, without folder and ending."""
+    name = str(value or "").replace("\\", "/").rpartition("/")[2]
+    return name.removesuffix(".gguf")
+
+
+def common_stem(names: Sequence[str]) -> str:
+    """What all names begin with, in whole words; empty for a single one."""
+    split = [re.split(r"(?<=[-/ ])|(?<=\.)(?!\d)", name) for name in dict.fromkeys(names)]
+    common = 0
+    if len(split) > 1:
+        while all(len(words) > common + 1 for words in split) and len({words[common] for words in split}) == 1:
+            common += 1
+    return "".join(split[0][:common]) if split else ""
+
+
+def shorter(names: Sequence[str]) -> dict[str, str]:
+    """What tells names apart: folders, the ending and the words that all of them begin with are left out."""
+    plain = {name: base_name(name) for name in names}
+    stem = common_stem(list(plain.values()))
+    found = {name: text[len(stem) :] for name, text in plain.items()}
+    return found if len(set(found.values())) == len(found) else {name: name for name in names}
+
+
+def interval(value: Spread) -> tuple[float | None, float | None]:
+    """The ends to draw; none of a single sample."""
+    return value.ci95 if len(value.samples) > 1 else (None, None)
+
+
+def at(mark: Mark, x: float | str, **changes: object) -> Mark:
+    """The mark at another place across."""
+    return replace(mark, x=x, **changes)  # type: ignore[arg-type]
+
+
+def scale_of(values: Sequence[float]) -> Literal["linear", "log"]:
+    """``log`` where values grow by factors, 1, 2, 4, 8 say."""
+    ordered = sorted(values)
+    doubling = len(ordered) > 2 and ordered[0] > 0 and all(b / a >= 1.5 for a, b in pairwise(ordered))
+    return "log" if doubling else "linear"
+
+
+def memory(
+    what: str,
+    bars: Sequence[tuple[str, str, dict[str, int]]],
+    limits: Sequence[int] = (),
+    limit: str = "the card's memory",
+) -> Figure | None:
+    """Stacked parts; ``bars`` are (pairing, device, bytes by part), ``limits`` bytes that are drawn as lines."""
+    if not bars:
+        return None
+    devices = {device for _, device, _ in bars}
+    marks, rows = [], []
+    for pairing, device, parts in bars:
+        for part in (*PARTS, *(part for part in parts if part not in PARTS)):
+            if parts.get(part):
+                told = f"{pairing}, {device}: {part} {gib(parts[part])}"
+                panel = device if len(devices) > 1 else ""
+                marks.append(Mark(part, pairing, parts[part] / GIB, told, panel=panel))
+        by_role = [
+            sum(parts.get(f"{role} {kind}", 0) for kind in ("weights", "kv", "compute")) for role in ("target", "draft")
+        ]
+        sizes = (sum(parts.values()), *by_role, parts.get("overhead", 0))
+        where = (device,) if len(devices) > 1 else ()
+        rows.append((pairing, *where, *(gib(size) if size >= 2**19 else "–" for size in sizes)))
+    marks += [Mark(limit, "", size / GIB, f"{limit}: {gib(size)}", kind="limit") for size in limits]
+    series = tuple(part for part in PARTS if any(mark.series == part for mark in marks))
+    others = tuple(dict.fromkeys(m.series for m in marks if m.series not in series and m.kind != "limit"))
+    return Figure(
+        "memory",
+        f"{what} by part",
+        "What each pairing takes: the target's parts in one colour, the draft's in another."
+        + (f" The upright line is {limit}." if limits else ""),
+        "bars",
+        "",
+        "GiB",
+        tuple(marks),
+        ("Pairing", *(("Device",) if len(devices) > 1 else ()), "Total", "Target's", "Draft's", "Overhead"),
+        tuple(rows),
+        series + others,
+    )
+
+
+def acceptance(curves: Sequence[tuple[str, str, str, SpeculativeRun]], series: tuple[str, ...]) -> Figure | None:
+    """Accepted ÷ drafted by place; ``curves`` are (pairing, series, panel, run), ``series`` all that have a colour."""
+    curves = [curve for curve in curves if curve[3].accepted_by_position]
+    if not curves:
+        return None
+    marks = [
+        Mark(name, place, share, f"{pairing}: {share:.0%} accepted at position {place}", panel=panel)
+        for pairing, name, panel, run in curves
+        for place, share in enumerate(run.accepted_by_position, 1)
+    ]
+    longest = min(PLACES, max(len(run.accepted_by_position) for *_, run in curves))
+    rows = []
+    for pairing, _, _, run in curves:
+        shares = [f"{share:.0%}" for share in run.accepted_by_position[:longest]]
+        rows.append(
+            (pairing, acceptance_of(run), f"{run.tokens_per_round:.2f}", *shares, *[""] * (longest - len(shares)))
+        )
+    return Figure(
+        "acceptance",
+        "Acceptance by position",
+        "The share of drafted tokens that the target kept, by their place in the draft.",
+        "lines",
+        "position in the draft",
+        "accepted",
+        tuple(marks),
+        ("Pairing", "Accepted", "Tokens/round", *(str(place) for place in range(1, longest + 1))),
+        tuple(rows),
+        series,
+        percent=True,
+        whole=True,
+    )
+
+
+def swept(plan: PlanDocument, draft: str | None, panel: str = "", alone: str = ALONE) -> list[Mark]:
+    """The plan's sweep: marks of the target ``alone``, and of ``draft`` if there is one; both name their series."""
+    found = []
+    for row in plan.sweep:
+        for series, speed in ((alone, row.target_only_tokens_per_s), (draft, row.speculative_tokens_per_s)):
+            if speed is not None and series is not None:
+                told = f"{series}, {row.gpu_layers} layers on the GPU: ≈ {number(speed)} tokens/s predicted"
+                found.append(Mark(series, row.gpu_layers, speed, told, panel=panel, kind="predicted"))
+    return found
+
+
+def matching(pair: dict[str, object], plans: Sequence[PlanDocument]) -> Iterator[PlanDocument]:
+    """Plans with a sweep of the same target file, and of the same draft if they have one."""
+    for plan in plans:
+        option = plan.options.get("speculative")
+        draft = plan.draft or (option.draft if option else None)
+        same = draft is None or not pair.get("draft") or base_name(draft.file) == base_name(pair.get("draft"))
+        if plan.sweep and same and base_name(plan.target.file) == base_name(pair.get("target")):
+            yield plan
+
+
+def layers(
+    marks: Sequence[Mark], lines: Sequence[Mark], rows: Sequence[Row], series: tuple[str, ...], first: str = "Pairing"
+) -> Figure | None:
+    """Tokens/s over GPU layers: measured points, and predictions as lines."""
+    if not marks and not lines:
+        return None
+    predicted = [
+        (f"{line.panel + ', ' if line.panel else ''}{line.series}, predicted", f"{line.x:g}", f"≈ {number(line.y)}")
+        for line in lines
+        if isinstance(line.x, (int, float))
+    ]
+    return Figure(
+        "layers",
+        "Tokens/s over GPU layers",
+        "Points were measured, with their 95 % intervals." + (" The lines are what the plan predicts." if lines else "")
+        if marks
+        else "What the plan predicts for each number of target layers on the GPU.",
+        "points",
+        "target layers on the GPU",
+        "tokens/s",
+        (*lines, *marks),
+        (first, "GPU layers", "Tokens/s"),
+        (*rows, *predicted),
+        series,
+        whole=True,
+    )

@@ -1,0 +1,245 @@
+"""Figures of a comparison: speeds, quality, memory, acceptance, layers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ggufspec.reports.document import (
+    Cell,
+    CompareDocument,
+    PlanDocument,
+    Quality,
+    Run,
+    SpeculativeRun,
+)
+from ggufspec.reports.figures import (
+    ALONE,
+    HOST,
+    Figure,
+    Mark,
+    acceptance,
+    at,
+    base_name,
+    interval,
+    layers,
+    layers_of,
+    memory,
+    over,
+    rate,
+    shorter,
+    swept,
+    times,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Short names of a comparison's targets and drafts, by their own."""
+
+    targets: dict[str, str]
+    drafts: dict[str, str]
+
+    def cell(self, cell: Cell) -> str:
+        """The cell in a table or as a bar."""
+        target = self.targets[cell.target]
+        return f"{target} + {self.drafts[cell.draft]}" if cell.draft else f"{target} alone"
+
+    def series(self, draft: str | None) -> str:
+        """The draft as a series of a plot."""
+        return f"with {self.drafts[draft]}" if draft else ALONE
+
+
+def names_of(document: CompareDocument) -> Names:
+    """Short names of everything that the comparison or its cells name."""
+    targets = [*(model.name for model in document.targets), *(cell.target for cell in document.cells)]
+    drafts = [*(model.name for model in document.drafts), *(cell.draft for cell in document.cells if cell.draft)]
+    return Names(shorter(list(dict.fromkeys(targets))), shorter(list(dict.fromkeys(drafts))))
+
+
+def used_bytes(cell: Cell) -> int:
+    """What the plan takes of the cards; of memory where it takes nothing of a card."""
+    cards = sum(sum(parts.values()) for device, parts in cell.bytes.items() if device != HOST)
+    return cards or sum(cell.bytes.get(HOST, {}).values())
+
+
+def on_cards(document: CompareDocument) -> bool:
+    """Whether any cell has something on a card."""
+    return any(
+        size for cell in document.cells for name, parts in cell.bytes.items() if name != HOST for size in parts.values()
+    )
+
+
+def of_compare(document: CompareDocument, plans: Sequence[PlanDocument] = ()) -> Iterator[Figure]:
+    """All figures of a comparison that it has something for."""
+    made = (
+        _cell_speeds(document),
+        _quality(document),
+        _cell_memory(document),
+        _cell_acceptance(document),
+        _cell_layers(document, plans),
+    )
+    yield from (figure for figure in made if figure is not None)
+
+
+def _drafts(document: CompareDocument) -> tuple[str, ...]:
+    """Names of series: the target alone, then the drafts in the order in which they were given."""
+    names = names_of(document)
+    return (ALONE, *(names.series(draft) for draft in names.drafts))
+
+
+def _measured(document: CompareDocument) -> Iterator[tuple[Cell, Run, Mark]]:
+    """Cells that came through, as marks at x = 0."""
+    names = names_of(document)
+    several = len({cell.target for cell in document.cells}) > 1
+    for cell in document.cells:
+        if cell.run is not None:
+            low, high = interval(cell.run.tokens_per_s)
+            told = f"{names.cell(cell)}: {rate(cell.run.tokens_per_s)} tokens/s"
+            if cell.speedup is not None and cell.draft:
+                told += f", {over(cell.speedup, 'target-only')}"
+            kind: Literal["best", "measured"] = "best" if cell.leads else "measured"
+            panel = names.targets[cell.target] if several else ""
+            series = names.series(cell.draft)
+            yield (
+                cell,
+                cell.run,
+                Mark(series, 0.0, cell.run.tokens_per_s.median, told, low, high, panel=panel, kind=kind),
+            )
+
+
+def _cell_speeds(document: CompareDocument) -> Figure | None:
+    found = sorted(_measured(document), key=lambda item: -item[2].y)
+    if not found:
+        return None
+    names = names_of(document)
+    marks = [at(mark, names.cell(cell), panel="") for cell, _, mark in found]
+    rows = tuple(
+        (names.cell(cell), rate(run.tokens_per_s), times(cell.speedup) if cell.draft else "") for cell, run, _ in found
+    )
+    return Figure(
+        "speed",
+        "Tokens/s of every pairing",
+        "Fastest first, each at its own best placement. The lines are 95 % intervals; where two overlap, "
+        "their order is not sure.",
+        "bars",
+        "",
+        "tokens/s",
+        tuple(marks),
+        ("Pairing", "Tokens/s", "Speedup"),
+        rows,
+        _drafts(document),
+    )
+
+
+def _quality(document: CompareDocument) -> Figure | None:
+    """Tokens/s against mean KL; targets whose quality is not known are left to the table."""
+    known: dict[str, Quality] = {m.name: m.quality for m in document.targets if m.quality is not None}
+    found = [(cell, run, mark) for cell, run, mark in _measured(document) if cell.target in known]
+    if not found or len(known) < 2:
+        return None
+    names = names_of(document)
+    marks, rows = [], []
+    best = {name: max((mark.y for cell, _, mark in found if cell.target == name), default=0.0) for name in known}
+    for cell, run, mark in found:
+        quality = known[cell.target]
+        error = 1.96 * quality.mean_kl_error
+        marks.append(
+            at(
+                mark,
+                quality.mean_kl,
+                told=f"{mark.told}; mean KL {quality.mean_kl:.4f} ± {error:.4f}, "
+                f"{quality.top1_agreement:.1%} of the likeliest tokens the same",
+                x_low=max(0.0, quality.mean_kl - error) if error else None,
+                x_high=quality.mean_kl + error if error else None,
+                panel="",
+                label=names.targets[cell.target] if mark.y == best[cell.target] else "",
+            )
+        )
+        rows.append(
+            (
+                names.cell(cell),
+                rate(run.tokens_per_s),
+                f"{quality.mean_kl:.4f} ± {error:.4f}",
+                f"{quality.top1_agreement:.1%}",
+                f"{quality.perplexity:.2f}",
+            )
+        )
+    reference = next(iter(known.values())).reference
+    reference = names.targets.get(reference, base_name(reference))
+    return Figure(
+        "quality",
+        "Tokens/s against quality",
+        f"Left is nearer to {reference}, up is faster: the best are at the upper left. The dashed line joins the "
+        "pairings that no other beats in both. A draft does not change the text: it moves a target up or down.",
+        "points",
+        f"mean KL divergence from {reference}, nats a token",
+        "tokens/s",
+        tuple(marks),
+        ("Pairing", "Tokens/s", "Mean KL", "Same top token", "Perplexity"),
+        tuple(rows),
+        _drafts(document),
+        frontier=_frontier([(float(mark.x), mark.y) for mark in marks]),
+        scale="sqrt",
+    )
+
+
+def _frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Points that no other beats in both: to the left and up is better."""
+    found: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not found or y > found[-1][1]:
+            found.append((x, y))
+    return tuple(found) if len(found) > 1 else ()
+
+
+def _cell_memory(document: CompareDocument) -> Figure | None:
+    cards, names = on_cards(document), names_of(document)
+    bars = [
+        (names.cell(cell), device, parts)
+        for cell in document.cells
+        for device, parts in cell.bytes.items()
+        if (device != HOST) == cards and any(parts.values())
+    ]
+    limits = []
+    if cards and len({device for _, device, _ in bars}) == 1:
+        totals = [gpu.get("total_bytes", 0) for gpu in document.machine.get("gpus", [])]
+        limits = [int(totals[0])] if len(totals) == 1 and totals[0] else []
+    return memory("VRAM" if cards else "Memory", bars, limits)
+
+
+def _cell_acceptance(document: CompareDocument) -> Figure | None:
+    names = names_of(document)
+    several = len({cell.target for cell in document.cells}) > 1
+    curves = []
+    for cell in document.cells:
+        if isinstance(cell.run, SpeculativeRun) and cell.draft:
+            panel = names.targets[cell.target] if several else ""
+            curves.append((names.cell(cell), names.series(cell.draft), panel, cell.run))
+    return acceptance(curves, _drafts(document))
+
+
+def _cell_layers(document: CompareDocument, plans: Sequence[PlanDocument]) -> Figure | None:
+    names = names_of(document)
+    marks, rows = [], []
+    for cell, run, mark in _measured(document):
+        marks.append(at(mark, run.gpu_layers, told=f"{mark.told}, {layers_of(run)} layers on the GPU"))
+        rows.append((names.cell(cell), layers_of(run), rate(run.tokens_per_s)))
+    lines: list[Mark] = []
+    for model in document.targets:
+        for plan in plans:
+            if base_name(plan.target.file) == base_name(model.file):
+                panel = names.targets[model.name] if len(document.targets) > 1 else ""
+                lines += swept(plan, next(_series_of(plan, document), None), panel)
+    if not lines and len({mark.x for mark in marks}) < 2:
+        return None
+    return layers(marks, lines, rows, _drafts(document))
+
+
+def _series_of(plan: PlanDocument, document: CompareDocument) -> Iterator[str]:
+    """The series of the comparison's draft that the plan is for."""
+    names = names_of(document)
+    for draft in document.drafts:
+        if plan.draft is not None and base_name(draft.file) == base_name(plan.draft.file):
+            yield names.series(draft.name)

@@ -1,0 +1,192 @@
+"""Figures of a tuning: the search, tokens/s over layers and over draft length. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from ggufspec.reports.document import (
+    PlanDocument,
+    TuneDocument,
+    TunedSetting,
+    TuneTrial,
+)
+from ggufspec.reports.figures import (
+    ALONE,
+    EXPECTED,
+    Figure,
+    Mark,
+    Row,
+    interval,
+    layers,
+    matching,
+    number,
+    rate,
+    scale_of,
+    swept,
+)
+
+
+def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:
+    """A setting in a line. ``varied`` leaves out the keys that are the same in every trial."""
+    parts = {"gpu_layers": f"ngl {setting.gpu_layers}"}
+    if not setting.drafted:
+        parts["drafted"] = "no draft"
+    else:
+        if setting.drafter != "lookup":
+            parts["draft_gpu_layers"] = f"ngld {setting.draft_gpu_layers}"
+        words = {"draft": "draft model", "lookup": "lookup", "both": "draft model and lookup"}
+        parts["drafter"] = words.get(setting.drafter, setting.drafter)
+        most = "up to " if setting.draft_policy == "adaptive" else ""
+        parts["draft_max"] = f"{setting.draft_policy} {most}{setting.draft_max}"
+    if setting.cpu_experts:
+        parts["cpu_experts"] = f"experts of {setting.cpu_experts} on CPU"
+    if setting.type_k != "f16" or setting.type_v != "f16":
+        parts["type_k"] = f"KV {setting.type_k}/{setting.type_v}"
+    parts["flash_attention"] = f"flash attention {setting.flash_attention}"
+    parts["threads"] = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
+    if setting.micro_batch:
+        parts["micro_batch"] = f"micro-batch {setting.micro_batch}"
+    always = {"gpu_layers", "drafted", "drafter", "draft_max"}
+    return ", ".join(text for key, text in parts.items() if varied is None or key in varied | always)
+
+
+def varied(document: TuneDocument) -> frozenset[str]:
+    """Keys of settings that are not the same in every trial."""
+    settings = [asdict(trial.setting) for trial in document.trials]
+    if not settings:
+        return frozenset()
+    return frozenset(key for key in settings[0] if len({str(each[key]) for each in settings}) > 1)
+
+
+def trial_row(trial: TuneTrial, document: TuneDocument) -> Row:
+    """One measurement as cells: number, setting, predicted, measured, what became of it."""
+    roles = [
+        word
+        for word, index in (
+            ("winner", document.winner),
+            ("planner's first choice", document.baseline),
+            ("best without a draft", document.target_only),
+        )
+        if index == trial.index
+    ]
+    return (
+        str(trial.index),
+        setting_name(trial.setting, varied(document)),
+        f"≈ {number(trial.predicted_tokens_per_s)}",
+        rate(trial.tokens_per_s) if trial.tokens_per_s else "–",
+        trial.failure.error if trial.failure else ", ".join(roles) or trial.why,
+    )
+
+
+TRIAL_COLUMNS = ("Trial", "Setting", "Predicted", "Tokens/s", "Remarks")
+
+
+def of_tune(document: TuneDocument, plans: Sequence[PlanDocument] = ()) -> Iterator[Figure]:
+    """The search, tokens/s over layers, and over draft length."""
+    if not document.trials:
+        return
+    yield _search(document)
+    marks = []
+    for trial in document.trials:
+        mark = _trial_mark(trial, document, trial.setting.gpu_layers)
+        marks.append(mark)
+    lines = [line for plan in matching(document.pair, plans) for line in swept(plan, "with draft")]
+    rows = [
+        (str(t.index), str(t.setting.gpu_layers), rate(t.tokens_per_s) if t.tokens_per_s else "failed")
+        for t in document.trials
+    ]
+    if lines or len({mark.x for mark in marks}) > 1:
+        figure = layers(marks, lines, rows, (ALONE, "with draft"), "Trial")
+        if figure is not None:
+            yield figure
+    yield from _lengths(document)
+
+
+def _trial_mark(trial: TuneTrial, document: TuneDocument, x: float, series: str = "") -> Mark:
+    series = series or ("with draft" if trial.setting.drafted else ALONE)
+    what = f"Trial {trial.index}, {setting_name(trial.setting, varied(document))}"
+    if trial.tokens_per_s is None:
+        why = trial.failure.error if trial.failure else "not measured"
+        return Mark(series, x, 0.0, f"{what}: {why}", kind="failed")
+    low, high = interval(trial.tokens_per_s)
+    best = trial.index == document.winner
+    told = f"{what}: {rate(trial.tokens_per_s)} tokens/s" + (", the winner" if best else "")
+    return Mark(
+        series,
+        x,
+        trial.tokens_per_s.median,
+        told,
+        low,
+        high,
+        label="winner" if best else "",
+        kind="best" if best else "measured",
+    )
+
+
+def _search(document: TuneDocument) -> Figure:
+    marks = [_trial_mark(trial, document, trial.index) for trial in document.trials]
+    reached, frontier = 0.0, []
+    for mark in marks:
+        if mark.y > reached:
+            frontier.append((float(mark.x), mark.y))
+            reached = mark.y
+    if frontier and frontier[-1][0] < document.trials[-1].index:
+        frontier.append((float(document.trials[-1].index), reached))
+    predicted = [
+        Mark(
+            EXPECTED,
+            trial.index,
+            trial.predicted_tokens_per_s,
+            f"Trial {trial.index}: ≈ {number(trial.predicted_tokens_per_s)} tokens/s were expected",
+            kind="predicted",
+        )
+        for trial in document.trials
+    ]
+    return Figure(
+        "search",
+        "The search",
+        "Every measurement, in the order in which it was made. The dashed line is the best so far, the thin one what "
+        "was expected before each."
+        + (" A cross is a trial that failed." if any(m.kind == "failed" for m in marks) else ""),
+        "points",
+        "trial",
+        "tokens/s",
+        (*predicted, *marks),
+        TRIAL_COLUMNS,
+        tuple(trial_row(trial, document) for trial in document.trials),
+        (ALONE, "with draft", EXPECTED),
+        frontier=tuple(frontier),
+        whole=True,
+    )
+
+
+def _lengths(document: TuneDocument) -> Iterator[Figure]:
+    drafted = [trial for trial in document.trials if trial.setting.drafted]
+    policies = tuple(dict.fromkeys(trial.setting.draft_policy for trial in drafted))
+    lengths = sorted({float(trial.setting.draft_max) for trial in drafted})
+    if len(lengths) < 2:
+        return
+    marks = [_trial_mark(trial, document, trial.setting.draft_max, trial.setting.draft_policy) for trial in drafted]
+    yield Figure(
+        "length",
+        "Draft length against tokens/s",
+        "Trials with a draft, by how many tokens a round may draft. Other settings differ from point to point.",
+        "points",
+        "drafted tokens a round, at most",
+        "tokens/s",
+        tuple(marks),
+        ("Trial", "Policy", "Draft length", "Tokens/s"),
+        tuple(
+            (
+                str(t.index),
+                t.setting.draft_policy,
+                str(t.setting.draft_max),
+                rate(t.tokens_per_s) if t.tokens_per_s else "failed",
+            )
+            for t in drafted
+        ),
+        policies,
+        whole=True,
+        scale=scale_of(lengths),
+    )

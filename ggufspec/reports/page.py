@@ -1,0 +1,77 @@
+"""One self-contained page of results: HTML, style and plots in one file, no script, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ggufspec import __version__
+from ggufspec.reports.reading import parse
+
+if TYPE_CHECKING:
+    from ggufspec.reports.figures import Figure
+    from ggufspec.reports.reading import Result
+
+
+def render(documents: Sequence[dict[str, Any]]) -> str:
+    """The page of any documents of bench, compare, tune, sweep and plan, as ``json.loads`` gives them.
+
+    Raises:
+        GgufspecError: a document is of no known schema, or the library that draws is not installed.
+    """
+    return page([parse(document, f"document {number}") for number, document in enumerate(documents, 1)])
+
+
+def page(documents: Sequence[Result]) -> str:
+    """The page of documents: a section for each machine, and one in it for each document.
+
+    Text from documents is escaped, and a policy in the page forbids scripts and every request.
+
+    Raises:
+        GgufspecError: the library that draws is not installed.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from ggufspec.reports import report, sections
+
+    machines = sections.report(documents)
+    templates = Environment(
+        loader=PackageLoader("ggufspec.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = templates.get_template("page.css").render()
+    return templates.get_template("page.html").render(
+        machines=machines,
+        count=len(documents),
+        title=_title(machines),
+        version=__version__,
+        style=_markup(style),
+        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        plots=_plots,
+        words=dict.fromkeys(report.WORDS, "word") | dict.fromkeys(report.SENTENCES, "words"),
+    )
+
+
+def _title(machines: Sequence[Any]) -> str:
+    if len(machines) == 1 and len(machines[0].sections) == 1:
+        return str(machines[0].sections[0].title)
+    return "Speculative decoding: results"
+
+
+def _plots(figure: Figure) -> dict[str, Any]:
+    """The figure drawn for a wide page and for a phone, and its legend."""
+    from ggufspec.reports import charts
+
+    drawn = {name: charts.draw(figure, width) for name, width in (("wide", charts.WIDE), ("narrow", charts.NARROW))}
+    return {name: _markup(svg) for name, svg in drawn.items()} | {"legend": charts.legend(figure)}
+
+
+def _markup(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)

@@ -1,0 +1,101 @@
+"""Results that were kept: JSON documents of this or another machine, checked once and turned into dataclasses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ggufspec.errors import GgufspecError
+from ggufspec.reports.document import BenchDocument, CompareDocument, PlanDocument, SweepDocument, TuneDocument
+
+Result: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
+
+KNOWN: dict[str, type[Result]] = {
+    "ggufspec/bench@1": BenchDocument,
+    "ggufspec/compare@1": CompareDocument,
+    "ggufspec/plan@1": PlanDocument,
+    "ggufspec/sweep@1": SweepDocument,
+    "ggufspec/tune@1": TuneDocument,
+}
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_HINT = "ggufspec report RESULT.json: the JSON of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
+
+
+def read(path: Path) -> Result:
+    """The document in a file.
+
+    Raises:
+        GgufspecError: there is no such file, it is no whole JSON, or no document that a report is made of; the message
+            names the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise GgufspecError(f"{path} cannot be read: {error.strerror}", _HINT) from None
+    except UnicodeDecodeError:
+        raise GgufspecError(f"{path} is no text, so no result", _HINT) from None
+    try:
+        body = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        what = "is empty" if not text.strip() else f"is no whole JSON document{where}"
+        raise GgufspecError(f"{path} {what}: was its writing cut short?", "make it again, or leave it out") from None
+    return parse(body, str(path))
+
+
+def parse(body: object, name: str = "a result") -> Result:
+    """A document from its JSON.
+
+    Args:
+        body: what ``json.loads`` gave.
+        name: what messages call it.
+
+    Raises:
+        GgufspecError: it has no schema, one that is not known, or keys that its schema does not allow.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    schema = body.get("schema") if isinstance(body, Mapping) else None
+    if not isinstance(body, Mapping) or not isinstance(schema, str):
+        raise GgufspecError(f"{name} is no result of ggufspec: it names no schema", _HINT)
+    if schema not in KNOWN:
+        raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
+    try:
+        found: Result = TypeAdapter(KNOWN[schema]).validate_python(_printable(dict(body)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"] if not _is_type(part))
+        told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        raise GgufspecError(
+            f"{name} says that it is {schema}, and is not: {where}: {told}", "make it again, or leave it out"
+        ) from None
+    return found
+
+
+def _printable(value: Any) -> Any:
+    """The same without control characters: names are a stranger's, and terminals obey such characters."""
+    if isinstance(value, str):
+        return _CONTROL.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_printable(each) for each in value]
+    return value
+
+
+def _unknown(schema: str) -> str:
+    """What to say of a schema that is not known: another version's, or another command's."""
+    same = next((known for known in KNOWN if known.rpartition("@")[0] == schema.rpartition("@")[0]), None)
+    if same:
+        return f"has the schema {schema}, and this ggufspec reads {same}: it was made by another version"
+    if schema == "ggufspec/error@1":
+        return "tells of a failure (ggufspec/error@1): there is nothing in it to report"
+    return f"has the schema {schema}; a report is made of {', '.join(sorted(KNOWN))}"
+
+
+def _is_type(part: Any) -> bool:
+    """Whether a part of a place names a member of a union and no key."""
+    return isinstance(part, str) and part in ("Run", "SpeculativeRun")

@@ -1,0 +1,402 @@
+"""The page, its figures and the reading of kept results, without a browser: what is in them and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import kept_results
+import pytest
+
+from ggufspec.errors import GgufspecError
+from ggufspec.reports import charts, figures, figures_compare, plots, report, sections
+from ggufspec.reports.document import Failure, SweepDocument
+from ggufspec.reports.page import render
+from ggufspec.reports.reading import KNOWN, parse, read
+
+DOCUMENTS = {
+    "bench": kept_results.bench,
+    "compare": kept_results.compare,
+    "plan": kept_results.plan,
+    "sweep": kept_results.sweep,
+    "tune": kept_results.tune,
+}
+
+
+class Elements(HTMLParser):
+    """Tags and attributes of a page, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(kept_results.all_kinds())
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_what_a_command_wrote_is_read_back(kind):
+    document = DOCUMENTS[kind]()
+    assert parse(kept_results.as_json(document)) == document
+
+
+def test_keys_that_a_later_version_added_are_passed_over():
+    body = kept_results.as_json(kept_results.sweep()) | {"new_key": 1}
+    assert parse(body) == kept_results.sweep()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty"),
+        ('{"schema": "ggufspec/bench@1", "pair": {', "is no whole JSON document"),
+        ("[" * 100_000, "is no whole JSON document"),
+        ("[1, 2]", "names no schema"),
+        ('"text"', "names no schema"),
+        ('{"schema": 7}', "names no schema"),
+        (
+            '{"schema": "ggufspec/bench@2"}',
+            "the schema ggufspec/bench@2, and this ggufspec reads ggufspec/bench@1",
+        ),
+        (
+            '{"schema": "ggufspec/doctor@1"}',
+            "the schema ggufspec/doctor@1; a report is made of ggufspec/bench@1, ",
+        ),
+        ('{"schema": "ggufspec/error@1", "error": "x"}', "tells of a failure"),
+        ('{"schema": "somebody/else@1"}', "has the schema somebody/else@1"),
+        ('{"schema": "ggufspec/bench@1"}', "pair: field required"),
+    ],
+)
+def test_what_is_no_result_is_named(tmp_path, content, words):
+    path = tmp_path / "result.json"
+    path.write_text(content)
+    with pytest.raises(GgufspecError, match=re.escape(str(path))) as caught:
+        read(path)
+    assert re.search(words, caught.value.message)
+    assert caught.value.hint
+
+
+def test_a_file_of_bytes_and_no_file_are_named(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF\xff\xfe")
+    for name, words in (("model.gguf", "is no text"), ("none.json", "No such file"), (".", "Is a directory")):
+        with pytest.raises(GgufspecError, match=words):
+            read(tmp_path / name)
+
+
+def test_a_wrong_value_is_named_by_its_place():
+    body = kept_results.as_json(kept_results.compare())
+    body["cells"][0]["run"]["tokens_per_s"]["median"] = "fast"
+    with pytest.raises(GgufspecError, match=r"document 1 .* cells\.0\.run\.tokens_per_s\.median: .*number"):
+        render([body])
+
+
+def test_every_key_of_every_known_document_may_be_hostile():
+    """No value of a document, whatever text it is, becomes an element."""
+    mark = "<i data-taken>\x1b[31m\x00\u202e]]>"
+
+    def spoiled(value: Any) -> Any:
+        if isinstance(value, str):
+            return value + mark
+        if isinstance(value, dict):
+            return {key: spoiled(each) for key, each in value.items()}
+        return [spoiled(each) for each in value] if isinstance(value, list) else value
+
+    for make in DOCUMENTS.values():
+        body = kept_results.as_json(make())
+        shown = render([spoiled(body) | {"schema": body["schema"]}])
+        assert "<i data-taken" not in shown
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", shown)
+        assert "&lt;i data-taken" in shown
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_nothing(page):
+    elements = Elements(page)
+    assert not elements.named("script")
+    assert not [tag for tag, attributes in elements.tags for name in attributes if name.startswith("on") and tag]
+    (link,) = elements.named("link")
+    assert link == {"rel": "icon", "href": "data:,"}
+    places = [a[name] for _, a in elements.tags for name in ("src", "href", "xlink:href", "data") if name in a]
+    assert {place[0] for place in places if place and place != "data:,"} == {"#"}
+    assert "url(" not in page
+    assert "@import" not in page
+    policy = next(a["content"] for a in elements.named("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy
+    assert not [a for _, a in elements.tags if "style" in a]  # the policy would forbid it
+
+
+def test_every_link_and_label_has_its_place_once(page):
+    elements = Elements(page)
+    places = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
+    assert len(places) == len(set(places))
+    links = {a["href"].removeprefix("#") for a in elements.named("a")}
+    labels = {a["aria-labelledby"] for _, a in elements.tags if "aria-labelledby" in a}
+    assert links | labels <= set(places)
+    assert len(links) == len(kept_results.all_kinds())
+
+
+def test_every_figure_has_a_plot_for_both_widths_and_a_table(page):
+    elements = Elements(page)
+    expected = [
+        figure
+        for machine in sections.report([parse(body) for body in kept_results.all_kinds()])
+        for section in machine.sections
+        for figure in section.figures
+    ]
+    plotted = [a for a in elements.named("svg") if a.get("class") == "plot"]
+    assert [a["aria-label"] for a in plotted] == [figure.title for figure in expected for _ in range(2)]
+    assert page.count("<figure ") == page.count("</figure>") == len(expected)
+    regions = [a.get("aria-label") for a in elements.named("div") if a.get("role") == "region"]
+    assert {figure.title for figure in expected} <= set(regions)
+
+
+def test_a_section_for_each_machine_and_plans_beside_their_card():
+    documents = [kept_results.plan(), kept_results.bench(), kept_results.compare(), kept_results.tune()]
+    machines = sections.report(documents)
+    assert [machine.name for machine in machines] == ["NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4060 Laptop GPU"]
+    assert [[each.kind for each in machine.sections] for machine in machines] == [
+        ["bench", "tune", "plan"],
+        ["compare"],
+    ]
+    (alone,) = sections.report([kept_results.plan()])
+    assert alone.name == "Planned for NVIDIA GeForce RTX 4090"
+    other = kept_results.bench(machine=kept_results.DESKTOP | {"memory_bytes": 2**35})
+    assert len(sections.report([kept_results.bench(), other])) == 2
+
+
+def test_a_machine_without_a_card_is_its_processor():
+    (machine,) = sections.report([kept_results.bench(machine=kept_results.DESKTOP | {"gpus": []})])
+    assert machine.name == "AMD Ryzen 7 7700X 8-Core Processor"
+    (bare,) = sections.report([kept_results.bench(machine={})])
+    assert bare.name == "an unnamed processor"
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def of(document: Any, plans: Any = ()) -> dict[str, figures.Figure]:
+    return {figure.name: figure for figure in sections.section(document, plans).figures}
+
+
+def test_quality_puts_cells_at_their_targets_distance():
+    document = kept_results.compare()
+    figure = of(document)["quality"]
+    measured = [cell for cell in document.cells if cell.run]
+    assert len(figure.marks) == len(measured) == 10
+    for cell, mark in zip(measured, figure.marks, strict=True):
+        quality = next(model.quality for model in document.targets if model.name == cell.target)
+        assert (mark.x, mark.y) == (quality.mean_kl, cell.run.tokens_per_s.median)
+        assert (mark.low, mark.high) == cell.run.tokens_per_s.ci95
+    assert [mark.label for mark in figure.marks if mark.label] == ["Q8_0", "Q4_K_M", "Q3_K_S"]
+
+
+def test_the_frontier_is_what_no_other_beats():
+    points = [(0.0, 1.0), (0.0, 2.0), (1.0, 1.5), (2.0, 3.0), (3.0, 3.0)]
+    assert figures_compare._frontier(points) == ((0.0, 2.0), (2.0, 3.0))
+    assert figures_compare._frontier(points[:2]) == ()  # one point is no line
+
+
+def test_without_quality_there_is_no_such_plot():
+    document = kept_results.compare()
+    bare = replace(document, targets=tuple(replace(model, quality=None) for model in document.targets))
+    assert "quality" not in of(bare)
+    assert [table.title for table in sections.section(bare).tables] == ["Results"]
+
+
+def test_memory_parts_add_up_and_the_card_is_a_line():
+    document = kept_results.compare()
+    figure = of(document)["memory"]
+    names = figures_compare.names_of(document)
+    for cell in document.cells:
+        parts = [mark.y for mark in figure.marks if mark.x == names.cell(cell)]
+        assert sum(parts) == pytest.approx(figures_compare.used_bytes(cell) / 2**30)
+    (limit,) = [mark for mark in figure.marks if mark.kind == "limit"]
+    assert limit.y == 8
+    assert figure.title == "VRAM by part"
+
+
+def test_without_a_card_memory_is_the_hosts():
+    document = kept_results.compare(machine=kept_results.LAPTOP | {"gpus": []})
+    cells = tuple(replace(cell, bytes={"CPU": {"target weights": 2**30}}) for cell in document.cells)
+    figure = of(replace(document, cells=cells))["memory"]
+    assert figure.title == "Memory by part"
+    assert {mark.y for mark in figure.marks} == {1.0}
+
+
+def test_the_plans_curve_lies_under_what_was_measured():
+    plan = kept_results.plan()
+    for document in (kept_results.bench(), kept_results.tune()):
+        figure = of(document, [plan])["layers"]
+        curve = [(mark.x, mark.y) for mark in figure.marks if mark.kind == "predicted"]
+        both = [(row.gpu_layers, row.target_only_tokens_per_s, row.speculative_tokens_per_s) for row in plan.sweep]
+        assert curve == [(layers, speed) for layers, *speeds in both for speed in speeds if speed is not None]
+    other = replace(plan, target=replace(plan.target, file="another.gguf"))
+    assert not [mark for mark in of(kept_results.tune(), [other])["layers"].marks if mark.kind == "predicted"]
+
+
+def test_a_trial_that_failed_is_a_cross_with_its_reason():
+    document = kept_results.tune()
+    figure = of(document)["search"]
+    (failed,) = [mark for mark in figure.marks if mark.kind == "failed"]
+    assert failed.x == 5
+    assert failed.told.endswith("out of memory: CUDA0 could not give 391 MiB")
+    (best,) = [mark for mark in figure.marks if mark.kind == "best"]
+    assert (best.x, best.label) == (document.winner, "winner")
+    reached = [height for _, height in figure.frontier]
+    assert reached == sorted(reached)
+
+
+def test_a_cell_that_failed_is_a_row_with_its_reason():
+    (table, _) = sections.section(kept_results.compare()).tables
+    assert {table.rows[row][-1].partition(":")[0] for row in table.failed} == {"failed"}
+    assert [table.rows[row][:2] for row in sorted(table.failed)] == [("Q8_0", "Q8_0"), ("Q8_0", "Q2_K")]
+    assert len(table.rows) == 12
+
+
+def test_all_failed_is_still_a_report():
+    document = kept_results.compare()
+    lost = {"run": None, "speedup": None, "bytes": {}, "failure": Failure("aborted")}
+    cells = tuple(replace(cell, **lost) for cell in document.cells)
+    section = sections.section(replace(document, cells=cells))
+    assert section.lead == "Nothing was measured."
+    assert "aborted" in render([kept_results.as_json(replace(document, cells=cells))])
+    tune = kept_results.tune()
+    trials = tuple(replace(trial, tokens_per_s=None, failure=Failure("aborted")) for trial in tune.trials)
+    failed = replace(tune, trials=trials, winner=None, gain=None)
+    assert "No trial came through" in render([kept_results.as_json(failed)])
+    empty = replace(tune, trials=(), winner=None, baseline=None, target_only=None, gain=None)
+    assert sections.section(empty).figures == ()
+    render([kept_results.as_json(empty)])
+
+
+def test_the_best_of_each_column_is_marked():
+    (table, _) = sections.section(kept_results.compare()).tables
+    best: dict[str, set[str]] = {}
+    for row, column in table.best:
+        best.setdefault(table.columns[column], set()).add(table.rows[row][column])
+    assert best["Tokens/s"] == {table.rows[0][2]}
+    assert best["Mean KL"] == {"0.0000"}
+    sizes = [float(row[6].split()[0]) for number, row in enumerate(table.rows) if number not in table.failed]
+    assert best["VRAM"] == {f"{min(sizes):.1f} GiB"}
+
+
+def test_a_swept_number_is_an_axis_and_a_swept_name_is_not():
+    lengths = of(kept_results.sweep())["length"]
+    assert [mark.x for mark in lengths.marks if mark.series == "speculative"] == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert lengths.scale == "log"
+    assert [mark.x for mark in of(kept_results.sweep("type_k"))["option"].marks][:2] == ["f16", "f16"]
+    layers = of(kept_results.sweep("gpu_layers"))["layers"]
+    assert layers.scale == "linear"
+    assert [mark.kind for mark in layers.marks].count("failed") == 1
+
+
+def test_a_sweep_without_a_draft_has_no_acceptance():
+    document = kept_results.sweep("type_k")
+    alone = tuple(replace(point, speculative=None, speedup=None) for point in document.points)
+    bare: SweepDocument = replace(document, points=alone)
+    assert "acceptance" not in of(bare)
+    assert {mark.series for mark in of(bare)["option"].marks} == {"target-only"}
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["m-F16", "m-Q8_0"], ["F16", "Q8_0"]),
+        (["m-Q3_K_S", "m-Q3_K_M"], ["Q3_K_S", "Q3_K_M"]),
+        (["Qwen2.5-7B-Q4_0", "Qwen2.0-7B-Q4_0"], ["Qwen2.5-7B-Q4_0", "Qwen2.0-7B-Q4_0"]),
+        (["a/llama.Q4_0.gguf", "a/llama.Q8_0.gguf"], ["Q4_0", "Q8_0"]),
+        (["only-one"], ["only-one"]),
+        (["a/m.gguf", "b/m.gguf"], ["a/m.gguf", "b/m.gguf"]),
+        (["m", "m-Q8_0"], ["m", "m-Q8_0"]),
+        ([], []),
+    ],
+)
+def test_names_are_shortened_to_what_tells_them_apart(names, short):
+    assert list(figures.shorter(names).values()) == short
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [charts.WIDE, charts.NARROW])
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_a_drawing_fits_its_width_and_has_the_words_of_every_mark(kind, width):
+    for figure in sections.section(DOCUMENTS[kind]()).figures:
+        root = ElementTree.fromstring(charts.draw(figure, width))
+        assert float(root.get("width", "0")) <= width
+        titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+        told = [mark.told for mark in figure.marks if mark.kind != "predicted"]
+        assert sorted(titles) >= sorted(told) if len(titles) == len(told) else set(told) <= set(titles)
+        colours = {value for element in root.iter() for key in ("fill", "stroke") if (value := element.get(key))}
+        assert {colour for colour in colours if not colour.startswith("var(")} <= {"none", "transparent"}
+
+
+def test_one_point_and_equal_points_can_be_drawn():
+    document = kept_results.compare()
+    one = replace(document, cells=document.cells[:1], drafts=(), targets=document.targets[:1])
+    for figure in sections.section(one).figures:
+        charts.draw(figure, charts.NARROW)
+    single = kept_results.sweep(points=kept_results.sweep().points[:1])
+    for figure in sections.section(single).figures:
+        assert plots.plot(figure, 80)
+        charts.draw(figure, charts.WIDE)
+
+
+@pytest.mark.parametrize("width", [10, 40, 80, 200])
+def test_terminal_plots_keep_to_the_width(width):
+    for make in DOCUMENTS.values():
+        for figure in sections.section(make()).figures:
+            lines = plots.plot(figure, width)
+            assert len(lines) > 3 or width == 10
+            assert max(len(line) for line in lines[1:] or [""]) <= width
+
+
+def test_a_terminal_plot_has_a_mark_for_every_point():
+    figure = of(kept_results.sweep("gpu_layers"))["layers"]
+    text = "\n".join(line.plain for line in plots.plot(figure, 80))
+    assert (text.count("●"), text.count("■")) == (4 + 1, 4 + 1)  # the legend has one each
+
+
+# ---- Markdown -------------------------------------------------------------------------------------------------------
+
+
+def test_markdown_has_every_table_and_no_stranger_breaks_it():
+    text = report.markdown(sections.report([kept_results.compare(prefix="a|b*c<d>-"), kept_results.bench()]))
+    tables = [line for line in text.splitlines() if line.startswith("| ---")]
+    assert len(tables) == 8 + 3
+    assert "a\\|b\\*c&lt;d>" in text
+    for block in text.split("\n\n"):
+        lines = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) <= 1
+
+
+def test_known_schemas_are_those_of_their_documents(tmp_path: Path):
+    for kind, make in DOCUMENTS.items():
+        path = tmp_path / f"{kind}.json"
+        path.write_text(json.dumps(kept_results.as_json(make())), encoding="utf-8")
+        assert read(path).schema in KNOWN
+        assert isinstance(read(path), KNOWN[read(path).schema])
