@@ -13,6 +13,7 @@ import typer
 from ggufspec import __version__
 from ggufspec.cli import console, given, options
 from ggufspec.cli.bench import bench
+from ggufspec.cli.compare import compare
 from ggufspec.cli.doctor import doctor
 from ggufspec.cli.export import export
 from ggufspec.cli.plan import plan
@@ -56,6 +57,12 @@ _register(
     "ggufspec bench demo",
     "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
     "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
+)
+_register(
+    compare,
+    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html compare.html",
+    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL-REPO:Q8_0,Q4_0 --sort speed",
+    "ggufspec compare llama3-70b llama3.1-8b",
 )
 _register(
     run,

@@ -1,0 +1,142 @@
+"""What a comparison keeps in its journal: placements, trials, failures and qualities, each under what it belongs to.
+
+A failure is kept as long as the comparison is not done, so that one that is resumed does not run into it again; the
+command after that tries it once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ggufspec.bench import quality, trial
+from ggufspec.bench.journal import Journal, key_of
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.reports.document import Failure, Quality
+
+SCHEMA = "ggufspec/compare-journal@1"
+
+ByDevice = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One trial as it is kept.
+
+    Args:
+        result: what was measured, or None.
+        failure: why not.
+        at: when it ended, in seconds of the epoch.
+        throttled: what held a card's clocks down meanwhile.
+        strangers: programs that came onto a card since the comparison began.
+    """
+
+    result: trial.Result | None
+    failure: Failure | None
+    at: float
+    throttled: tuple[str, ...] = ()
+    strangers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cell runs, as planned when it was first asked for."""
+
+    options: DecoderOptions
+    bytes: ByDevice
+
+
+class Ledger:
+    """The journal of one comparison.
+
+    Args:
+        path: its file.
+        facts: what all measurements depend on: the machine and the versions.
+
+    Raises:
+        GgufspecError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, facts: object) -> None:
+        self._journal = Journal(path, SCHEMA)
+        self._facts = key_of(facts)
+        self._times_done: int = self._journal.get("done") or 0
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._journal.path
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of the file."""
+        return self._journal.notes
+
+    def trial_of(self, identity: Sequence[str], spec: trial.Spec, repetition: int) -> Kept | None:
+        """What was measured of a cell, or how it failed in this comparison; None if it is to be measured."""
+        key = self._trial_key(identity, spec, repetition)
+        value = self._journal.get(key) or self._journal.get(self._failed(key))
+        return None if value is None else TypeAdapter(Kept).validate_python(value)
+
+    def keep_trial(self, identity: Sequence[str], spec: trial.Spec, repetition: int, kept: Kept) -> None:
+        """Keep a trial.
+
+        Raises:
+            GgufspecError: the disk is full, say.
+        """
+        key = self._trial_key(identity, spec, repetition)
+        key = key if kept.failure is None else self._failed(key)
+        self._journal.put(key, TypeAdapter(Kept).dump_python(kept, mode="json"))
+
+    def place_of(self, identity: Sequence[str], asked: object) -> Place | None:
+        """Where a cell was placed when it was asked for in the same words; None if it was not."""
+        value = self._journal.get(key_of("place", self._facts, identity, asked))
+        return None if value is None else TypeAdapter(Place).validate_python(value)
+
+    def keep_place(self, identity: Sequence[str], asked: object, place: Place) -> None:
+        """Keep a placement: another one, because of other free memory say, would be another cell."""
+        key = key_of("place", self._facts, identity, asked)
+        self._journal.put(key, TypeAdapter(Place).dump_python(place, mode="json"))
+
+    def quality_of(self, identity: Sequence[str], spec: quality.Spec) -> Quality | Failure | None:
+        """How good a target was found, or why that could not be told; None if it is to be measured."""
+        key = self._quality_key(identity, spec)
+        if (value := self._journal.get(key)) is not None:
+            return TypeAdapter(Quality).validate_python(value)
+        if (value := self._journal.get(self._failed(key))) is not None:
+            return TypeAdapter(Failure).validate_python(value)
+        return None
+
+    def keep_quality(self, identity: Sequence[str], spec: quality.Spec, found: Quality | Failure) -> None:
+        """Keep a quality."""
+        key = self._quality_key(identity, spec)
+        self._journal.put(key if isinstance(found, Quality) else self._failed(key), asdict(found))
+
+    def done(self) -> None:
+        """The comparison has come to its end: the next one tries again what failed in this one."""
+        self._journal.put("done", self._times_done + 1)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._journal.close()
+
+    def _trial_key(self, identity: Sequence[str], spec: trial.Spec, repetition: int) -> str:
+        return key_of("trial", self._facts, identity, _plain(spec), repetition)
+
+    def _quality_key(self, identity: Sequence[str], spec: quality.Spec) -> str:
+        facts = _plain(spec)
+        del facts["rows"]
+        return key_of("quality", self._facts, identity, facts)
+
+    def _failed(self, key: str) -> str:
+        return f"{key} failed {self._times_done}"
+
+
+def _plain(spec: Any) -> dict[str, Any]:
+    """A spec as JSON."""
+    plain: dict[str, Any] = TypeAdapter(type(spec)).dump_python(spec, mode="json")
+    return plain

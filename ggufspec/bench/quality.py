@@ -1,0 +1,233 @@
+"""How near a quantised target is to the reference: perplexity, KL divergence and top-1 agreement on a bundled text.
+
+One model is loaded at a time, in a child process (:mod:`ggufspec.worker`), so that two that do not fit together can be
+compared: the reference writes what it says of each token to a file, and every other model is read against that file.
+A row of it is the logits less their maximum as float16. They are made a distribution again when they are read, so that
+the rounding shifts no probability from the row to nowhere: what it adds to a divergence is below 10⁻⁵ nats.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec import worker
+from ggufspec.bench.passages import PASSAGES
+from ggufspec.errors import ModelError
+from ggufspec.hardware import host
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.reports.document import Quality
+
+_WIDTH = 32  # rows of logits that one call returns; a card has room for so many beside a model that was planned for 2
+_CELLS = 512  # of context; a passage has fewer tokens in every vocabulary that is in use, and is cut otherwise
+_DEEPEST = -60000.0  # float16 ends at −65504
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One model to read the text with.
+
+    Args:
+        model: its file.
+        placement: where its layers are.
+        threads: CPU threads.
+        rows: the reference's file: written by the reference, read by the others.
+        is_reference: whether this is the reference.
+        reference: its name.
+        passages: the text, each passage read by itself.
+        type_k: type of the key cache.
+        type_v: type of the value cache.
+        flash_attention: auto, on or off.
+        rpc: RPC workers that take part.
+    """
+
+    model: Path
+    placement: Placement
+    threads: int
+    rows: Path
+    is_reference: bool
+    reference: str
+    passages: tuple[str, ...] = PASSAGES
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: str = "auto"
+    rpc: tuple[str, ...] = ()
+
+
+Result = Quality
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Of n tokens, each (n,): −log p of the token that follows, KL(reference ‖ this), same likeliest token."""
+
+    surprise: Floats
+    divergence: Floats
+    agrees: npt.NDArray[np.bool_]
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Read the text with one model, in this process; events ``passage`` tell how far it is.
+
+    Raises:
+        ModelError: the model cannot be loaded, its tokens are not the reference's, or the disk is too small.
+    """
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    with Model(spec.model, spec.placement) as model:
+        passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]
+        tokens = sum(len(passage) for passage in passages)
+        rows = _create(spec.rows, model.vocab_size, passages) if spec.is_reference else _open(spec, model, passages)
+        options = ContextOptions(
+            n_ctx=_CELLS,
+            width=_WIDTH,
+            threads=spec.threads,
+            type_k=spec.type_k,
+            type_v=spec.type_v,
+            flash_attention=spec.flash_attention,
+        )
+        context = Context(model, options)
+        judged: list[Judged] = []
+        try:
+            done = 0
+            for index, passage in enumerate(passages):
+                for start, logits in _read(context, passage):
+                    kept = rows[done + start : done + start + len(logits)]
+                    if spec.is_reference:
+                        kept[:] = compress(logits)
+                    judged.append(judge(logits, kept, passage[start + 1 : start + 1 + len(logits)]))
+                    if stopping.is_set():
+                        raise ModelError("stopped while reading the text")
+                done += len(passage)
+                emit({"event": "passage", "index": index, "of": len(passages), "tokens": done, "total": tokens})
+        finally:
+            context.close()
+        if spec.is_reference:
+            rows.flush()
+            _part(spec.rows).replace(spec.rows)
+    return estimate(judged, spec.reference, is_reference=spec.is_reference)
+
+
+def _read(context: Context, passage: Sequence[int]) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    """(index of the first token, logits (n, vocab) after each) for all tokens but the last, which nothing follows."""
+    context.rewind(0)
+    for start in range(0, len(passage) - 1, _WIDTH):
+        batch = passage[start : min(start + _WIDTH, len(passage) - 1)]
+        yield start, context.decode(batch, len(batch))
+
+
+def compress(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    """(n, vocab) logits as they are kept."""
+    kept: npt.NDArray[np.float16] = np.maximum(logits - logits.max(axis=1, keepdims=True), _DEEPEST).astype(np.float16)
+    return kept
+
+
+def judge(logits: npt.NDArray[np.float32], kept: npt.NDArray[np.float16], following: Sequence[int]) -> Judged:
+    """Hold a model's rows to the reference's.
+
+    Args:
+        logits: (n, vocab) of this model.
+        kept: (n, vocab) of the reference, as :func:`compress` made them.
+        following: (n,) the tokens that follow in the text.
+    """
+    ours, theirs = _log_probs(logits), _log_probs(kept)
+    divergence = np.sum(np.exp(theirs) * (theirs - ours), axis=1)
+    surprise = -ours[np.arange(len(ours)), list(following)]
+    return Judged(surprise, np.maximum(divergence, 0), ours.argmax(axis=1) == theirs.argmax(axis=1))
+
+
+def _log_probs(rows: npt.NDArray[np.floating]) -> Floats:
+    shifted = rows.astype(np.float64)
+    shifted -= shifted.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), np.float64)
+
+
+def estimate(judged: Sequence[Judged], reference: str, *, is_reference: bool) -> Quality:
+    """The means over all tokens and their standard errors, as if tokens were independent of each other."""
+    surprise, divergence, agrees = (
+        np.concatenate([np.asarray(getattr(one, name), np.float64) for one in judged])
+        for name in ("surprise", "divergence", "agrees")
+    )
+    if is_reference:  # nothing but the rounding of its own file
+        divergence, agrees = np.zeros_like(divergence), np.ones_like(agrees)
+    perplexity = math.exp(float(surprise.mean()))
+    return Quality(
+        reference=reference,
+        tokens=len(surprise),
+        perplexity=perplexity,
+        perplexity_error=perplexity * _error(surprise),  # to first order
+        mean_kl=float(divergence.mean()),
+        mean_kl_error=_error(divergence),
+        top1_agreement=float(agrees.mean()),
+        top1_agreement_error=_error(agrees),
+    )
+
+
+def _error(values: Floats) -> float:
+    """Standard error of the mean."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+# ---- the reference's file: rows.npy, and beside it the tokens that they are of, tokens.npy
+
+
+def _create(
+    path: Path, vocabulary: int, passages: Sequence[Sequence[int]]
+) -> np.memmap[tuple[int, ...], np.dtype[np.float16]]:
+    total = sum(map(len, passages))
+    wanted, free = 2 * total * vocabulary, host.free_disk_bytes(path.parent)
+    if wanted > free - (64 << 20):
+        raise ModelError(
+            f"the reference's probabilities take {wanted / 1e9:.1f} GB, and {path.parent} has {free / 1e9:.1f} GB",
+            "free some space, name another folder with --results, or leave it out with --no-quality",
+        )
+    np.save(_tokens(path), np.concatenate([np.asarray(passage, np.int64) for passage in passages]))
+    return np.lib.format.open_memmap(_part(path), mode="w+", dtype=np.float16, shape=(total, vocabulary))
+
+
+def _open(
+    spec: Spec, model: Model, passages: Sequence[Sequence[int]]
+) -> np.memmap[tuple[int, ...], np.dtype[np.float16]]:
+    rows = np.load(spec.rows, mmap_mode="r")
+    tokens = np.concatenate([np.asarray(passage, np.int64) for passage in passages])
+    if rows.shape != (len(tokens), model.vocab_size) or not np.array_equal(np.load(_tokens(spec.rows)), tokens):
+        raise ModelError(
+            f"its tokens are not those of {spec.reference}, so that their probabilities cannot be compared",
+            "compare quantisations of one model",
+        )
+    assert isinstance(rows, np.memmap)
+    return rows
+
+
+def _part(path: Path) -> Path:
+    return path.with_suffix(".part")
+
+
+def _tokens(path: Path) -> Path:
+    return path.with_suffix(".tokens.npy")
+
+
+def forget(rows: Path) -> None:
+    """Remove the reference's file and what belongs to it."""
+    for path in (rows, _part(rows), _tokens(rows)):
+        path.unlink(missing_ok=True)
+
+
+def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+    """Read the text in a child process.
+
+    Raises:
+        GgufspecError: as :func:`run`, or the child died.
+        Interrupted: Ctrl-C.
+    """
+    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)

@@ -1,0 +1,586 @@
+"""A comparison whose trials are made by hand: order, repeats, pairs, resumption, what it says."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ggufspec.bench import attempt, compare, trial
+from ggufspec.bench.compare import Comparison, Contender, Experiment, Subject
+from ggufspec.bench.ledger import Kept, Ledger, Place
+from ggufspec.cli.compare import _File, _names
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.hardware.gpus import Gpu, GpuProcess
+from ggufspec.reports import compare as report
+from ggufspec.reports.compare import Sort
+from ggufspec.reports.document import (
+    Cell,
+    ComparedModel,
+    CompareDocument,
+    Failure,
+    PlannedModel,
+    PlannedOption,
+    Quality,
+    Run,
+    Spread,
+)
+
+
+def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
+    statistics = Statistics(
+        prompt_tokens=10,
+        prompt_s=0.5,
+        tokens=100,
+        decode_s=100 / tokens_per_s,
+        rounds=50,
+        drafted=drafted,
+        accepted=accepted,
+        drafted_by_position=(drafted,),
+        accepted_by_position=(accepted,),
+        draft_s=0.1,
+        verify_s=0.2,
+        stop_reason="length",
+    )
+    return trial.Result(
+        answers=(trial.Answer("", tuple(range(100)), statistics),),
+        target=trial.Placed("llama 1B", 16, 9, 1000),
+        draft=trial.Placed("llama 50M", 4, 5, 50) if draft else None,
+        load_s=1.0,
+        peak_rss_bytes=2**30,
+        vram_bytes=0,
+        finished=True,
+        drafters=("draft",) if draft else (),
+        energy_j=energy_j,
+    )
+
+
+def spec(target, draft=None):
+    options = DecoderOptions(drafter="draft" if draft else "none")
+    path = Path(draft) if draft else None
+    return trial.Spec(Path(target), path, options, Sampling(), ("a prompt",), 100)
+
+
+def contender(target, draft=None, **rest):
+    return Contender(target, draft, (target, draft or ""), spec(target, draft), **rest)
+
+
+def experiment(*contenders, repetitions=3, rows=None, targets=None):
+    named = dict.fromkeys(one.target for one in contenders)
+    subjects = targets or tuple(Subject(name, Path(name), 100, name, DecoderOptions()) for name in named)
+    drafts = dict.fromkeys(one.draft for one in contenders if one.draft)
+    return Experiment(
+        subjects,
+        tuple(Subject(name, Path(name), 10, name) for name in drafts),
+        contenders,
+        repetitions,
+        {"prompts": 1},
+        rows,
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """Open the same journal again and again."""
+    opened = []
+
+    def book(facts="this machine"):
+        opened.append(Ledger(tmp_path / "compare.jsonl", facts))
+        return opened[-1]
+
+    yield book
+    for one in opened:
+        one.close()
+
+
+class Machine:
+    """Measures as it is told: tokens/s by (target, draft), each a number, a list, a failure, or Ctrl-C."""
+
+    def __init__(self, speeds):
+        self.speeds, self.asked = speeds, []
+
+    def __call__(self, spec, **_):
+        name = (str(spec.target), str(spec.draft) if spec.draft else None)
+        count = self.asked.count(name)
+        self.asked.append(name)
+        said = self.speeds[name]
+        said = said[min(count, len(said) - 1)] if isinstance(said, list) else said
+        if said is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        if isinstance(said, Failure):
+            return attempt.Attempt(None, said)
+        return attempt.Attempt(result(said, draft=spec.draft is not None))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def made(speeds):
+        found = Machine(speeds)
+        monkeypatch.setattr(compare.attempt, "attempt", found)
+        return found
+
+    return made
+
+
+def run(asked, ledger, **rest):
+    times = iter(range(1000))
+    comparison = Comparison(asked, ledger, now=lambda: next(times), **rest)
+    comparison.run(lambda *_: None)
+    return comparison
+
+
+APART = {("a", None): 10.0, ("a", "d"): 20.0, ("b", None): [30.0, 31.0, 32.0], ("b", "d"): 50.0}
+FOUR = (contender("a"), contender("a", "d"), contender("b"), contender("b", "d"))
+
+
+def test_cells_take_turns_in_an_order_that_rotates(machine, ledger):
+    found = machine(APART)
+    run(experiment(*FOUR), ledger())
+    names = list(APART)
+    assert found.asked == [*names, *names[1:], names[0], *names[2:], *names[:2]]
+
+
+def test_a_speedup_is_over_the_same_target_alone_pair_by_pair(machine, ledger):
+    machine(APART)
+    cells = run(experiment(*FOUR), ledger()).document().cells
+    assert [cell.speedup and cell.speedup.samples for cell in cells] == [
+        None,
+        (2.0, 2.0, 2.0),
+        None,
+        pytest.approx((50 / 30, 50 / 31, 50 / 32)),
+    ]
+    assert [cell.leads for cell in cells] == [False, False, False, True]
+
+
+def test_leaders_that_overlap_are_measured_again_and_no_others(machine, ledger):
+    speeds = {("a", None): 10.0, ("a", "d"): [40.0, 50.0], ("b", None): [41.0, 49.0], ("b", "d"): 5.0}
+    found = machine(speeds)
+    document = run(experiment(*FOUR, repetitions=2), ledger()).document()
+    counts = {name: found.asked.count(name) for name in speeds}
+    assert counts == {("a", None): 2, ("a", "d"): 6, ("b", None): 6, ("b", "d"): 2}  # 2, and at most 2 × 2 more
+    assert "after 6 trials each the interval of a + d overlaps that of b alone" in document.warnings[0]
+
+
+def test_repeats_end_when_the_leader_is_known(machine, ledger):
+    speeds = {("a", None): [40.0, 50.0, 50.0, 50.0, 50.0, 50.0], ("b", None): [45.0, 45.0, 45.0, 45.0, 45.0, 45.0]}
+    found = machine(speeds)
+    asked = experiment(contender("a"), contender("b"), repetitions=3)
+    document = run(asked, ledger()).document()
+    assert 6 < len(found.asked) < 18
+    assert [cell.leads for cell in document.cells] == [True, False]
+    assert document.warnings == ()
+
+
+def test_one_trial_each_tells_of_no_interval(machine, ledger):
+    found = machine(APART)
+    document = run(experiment(*FOUR, repetitions=1), ledger()).document()
+    assert len(found.asked) == 4
+    assert document.warnings == ("the ranking is unsure: 1 trial of each cell gives no interval; -r 5 is usual",)
+
+
+def test_what_fails_is_a_row_and_is_not_tried_again(machine, ledger):
+    dead = Failure("the child process was ended by SIGABRT", "-v shows more")
+    found = machine(APART | {("a", "d"): dead})
+    document = run(experiment(*FOUR), ledger()).document()
+    assert found.asked.count(("a", "d")) == 1
+    assert (document.cells[1].run, document.cells[1].failure) == (None, dead)
+    assert all(cell.run is not None for index, cell in enumerate(document.cells) if index != 1)
+
+
+def test_a_cell_that_fails_later_keeps_what_it_has(machine, ledger):
+    found = machine(APART | {("b", "d"): [50.0, Failure("out of memory")]})
+    document = run(experiment(*FOUR), ledger()).document()
+    assert found.asked.count(("b", "d")) == 2
+    cell = document.cells[3]
+    assert cell.run is not None
+    assert (cell.run.tokens_per_s.samples, cell.failure) == ((50.0,), None)
+    assert any("b + d failed after 1 trial: out of memory" in warning for warning in document.warnings)
+
+
+def test_a_cell_that_was_never_placed_is_a_row(machine, ledger):
+    machine(APART)
+    lost = Contender("a", "x", ("a", "x"), None, failure=Failure("the draft does not fit"))
+    document = run(experiment(*FOUR, lost), ledger()).document()
+    assert document.cells[4].failure == Failure("the draft does not fit")
+
+
+def test_a_target_that_cannot_run_alone_gives_no_speedups(machine, ledger):
+    machine(APART | {("a", None): Failure("dead")})
+    cells = run(experiment(*FOUR), ledger()).document().cells
+    assert cells[1].run is not None
+    assert cells[1].speedup is None
+
+
+def test_every_trial_is_kept_and_none_is_made_twice(machine, ledger):
+    """Stopped after each number of trials in turn, the comparison needs the missing ones only, and says the same."""
+    found = machine(APART)
+    whole = run(experiment(*FOUR), ledger("whole")).document()
+    total = len(found.asked)
+    for stop in range(1, total):
+        first = machine(APART)
+        count = iter(range(stop))
+        times = iter(range(1000))
+        book = ledger(f"stopped after {stop}")
+        comparison = Comparison(experiment(*FOUR), book, now=lambda times=times: next(times))
+
+        def until(spec, first=first, count=count, **rest):
+            if next(count, None) is None:
+                raise KeyboardInterrupt
+            return first(spec, **rest)
+
+        compare.attempt.attempt = until
+        with pytest.raises(KeyboardInterrupt):
+            comparison.run(lambda *_: None)
+        assert sum(len(trials) for trials in comparison.trials.values()) == stop
+        assert comparison.document(interrupted=True).interrupted
+        second = machine(APART)
+        second.asked = list(first.asked)  # goes on in its lists of speeds
+        again = run(experiment(*FOUR), ledger(f"stopped after {stop}"))
+        assert len(second.asked) == total
+        assert again.kept_from_before == stop
+        assert again.document().cells == whole.cells
+
+
+def test_a_failure_is_kept_until_the_comparison_is_done(machine, ledger):
+    dead = APART | {("a", "d"): Failure("dead"), ("b", "d"): [50.0, KeyboardInterrupt]}
+    machine(dead)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment(*FOUR), ledger())
+    resumed = machine(APART)
+    run(experiment(*FOUR), ledger())
+    assert ("a", "d") not in resumed.asked
+    mended = machine(APART)
+    document = run(experiment(*FOUR), ledger()).document()
+    assert mended.asked == [("a", "d")] * 3
+    assert document.cells[1].run is not None
+
+
+def test_another_machine_or_another_file_is_measured_anew(machine, ledger):
+    machine(APART)
+    run(experiment(*FOUR), ledger())
+    for facts, asked in (
+        ("another machine", experiment(*FOUR)),
+        ("this machine", experiment(*(replace(one, identity=("changed",)) for one in FOUR))),
+    ):
+        found = machine(APART)
+        run(asked, ledger(facts))
+        assert len(found.asked) == 12
+
+
+def test_more_repetitions_add_to_what_is_there(machine, ledger):
+    machine(APART)
+    run(experiment(*FOUR, repetitions=3), ledger())
+    found = machine(APART)
+    run(experiment(*FOUR, repetitions=4), ledger())
+    assert len(found.asked) == 4
+
+
+def test_a_placement_is_kept_as_it_was(ledger):
+    place = Place(DecoderOptions(gpu_layers=7, split=(3.0, 1.0)), {"CUDA0": {"target weights": 5}})
+    ledger().keep_place(("a", "d"), {"headroom": None}, place)
+    assert ledger().place_of(("a", "d"), {"headroom": None}) == place
+    assert ledger().place_of(("a", "d"), {"headroom": "1GiB"}) is None
+    assert ledger("another machine").place_of(("a", "d"), {"headroom": None}) is None
+
+
+def test_energy_is_over_the_trials_that_have_it():
+    known = [result(10.0, energy_j=50.0), result(10.0, energy_j=70.0), result(10.0)]
+    assert compare.energy_j_per_token(known) == 0.6
+    assert compare.energy_j_per_token(known[2:]) is None
+    assert compare.energy_j_per_token([]) is None
+
+
+def test_bytes_by_device_and_part():
+    def model(**devices):
+        return PlannedModel("x.gguf", 1, 2, (), 0, "f16", "f16", devices)
+
+    used = {"weights": 100, "kv": 10, "compute": 5, "overhead": 1}
+    option = PlannedOption(model(GPU=used, CPU=used), model(GPU=used), 1.0, 3)
+    assert compare.parts(option, {"GPU": 1000}) == {
+        "GPU": {
+            "target weights": 100,
+            "target kv": 10,
+            "target compute": 5,
+            "draft weights": 100,
+            "draft kv": 10,
+            "draft compute": 5,
+            "overhead": 1002,
+        },
+        "CPU": {"target weights": 100, "target kv": 10, "target compute": 5, "overhead": 1},
+    }
+
+
+# drift, and what goes on on a card
+
+
+def test_a_machine_that_grows_slower_is_told(machine, ledger):
+    def slower(base):
+        return [base * factor for factor in (1.0, 0.95, 0.9, 0.85, 0.8)]
+
+    machine(
+        {
+            name: slower(speed)
+            for name, speed in {("a", None): 10, ("a", "d"): 20, ("b", None): 31, ("b", "d"): 60}.items()
+        }
+    )
+    document = run(experiment(*FOUR, repetitions=5), ledger()).document()
+    assert any("the machine became" in warning and "slower" in warning for warning in document.warnings)
+    assert document.cells[1].speedup.samples == pytest.approx([2.0] * 5)
+
+
+def card(**more):
+    return Gpu(0, "RTX 4090", "", 24, 20, 4, "575", **more)
+
+
+def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, ledger, monkeypatch):
+    ours, desktop = GpuProcess(1, "python", 1), GpuProcess(2, "Xorg", 1)
+    cards = [card(utilisation=0.4, processes=(desktop,))]
+    monkeypatch.setattr(compare.gpus, "gpus", lambda: cards)
+    trials = iter(range(100))
+
+    def measure(spec, *, on_event=None, verbose=False):
+        hot = next(trials) == 1
+        cards[0] = card(processes=(ours, desktop), throttled=("heat",) if hot else ())
+        on_event({"event": "answer", "index": 0})
+        cards[0] = card(processes=(desktop, GpuProcess(3, "blender", 9))) if hot else card(processes=(desktop,))
+        return attempt.Attempt(result(10.0 if spec.target == Path("a") else 20.0))
+
+    monkeypatch.setattr(compare.attempt, "attempt", measure)
+    document = run(experiment(contender("a"), contender("b")), ledger()).document()
+    assert document.warnings == (
+        "RTX 4090: heat in 1 trial of 6: the cards were held back",
+        "another program came onto a card meanwhile: blender",
+        "RTX 4090 was 40% busy before the first trial: something else runs on it",
+    )
+
+
+# quality
+
+
+@pytest.fixture
+def qualities(monkeypatch, tmp_path):
+    """Qualities are made by hand; what was asked of a child is noted, and that the reference's file is there."""
+    asked = []
+    fails = set()
+
+    def measure(spec, *, on_event=None, verbose=False):
+        asked.append((spec.model.name, spec.reference))
+        if spec.model.name in fails:
+            raise compare.GgufspecError(f"{spec.model.name} cannot be loaded", "a hint")
+        if spec.is_reference:
+            spec.rows.touch()
+        assert spec.rows.exists()
+        return Quality(spec.reference, 100, 5.0, 0.1, 0.0 if spec.is_reference else 0.1, 0.01, 0.9, 0.01)
+
+    monkeypatch.setattr(compare.quality, "measure", measure)
+    return SimpleNamespace(asked=asked, fails=fails, rows=tmp_path / "compare.rows")
+
+
+def judged(qualities, *sizes):
+    names = [f"t{size}" for size in sizes]
+    subjects = tuple(Subject(f"t{size}", Path(f"t{size}"), size, f"t{size}", DecoderOptions()) for size in sizes)
+    return experiment(*(contender(name) for name in names), repetitions=1, rows=qualities.rows, targets=subjects)
+
+
+def speeds(*sizes):
+    return {(f"t{size}", None): float(size) for size in sizes}
+
+
+def test_the_largest_target_is_the_reference(machine, ledger, qualities):
+    machine(speeds(5, 9, 7))
+    document = run(judged(qualities, 5, 9, 7), ledger()).document()
+    assert qualities.asked == [("t9", "t9"), ("t7", "t9"), ("t5", "t9")]
+    assert [model.quality.reference for model in document.targets] == ["t9"] * 3
+    assert not qualities.rows.exists()
+    run(judged(qualities, 5, 9, 7), ledger())
+    assert len(qualities.asked) == 3  # kept
+
+
+def test_a_reference_that_cannot_be_read_makes_way(machine, ledger, qualities):
+    machine(speeds(5, 9, 7))
+    qualities.fails.add("t9")
+    document = run(judged(qualities, 5, 9, 7), ledger()).document()
+    assert qualities.asked == [("t9", "t9"), ("t7", "t7"), ("t5", "t7")]
+    assert document.targets[1].failure == Failure("t9 cannot be loaded", "a hint")
+    assert document.targets[0].quality.reference == "t7"
+
+
+def test_a_resumed_comparison_reads_the_reference_again_if_it_must(machine, ledger, qualities):
+    machine(speeds(5, 9))
+    qualities.fails.add("t5")
+    document = run(judged(qualities, 5, 9), ledger()).document()
+    assert document.targets[0].quality is None
+    qualities.fails.clear()
+    qualities.asked.clear()
+    document = run(judged(qualities, 5, 9), ledger()).document()
+    assert qualities.asked == [("t9", "t9"), ("t5", "t9")]
+    assert document.targets[0].quality is not None
+
+
+def test_one_target_has_nothing_to_be_judged_by(machine, ledger, qualities):
+    machine(speeds(5))
+    run(judged(qualities, 5), ledger())
+    assert qualities.asked == []
+
+
+# what is shown
+
+
+def made(tokens_per_s, **more):
+    value = Spread(tokens_per_s, (tokens_per_s * 0.9, tokens_per_s * 1.1), (tokens_per_s * 0.9, tokens_per_s * 1.1))
+    return Run(9, 16, 100, value, 50.0, 2**30, **({"vram_bytes": 0, "load_s": 1.5} | more))
+
+
+def told(**more):
+    quality = Quality("model-F16", 2000, 6.1, 0.1, 0.02, 0.001, 0.91, 0.005)
+    cells = (
+        Cell("model-F16", None, made(10.0, vram_bytes=2**31), None),
+        Cell("model-F16", "draft", made(15.0), Spread(1.5, (1.4, 1.6), (1.4, 1.5, 1.6)), {"GPU": {"x": 2**30}}),
+        Cell("model-Q4_0", None, made(30.0, load_s=0.5, vram_bytes=2**31), None, leads=True, energy_j_per_token=2.5),
+        Cell("model-Q4_0", "draft", None, None, failure=Failure("ended by SIGABRT", "-v shows more")),
+    )
+    models = (
+        ComparedModel("model-F16", "/m/model-F16.gguf", 2 * 10**9, replace(quality, mean_kl=0.0)),
+        ComparedModel("model-Q4_0", "/m/model-Q4_0.gguf", 5 * 10**8, quality),
+    )
+    body = {"targets": models, "drafts": (ComparedModel("draft", "/m/draft.gguf", 10**8),), "cells": cells}
+    return CompareDocument({}, {"repetitions": 2}, **(body | {"warnings": ("it was hot",)} | more))
+
+
+def test_the_best_of_each_column_is_marked():
+    document = told()
+    titles = [column.title for column in report.columns(document)]
+    assert titles == ["Layers", "Tokens/s", "Speedup", "VRAM", "Load", "J/token"]  # nothing was drafted
+    best = {
+        (row.target, row.draft): [title for title, is_best in zip(titles, row.best, strict=True) if is_best]
+        for row in report.rows(document)
+    }
+    assert best[("model-Q4_0", "–")] == ["Tokens/s", "Load"]
+    assert best[("model-F16", "draft")] == ["VRAM"]  # a speedup without a rival is the best of nothing
+    assert best[("model-F16", "–")] == []
+
+
+@pytest.mark.parametrize(
+    ("sort", "first", "last"),
+    [
+        (Sort.MATRIX, ("model-F16", None), ("model-Q4_0", "draft")),
+        (Sort.SPEED, ("model-Q4_0", None), ("model-Q4_0", "draft")),
+        (Sort.SPEEDUP, ("model-F16", "draft"), ("model-Q4_0", "draft")),
+        (Sort.MEMORY, ("model-F16", "draft"), ("model-Q4_0", "draft")),
+        (Sort.LOAD, ("model-Q4_0", None), ("model-Q4_0", "draft")),
+        (Sort.ENERGY, ("model-Q4_0", None), ("model-Q4_0", "draft")),
+        (Sort.QUALITY, ("model-F16", None), ("model-Q4_0", "draft")),
+        (Sort.DRAFT, ("model-F16", None), ("model-Q4_0", "draft")),
+    ],
+)
+def test_rows_can_be_ordered_and_failures_come_last(sort, first, last):
+    cells = report.ordered(told(), sort)
+    assert [(cell.target, cell.draft) for cell in (cells[0], cells[-1])] == [first, last]
+
+
+def test_every_order_works_with_nothing_to_order_by():
+    empty = told(cells=(Cell("a", None, None, None),), targets=())
+    for sort in Sort:
+        assert len(report.ordered(empty, sort)) == 1
+    assert report.verdict(empty) == "Nothing could be measured."
+
+
+def test_the_verdict_names_the_price():
+    text = report.verdict(told())
+    assert text.startswith("Fastest: model-Q4_0 alone, 30.0 ± 3.0 tokens/s.")
+    assert "the same likeliest token as model-F16 in 91.0% of places (mean KL 0.0200" in text
+
+
+def test_failures_with_one_reason_are_told_once():
+    dead = Failure("no room", "lower -c")
+    cells = (Cell("a", None, None, None, failure=dead), Cell("a", "d", None, None, failure=dead))
+    document = told(cells=cells, targets=(ComparedModel("b", "", 1, failure=Failure("other tokens")),))
+    assert report.failures(document) == ["a alone, a + d: no room (lower -c)", "quality of b: other tokens"]
+
+
+def test_markdown_survives_hostile_names():
+    cells = (Cell("a|b<script>", None, made(1.0), None), Cell("c", None, None, None, failure=Failure("x\ny|z")))
+    lines = report.markdown(told(cells=cells, targets=())).splitlines()
+    assert lines[2].startswith("| a\\|b&lt;script> | – |")
+    assert "failed: x y\\|z" in lines[3]
+    assert "- Warning: it was hot" in lines
+
+
+def test_markdown_marks_the_best():
+    assert "| **30.0 ± 3.0** |" in report.markdown(told())
+
+
+def test_csv_has_a_line_for_each_trial_and_each_failure():
+    rows = list(csv.DictReader(io.StringIO(report.comma_separated(told()))))
+    assert [(row["target"], row["draft"], row["trial"]) for row in rows] == [
+        ("model-F16", "", "1"),
+        ("model-F16", "", "2"),
+        ("model-F16", "draft", "1"),
+        ("model-F16", "draft", "2"),
+        ("model-Q4_0", "", "1"),
+        ("model-Q4_0", "", "2"),
+        ("model-Q4_0", "draft", ""),
+    ]
+    assert (rows[0]["tokens_per_s"], rows[0]["vram_bytes"], rows[2]["vram_bytes"]) == ("9.0", str(2**31), str(2**30))
+    assert (rows[5]["energy_j_per_token"], rows[5]["mean_kl"], rows[6]["failure"]) == (
+        "2.5",
+        "0.02",
+        "ended by SIGABRT",
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_table_fits_the_terminal(width):
+    from rich.console import Console
+
+    long = "Meta-Llama-3-70B-Instruct"
+    names = {"model-F16": f"{long}-F16", "model-Q4_0": f"{long}-Q4_0", "draft": "Meta-Llama-3.2-1B-Instruct-Q8_0"}
+    document = told()
+    document = replace(
+        document,
+        targets=tuple(replace(model, name=names[model.name]) for model in document.targets),
+        drafts=tuple(replace(model, name=names[model.name]) for model in document.drafts),
+        cells=tuple(
+            replace(cell, target=names[cell.target], draft=cell.draft and names[cell.draft], energy_j_per_token=None)
+            for cell in document.cells
+        ),
+    )
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(report.terminal(document, Sort.MATRIX, width))
+    lines = capture.get().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= max(width, 80)
+    assert any(line.split()[:1] == ["F16"] for line in lines)
+    assert any("30.0 ± 3.0*" in line for line in lines)
+    assert any("Q8_0" in line and "failed" in line for line in lines)
+
+
+def test_a_kept_trial_is_the_same_again(ledger):
+    one = Kept(result(10.0, energy_j=5.0), None, 1.5, ("heat",), ("blender",))
+    ledger().keep_trial(("a",), spec("a"), 0, one)
+    assert ledger().trial_of(("a",), spec("a"), 0) == one
+    assert ledger().trial_of(("a",), spec("a"), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/m/a-Q4.gguf", "/m/a-Q8.gguf"], ["a-Q4", "a-Q8"]),
+        (["/m/one/a.gguf", "/m/two/a.gguf", "/m/b.gguf"], ["a (one)", "a (two)", "b"]),
+        (["/one/m/a.gguf", "/two/m/a.gguf"], ["a (one)", "a (two)"]),
+        (["/a/x/m.gguf", "/b/x/m.gguf", "/a/y/m.gguf"], ["m (a)", "m (b)", "m (y)"]),
+        (["/m.gguf", "/x/m.gguf"], ["m (/)", "m (x)"]),
+        (["/p/x/m.gguf", "/q/x/m.gguf", "/q/p/m.gguf"], ["/p/x/m.gguf", "/q/x/m.gguf", "/q/p/m.gguf"]),
+    ],
+)
+def test_names_of_files(paths, names):
+    assert list(_names([_File(Path(path), Path(path)) for path in paths]).values()) == names
+
+
+def test_notes_that_differ_in_numbers_are_told_once():
+    notes = ("took up to 11.8 ms of a.1", "took up to 12 ms of b.2", "something else", "took up to 3 ms of c.3")
+    assert compare._once(notes) == ("took up to 11.8 ms of a.1 (and 2 times more like it)", "something else")
