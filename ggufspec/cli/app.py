@@ -23,6 +23,7 @@ from ggufspec.cli.quantize import quantize
 from ggufspec.cli.rehearse import rehearse
 from ggufspec.cli.report import report
 from ggufspec.cli.run import run
+from ggufspec.cli.tune import tune
 from ggufspec.cli.verify import verify
 from ggufspec.cli.worker import worker
 from ggufspec.errors import GgufspecError, StopError
@@ -88,6 +89,11 @@ _register(
     quantize,
     "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
     "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
+)
+_register(
+    tune,
+    "ggufspec tune demo --budget 5m",
+    "ggufspec tune -m TARGET.gguf -md DRAFT.gguf --allow-kv q8_0 --save my-pair",
 )
 _register(
     report,

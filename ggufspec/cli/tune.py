@@ -1,0 +1,474 @@
+"""``ggufspec tune``: finds the fastest setting of a pair on this machine, and keeps it in a profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, given, options, planned
+from ggufspec.errors import GgufspecError, StopError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.tune import Experiment, Now, Tuning, Watch
+    from ggufspec.bench.tuning_space import Free
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.pairs.profile import Pair
+    from ggufspec.reports.document import TuneDocument, TunedSetting
+
+_TUNED = ("threads", "drafter", "draft_policy", "cpu_experts", "micro_batch")  # of a profile: they are searched anew
+_SHOWN = 10  # settings, without --explain
+_FEWEST = 3  # trials side by side, for an interval to say something
+_EVERY = 2  # half of the bundled prompts, of every kind
+_NAME = re.compile(r"[^/\\\0]+")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(text: str) -> str:
+    """``--budget``: 90s, 10m, 1.5h; a bare number is minutes."""
+    if not re.fullmatch(r"\d{1,6}(\.\d+)?[smh]?", text.strip()) or not re.search(r"[1-9]", text):
+        raise typer.BadParameter(f"{text!r} is no time: 90s, 10m or 2h")
+    return text.strip()
+
+
+def tune(
+    *,
+    files: given.Files,
+    prompt: options.PromptText = None,
+    file: options.PromptFile = None,
+    predict: options.MaxTokens = 64,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", metavar="TIME", parser=_seconds, help="Stop after this long: 90s, 10m, 2h.  [no limit]"
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option("--threshold", metavar="PERCENT", min=0, max=50, help="Stop when no setting promises more.")
+    ] = 0.1,
+    allow_kv: Annotated[
+        str | None,
+        typer.Option("--allow-kv", metavar="TYPE,TYPE", help="Cache types to try too, which may cost quality: q8_0."),
+    ] = None,
+    repetitions: Annotated[
+        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each finalist, interleaved.")
+    ] = 3,
+    placing: given.Placing,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    choosing: given.Choosing,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="NAME", help="The profile to write.  [PAIR, or the target's name]")
+    ] = None,
+    no_save: Annotated[bool, typer.Option("--no-save", help="Leave the profile as it is.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell why this setting, and what was learned.")] = False,
+    yes: options.Yes = False,
+    json: options.Json = False,
+    exports: given.Exports,
+    results: options.Results = None,
+    fresh: options.Fresh = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Find the fastest setting of a pair on this machine: layers, drafts, threads, flash attention and more.
+
+    It starts from the plan, measures what promises most, learns from every trial, and stops when nothing promises more
+    or the budget is spent. What wins goes to a profile of yours: run and bench use it from then on. A trial that runs
+    out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
+    """
+    from ggufspec.bench.journal import Journal
+    from ggufspec.bench.tune import JOURNAL, Tuning, journal_path
+    from ggufspec.hardware.host import results_folder
+
+    if save is not None and no_save:
+        raise UsageError("both --save and --no-save are given", "give one of them")
+    own_prompt = options.read_prompt(prompt, file)
+    exports.check()
+    alone = drafting.drafter in ("lookup", "none")
+    chosen = files.choose(no_draft=alone, yes=yes, quiet=quiet)
+    name = _name(save, files, chosen)
+    experiment = prepare(
+        chosen,
+        placing,
+        drafting,
+        decoding,
+        choosing,
+        prompts=own_prompt,
+        predict=predict,
+        budget=budget,
+        threshold=threshold,
+        allow_kv=allow_kv,
+        repetitions=repetitions,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    folder = results or results_folder()
+    path = journal_path(folder, experiment)
+    if fresh and path.exists():
+        _put_aside(path)
+    interrupted = False
+    with Journal(path, JOURNAL) as journal:
+        run = Tuning(experiment, journal)
+        if run.resumed and not quiet:
+            console.note(f"going on with {run.resumed} trials of {path}; --fresh starts over")
+        try:
+            with _live(quiet or verbose) as watch:
+                run.run(watch)
+        except KeyboardInterrupt:
+            if not run.kept:
+                raise StopError("interrupted before anything was measured", "the same command goes on") from None
+            interrupted = True
+        saved, failed = None, None
+        if not no_save and not interrupted and run.winner() is not None and run.compared:
+            try:
+                saved = _save(run, name, files, chosen)
+            except GgufspecError as error:  # the results are shown all the same
+                failed = error
+        document = run.document(saved=saved, interrupted=interrupted)
+    return _report(document, exports, name, failed, explain=explain, json=json, quiet=quiet)
+
+
+def prepare(
+    chosen: Pair,
+    placing: given.Placing,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    choosing: given.Choosing,
+    *,
+    prompts: str | None,
+    predict: int,
+    budget: str | None,
+    threshold: float,
+    allow_kv: str | None,
+    repetitions: int,
+    quiet: bool,
+    verbose: bool,
+) -> Experiment:
+    """Plan, and make the space around the plan.
+
+    Args:
+        chosen: the pair.
+        placing: layers that are given are not searched; so with the next two.
+        drafting: who guesses, and how far.
+        decoding: context, threads and cache.
+        choosing: how a token is chosen.
+        prompts: the user's own prompt; None: some bundled ones.
+        predict: tokens of each answer.
+        budget: as ``--budget`` has it.
+        threshold: in percent.
+        allow_kv: cache types that may be tried besides.
+        repetitions: of the final.
+        quiet: show no progress.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        GgufspecError: nothing fits, a header cannot be read, or nothing is left to search.
+    """
+    from ggufspec.bench.prompts import PROMPTS
+    from ggufspec.bench.trial import Spec
+    from ggufspec.bench.tune import Experiment
+    from ggufspec.bench.tuning_space import candidates, nearest
+    from ggufspec.decoding.placing import placed
+    from ggufspec.hardware.host import physical_cores
+
+    settings = chosen.settings.model_copy(update=dict.fromkeys(_TUNED))
+    base = planned.decoder(settings, decoding, drafting)
+    base = replace(base, threads=base.threads or physical_cores())
+    pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, draft_gpu_layers=None))
+    asked = planned.placement_asked(
+        pair,
+        gpu_layers=placing.gpu_layers,
+        gpu_layers_draft=placing.gpu_layers_draft,
+        tensor_split=placing.tensor_split,
+        n_cpu_moe=placing.n_cpu_moe,
+        draft_max=drafting.draft_max,
+        headroom=placing.headroom,
+        rpc=placing.rpc,
+        allow_kv=allow_kv,
+    )
+    where = planned.site(asked, base.threads)
+    made = planned.make(pair, base, asked, where=where, quiet=quiet, verbose=verbose)
+    free = _free(base, asked, placing, drafting, decoding, with_draft=chosen.draft is not None)
+    space = candidates(made.plan, base, free)
+    if not space:
+        raise UsageError("the options leave no setting to try", "give fewer of them: what is given is not searched")
+    by_itself = nearest(space, replace(placed(base, made.plan.alone), drafter="none"), drafted=False)
+    option = made.plan.pair
+    at_pair = nearest(space, placed(base, option, draft_max=asked.draft_max), drafted=True) if option else None
+    if option is None:
+        at_pair = nearest(space, replace(placed(base, made.plan.alone), drafter="lookup"), drafted=True)
+    first = (at_pair, by_itself) if made.plan.choice == "speculative" else (by_itself, at_pair)
+    texts = (prompts,) if prompts is not None else tuple(one.text for one in PROMPTS[::_EVERY])
+    return Experiment(
+        pair=pair.describe(),
+        spec=Spec(
+            target=chosen.target,
+            draft=chosen.draft,
+            options=base,
+            sampling=choosing.sampling(),
+            prompts=texts,
+            max_tokens=predict,
+            rpc=tuple(placing.rpc or ()),
+        ),
+        space=tuple(space),
+        first=tuple(index for index in first if index is not None),
+        threshold=threshold / 100,
+        budget_s=None if budget is None else _in_seconds(budget),
+        repeats=repetitions,
+        notes=made.plan.notes,
+        verbose=verbose,
+    )
+
+
+def _in_seconds(text: str) -> float:
+    return float(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else float(text) * _UNITS["m"]
+
+
+def _free(
+    base: DecoderOptions,
+    asked: planned.Asked,
+    placing: given.Placing,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    *,
+    with_draft: bool,
+) -> Free:
+    """What the command line leaves open."""
+    from ggufspec.bench.tuning_space import Free, policies, thread_counts
+
+    drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
+    if base.accept != "exact" or drafting.drafter is not None:
+        drafters = (str(drafting.drafter or "both"),)
+    lengths = policies(base.draft_max)
+    if drafting.draft_policy is not None:
+        lengths = tuple(one for one in lengths if one[0] == drafting.draft_policy)
+    if drafting.draft_max is not None:
+        lengths = tuple(dict.fromkeys((policy, drafting.draft_max) for policy, _ in lengths))
+    return Free(
+        threads=(base.threads,) if decoding.threads else thread_counts(base.threads),
+        drafters=drafters,
+        policies=lengths,
+        flash_attention=(base.flash_attention,) if decoding.flash_attn else ("auto", "off"),
+        kv_types=tuple(dict.fromkeys(((base.type_k, base.type_v), *asked.kv_types))),
+        gpu_layers=asked.layers.gpu_layers,
+        draft_gpu_layers=asked.draft_layers.gpu_layers,
+        cpu_experts=placing.n_cpu_moe,
+        within_budget=placing.headroom is not None,
+    )
+
+
+def _put_aside(path: Path) -> None:
+    try:
+        path.replace(path.with_name(path.name + ".old"))
+    except OSError as error:
+        raise GgufspecError(
+            f"results cannot be kept in {path.parent}: {error.strerror}", "name another folder with --results FOLDER"
+        ) from None
+
+
+# ---- the profile -----------------------------------------------------------------------------------------------------
+
+
+def _name(save: str | None, files: given.Files, chosen: Pair) -> str:
+    """The profile to write: the one that was tuned; of files, a new one."""
+    from ggufspec.pairs.profile import find
+
+    if save is not None:
+        if not _NAME.fullmatch(save) or save.endswith((".toml", ".gguf")):
+            raise UsageError(f"{save!r} is no profile's name", "--save my-pair")
+        return save
+    if files.model is not None or files.hf_repo is not None:
+        return chosen.target.stem
+    return find(files.pair or "demo").stem
+
+
+def _save(run: Tuning, name: str, files: given.Files, chosen: Pair) -> str:
+    """Write the winner to the user's profile.
+
+    Raises:
+        GgufspecError: it cannot be written.
+    """
+    from datetime import UTC, datetime
+
+    from ggufspec.pairs.profile import Tuned, find, user_folder
+    from ggufspec.pairs.tuned import text_of
+    from ggufspec.reports.files import write_whole
+
+    document = run.document()
+    assert document.winner is not None
+    best = document.trials[document.winner]
+    assert best.tokens_per_s is not None
+    machine, gain = document.machine, document.gain
+    cards = [str(gpu["name"]) for gpu in machine["gpus"]]
+    tuned = Tuned(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        tokens_per_s=round(best.tokens_per_s.median, 2),
+        gain=round(gain.median, 3) if gain else None,
+        gain_ci95=[round(value, 3) for value in gain.ci95] if gain else None,
+        trials=len(run.kept),
+        machine=", ".join([str(machine["cpu"]), *cards]),
+        versions=f"ggufspec {machine['ggufspec']}, llama-cpp-python {machine['llama_cpp_python']}",
+        results=str(run.journal.path.absolute()),
+    )
+    of_files = files.model is not None or files.hf_repo is not None
+    own_draft = files.model_draft is not None or files.hf_repo_draft is not None
+    source = None if of_files or own_draft else find(files.pair or "demo")
+    s = best.setting
+    text = text_of(
+        source,
+        name=name,
+        target=chosen.target.absolute(),
+        draft=chosen.draft.absolute() if chosen.draft else None,
+        layers={"target": s.gpu_layers, "draft": s.draft_gpu_layers if s.drafter in ("draft", "both") else None},
+        settings=_settings(s, run.experiment.spec.options),
+        tuned=tuned,
+    )
+    path = user_folder() / f"{name}.toml"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GgufspecError(
+            f"{path} cannot be written: {error.strerror}", "--no-save leaves the profile away"
+        ) from None
+    write_whole(path, text)
+    return str(path)
+
+
+def _settings(s: TunedSetting, base: DecoderOptions) -> dict[str, object]:
+    """A setting as a profile has it; what is as usual is left away."""
+    return {
+        "n_ctx": base.n_ctx,
+        "threads": s.threads,
+        "drafter": s.drafter,
+        "draft_policy": s.draft_policy if s.drafted else None,
+        "draft_max": s.draft_max if s.drafted else None,
+        "type_k": s.type_k if s.type_k != "f16" else None,
+        "type_v": s.type_v if s.type_v != "f16" else None,
+        "flash_attention": s.flash_attention if s.flash_attention != "auto" else None,
+        "cpu_experts": s.cpu_experts or None,
+        "micro_batch": s.micro_batch if s.micro_batch != 512 else None,
+    }
+
+
+# ---- what is seen ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _live(quiet: bool) -> Iterator[Watch]:
+    """A table on an interactive stderr that grows with every trial; silent otherwise."""
+    out = console.err()
+    if quiet or not out.is_terminal:
+        yield lambda *_: None
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    from ggufspec.reports import tune as table
+
+    with Live(console=out, transient=True, refresh_per_second=8) as live:
+
+        def watch(tuning: Tuning, now: Now) -> None:
+            rows = tuning.trials()
+            document = tuning.document()
+            room = max(3, out.height - 9)
+            budget = tuning.experiment.budget_s
+            spent = f"{now.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
+            line = Spinner("dots", Text(f" trial {len(tuning.kept) + 1}, {spent}: {now.doing}", overflow="ellipsis"))
+            live.update(
+                Group(table.terminal(rows, winner=document.winner, baseline=document.baseline, last=room), line)
+                if rows
+                else line
+            )
+
+        yield watch
+
+
+def _report(
+    document: TuneDocument,
+    exports: given.Exports,
+    name: str,
+    failed: GgufspecError | None,
+    *,
+    explain: bool,
+    json: bool,
+    quiet: bool,
+) -> int:
+    """Print first, then write the files."""
+    from ggufspec.reports import tune as report
+    from ggufspec.reports.document import to_json
+
+    if json:
+        console.data(to_json(document))
+    else:
+        _show(document, name, explain=explain)
+        if not quiet:
+            for note in (*report.failures(document), *document.notes):
+                console.note(note)
+    if failed:
+        console.failure(failed.message, failed.hint)
+    failed = exports.write(document, markdown=report.markdown, csv=report.comma_separated) or failed
+    if document.interrupted:
+        console.failure("interrupted; what is shown was measured before", "the same command goes on")
+        return 130
+    if document.winner is None:
+        console.failure("no setting came through", "ggufspec doctor; -v shows llama.cpp's log")
+        return 1
+    return failed.exit_code if failed else 0
+
+
+def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import tune as report
+
+    out = console.out()
+    for role in ("target", "draft"):
+        if document.pair.get(role):
+            out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
+    out.print(
+        f"[dim]{document.settings['prompts']} prompt{'s' * (document.settings['prompts'] != 1)} × "
+        f"{document.settings['max_tokens']} tokens, "
+        f"{document.settings['space']:,} settings to choose from[/]"
+    )
+    fewer = len(document.trials) if explain else _SHOWN
+    out.print(report.terminal(document.trials, winner=document.winner, baseline=document.baseline, best=fewer))
+    if len(document.trials) > fewer:
+        out.print(f"[dim]{fewer} of {len(document.trials)} settings; --explain and --json have all.[/]")
+    if document.winner is not None:
+        best = document.trials[document.winner]
+        assert best.tokens_per_s is not None
+        lead = "so far" if document.interrupted else "The fastest"
+        out.print(Text(f"{lead.capitalize()}: {report.words(best.setting)}.", style="bold green"))
+        out.print(Text(_gain(document)))
+    if explain:
+        for sentence in document.explanation:
+            out.print(Text(f"- {sentence}"))
+    elif document.stopped:
+        out.print(Text(f"Ended since {document.stopped}. --explain tells why this setting.", style="dim"))
+    if document.saved:
+        out.print(Text(f"Saved to {document.saved}: ggufspec bench {name}", style="dim"))
+
+
+def _gain(document: TuneDocument) -> str:
+    assert document.winner is not None
+    if len(document.trials) == 1 and document.settings["space"] > 1:
+        return "Only this was measured, so that nothing is saved: a larger --budget, or fewer tokens with -n, goes on."
+    if document.winner == document.baseline:
+        return "That is what was planned: no other setting beat it side by side."
+    if document.baseline is not None and document.trials[document.baseline].failure:
+        return "What was planned did not come through."
+    if document.gain is None:
+        return "There was no time to measure it against what was planned, side by side."
+    low, high = document.gain.ci95
+    if len(document.gain.samples) < _FEWEST:
+        return f"{document.gain.median:.2f}× what was planned, from too few trials for an interval."
+    text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
+    text += "." if low > 1 else ", which is within the noise."
+    return text if document.trials[document.winner].setting.drafted else f"{text} No draft pays here."

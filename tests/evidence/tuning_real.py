@@ -1,0 +1,120 @@
+"""Tuning against every setting, decoded for real: the demo pair on the CPU and an RPC device with a budget.
+
+Every setting of a space is measured, then the fastest ones again, interleaved; then the search is made on the same
+machine. An idle machine is needed, and a quarter of an hour.
+
+.venv/bin/python tests/evidence/tuning_real.py [seconds for the exhaustive part, 1500 without]
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from common import save
+
+from ggufspec.bench.attempt import attempt
+from ggufspec.bench.journal import Journal
+from ggufspec.bench.stats import spread
+from ggufspec.bench.tune import JOURNAL, Experiment, Tuning
+from ggufspec.bench.versus import speed
+from ggufspec.cli import given
+from ggufspec.cli.tune import prepare
+
+CARD_BYTES = 20_000_000  # the target's seven layers take more
+LEADERS, REPEATS = 8, 5
+SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1)"
+
+
+def worker() -> tuple[subprocess.Popen[bytes], str]:
+    """A worker on a free port, and its endpoint, once it answers."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", SERVE.format(port=port)], stdout=subprocess.DEVNULL)
+    while True:
+        with closing(socket.socket()) as knock:
+            if knock.connect_ex(("127.0.0.1", port)) == 0:
+                return process, f"127.0.0.1:{port}"
+        time.sleep(0.05)
+
+
+def experiment(endpoint: str) -> Experiment:
+    """The demo pair with 20 MB of a card, one thread."""
+    from ggufspec.cli.planned import Asked, site
+    from ggufspec.decoding.placing import Layers
+
+    free = site(Asked(Layers(), Layers(), rpc=(endpoint,)), 1).machine.cards[0].free_bytes
+    return prepare(
+        given.Files().choose(quiet=True),
+        given.Placing(rpc=[endpoint], headroom=str(free - CARD_BYTES)),
+        given.Drafting(draft_policy=None),
+        given.Decoding(threads=1, flash_attn="on"),
+        given.Choosing(),
+        prompts=None,
+        predict=24,
+        budget=None,
+        threshold=0.1,
+        allow_kv=None,
+        repetitions=3,
+        quiet=True,
+        verbose=False,
+    )
+
+
+def main() -> None:
+    """Exhaust, repeat the leaders, tune, compare."""
+    allowed_s = float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0
+    process, endpoint = worker()
+    try:
+        made = experiment(endpoint)
+
+        def measured(index: int) -> float:
+            one = made.space[index]
+            draft = made.spec.draft if one.options.needs_draft else None
+            found = attempt(replace(made.spec, options=one.options, draft=draft))
+            return speed(found.result) if found.result else 0.0
+
+        began, first = time.monotonic(), dict[int, float]()
+        for index in range(len(made.space)):
+            first[index] = measured(index)
+            print(f"{index + 1} of {len(made.space)}", file=sys.stderr, flush=True)
+            if time.monotonic() - began > allowed_s:
+                break
+        with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal", JOURNAL) as journal:
+            run = Tuning(made, journal)
+            run.run(lambda *_: None)
+            winner, trials = run.winner(), len(run.kept)
+        assert winner is not None
+        leaders = sorted(first, key=lambda index: -first[index])[:LEADERS]
+        again: dict[int, list[float]] = {index: [] for index in dict.fromkeys([*leaders, winner])}
+        for repeat in range(REPEATS):
+            for index in list(again)[repeat:] + list(again)[:repeat]:
+                again[index].append(measured(index))
+    finally:
+        process.kill()
+        process.wait()
+    best = max(again, key=lambda index: spread(again[index]).median)
+    results: dict[str, Any] = {
+        "space": len(made.space),
+        "measured": len(first),
+        "trials": trials,
+        "trials_of_exhaustive": trials / len(made.space),
+        "share_of_best": spread(again[winner]).median / spread(again[best]).median,
+        "winner": asdict(made.space[winner].setting) | {"tokens_per_s": asdict(spread(again[winner]))},
+        "best": asdict(made.space[best].setting) | {"tokens_per_s": asdict(spread(again[best]))},
+        "leaders": [asdict(made.space[index].setting) | {"samples": samples} for index, samples in again.items()],
+    }
+    print(results["share_of_best"], results["trials_of_exhaustive"])
+    save("tuning-real", results)
+
+
+if __name__ == "__main__":
+    main()

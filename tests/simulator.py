@@ -1,0 +1,275 @@
+"""Simulated machines to tune on: cards of the catalogue, hosts slow and fast, and a truth that no planner knows.
+
+A machine's true speeds are the planner's model with other constants, and with what that model does not have at all:
+kernels whose T(n) dips, threads that get in each other's way, an acceptance that falls along the draft, an adaptive
+policy that is not perfect, interactions of options, a driver's memory. Measurements are noisy.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import shapes
+
+from ggufspec.bench.tuning import Done, Search
+from ggufspec.bench.tuning_space import Candidate, Free, candidates, nearest, policies, thread_counts
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.placing import placed, question
+from ggufspec.hardware.cards import find_card
+from ggufspec.llamacpp import gguf
+from ggufspec.llamacpp.options import Placement
+from ggufspec.pairs.header import ModelHeader, interpret
+from ggufspec.planning import calibration
+from ggufspec.planning.memory import HOST, estimate
+from ggufspec.planning.plan import Card, Machine, Plan
+from ggufspec.planning.search import make_plan
+from ggufspec.planning.speed import DeviceSpeed, pass_s
+
+GIB = 2**30
+PAIRS = (
+    ("llama3-70b-q3_k_s", "llama3-8b-q3_k_l"),
+    ("llama3-70b-q3_k_s", "llama-1b-q4_0"),
+    ("qwen3-14b", "qwen2-0.5b-q8_0"),
+    ("gemma3-27b", "gemma-2b"),
+    ("qwen2-7b", "qwen2-0.5b-q8_0"),
+    ("qwen3moe-30b-a3b", "qwen2-0.5b-q8_0"),
+    ("gpt-oss-20b", "llama-1b-q4_0"),
+    ("llama3-8b-q3_k_l", "llama-1b-q4_0"),
+)
+CARDS = (
+    "GTX 1060 6GB", "RTX 3050 8GB", "RTX 3060 12GB", "RTX 4060", "RTX 3080 10GB", "RTX 4060 Ti 16GB",
+    "RTX 4070", "RTX 5060", "RTX 5070 Ti", "RTX 3090", "RTX 4090", "RTX 5090",
+)  # fmt: skip
+HOSTS = ((25e9, 4), (45e9, 6), (60e9, 8), (90e9, 16))  # bytes/s, cores
+NOISE = 0.015
+
+
+@functools.cache
+def header(name: str) -> tuple[ModelHeader, Path]:
+    """(header, path) of a shape; nobody opens the path again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = shapes.write(Path(folder) / f"{name}.gguf", shapes.SHAPES[name])
+        with path.open("rb") as file:
+            data = file.read(16 << 20)
+        return interpret(path.name, [gguf.parse(data)], path.stat().st_size), path
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulated machine with a pair on it."""
+
+    seed: int
+    target: str
+    draft: str
+    card: str
+    pcie: int
+    host_bytes_per_s: float
+    cores: int
+
+
+def cases(count: int, seed: int = 0) -> list[Case]:
+    """So many different ones: every pair and card, PCIe 3 to 5, hosts slow and fast."""
+    chance = random.Random(seed)
+    made = []
+    for index in range(count):
+        target, draft = PAIRS[index % len(PAIRS)]
+        card = CARDS[(index * 5 + index // len(CARDS)) % len(CARDS)]
+        host, cores = HOSTS[chance.randrange(len(HOSTS))]
+        made.append(Case(seed * 1000 + index, target, draft, card, 3 + index % 3, host, cores))
+    return made
+
+
+class Simulated:
+    """A machine that can be planned for, and measured."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.random = case, random.Random(case.seed)
+        card = find_card(case.card)
+        host = calibration.guessed_host()
+        host = host.scaled(host.bandwidth_bytes_per_s / case.host_bytes_per_s)
+        known = calibration.from_catalogue([card], ["GPU0"])
+        link = calibration.link_bytes_per_s(case.pcie, card.pcie_width)
+        known = replace(known, devices=known.devices | {HOST: host}, link_bytes_per_s=link)
+        free = card.vram_bytes - int(self.random.uniform(0.3, 0.9) * GIB)
+        self.machine = Machine((Card("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known)
+        self.options = DecoderOptions(n_ctx=4096, threads=case.cores)
+        target, draft = header(case.target), header(case.draft)
+        self.plan: Plan = make_plan(question(target, draft, self.options, 0.7), self.machine)
+        self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(15))
+        self.space = candidates(self.plan, self.options, self.free)
+        self._make_truth()
+
+    def _make_truth(self) -> None:
+        chance = self.random
+        self.speed = replace(
+            self.machine.speed,
+            devices={name: self._other(speed) for name, speed in self.machine.speed.devices.items()},
+            pass_s=self.machine.speed.pass_s * math.exp(chance.gauss(0, 0.5)),
+            crossing_s=self.machine.speed.crossing_s * math.exp(chance.gauss(0, 0.5)),
+            link_bytes_per_s=self.machine.speed.link_bytes_per_s * math.exp(chance.gauss(-0.1, 0.2)),
+        )
+        self.acceptance = min(max(0.7 + chance.gauss(0, 0.12), 0.2), 0.95)
+        self.falls = chance.uniform(0.9, 1.0)
+        self.lookup_acceptance = chance.uniform(0.05, 0.6)
+        self.both = chance.uniform(0.99, 1.07)
+        self.adaptive = chance.uniform(0.93, 1.0)
+        self.knee, self.crowd = chance.uniform(0.4, 1.0), chance.uniform(0, 0.15)
+        self.no_flash, self.quantised = math.exp(chance.gauss(-0.03, 0.05)), math.exp(chance.gauss(-0.02, 0.04))
+        self.experts = math.exp(chance.gauss(0, 0.15))
+        self.memory, self.driver = chance.uniform(0.99, 1.06), int(chance.uniform(0.15, 0.6) * GIB)
+        self._passes: dict[object, tuple[float, float]] = {}
+
+    def _other(self, speed: DeviceSpeed) -> DeviceSpeed:
+        """Bandwidth wrong by 10 to 40 %, up or down; the kernels' curves with dips and bumps of their own."""
+        chance = self.random
+        factor = math.exp(chance.uniform(0.1, 0.34) * chance.choice((-1, 1)))
+        curves = {
+            kind: {n: 1.0 if n == 1 else value * math.exp(chance.gauss(0, 0.12)) for n, value in curve.items()}
+            for kind, curve in speed.curves.items()
+        }
+        return replace(speed.scaled(factor), curves=curves, layer_s=speed.layer_s * math.exp(chance.gauss(0, 0.5)))
+
+    def _wobble(self, spread: float, *facts: object) -> float:
+        """A factor that always is the same for the same facts."""
+        return math.exp(random.Random(repr((self.case.seed, *facts))).gauss(0, spread))
+
+    def _pass(self, which: ModelHeader, at: Placement, tokens: int, *, depth: int) -> tuple[float, float]:
+        """(seconds, of them the host's)."""
+        key = (id(which), at, tokens)
+        if key not in self._passes:
+            names = self.machine.card_names
+            seconds = pass_s(which, at, self.speed, names, tokens=tokens, depth=depth)
+            faster = self.speed.devices[HOST].scaled(0.5)
+            halved = replace(self.speed, devices=self.speed.devices | {HOST: faster})
+            less = pass_s(which, at, halved, names, tokens=tokens, depth=depth)
+            self._passes[key] = seconds, 2 * (seconds - less)
+        return self._passes[key]
+
+    def fits(self, one: Candidate) -> bool:
+        """Whether a card's true memory holds it."""
+        options, asks = one.options, self.plan.question
+        context = options.context(with_draft=options.needs_draft)
+        used = estimate(asks.target.header, options.placement, context, self.machine.card_names)["GPU0"].total
+        if options.needs_draft and asks.draft:
+            draft = options.draft_placement
+            used += estimate(asks.draft.header, draft, options.draft_context(), self.machine.card_names)["GPU0"].total
+        return not used or used * self.memory + self.driver <= self.machine.cards[0].free_bytes
+
+    def true(self, one: Candidate) -> float:
+        """Tokens/s without noise; 0 where it runs out of memory."""
+        s = one.setting
+        if not self.fits(one):
+            return 0.0
+        asks, cores = self.plan.question, self.case.cores
+        depth = self.options.n_ctx // 2
+        fewer = max(1.0, self.knee * cores / s.threads) * (1 - self.crowd * (s.threads < cores))
+
+        def seconds(which: ModelHeader, at: Placement, tokens: int) -> float:
+            whole, host = self._pass(which, at, tokens, depth=depth)
+            host *= self.experts if at.cpu_experts else 1.0
+            return whole + host * (fewer - 1)
+
+        at = Placement(s.gpu_layers, cpu_experts=s.cpu_experts)
+        lengths = [0] if not s.drafted else [s.draft_max] if s.draft_policy == "fixed" else list(range(16))
+        token_s = 0.0
+        if s.drafted and s.drafter != "lookup" and asks.draft:
+            token_s = seconds(asks.draft.header, Placement(s.draft_gpu_layers), 1)
+        rates = []
+        for length in lengths:
+            round_s = length * token_s + seconds(asks.target.header, at, length + 1)
+            rates.append(self._tokens(s.drafter, length) / round_s)
+        rate = max(rates)
+        rate *= self.adaptive if s.drafted and s.draft_policy == "adaptive" else 1.0
+        rate *= self.both if s.drafter == "both" else 1.0
+        rate *= self.no_flash if s.flash_attention == "off" else 1.0
+        rate *= self.quantised if s.type_k != "f16" else 1.0
+        rate *= self._wobble(0.02, s.drafter, s.draft_policy, s.flash_attention)
+        return rate * self._wobble(0.015, s.drafter, s.gpu_layers // 4) * self._wobble(0.01, s.draft_max, s.threads)
+
+    def _tokens(self, drafter: str, length: int) -> float:
+        accepted = self.lookup_acceptance if drafter == "lookup" else self.acceptance
+        total = kept = 1.0
+        for place in range(length):
+            kept *= accepted * self.falls**place
+            total += kept
+        return total
+
+    def measure(self, index: int, noise: random.Random) -> float | None:
+        """One trial; None where it fails."""
+        true = self.true(self.space[index])
+        return true * math.exp(noise.gauss(0, NOISE)) if true else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What tuning reached on a simulated machine. ``share`` is of the exhaustive best, by true speeds."""
+
+    case: Case
+    space: int
+    fitting: int
+    trials: int
+    failed: int
+    share: float
+    planned_share: float
+    target_only_share: float
+    winner: str
+    stopped: str
+
+
+def exhaust(machine: Simulated) -> list[float]:
+    """True tokens/s of every setting of the space."""
+    return [machine.true(one) for one in machine.space]
+
+
+def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int = 3) -> Outcome:
+    """Search as the command does, the final included; every measurement counts as a trial."""
+    noise = random.Random(machine.case.seed + 1)
+    first = first_choices(machine)
+    search = make(machine.space, first)
+    failed = 0
+    while True:
+        asked = search.ask()
+        if isinstance(asked, Done):
+            break
+        found = machine.measure(asked.index, noise)
+        failed += found is None
+        search.tell(asked.index, found)
+    trials = search.trials
+    finalists = list(dict.fromkeys([*search.leaders(), *first[:1]]))
+    for _ in range(repeats):
+        for index in finalists:
+            trials += 1
+            search.tell(index, machine.measure(index, noise))
+    winner = search.best()
+    assert winner is not None
+    truth = exhaust(machine)
+    best = max(truth)
+    alone = [true for true, one in zip(truth, machine.space, strict=True) if not one.setting.drafted]
+    return Outcome(
+        machine.case,
+        len(truth),
+        sum(true > 0 for true in truth),
+        trials,
+        failed,
+        truth[winner] / best,
+        truth[first[0]] / best,
+        max(alone) / best,
+        repr(machine.space[winner].setting),
+        asked.why,
+    )
+
+
+def first_choices(machine: Simulated) -> list[int]:
+    """The planner's pair and its target alone."""
+    plan, options = machine.plan, machine.options
+    pair = placed(options, plan.pair, draft_max=15) if plan.pair else None
+    alone = replace(placed(options, plan.alone, draft_max=15), drafter="none")
+    found = [nearest(machine.space, pair, drafted=True) if pair else None, nearest(machine.space, alone, drafted=False)]
+    chosen = found if plan.choice == "speculative" else found[::-1]
+    return [index for index in chosen if index is not None]

@@ -1,0 +1,238 @@
+"""Tuning with trials that are simulated: the journal, the budget, the final, and what is said of it all."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import simulator
+
+from ggufspec.bench import trial
+from ggufspec.bench.attempt import Attempt
+from ggufspec.bench.journal import Journal
+from ggufspec.bench.tune import JOURNAL, Experiment, Tuning
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import UsageError
+from ggufspec.reports import tune as report
+from ggufspec.reports.document import Failure, TuneDocument, to_json
+
+TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
+TOKENS = 100
+
+
+@pytest.fixture(scope="module")
+def machine() -> simulator.Simulated:
+    return simulator.Simulated(TIGHT)
+
+
+@pytest.fixture
+def experiment(machine: simulator.Simulated, tmp_path: Path) -> Experiment:
+    files = [tmp_path / "target.gguf", tmp_path / "draft.gguf"]
+    for path in files:
+        path.write_bytes(b"GGUF")
+    spec = trial.Spec(files[0], files[1], machine.options, Sampling(temperature=0.0), ("a prompt",), TOKENS)
+    pair = {"name": "simulated", "target": str(files[0]), "draft": str(files[1])}
+    return Experiment(pair, spec, tuple(machine.space), tuple(simulator.first_choices(machine)))
+
+
+class Trials:
+    """Simulated trials on a simulated clock; ``stop`` is the trial in which the program dies."""
+
+    def __init__(self, machine: simulator.Simulated, stop: int | None = None) -> None:
+        self.machine, self.stop = machine, stop
+        self.now, self.count = 0.0, 0
+        self.noise = random.Random(0)
+        self.by_options = {one.options: one for one in machine.space}
+
+    def __call__(self, spec: trial.Spec) -> Attempt:
+        self.count += 1
+        if self.count == self.stop:
+            raise KeyboardInterrupt
+        one = self.by_options[spec.options]
+        speed = self.machine.true(one)
+        if not speed:
+            self.now += 3
+            if self.count % 2:
+                return Attempt(None, Failure("llama.cpp died (SIGABRT)", "lower -ngl"))
+            return Attempt(None, Failure("no context of 4096 tokens: out of memory", "lower -c"))
+        speed *= self.machine._wobble(0.01, one.setting, self.count)
+        self.now += 10 + TOKENS / speed
+        return Attempt(result(speed, drafted=one.setting.drafted))
+
+
+def result(speed: float, *, drafted: bool) -> trial.Result:
+    statistics = statistics_of(TOKENS / speed)
+    placed = trial.Placed("a model", 80, 40, 10**9)
+    answer = trial.Answer("text", tuple(range(TOKENS)), statistics)
+    return trial.Result((answer,), placed, placed if drafted else None, 9.0, 10**9, 10**9, True, ("draft",) * drafted)
+
+
+def statistics_of(decode_s: float) -> Statistics:
+    values: dict[str, object] = {}
+    for one in dataclasses.fields(Statistics):
+        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
+            values[one.name] = () if "tuple" in str(one.type) else "length" if "str" in str(one.type) else 0
+    values |= {"tokens": TOKENS, "decode_s": decode_s, "prompt_tokens": 50, "prompt_s": 0.5}
+    return Statistics(**values)  # type: ignore[arg-type]
+
+
+def tune(
+    experiment: Experiment, path: Path, trials: Trials, watch: Callable[..., None] = lambda *_: None
+) -> tuple[Tuning, TuneDocument]:
+    with Journal(path, JOURNAL) as journal:
+        run = Tuning(experiment, journal, attempt=trials, clock=lambda: trials.now)
+        run.run(watch)
+        return run, run.document()
+
+
+def test_the_winner_is_nearly_the_best(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    run, document = tune(experiment, tmp_path / "j", Trials(machine))
+    winner = run.winner()
+    assert winner is not None
+    assert machine.true(machine.space[winner]) >= 0.97 * max(simulator.exhaust(machine))
+    assert document.winner is not None
+    assert document.trials[document.winner].setting == machine.space[winner].setting
+
+
+def test_trials_that_fail_are_rows_and_the_search_steps_back(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    _, document = tune(experiment, tmp_path / "j", Trials(machine))
+    failed = [row for row in document.trials if row.failure]
+    assert failed
+    assert all(row.tokens_per_s is None for row in failed)
+    assert document.winner is not None
+    use = {one.setting: one.memory[0] for one in machine.space}
+    for row in failed:  # what comes after a failure takes less
+        later = [other for other in document.trials if other.index > row.index]
+        assert all(use[other.setting] < use[row.setting] for other in later)
+    assert any("failed: " in line for line in report.failures(document))
+
+
+def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    """Killed at every trial in turn: one trial is measured again each time, and none is lost."""
+
+    class Same(Trials):  # the same measurement whenever it is made
+        def __call__(self, spec: trial.Spec) -> Attempt:
+            before, self.count = self.count, 0
+            stop, self.stop = self.stop, None
+            found = super().__call__(spec)
+            self.count, self.stop = before + 1, stop
+            if self.count == self.stop:
+                raise KeyboardInterrupt
+            return found
+
+    _, whole = tune(experiment, tmp_path / "whole", Same(machine))
+    total = sum(len(row.tokens_per_s.samples) if row.tokens_per_s else 1 for row in whole.trials)
+    path = tmp_path / "torn"
+    for _ in range(total - 1):
+        with pytest.raises(KeyboardInterrupt):
+            tune(experiment, path, Same(machine, stop=2))
+    last = Same(machine)
+    _, document = tune(experiment, path, last)
+    assert last.count == 1
+    assert [row.setting for row in document.trials] == [row.setting for row in whole.trials]
+    assert [row.tokens_per_s for row in document.trials] == [row.tokens_per_s for row in whole.trials]
+    assert (document.winner, document.baseline) == (whole.winner, whole.baseline)
+
+
+def test_the_budget_is_kept(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    for budget in (120.0, 600.0, 1500.0):
+        trials = Trials(machine)
+        _, document = tune(replace(experiment, budget_s=budget), tmp_path / f"j{budget}", trials)
+        assert trials.now <= 1.25 * budget + 60  # a trial may be slower than was believed
+        assert "budget" in document.stopped or trials.now < budget
+        assert document.winner is not None or budget == 120.0
+
+
+def test_a_budget_too_short_for_one_trial(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    trials = Trials(machine)
+    with pytest.raises(UsageError, match="too short for one trial") as caught:
+        tune(replace(experiment, budget_s=2.0), tmp_path / "j", trials)
+    assert "--budget" in caught.value.hint
+    assert trials.count == 0
+
+
+def test_the_final_is_interleaved(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    run, _ = tune(experiment, tmp_path / "j", Trials(machine))
+    final = [kept for kept in run.kept if kept.repetition]
+    rounds = [list(group) for _, group in itertools.groupby(final, lambda kept: kept.repetition)]
+    assert len(rounds) >= experiment.repeats
+    assert len({frozenset(kept.setting for kept in one) for one in rounds}) == 1
+    assert rounds[0][0].setting != rounds[1][0].setting
+    settings = {kept.setting for kept in rounds[0]}
+    assert any(not setting.drafted for setting in settings)
+
+
+def test_leaders_that_overlap_get_more_trials(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    class Level(Trials):  # every setting is as fast as every other
+        def __call__(self, spec: trial.Spec) -> Attempt:
+            self.count += 1
+            self.now += 10
+            return Attempt(result(10 * (1 + 0.01 * self.noise.gauss(0, 1)), drafted=spec.draft is not None))
+
+    run, document = tune(replace(experiment, most=8), tmp_path / "j", Level(machine))
+    assert max(kept.repetition for kept in run.kept) == 2 * experiment.repeats
+    text = " ".join(document.explanation)
+    assert "within the noise" in text or document.winner == document.baseline
+
+
+def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    def fail(spec: trial.Spec) -> Attempt:
+        return Attempt(None, Failure("llama.cpp died (SIGABRT)"))
+
+    with Journal(tmp_path / "j", JOURNAL) as journal:
+        run = Tuning(experiment, journal, attempt=fail)
+        run.run(lambda *_: None)
+        document = run.document()
+    assert (document.winner, document.target_only, document.gain) == (None, None, None)
+    assert document.explanation[-1] == "None came through."
+    assert '"ggufspec/tune@1"' in to_json(document)
+
+
+def test_tables(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
+    from rich.console import Console
+
+    _, document = tune(experiment, tmp_path / "j", Trials(machine))
+    console = Console(width=80, record=True)
+    console.print(report.terminal(document.trials, winner=document.winner, baseline=document.baseline, best=5))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert sum(line.rstrip().endswith("best") for line in text.splitlines()) == 1
+    assert report.markdown(document).count("**best**") == 1
+    samples = sum(len(row.tokens_per_s.samples) if row.tokens_per_s else 1 for row in document.trials)
+    assert len(report.comma_separated(document).splitlines()) == samples + 1
+
+
+def test_a_draft_that_does_not_pay_is_said(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    class Alone(Trials):
+        def __call__(self, spec: trial.Spec) -> Attempt:
+            found = super().__call__(spec)
+            drafted = self.by_options[spec.options].setting.drafted
+            return Attempt(result(0.1, drafted=True)) if drafted and found.result else found
+
+    _, document = tune(experiment, tmp_path / "j", Alone(machine))
+    assert document.winner is not None
+    assert not document.trials[document.winner].setting.drafted
+    assert any("No draft pays here" in sentence for sentence in document.explanation)
+
+
+def test_one_setting_alone_is_no_comparison(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    run, document = tune(replace(experiment, most=1, first=experiment.first[:1]), tmp_path / "j", Trials(machine))
+    assert len(document.trials) == 1
+    assert not run.compared
+    assert "Only what was planned was measured." in document.explanation or document.winner is None

@@ -1,0 +1,270 @@
+"""``ggufspec tune``: the profile it writes, what it refuses, what is left after an interruption."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import Cli, Finished, all_end, eventually, plain, rest, workers
+
+from ggufspec.pairs.profile import Tuned, load_profile
+from ggufspec.pairs.tuned import text_of
+
+SHORT = ("-p", "def f(", "-n", "8", "-r", "2", "-fa", "auto")  # one thread, by the variable: a small space
+SMALL = (*SHORT, "--draft-policy", "adaptive")
+
+
+def home(cli: Cli) -> Path:
+    return Path(cli.environment["HOME"])
+
+
+def own(cli: Cli, name: str = "demo") -> Path:
+    return home(cli) / ".config/ggufspec/profiles" / f"{name}.toml"
+
+
+def journals(cli: Cli) -> list[Path]:
+    return sorted((home(cli) / ".local/share/ggufspec/results").glob("tune-*.jsonl"))
+
+
+def kept(cli: Cli) -> list[dict[str, Any]]:
+    """The measurements of the one journal that there is."""
+    lines = journals(cli)[0].read_text().splitlines()[1:]
+    return [entry["value"] for line in lines if (entry := json.loads(line))["key"] != "final"]
+
+
+# ---- to its end
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cli, Finished, Path]:
+    """(the command line that tuned the demo pair, how that ended, its page)."""
+    import os
+
+    folder = tmp_path_factory.mktemp("tuned")
+    keep = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG")}
+    cli = Cli(folder, keep | {"HOME": str(folder), "GGUFSPEC_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    exports = ("--export-markdown", "table.md", "--export-csv", "trials.csv", "--html", "page.html")
+    return cli, cli("tune", *SMALL, "--json", *exports), folder
+
+
+def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:
+    done = tuned[1]
+    assert (done.code, done.stderr) == (0, "")
+    document = done.document()
+    assert document["schema"] == "ggufspec/tune@1"
+    trials = document["trials"]
+    assert [trial["index"] for trial in trials] == list(range(len(trials)))
+    speeds = [trial["tokens_per_s"]["median"] for trial in trials]
+    assert {trial["setting"]["drafter"] for trial in trials} == {"both", "draft", "lookup", "none"}
+    assert trials[document["target_only"]]["setting"]["drafted"] is False
+    assert document["baseline"] in (0, 1)
+    assert not document["interrupted"]
+    assert min(speeds) > 0
+    assert len(trials[document["winner"]]["tokens_per_s"]["samples"]) >= 3  # of the search, and of the final
+    if document["winner"] != document["baseline"]:
+        assert len(document["gain"]["samples"]) >= 2
+    assert document["explanation"]
+    assert document["saved"] == str(own(tuned[0]))
+
+
+def test_the_profile_has_the_winner_and_its_evidence(tuned: tuple[Cli, Finished, Path]) -> None:
+    cli, done, _ = tuned
+    document = done.document()
+    setting = document["trials"][document["winner"]]["setting"]
+    profile = load_profile(own(cli))
+    assert (profile.settings.drafter, profile.settings.threads) == (setting["drafter"], 1)
+    assert profile.target.gpu_layers == setting["gpu_layers"]
+    assert profile.tuned is not None
+    assert profile.tuned.trials == len(kept(cli))
+    assert Path(profile.tuned.results) == journals(cli)[0]
+    assert Path(profile.target.file).is_absolute()
+    assert own(cli).read_text().startswith("# The pair that ships")  # the bundled profile's own words
+
+
+def test_run_uses_it_from_then_on_and_a_flag_wins(tuned: tuple[Cli, Finished, Path]) -> None:
+    cli = tuned[0]
+    text = own(cli).read_text()
+    try:
+        changed = text.replace(f'drafter = "{load_profile(own(cli)).settings.drafter}"', 'drafter = "lookup"')
+        own(cli).write_text(changed.replace("threads = 1", "threads = 2\nmicro_batch = 64"))
+        cli.environment.pop("GGUFSPEC_THREADS")
+        settings = cli("run", "demo", "-p", "def f(", "-n", "2", "--json").document()["settings"]
+        assert (settings["drafter"], settings["threads"], settings["micro_batch"]) == ("lookup", 2, 64)
+        flags = ("--drafter", "draft", "-t", "1")
+        settings = cli("run", "demo", "-p", "def f(", "-n", "2", "--json", *flags).document()["settings"]
+        assert (settings["drafter"], settings["threads"]) == ("draft", 1)
+    finally:
+        cli.environment["GGUFSPEC_THREADS"] = "1"
+        own(cli).write_text(text)
+
+
+def test_the_exports(tuned: tuple[Cli, Finished, Path]) -> None:
+    _, done, folder = tuned
+    document = done.document()
+    table = (folder / "table.md").read_text().splitlines()
+    assert sum("**best**" in line for line in table) == 1
+    measured = sum(len(trial["tokens_per_s"]["samples"]) for trial in document["trials"])
+    assert len((folder / "trials.csv").read_text().splitlines()) == 1 + measured
+    assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_the_same_command_again_measures_nothing(tuned: tuple[Cli, Finished, Path]) -> None:
+    cli, done, _ = tuned
+    before = journals(cli)[0].read_bytes()
+    again = cli("tune", *SMALL, "--json")
+    assert again.code == 0
+    assert "going on with" in again.stderr
+    assert journals(cli)[0].read_bytes() == before
+    assert again.document()["trials"] == done.document()["trials"]
+
+
+# ---- interrupted
+
+
+def test_killed_at_a_trial_it_goes_on_and_loses_no_other(cli: Cli) -> None:
+    trials = 0
+    for enough in (2, 4):
+        with cli.start("tune", *SMALL, "--no-save", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+            assert eventually(lambda: journals(cli) and len(kept(cli)) >= enough)  # noqa: B023
+            running = workers(parent.pid)
+            parent.send_signal(signal.SIGKILL)
+            parent.communicate()
+        assert all_end(running)
+        seen = len(kept(cli))
+        assert seen >= max(trials, enough)
+        trials = seen
+    before = kept(cli)[:trials]
+    done = cli("tune", *SMALL, "--no-save", "--json")
+    assert done.code == 0
+    assert f"going on with {trials} trials" in done.stderr
+    assert kept(cli)[:trials] == before
+    assert not own(cli).exists()
+
+
+def test_ctrl_c_shows_what_there_is_and_saves_nothing(cli: Cli) -> None:
+    child = cli.terminal("tune", *SMALL, columns=80)
+    child.expect("trial 4")
+    running = workers(child.pid)
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "So far: " in left
+    assert "the same command goes on" in left
+    assert "Traceback" not in left
+    assert len(kept(cli)) >= 3
+    assert not own(cli).exists()
+    assert all_end(running)
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "word"),
+    [
+        (("--budget", "0"), 2, "is no time"),
+        (("--budget", "10x"), 2, "is no time"),
+        (("--budget", "0.01s", *SHORT, "-n", "2000"), 2, "too short for one trial"),
+        (("--save", "a/b"), 2, "is no profile's name"),
+        (("--save", "a", "--no-save"), 2, "both --save and --no-save"),
+        (("--allow-kv", "q9"), 2, "is no KV type"),
+        (("--threshold", "-1"), 2, "threshold"),
+        (("--export-json", "nowhere/result.json"), 1, "cannot be written"),
+    ],
+)
+def test_bad_input(cli: Cli, flags: tuple[str, ...], code: int, word: str) -> None:
+    done = cli("tune", *flags)
+    assert (done.code, word in done.stderr) == (code, True), done.stderr
+    assert not own(cli).exists()
+
+
+def test_results_that_cannot_be_kept_are_told_before_the_first_trial(cli: Cli) -> None:
+    file = cli.folder / "a-file"
+    file.write_text("")
+    done = cli("tune", *SHORT, "--results", str(file / "below"))
+    assert done.code == 1
+    assert "results cannot be kept" in done.stderr
+    assert "--results" in done.stderr
+
+
+def test_results_of_another_version_are_put_aside(cli: Cli) -> None:
+    fixed = ("--drafter", "none", "--no-save", "--json")
+    assert cli("tune", *SHORT, *fixed).code == 0
+    journal = journals(cli)[0]
+    old = '{"schema": "ggufspec/tune-journal@0"}\n{"key": "0", "value": 1}\n'
+    journal.write_text(old)
+    done = cli("tune", *SHORT, *fixed)
+    assert done.code == 0
+    assert journal.with_name(journal.name + ".old").read_text() == old
+    assert any("another version" in note for note in done.document()["notes"])
+
+
+def test_one_setting_that_is_left_is_the_winner(cli: Cli) -> None:
+    done = cli("tune", *SHORT, "--drafter", "none", "--save", "plain", "--json")
+    document = done.document()
+    assert (document["winner"], document["baseline"], document["target_only"]) == (0, 0, 0)
+    assert load_profile(own(cli, "plain")).settings.drafter == "none"
+
+
+def test_files_become_a_new_profile(cli: Cli, target: Path, draft: Path) -> None:
+    done = cli("tune", "-m", target, "-md", draft, *SHORT, "--drafter", "draft", "--draft-policy", "adaptive")
+    assert done.code == 0, done.stderr
+    profile = load_profile(own(cli, target.stem))
+    assert profile.draft is not None
+    assert (profile.target.file, profile.draft.file) == (str(target), str(draft))
+    assert f"ggufspec bench {target.stem}" in plain(done.stdout)
+
+
+# ---- the profile's text
+
+EVIDENCE = Tuned(
+    date="2026-11-21",
+    tokens_per_s=12.5,
+    gain=1.25,
+    gain_ci95=[1.2, 1.3],
+    trials=20,
+    machine="a CPU, a card",
+    versions="ggufspec 1",
+    results="/tmp/x.jsonl",
+)
+
+
+def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '# my words\nname = "mine"\nwhy = "w"\nsource = "s"\n\n[target]  # big\nrepo = "a/b"\nfile = "t.gguf"\n\n'
+        '[draft]\nfile = "d.gguf"\ngpu_layers = 3\n\n[settings]\nacceptance = 0.6\nmicro_batch = 64 # old\n'
+    )
+    layers = {"target": 5, "draft": None}
+    text = text_of(
+        path,
+        name="mine",
+        target=Path("/t"),
+        draft=None,
+        layers=layers,
+        settings={"threads": 4, "micro_batch": None},
+        tuned=EVIDENCE,
+    )
+    found = tomllib.loads(text)
+    assert text.startswith("# my words\n")
+    assert "[target]  # big" in text
+    assert found["target"] == {"repo": "a/b", "file": "t.gguf", "gpu_layers": 5}
+    assert found["draft"] == {"file": str(tmp_path / "d.gguf")}
+    assert found["settings"] == {"acceptance": 0.6, "threads": 4}
+    assert found["tuned"]["gain_ci95"] == [1.2, 1.3]
+    path.write_text(text)
+    again = text_of(
+        path,
+        name="mine",
+        target=Path("/t"),
+        draft=None,
+        layers=layers,
+        settings={"threads": 4, "micro_batch": None},
+        tuned=EVIDENCE,
+    )
+    assert again == text
