@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,3 +124,23 @@ def eventually(condition: Callable[[], object]) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+@contextmanager
+def rpc_worker(threads: int = 1) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """(endpoint, process) of an RPC worker on loopback that answers, a card for llama.cpp; it ends with the block."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    serve = f"from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', {threads})"
+    process = subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        with closing(socket.socket()) as knock:
+            return knock.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        assert eventually(answers)
+        yield f"127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()

@@ -228,7 +228,11 @@ def exhaust(machine: Simulated) -> list[float]:
 
 
 def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int = 3) -> Outcome:
-    """Search as the command does, the final included; every measurement counts as a trial."""
+    """Search as the command does; every measurement counts as a trial.
+
+    The final is simpler than the command's: so many rounds, and the setting wins that is believed to be the best after
+    all trials.
+    """
     noise = random.Random(machine.case.seed + 1)
     first = first_choices(machine)
     search = make(machine.space, first)

@@ -1,21 +1,25 @@
 """A comparison whose trials are made by hand: order, repeats, pairs, resumption, what it says."""
 
 import csv
+import errno
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ggufspec.bench import attempt, compare, trial
+from ggufspec.bench import attempt, compare, trial, watch
 from ggufspec.bench.compare import Comparison, Contender, Experiment, Subject
 from ggufspec.bench.ledger import Kept, Ledger, Place
-from ggufspec.cli.compare import _File, _names
+from ggufspec.cli import matrix
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import UsageError
 from ggufspec.hardware.gpus import Gpu, GpuProcess
+from ggufspec.pairs.profile import Settings
 from ggufspec.reports import compare as report
 from ggufspec.reports.compare import Sort
 from ggufspec.reports.document import (
@@ -287,6 +291,28 @@ def test_a_placement_is_kept_as_it_was(ledger):
     assert ledger("another machine").place_of(("a", "d"), {"headroom": None}) is None
 
 
+def test_what_is_kept_in_another_shape_is_measured_anew(machine, ledger, tmp_path):
+    machine(APART)
+    run(experiment(*FOUR), ledger())
+    path = tmp_path / "compare.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1]["value"]["result"].pop("load_s")
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = machine(APART)
+    again = run(experiment(*FOUR), ledger())
+    assert (found.asked, again.kept_from_before) == ([("a", None)], 11)
+
+
+def test_a_child_that_cannot_be_started_is_a_failure(monkeypatch):
+    def measure(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(trial, "measure", measure)
+    failure = attempt.attempt(spec("a")).failure
+    assert failure is not None
+    assert "Cannot allocate memory" in failure.error
+
+
 def test_energy_is_over_the_trials_that_have_it():
     known = [result(10.0, energy_j=50.0), result(10.0, energy_j=70.0), result(10.0)]
     assert compare.energy_j_per_token(known) == 0.6
@@ -339,7 +365,7 @@ def card(**more):
 def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, ledger, monkeypatch):
     ours, desktop = GpuProcess(1, "python", 1), GpuProcess(2, "Xorg", 1)
     cards = [card(utilisation=0.4, processes=(desktop,))]
-    monkeypatch.setattr(compare.gpus, "gpus", lambda: cards)
+    monkeypatch.setattr(watch.gpus, "gpus", lambda: cards)
     trials = iter(range(100))
 
     def measure(spec, *, on_event=None, verbose=False):
@@ -419,6 +445,20 @@ def test_a_resumed_comparison_reads_the_reference_again_if_it_must(machine, ledg
     document = run(judged(qualities, 5, 9), ledger()).document()
     assert qualities.asked == [("t9", "t9"), ("t5", "t9")]
     assert document.targets[0].quality is not None
+
+
+def test_a_target_that_cannot_run_says_why_it_has_no_quality(machine, ledger, qualities):
+    machine(speeds(5, 7))
+    asked, dead = judged(qualities, 5, 7), Failure("it does not fit")
+    lost = Contender("t9", None, ("t9",), None, failure=dead)
+    asked = replace(
+        asked,
+        targets=(*asked.targets, Subject("t9", Path("t9"), 9, "t9")),
+        contenders=(*asked.contenders, lost),
+    )
+    document = run(asked, ledger()).document()
+    assert [model.quality and model.quality.reference for model in document.targets] == ["t7", "t7", None]
+    assert document.targets[2].failure == dead
 
 
 def test_one_target_has_nothing_to_be_judged_by(machine, ledger, qualities):
@@ -566,6 +606,10 @@ def test_a_kept_trial_is_the_same_again(ledger):
     assert ledger().trial_of(("a",), spec("a"), 1) is None
 
 
+def file(path):
+    return matrix.File(Path(path), Path(path))
+
+
 @pytest.mark.parametrize(
     ("paths", "names"),
     [
@@ -578,9 +622,30 @@ def test_a_kept_trial_is_the_same_again(ledger):
     ],
 )
 def test_names_of_files(paths, names):
-    assert list(_names([_File(Path(path), Path(path)) for path in paths]).values()) == names
+    assert list(matrix.names([file(path) for path in paths]).values()) == names
 
 
 def test_notes_that_differ_in_numbers_are_told_once():
     notes = ("took up to 11.8 ms of a.1", "took up to 12 ms of b.2", "something else", "took up to 3 ms of c.3")
     assert compare._once(notes) == ("took up to 11.8 ms of a.1 (and 2 times more like it)", "something else")
+
+
+def test_a_long_list_is_no_name_of_a_file():
+    parts = [f"{'x' * 60}-{number}.gguf" for number in range(6)]
+    assert matrix._split(", ".join(parts)) == parts
+
+
+def test_a_target_alone_has_the_profile_s_settings_and_not_its_placement():
+    pair = matrix.Pairing(file("/m/t.gguf"), file("/m/d.gguf"), Settings(n_ctx=512, cpu_experts=3), 45, 2)
+    alone, same = matrix._with_alone([pair])
+    assert (alone.draft, alone.target_gpu_layers, alone.settings) == (None, None, Settings(n_ctx=512))
+    assert same is pair
+
+
+def test_two_profiles_that_would_run_one_target_in_two_ways():
+    target = file("/m/t.gguf")
+    short = matrix.Pairing(target, file("/m/d.gguf"), Settings(n_ctx=512, acceptance=0.5))
+    long = matrix.Pairing(target, file("/m/e.gguf"), Settings(n_ctx=1024))
+    with pytest.raises(UsageError, match="set another n_ctx"):
+        matrix._with_alone([short, long])
+    assert len(matrix._with_alone([short, replace(long, settings=Settings(n_ctx=512, acceptance=0.9))])) == 3

@@ -13,6 +13,7 @@ import pytest
 from processes import Cli, eventually, plain, rest
 
 from ggufspec.llamacpp import quantize
+from ggufspec.reports.tables import counted
 
 SHORT = ("-p", "def main(", "-n", "8", "-r", "1")
 SABOTAGE = """
@@ -65,6 +66,7 @@ def test_a_matrix_with_everything(cli: Cli, models: Path, tmp_path: Path) -> Non
     targets, drafts = f"{models / 't-Q4_0.gguf'},{models / 't-F16.gguf'}", f"none,{models / 'd.gguf'},lookup"
     exports = {kind: tmp_path / f"result.{kind}" for kind in ("json", "markdown", "csv")}
     flags = [word for kind, path in exports.items() for word in (f"--export-{kind}", path)]
+    flags += ("--html", tmp_path / "page.html")
     done = cli("compare", "-m", targets, "-md", drafts, *SHORT, "--results", tmp_path / "kept", *flags, "--json")
     assert done.code == 0, done.stderr
     document = done.document()
@@ -89,6 +91,7 @@ def test_a_matrix_with_everything(cli: Cli, models: Path, tmp_path: Path) -> Non
     assert json.loads(kept[0].read_text()) == json.loads(exports["json"].read_text()) == document
     assert len(list(csv.DictReader(exports["csv"].open()))) == 6
     assert "| t-F16 | lookup |" in exports["markdown"].read_text()
+    assert "<svg" in (tmp_path / "page.html").read_text()
     assert {path.suffix for path in (tmp_path / "kept").iterdir()} == {".json", ".jsonl"}  # nothing else is left
 
 
@@ -97,12 +100,12 @@ def test_the_same_command_measures_nothing_twice(cli: Cli, models: Path) -> None
     first = cli(*command).document()
     again = cli(*command)
     assert again.document()["cells"] == first["cells"]
-    assert "2 trials are from before" in again.stderr
+    assert "2 trials from before" in again.stderr
     fresh = cli(*command, "--fresh")
     assert "from before" not in fresh.stderr
     assert fresh.document()["cells"] != first["cells"]
     home = Path(cli.environment["HOME"]) / ".local/share/ggufspec/results"
-    assert [path.suffix for path in sorted(home.iterdir())] == [".json", ".jsonl", ".before"]
+    assert [path.suffix for path in sorted(home.iterdir())] == [".json", ".jsonl", ".old"]
 
 
 def test_an_abort_and_a_lack_of_memory_are_rows(cli: Cli, models: Path, tmp_path: Path) -> None:
@@ -147,7 +150,7 @@ def test_killed_at_any_trial_it_goes_on(cli: Cli, models: Path, tmp_path: Path, 
     assert len(kept) == len(before)
     samples = [cell["run"]["tokens_per_s"]["samples"] for cell in done.document()["cells"]]
     assert min(map(len, samples)) >= 2
-    assert f"{len(before)} trials are from before" in done.stderr
+    assert f"{counted(len(before), 'trial')} from before" in done.stderr
 
 
 def test_a_torn_line_costs_that_line(cli: Cli, models: Path, tmp_path: Path) -> None:
@@ -222,6 +225,17 @@ def test_one_target_file_that_is_damaged_is_a_row(cli: Cli, models: Path, damage
     assert "cut short" in bad["failure"]["error"]
 
 
+def test_a_target_that_lacks_one_of_its_parts_is_a_row(cli: Cli, models: Path, tmp_path: Path) -> None:
+    part = tmp_path / "big-00001-of-00002.gguf"
+    shutil.copyfile(models / "t-Q8_0.gguf", part)
+    done = cli("compare", "-m", f"{models / 't-Q8_0.gguf'},{part}", *SHORT, "--json")
+    assert done.code == 0, done.stderr
+    good, bad = done.document()["cells"]
+    assert good["run"]["tokens"] == 8
+    assert "part 2 of 2 is missing" in bad["failure"]["error"]
+    assert done.document()["targets"][1]["failure"] == bad["failure"]
+
+
 def test_a_draft_that_cannot_serve_is_a_row(cli: Cli, models: Path, small_vocabulary: Path) -> None:
     done = cli("compare", "-m", models / "t-Q8_0.gguf", "-md", small_vocabulary, *SHORT, "--json")
     assert done.code == 0, done.stderr
@@ -261,6 +275,9 @@ def test_profiles_are_compared(cli: Cli, models: Path, tmp_path: Path) -> None:
     ]
     other = cli("compare", "demo", "-md", "none,lookup", *SHORT, "--no-quality", "--json").document()
     assert names(other) == [("demo-target-F16", None), ("demo-target-F16", "lookup")]
+    alone = cli("compare", "demo", "-md", "none", *SHORT, "--no-quality", "--json")
+    assert alone.code == 0, alone.stderr
+    assert names(alone.document()) == [("demo-target-F16", None)]
 
 
 def test_a_repository_with_several_quantisations(cli: Cli, models: Path) -> None:
@@ -289,6 +306,8 @@ def test_a_repository_with_several_quantisations(cli: Cli, models: Path) -> None
         (("-m", "{t},{nothing}"), "does not exist"),
         (("-m", "{folder}"), "is a folder"),
         (("-hf", "Q8_0"), "'Q8_0' names no repository"),
+        (("-m", "{t}", "-hfd", "Q8_0"), "'Q8_0' names no repository"),
+        (("demo", "-md", ","), "-md names no file: the matrix is empty"),
         (("demo", "-m", "{t}"), "both profiles and targets are given"),
         (("demo", "demo"), "two profiles pair demo-target-F16.gguf with the same draft"),
         (("no-such-profile",), "there is no profile 'no-such-profile'"),

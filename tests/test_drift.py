@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ggufspec.bench.drift import Sample, find, relative
+from ggufspec.bench.drift import Drift, Sample, find, relative, words
 
 BASE = {"a": 10.0, "b": 25.0, "c": 3.0, "d": 80.0}
 
@@ -77,3 +77,13 @@ def test_too_few_trials_tell_nothing(few):
 def test_a_cell_that_was_measured_once_has_no_say():
     steady = samples(4, lambda *_: 1.0)
     assert find([*steady, Sample("once", 0, 1e9)]) == find(steady)
+
+
+def test_what_was_found_in_words():
+    assert words(Drift(-0.02, 0.5, False, ())) == []
+    (trend,) = words(Drift(-0.124, 0.0005, True, ()))
+    assert trend.startswith("the machine became 12% slower from the first trial to the last (p < 0.001)")
+    assert words(Drift(0.1, 0.004, True, ()))[0].startswith("the machine became 10% faster")
+    assert words(Drift(0.0, 1.0, False, ((2, -0.3),))) == [
+        "in repetition 3 runs were 30% slower than in the others: something else ran then"
+    ]

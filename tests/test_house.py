@@ -19,6 +19,7 @@ IMPORTERS = {
     "huggingface_hub": "pairs/hub.py",
     "httpx2": "pairs/hub.py",
     "psutil": "hardware/host.py",
+    "vl_convert": "reports/charts.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ggufspec.bench.journal import Journal, key_of
+from ggufspec.bench.journal import Journal, key_of, put_aside
 from ggufspec.errors import GgufspecError
 
 SCHEMA = "ggufspec/test-journal@1"
@@ -94,6 +94,32 @@ def test_a_disk_that_is_full_keeps_what_was_there(path):
             journal.put("b", 2)
         journal._file = path.open("ab")
     assert kept(path)[0] == {"a": 1}
+
+
+def test_a_full_disk_is_told_once_in_our_words(path):
+    """What could not be written is not tried again when the journal is closed, which would hide why."""
+
+    def fill():
+        with Journal(path, SCHEMA) as journal:
+            journal._file.close()
+            journal._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
+            journal.put("a", 1)
+
+    with pytest.raises(GgufspecError, match="No space left"):
+        fill()
+    assert kept(path) == ({}, ())
+
+
+def test_what_is_put_aside_stays_whatever_comes_after(path):
+    path.parent.mkdir(parents=True)
+    places = []
+    for content in ("first", "second", "third"):
+        path.write_text(content)
+        places.append(put_aside(path))
+    assert [place.name for place in places] == ["trials.jsonl.old", "trials.jsonl.old.2", "trials.jsonl.old.3"]
+    assert [place.read_text() for place in places] == ["first", "second", "third"]
+    with pytest.raises(GgufspecError, match="cannot be put aside"):
+        put_aside(path)
 
 
 def test_keys_tell_facts_apart():

@@ -14,8 +14,8 @@ import kept_results
 import pytest
 
 from ggufspec.errors import GgufspecError
-from ggufspec.reports import charts, figures, figures_compare, plots, report, sections
-from ggufspec.reports.document import Failure, SweepDocument
+from ggufspec.reports import charts, compare, figures, figures_compare, plots, report, sections, sweep
+from ggufspec.reports.document import Failure, Spread, SweepDocument
 from ggufspec.reports.page import render
 from ggufspec.reports.reading import KNOWN, parse, read
 
@@ -72,6 +72,18 @@ def test_keys_that_a_later_version_added_are_passed_over():
         ("", "is empty"),
         ('{"schema": "ggufspec/bench@1", "pair": {', "is no whole JSON document"),
         ("[" * 100_000, "is no whole JSON document"),
+        ("[" + "1" * 5000 + "]", "is no whole JSON document"),
+        (
+            '{"schema": "ggufspec/bench@1", "pair": ' + "[" * 600 + "]" * 600 + "}",
+            "too deeply|no whole|valid dictionary",
+        ),
+        ('{"schema": "ggufspec/\\u001b]0;taken@1"}', "has the schema ggufspec/\ufffd]0;taken@1"),
+        ('{"schema": "ggufspec/report@1", "results": {}}', "has no result in it"),
+        ('{"schema": "ggufspec/report@1"}', "has the schema ggufspec/report@1; a report is made of"),
+        (
+            '{"schema": "ggufspec/report@1", "results": {"old": {"schema": "ggufspec/tune@0"}}}',
+            "^old in .*/tune@0, and",
+        ),
         ("[1, 2]", "names no schema"),
         ('"text"', "names no schema"),
         ('{"schema": 7}', "names no schema"),
@@ -233,18 +245,34 @@ def test_memory_parts_add_up_and_the_card_is_a_line():
     names = figures_compare.names_of(document)
     for cell in document.cells:
         parts = [mark.y for mark in figure.marks if mark.x == names.cell(cell)]
-        assert sum(parts) == pytest.approx(figures_compare.used_bytes(cell) / 2**30)
+        assert sum(parts) == pytest.approx(sum(cell.bytes.get("CUDA0", {}).values()) / 2**30)
     (limit,) = [mark for mark in figure.marks if mark.kind == "limit"]
     assert limit.y == 8
-    assert figure.title == "VRAM by part"
+    assert figure.title == "VRAM by part, as planned"
 
 
 def test_without_a_card_memory_is_the_hosts():
     document = kept_results.compare(machine=kept_results.LAPTOP | {"gpus": []})
     cells = tuple(replace(cell, bytes={"CPU": {"target weights": 2**30}}) for cell in document.cells)
     figure = of(replace(document, cells=cells))["memory"]
-    assert figure.title == "Memory by part"
+    assert figure.title == "Memory by part, as planned"
     assert {mark.y for mark in figure.marks} == {1.0}
+
+
+def test_memory_in_the_table_is_what_the_command_shows():
+    """What was measured: the cards' where anything is on one, else the process's."""
+    document = kept_results.compare()
+    cells = tuple(
+        replace(cell, bytes={}, run=replace(cell.run, vram_bytes=0, peak_rss_bytes=3 * 2**30) if cell.run else None)
+        for cell in document.cells
+    )
+    for shown, title, size in (
+        (document, "VRAM", f"{max(cell.run.vram_bytes for cell in document.cells if cell.run) / 2**30:.1f} GiB"),
+        (replace(document, cells=cells), "Memory", "3.0 GiB"),
+    ):
+        table, command = sections.section(shown).tables[0], compare.columns(shown)
+        assert title in [column.title for column in command]
+        assert size in {row[table.columns.index(title)] for row in table.rows if len(row) > 3}
 
 
 def test_the_plans_curve_lies_under_what_was_measured():
@@ -255,6 +283,10 @@ def test_the_plans_curve_lies_under_what_was_measured():
         both = [(row.gpu_layers, row.target_only_tokens_per_s, row.speculative_tokens_per_s) for row in plan.sweep]
         assert curve == [(layers, speed) for layers, *speeds in both for speed in speeds if speed is not None]
     other = replace(plan, target=replace(plan.target, file="another.gguf"))
+    machines = sections.report([kept_results.tune(machine=kept_results.LAPTOP), plan])
+    lent = [mark for figure in machines[0].sections[0].figures if figure.name == "layers" for mark in figure.marks]
+    assert lent
+    assert not [mark for mark in lent if mark.kind == "predicted"]  # the plan is of another card
     assert not [mark for mark in of(kept_results.tune(), [other])["layers"].marks if mark.kind == "predicted"]
 
 
@@ -262,10 +294,12 @@ def test_a_trial_that_failed_is_a_cross_with_its_reason():
     document = kept_results.tune()
     figure = of(document)["search"]
     (failed,) = [mark for mark in figure.marks if mark.kind == "failed"]
-    assert failed.x == 5
+    assert failed.x == 6  # counted from 1, as the command's own table does
+    assert figure.rows[5][0] == "6"
     assert failed.told.endswith("out of memory: CUDA0 could not give 391 MiB")
     (best,) = [mark for mark in figure.marks if mark.kind == "best"]
-    assert (best.x, best.label) == (document.winner, "winner")
+    assert (best.x, best.label) == (document.winner + 1, "winner")
+    assert "measured again in the end" in figure.caption
     reached = [height for _, height in figure.frontier]
     assert reached == sorted(reached)
 
@@ -277,12 +311,29 @@ def test_a_cell_that_failed_is_a_row_with_its_reason():
     assert len(table.rows) == 12
 
 
+def test_what_was_not_reached_has_not_failed():
+    document = kept_results.compare(interrupted=True)
+    cells = (*document.cells[:-1], replace(document.cells[-1], run=None, speedup=None))
+    section = sections.section(replace(document, cells=cells))
+    assert section.title.endswith(", 2 failed")
+    assert section.tables[0].rows[-1][-1] == "not measured"
+
+
+def test_a_setting_that_failed_once_has_its_speed():
+    document = kept_results.tune()
+    trials = (replace(document.trials[0], failure=Failure("aborted")), *document.trials[1:])
+    section = sections.section(replace(document, trials=trials))
+    assert section.title.endswith("12 settings, 1 failed")
+    assert section.figures[0].rows[0][-1] == "planner's first choice; once: aborted"
+
+
 def test_all_failed_is_still_a_report():
     document = kept_results.compare()
     lost = {"run": None, "speedup": None, "bytes": {}, "failure": Failure("aborted")}
     cells = tuple(replace(cell, **lost) for cell in document.cells)
     section = sections.section(replace(document, cells=cells))
-    assert section.lead == "Nothing was measured."
+    assert section.lead == "Nothing could be measured."
+    assert not section.good
     assert "aborted" in render([kept_results.as_json(replace(document, cells=cells))])
     tune = kept_results.tune()
     trials = tuple(replace(trial, tokens_per_s=None, failure=Failure("aborted")) for trial in tune.trials)
@@ -291,6 +342,57 @@ def test_all_failed_is_still_a_report():
     empty = replace(tune, trials=(), winner=None, baseline=None, target_only=None, gain=None)
     assert sections.section(empty).figures == ()
     render([kept_results.as_json(empty)])
+
+
+def test_a_gain_within_the_noise_is_none():
+    document = kept_results.compare()
+    assert sections.section(document).good
+    unsure = Spread(1.02, (0.97, 1.07), (0.97, 1.02, 1.07))
+    cells = tuple(replace(cell, speedup=unsure) if cell.speedup else cell for cell in document.cells)
+    assert not sections.section(replace(document, cells=cells)).good
+    sweep = kept_results.sweep()
+    assert sections.section(sweep).good
+    points = tuple(replace(point, speedup=unsure) for point in sweep.points)
+    assert not sections.section(replace(sweep, points=points)).good
+
+
+def test_a_page_and_a_command_say_the_same():
+    assert sections.section(kept_results.compare()).lead == compare.verdict(kept_results.compare())
+    assert sections.section(kept_results.sweep()).lead == sweep.summary(kept_results.sweep())
+
+
+def test_what_may_change_the_text_is_a_warning():
+    document = kept_results.bench()
+    assert sections.section(document).warnings == ()
+    lossy = replace(document.runs["speculative"], lossy=True)
+    section = sections.section(replace(document, runs=document.runs | {"speculative": lossy}, identical_output=False))
+    assert ["lossy" in each or "NOT the same text" in each for each in section.warnings] == [True, True]
+
+
+def test_what_a_tuning_searched_is_no_condition_of_it():
+    document = kept_results.tune(settings={"n_ctx": 4096, "threads": 8, "type_k": "f16", "budget_s": 600})
+    facts = dict(sections.section(document).facts)
+    assert (facts["Context"], facts["K cache"], facts["Budget, seconds"]) == ("4,096", "f16", "600")
+    assert "Threads" not in facts  # 7 and 8 were tried
+
+
+def test_a_figure_without_a_place_is_left_out():
+    """A divergence that overflowed is told in the tables, and drawn nowhere."""
+    document = kept_results.compare()
+    lost = replace(document.targets[2], quality=replace(document.targets[2].quality, mean_kl=float("inf")))
+    broken = replace(document, targets=(*document.targets[:2], lost))
+    assert len(of(broken)["quality"].marks) == len(of(document)["quality"].marks) - 4
+    assert ">inf<" in render([kept_results.as_json(broken)])
+    for figure in of(broken).values():
+        assert plots.plot(figure, 80)
+
+
+@pytest.mark.parametrize("cards", [None, 7, ["card"], [{"name": "card", "total_bytes": "much"}]])
+def test_a_machine_in_strange_words_is_still_one(cards):
+    machine = kept_results.LAPTOP | {"gpus": cards}
+    assert sections.section(kept_results.compare(machine=machine)).figures
+    (found,) = sections.report([kept_results.compare(machine=machine)])
+    assert found.name in ("card", machine["cpu"])
 
 
 def test_the_best_of_each_column_is_marked():
@@ -355,6 +457,17 @@ def test_a_drawing_fits_its_width_and_has_the_words_of_every_mark(kind, width):
         assert {colour for colour in colours if not colour.startswith("var(")} <= {"none", "transparent"}
 
 
+def test_a_plot_that_cannot_be_drawn_is_told(monkeypatch):
+    import vl_convert
+
+    def refuse(*_: Any, **__: Any) -> str:
+        raise ValueError("no such mark")
+
+    monkeypatch.setattr(vl_convert, "vegalite_to_svg", refuse)
+    with pytest.raises(GgufspecError, match="'Tokens/s' cannot be drawn: no such mark"):
+        render([kept_results.as_json(kept_results.bench())])
+
+
 def test_one_point_and_equal_points_can_be_drawn():
     document = kept_results.compare()
     one = replace(document, cells=document.cells[:1], drafts=(), targets=document.targets[:1])
@@ -398,5 +511,5 @@ def test_known_schemas_are_those_of_their_documents(tmp_path: Path):
     for kind, make in DOCUMENTS.items():
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(kept_results.as_json(make())), encoding="utf-8")
-        assert read(path).schema in KNOWN
-        assert isinstance(read(path), KNOWN[read(path).schema])
+        (document,) = read(path).values()
+        assert isinstance(document, KNOWN[document.schema])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def kept(tmp_path: Path) -> Path:
 def test_results_of_two_machines_are_one_page(cli: Cli, kept: Path, tmp_path: Path):
     page, table = tmp_path / "page.html", tmp_path / "table.md"
     files = [str(kept / "0-bench.json"), str(kept / "3-compare.json")]
-    done = cli("report", *files, "--html", str(page), "--markdown", str(table))
+    done = cli("report", *files, "--html", str(page), "--export-markdown", str(table))
     assert done.code == 0, done.stderr
     assert done.stderr == ""
     for text in (done.stdout, page.read_text(encoding="utf-8"), table.read_text(encoding="utf-8")):
@@ -81,6 +82,33 @@ def test_json_is_the_documents_themselves(cli: Cli, kept: Path):
     assert body["schema"] == "ggufspec/report@1"
     assert list(body["results"]) == [path]
     assert parse(body["results"][path]) == kept_results.tune()
+
+
+def test_what_it_gave_as_json_is_a_file_of_results(cli: Cli, kept: Path, tmp_path: Path):
+    """One file carries all that is kept on a machine to another one, whose files may have the same names."""
+    away = tmp_path / "away.json"
+    away.write_text(cli("report", "--results", kept, "--json").stdout)
+    path = str(kept / "1-tune.json")
+    done = cli("report", path, away, "--json")
+    assert done.code == 0, done.stderr
+    results = done.document()["results"]
+    assert len(results) == 1 + len(kept_results.all_kinds())
+    assert results[path] == results[f"{path} in {away}"]
+
+
+def test_a_file_that_went_meanwhile_costs_no_other(cli: Cli, kept: Path):
+    (kept / "gone.json").symlink_to(kept / "nowhere")
+    done = cli("report", "--results", kept)
+    assert done.code == 0
+    assert "Tuning of llama3-70b" in done.stdout
+    assert f"left out: {kept / 'gone.json'} cannot be read" in plain(done.stderr)
+
+
+def test_every_sweep_has_its_figures_in_numbers(cli: Cli, kept: Path):
+    for name, speed in (("4-sweep", "32.6"), ("5-sweep", "17.1"), ("6-sweep", "31.0")):
+        done = cli("report", kept / f"{name}.json")
+        assert re.search(rf" {speed} ± \d", plain(done.stdout)), name
+        assert "Fastest: " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,17 @@ import pytest
 from processes import Cli, plain, rest, workers
 from rich.console import Console
 
-from ggufspec.bench import sweep, trial
+from ggufspec.bench import sweep, trial, watch
 from ggufspec.bench.attempt import Attempt
 from ggufspec.bench.journal import Journal
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.hardware.gpus import Gpu, GpuProcess
 from ggufspec.reports import sweep as report
 from ggufspec.reports import tables
 from ggufspec.reports.document import Failure, SweepDocument, to_json
+from ggufspec.worker import Emit
 
 OPTIONS = DecoderOptions(draft_policy="fixed")
 SPEC = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(), ("a prompt",), 20)
@@ -72,8 +74,8 @@ class Machine:
         )
 
 
-def made(experiment: sweep.Experiment, folder: Path, machine: Machine) -> sweep.Sweep:
-    """As much of a sweep as the machine does."""
+def made(experiment: sweep.Experiment, folder: Path, machine: Machine | None) -> sweep.Sweep:
+    """As much of a sweep as the machine does; None: as ``sweep.attempt`` does."""
     with Journal(folder / "it.jsonl", sweep.JOURNAL) as journal:
         one = sweep.Sweep(experiment, journal, machine)
         with contextlib.suppress(KeyboardInterrupt):
@@ -157,6 +159,30 @@ def test_a_machine_that_grows_slower_is_told(tmp_path: Path) -> None:
     assert "slower from the first trial to the last" in said
 
 
+def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def card(*processes: GpuProcess, **more: Any) -> Gpu:
+        return Gpu(0, "RTX 4090", "", 24, 20, 4, "575", processes=processes, **more)
+
+    desktop = GpuProcess(2, "Xorg", 1)
+    cards = [card(desktop, utilisation=0.4)]
+    monkeypatch.setattr(watch.gpus, "gpus", lambda: cards)
+    machine = Machine()
+
+    def measure(spec: trial.Spec, *, on_event: Emit, verbose: bool) -> Attempt:
+        cards[0] = card(desktop, throttled=("heat",))
+        on_event({"event": "answer", "index": 0})
+        cards[0] = card(desktop, GpuProcess(3, "blender", 9))
+        return machine(spec)
+
+    monkeypatch.setattr(sweep, "attempt", measure)
+    assert made(lengths(1, 2), tmp_path, None).document().notes == (
+        "RTX 4090 was 40% busy before the first trial: something else runs on it",
+        "RTX 4090: heat: the cards were held back",
+        "another program came onto a card meanwhile: blender",
+        "a note",
+    )
+
+
 def test_layers_that_no_device_took(tmp_path: Path) -> None:
     values = tuple(sweep.value(str(n), of(gpu_layers=n), of(gpu_layers=n).options) for n in (0, 8))
     experiment = sweep.Experiment({"name": "mine"}, "gpu_layers", values, 1)
@@ -204,6 +230,17 @@ def test_another_file_of_the_same_name_is_measured_again(tmp_path: Path) -> None
     assert sweep.identity(experiment) != key
     made(experiment, tmp_path, machine)
     assert machine.done == [0, 4]
+
+
+def test_a_corpus_that_changed_makes_another_measurement(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one")
+    value = sweep.value("4", of(draft_max=4, lookup_corpus=corpus), OPTIONS)
+    experiment = sweep.Experiment({"name": "mine"}, "draft_max", (value,), 1)
+    key = sweep.identity(experiment)
+    assert sweep.identity(experiment) == key
+    corpus.write_text("another")
+    assert sweep.identity(experiment) != key
 
 
 def test_a_kept_trial_of_another_shape_is_measured_again(tmp_path: Path) -> None:
@@ -340,10 +377,14 @@ def test_a_sweep_on_the_pair_that_ships(cli: Cli, tmp_path: Path) -> None:
         assert point["target_only"] == document["points"][0]["target_only"]
         assert len(point["speculative"]["accepted_by_position"]) <= int(point["value"])
     (kept,) = folder.iterdir()  # the journal has done its work
-    assert json.loads(kept.read_text()) == document
+    first = kept.read_text()
+    assert json.loads(first) == document
     assert "| 3 |" in (tmp_path / "s.md").read_text()
     assert len((tmp_path / "s.csv").read_text().splitlines()) == 5
     assert "<svg" in page.read_text()
+    again = cli(*SHORT, *flags, "--json", "-q").document()  # a new measurement; the first one stays
+    assert json.loads(kept.read_text()) == again != document
+    assert kept.with_name(f"{kept.name}.old").read_text() == first
 
 
 def test_a_value_without_a_context_is_a_row(cli: Cli, tmp_path: Path) -> None:
@@ -352,6 +393,13 @@ def test_a_value_without_a_context_is_a_row(cli: Cli, tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "-ctv q8_0 failed: no context" in done.stdout
     assert "Fastest: -ctv f16" in done.stdout
+
+
+def test_a_drafter_that_needs_the_draft_has_it_wherever_in_the_list(cli: Cli, tmp_path: Path) -> None:
+    done = cli(*SHORT, "--draft-policy", "fixed", "--drafter", "lookup,draft", "--results", tmp_path, "--json")
+    assert done.code == 0, done.stderr
+    lookup, draft = (point["speculative"] for point in done.document()["points"])
+    assert lookup["draft_layers"] == 0 < draft["draft_layers"]
 
 
 def test_every_value_without_a_context_is_a_failure(cli: Cli, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import simulator
@@ -15,7 +16,8 @@ import simulator
 from ggufspec.bench import trial
 from ggufspec.bench.attempt import Attempt
 from ggufspec.bench.journal import Journal
-from ggufspec.bench.tune import JOURNAL, Experiment, Tuning
+from ggufspec.bench.tune import JOURNAL, Experiment, Tuning, out_of_memory
+from ggufspec.bench.versus import speed
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
@@ -47,6 +49,7 @@ class Trials:
     def __init__(self, machine: simulator.Simulated, stop: int | None = None) -> None:
         self.machine, self.stop = machine, stop
         self.now, self.count = 0.0, 0
+        self.run: Tuning | None = None  # whose trials they are
         self.noise = random.Random(0)
         self.by_options = {one.options: one for one in machine.space}
 
@@ -86,9 +89,16 @@ def tune(
     experiment: Experiment, path: Path, trials: Trials, watch: Callable[..., None] = lambda *_: None
 ) -> tuple[Tuning, TuneDocument]:
     with Journal(path, JOURNAL) as journal:
-        run = Tuning(experiment, journal, attempt=trials, clock=lambda: trials.now)
+        trials.run = run = Tuning(experiment, journal, attempt=trials, clock=lambda: trials.now)
         run.run(watch)
         return run, run.document()
+
+
+def smaller(experiment: Experiment, count: int = 150) -> Experiment:
+    """Every so many settings of the space, and the planner's."""
+    chosen = [experiment.space[index] for index in experiment.first]
+    chosen += experiment.space[:: max(1, len(experiment.space) // count)]
+    return replace(experiment, space=tuple(dict.fromkeys(chosen)), first=tuple(range(len(experiment.first))))
 
 
 def test_the_winner_is_nearly_the_best(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
@@ -130,8 +140,8 @@ def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
                 raise KeyboardInterrupt
             return found
 
-    _, whole = tune(experiment, tmp_path / "whole", Same(machine))
-    total = sum(len(row.tokens_per_s.samples) if row.tokens_per_s else 1 for row in whole.trials)
+    run, whole = tune(experiment, tmp_path / "whole", Same(machine))
+    total = len(run.kept)
     path = tmp_path / "torn"
     for _ in range(total - 1):
         with pytest.raises(KeyboardInterrupt):
@@ -141,7 +151,7 @@ def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
     assert last.count == 1
     assert [row.setting for row in document.trials] == [row.setting for row in whole.trials]
     assert [row.tokens_per_s for row in document.trials] == [row.tokens_per_s for row in whole.trials]
-    assert (document.winner, document.baseline) == (whole.winner, whole.baseline)
+    assert (document.winner, document.baseline, document.stopped) == (whole.winner, whole.baseline, whole.stopped)
 
 
 def test_the_budget_is_kept(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
@@ -187,6 +197,101 @@ def test_leaders_that_overlap_get_more_trials(
     assert "within the noise" in text or document.winner == document.baseline
 
 
+@pytest.mark.parametrize("first", [{"budget_s": 400.0}, {"threshold": 0.2}])
+def test_with_a_larger_budget_or_a_smaller_threshold_a_search_that_ended_goes_on(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path, first: dict[str, Any]
+) -> None:
+    short, ended = tune(replace(experiment, **first), tmp_path / "j", Trials(machine))
+    again = Trials(machine)
+    _, same = tune(replace(experiment, **first), tmp_path / "j", again)
+    assert again.count == 0
+    assert (same.trials, same.winner, same.stopped) == (ended.trials, ended.winner, ended.stopped)
+    whole, _ = tune(experiment, tmp_path / "j", Trials(machine))
+    assert whole.kept[: len(short.kept)] == short.kept
+    assert sum(not kept.repetition for kept in whole.kept) > sum(not kept.repetition for kept in short.kept)
+    finalists = {experiment.space[index].setting for index in whole.finalists()}
+    for number in whole.rounds():  # side by side, not with what was measured long before
+        mine = [kept for kept in whole.kept if kept.repetition == number]
+        assert {kept.setting for kept in mine} >= finalists
+    assert len(whole.rounds()) >= experiment.repeats
+
+
+class Busy(Trials):
+    """After so many trials, or with the final, something else takes most of the machine."""
+
+    def __init__(self, machine: simulator.Simulated, calm: int | None) -> None:
+        super().__init__(machine)
+        self.calm = calm
+
+    def __call__(self, spec: trial.Spec) -> Attempt:
+        began, found = self.now, super().__call__(spec)
+        assert self.run is not None
+        if found.result is None or not (self.run.stopped if self.calm is None else self.count > self.calm):
+            return found
+        slow = 0.6 * speed(found.result)
+        self.now = began + 10 + TOKENS / slow
+        return Attempt(result(slow, drafted=self.by_options[spec.options].setting.drafted))
+
+
+@pytest.mark.parametrize("calm", [None, 4, 9, 20])
+@pytest.mark.parametrize("budget", [None, 250.0, 450.0, 900.0])
+def test_no_winner_is_slower_than_the_target_alone(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path, budget: float | None, calm: int | None
+) -> None:
+    made = replace(smaller(experiment), budget_s=budget)
+    run, document = tune(made, tmp_path / "j", Busy(machine, calm))
+    came = [made.space[index].setting.drafted for index in run.measured()]
+    assert ((document.winner is None), (document.target_only is None)) == (not came, all(came))
+    if document.winner is None or document.target_only is None:
+        return
+    best, alone = document.trials[document.winner], document.trials[document.target_only]
+    assert best.tokens_per_s is not None
+    assert alone.tokens_per_s is not None
+    assert best.tokens_per_s.median >= alone.tokens_per_s.median
+    assert bool(best.searched) == bool(alone.searched)  # both by the final, or both by the search
+
+
+def test_a_final_on_a_busier_machine_is_told(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    _, document = tune(experiment, tmp_path / "j", Busy(machine, None))
+    assert any("slower in the final than in the search" in note for note in document.notes)
+    _, document = tune(experiment, tmp_path / "quiet", Trials(machine))
+    assert not any("in the final than in the search" in note for note in document.notes)
+
+
+def test_what_dies_in_the_final_does_not_win(
+    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
+) -> None:
+    class Dying(Trials):
+        def __call__(self, spec: trial.Spec) -> Attempt:
+            found = super().__call__(spec)
+            assert self.run is not None
+            dies = self.run.stopped and self.by_options[spec.options].setting.drafted
+            return Attempt(None, Failure("llama.cpp died (SIGABRT)")) if dies else found
+
+    _, document = tune(experiment, tmp_path / "j", Dying(machine))
+    assert document.winner is not None
+    assert not document.trials[document.winner].setting.drafted
+    assert any(row.failure and row.tokens_per_s for row in document.trials)
+    assert any("SIGABRT" in line for line in report.failures(document))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("no context of 4096 tokens: failed to allocate the cache", True),
+        ("the child process that ran llama.cpp was ended by SIGKILL: out of memory, most likely", True),
+        ("the child process that ran llama.cpp was ended by SIGABRT: CUDA error: out of memory", True),
+        ("the child process that ran llama.cpp was ended by SIGABRT: GGML_ASSERT(ok) failed", None),
+        ("t.gguf cannot take tokens back (recurrent memory)", None),
+    ],
+)
+def test_an_abort_is_not_taken_for_want_of_memory_by_its_hint(error: str, expected: bool | None) -> None:
+    hint = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
+    assert out_of_memory(Failure(error, hint)) is expected
+
+
 def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     def fail(spec: trial.Spec) -> Attempt:
         return Attempt(None, Failure("llama.cpp died (SIGABRT)"))
@@ -203,15 +308,16 @@ def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simul
 def test_tables(experiment: Experiment, machine: simulator.Simulated, tmp_path: Path) -> None:
     from rich.console import Console
 
-    _, document = tune(experiment, tmp_path / "j", Trials(machine))
+    run, document = tune(experiment, tmp_path / "j", Trials(machine))
     console = Console(width=80, record=True)
     console.print(report.terminal(document.trials, winner=document.winner, baseline=document.baseline, best=5))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert sum(line.rstrip().endswith("best") for line in text.splitlines()) == 1
     assert report.markdown(document).count("**best**") == 1
-    samples = sum(len(row.tokens_per_s.samples) if row.tokens_per_s else 1 for row in document.trials)
-    assert len(report.comma_separated(document).splitlines()) == samples + 1
+    lines = report.comma_separated(document).splitlines()
+    assert len(lines) == len(run.kept) + 1
+    assert sum(",final," in line for line in lines) == sum(kept.repetition > 0 for kept in run.kept)
 
 
 def test_a_draft_that_does_not_pay_is_said(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import tomllib
@@ -65,11 +66,23 @@ def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:
     assert document["baseline"] in (0, 1)
     assert not document["interrupted"]
     assert min(speeds) > 0
-    assert len(trials[document["winner"]]["tokens_per_s"]["samples"]) >= 3  # of the search, and of the final
+    best = trials[document["winner"]]
+    assert (len(best["tokens_per_s"]["samples"]) >= 2, len(best["searched"])) == (True, 1)  # the final; the search
+    alone = trials[document["target_only"]]
+    assert best["tokens_per_s"]["median"] >= alone["tokens_per_s"]["median"]
     if document["winner"] != document["baseline"]:
         assert len(document["gain"]["samples"]) >= 2
     assert document["explanation"]
     assert document["saved"] == str(own(tuned[0]))
+
+
+def test_the_document_is_kept_and_reported(tuned: tuple[Cli, Finished, Path]) -> None:
+    cli, done, _ = tuned
+    file = journals(cli)[0].with_suffix(".json")
+    assert json.loads(file.read_text())["trials"] == done.document()["trials"]
+    shown = cli("report")
+    assert (shown.code, shown.stderr) == (0, "")
+    assert "Tuning of demo" in plain(shown.stdout)
 
 
 def test_the_profile_has_the_winner_and_its_evidence(tuned: tuple[Cli, Finished, Path]) -> None:
@@ -82,6 +95,8 @@ def test_the_profile_has_the_winner_and_its_evidence(tuned: tuple[Cli, Finished,
     assert profile.tuned is not None
     assert profile.tuned.trials == len(kept(cli))
     assert Path(profile.tuned.results) == journals(cli)[0]
+    few = not document["gain"] or len(document["gain"]["samples"]) < 3  # no interval is told of so few
+    assert (profile.tuned.gain_ci95 is None) == few
     assert Path(profile.target.file).is_absolute()
     assert own(cli).read_text().startswith("# The pair that ships")  # the bundled profile's own words
 
@@ -108,7 +123,7 @@ def test_the_exports(tuned: tuple[Cli, Finished, Path]) -> None:
     document = done.document()
     table = (folder / "table.md").read_text().splitlines()
     assert sum("**best**" in line for line in table) == 1
-    measured = sum(len(trial["tokens_per_s"]["samples"]) for trial in document["trials"])
+    measured = sum(len(trial["tokens_per_s"]["samples"] + trial["searched"]) for trial in document["trials"])
     assert len((folder / "trials.csv").read_text().splitlines()) == 1 + measured
     assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
@@ -121,6 +136,21 @@ def test_the_same_command_again_measures_nothing(tuned: tuple[Cli, Finished, Pat
     assert "going on with" in again.stderr
     assert journals(cli)[0].read_bytes() == before
     assert again.document()["trials"] == done.document()["trials"]
+    assert again.document()["stopped"] == done.document()["stopped"]
+
+
+def test_an_earlier_winner_does_not_narrow_the_search(tuned: tuple[Cli, Finished, Path]) -> None:
+    cli, done, _ = tuned
+    before, text = journals(cli)[0].read_bytes(), own(cli).read_text()
+    try:
+        settings = "threads = 1\ndraft_max = 2\nmicro_batch = 64"
+        own(cli).write_text(re.sub(r"draft_max = .*\n", "", text).replace("threads = 1", settings))
+        again = cli("tune", *SMALL, "--no-save", "--json")
+    finally:
+        own(cli).write_text(text)
+    assert again.code == 0, again.stderr
+    assert again.document()["settings"]["space"] == done.document()["settings"]["space"]
+    assert [path.read_bytes() for path in journals(cli)] == [before]
 
 
 # ---- interrupted
@@ -208,7 +238,8 @@ def test_one_setting_that_is_left_is_the_winner(cli: Cli) -> None:
     done = cli("tune", *SHORT, "--drafter", "none", "--save", "plain", "--json")
     document = done.document()
     assert (document["winner"], document["baseline"], document["target_only"]) == (0, 0, 0)
-    assert load_profile(own(cli, "plain")).settings.drafter == "none"
+    profile = load_profile(own(cli, "plain"))
+    assert (profile.name, profile.settings.drafter) == ("plain", "none")
 
 
 def test_files_become_a_new_profile(cli: Cli, target: Path, draft: Path) -> None:
@@ -218,6 +249,28 @@ def test_files_become_a_new_profile(cli: Cli, target: Path, draft: Path) -> None
     assert profile.draft is not None
     assert (profile.target.file, profile.draft.file) == (str(target), str(draft))
     assert f"ggufspec bench {target.stem}" in plain(done.stdout)
+
+
+def test_the_profile_of_another_pair_is_not_written_over(cli: Cli, target: Path, draft: Path) -> None:
+    path = own(cli, target.stem)
+    path.parent.mkdir(parents=True)
+    text = f'name = "mine"\nwhy = "w"\nsource = "s"\n\n[target]\nfile = "{draft}"\n'
+    path.write_text(text)
+    done = cli("tune", "-m", target, "-md", draft, *SHORT)
+    assert done.code == 2
+    assert "is the profile of another pair" in done.stderr
+    assert "--save" in done.stderr
+    assert path.read_text() == text
+    assert not journals(cli)
+
+
+def test_a_profile_that_cannot_be_written_is_told_before_the_first_trial(cli: Cli) -> None:
+    (home(cli) / ".config").write_text("")
+    done = cli("tune", *SHORT)
+    assert done.code == 1
+    assert "cannot be written" in done.stderr
+    assert "--no-save" in done.stderr
+    assert not journals(cli)
 
 
 # ---- the profile's text

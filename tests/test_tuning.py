@@ -210,6 +210,21 @@ def test_it_stops_after_the_most_trials(small: simulator.Simulated) -> None:
     assert "5 trials" in one.why
 
 
+def test_the_fastest_that_was_seen_without_a_draft_is_a_finalist(small: simulator.Simulated) -> None:
+    first = simulator.first_choices(small)
+    pair = next(index for index in first if small.space[index].setting.drafted)
+    alone = [index for index, one in enumerate(small.space) if not one.setting.drafted][:4]
+    search = Search(small.space, first)
+    assert search.finalists([pair]) == []
+    search.tell(pair, 20.0)
+    for index, speed in zip(alone, (18.0, 19.0, 19.6, 17.0), strict=True):
+        search.tell(index, speed)
+    finalists = search.finalists([pair])
+    assert finalists[0] == search.best()
+    assert {pair, alone[2]} <= set(finalists)
+    assert len(set(finalists)) == len(finalists)
+
+
 def test_nearest_of_what_is_not_there_is_none(small: simulator.Simulated) -> None:
     alone = [one for one in small.space if not one.setting.drafted]
     assert nearest(alone, small.options, drafted=True) is None

@@ -27,9 +27,11 @@ def attempt(spec: trial.Spec, *, on_event: worker.Emit | None = None, verbose: b
         verbose: let llama.cpp's log through.
 
     Raises:
-        Interrupted: Ctrl-C; nothing else that goes wrong in the child.
+        Interrupted: Ctrl-C; nothing else that goes wrong with the child.
     """
     try:
         return Attempt(trial.measure(spec, on_event=on_event, verbose=verbose))
     except GgufspecError as error:
         return Attempt(None, Failure(error.message, error.hint))
+    except OSError as error:  # no memory for a process, no room for its log
+        return Attempt(None, Failure(f"the trial could not be started: {error.strerror}", "free some memory, or disk"))

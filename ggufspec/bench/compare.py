@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ggufspec import worker
 from ggufspec.bench import attempt, drift, quality, trial
 from ggufspec.bench.ledger import ByDevice, Kept, Ledger
 from ggufspec.bench.stats import paired_ratios, spread
 from ggufspec.bench.versus import Progress, machine, notes_of, speed, summarise
+from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import gpus, host
+from ggufspec.hardware import host
+from ggufspec.reports.compare import name_of
 from ggufspec.reports.document import (
     Cell,
     ComparedModel,
@@ -28,11 +29,11 @@ from ggufspec.reports.document import (
     SpeculativeRun,
     Spread,
 )
+from ggufspec.reports.tables import counted
 
 MORE = 2  # times the repetitions asked for, at most, where leaders overlap
 _FEWEST = 3  # trials of which an interval can be told
 _NAMED = 3  # cells of a long list
-_BUSY = 0.1  # of a card's time, before the first trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Contender:
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.target} + {self.draft}" if self.draft else f"{self.target} alone"
+        return name_of(self.target, self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Comparison:
         self._contenders = [one for one in self.experiment.contenders if one.spec is not None]
         self.trials = {contender: {} for contender in self.experiment.contenders}
         self.measured = {contender: [] for contender in self.experiment.contenders}
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
         self._done = 0
 
     def run(self, progress: Progress) -> None:
@@ -118,7 +119,7 @@ class Comparison:
             GgufspecError: what was measured cannot be kept.
             KeyboardInterrupt: Ctrl-C.
         """
-        self._watch = _Watch()
+        self._watch = Watch()
         repetitions = self.experiment.repetitions
         jobs = len(self._judged()) if len(self.experiment.targets) > 1 else 0
         self._total, self._progress = repetitions * len(self._contenders) + jobs, progress
@@ -173,6 +174,9 @@ class Comparison:
         subjects, rows = self._judged(), self.experiment.rows
         if len(self.experiment.targets) < 2 or rows is None:
             return
+        for cell in self.experiment.contenders:
+            if cell.draft is None and cell.failure is not None:  # what cannot run cannot be read with either
+                self.qualities[cell.target] = cell.failure
         reference: Subject | None = None
         written = False
         try:
@@ -293,12 +297,12 @@ class Comparison:
             others = [one.name for one in leaders if one is not best]
             names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
             told.append(
-                f"the ranking is unsure: after {_count(max(counts), 'trial')} each the interval of {best.name} "
+                f"the ranking is unsure: after {counted(max(counts), 'trial')} each the interval of {best.name} "
                 f"overlaps {'that' if len(others) == 1 else 'those'} of {names}"
             )
         elif counts and max(counts) < _FEWEST:
             told.append(
-                f"the ranking is unsure: {_count(max(counts), 'trial')} of each cell "
+                f"the ranking is unsure: {counted(max(counts), 'trial')} of each cell "
                 f"{'gives' if max(counts) == 1 else 'give'} no interval; -r 5 is usual"
             )
         trials = sorted(
@@ -309,10 +313,10 @@ class Comparison:
         samples = [
             drift.Sample(name, repetition, speed(kept.result)) for _, name, repetition, kept in trials if kept.result
         ]
-        told += _of_drift(drift.find(samples))
+        told += drift.words(drift.find(samples))
         for reason in sorted({reason for _, _, _, kept in trials for reason in kept.throttled}):
             count = sum(reason in kept.throttled for _, _, _, kept in trials)
-            told.append(f"{reason} in {_count(count, 'trial')} of {len(trials)}: the cards were held back")
+            told.append(f"{reason} in {counted(count, 'trial')} of {len(trials)}: the cards were held back")
         for name in sorted({name for _, _, _, kept in trials for name in kept.strangers}):
             told.append(f"another program came onto a card meanwhile: {name}")
         if self._watch is not None:
@@ -321,7 +325,7 @@ class Comparison:
             good = sum(kept.result is not None for kept in by_repetition.values())
             for kept in by_repetition.values():
                 if kept.failure is not None and good:
-                    told.append(f"{one.name} failed after {_count(good, 'trial')}: {kept.failure.error}")
+                    told.append(f"{one.name} failed after {counted(good, 'trial')}: {kept.failure.error}")
         return told
 
 
@@ -355,62 +359,12 @@ def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
     return {device: row for device, row in found.items() if any(row.values())}
 
 
-class _Watch:
-    """Looks at the cards while trials run; nothing where there is none."""
-
-    def __init__(self) -> None:
-        self.throttled: tuple[str, ...] = ()
-        self.strangers: tuple[str, ...] = ()
-        before = gpus.gpus()
-        self._cards = bool(before)
-        self._known = {process.pid for card in before for process in card.processes}
-        self.at_first = tuple(
-            f"{card.name} was {card.utilisation:.0%} busy before the first trial: something else runs on it"
-            for card in before
-            if card.utilisation is not None and card.utilisation > _BUSY
-        )
-
-    def clear(self) -> None:
-        self.throttled = self.strangers = ()
-
-    def see(self, event: worker.Event) -> None:
-        """At each answer: what holds the clocks down just then."""
-        if self._cards and event.get("event") == "answer":
-            reasons = (f"{card.name}: {reason}" for card in gpus.gpus() for reason in card.throttled)
-            self.throttled = tuple(dict.fromkeys((*self.throttled, *reasons)))
-
-    def look_for_strangers(self) -> None:
-        """After a trial, when nothing of ours is on a card. A container may not see whose a process is."""
-        if self._cards:
-            processes = [process for card in gpus.gpus() for process in card.processes]
-            strangers = [
-                process.name or f"process {process.pid}" for process in processes if process.pid not in self._known
-            ]
-            self.strangers = tuple(dict.fromkeys(strangers))
-
-
 def _once(notes: Sequence[str]) -> tuple[str, ...]:
     """Of notes that differ in their numbers and files only, the first, and how many there were."""
     alike: dict[str, list[str]] = {}
     for note in notes:
         alike.setdefault(re.sub(r"\S*\d\S*", "", note), []).append(note)
     return tuple(
-        found[0] + (f" (and {_count(len(found) - 1, 'time')} more like it)" if len(found) > 1 else "")
+        found[0] + (f" (and {counted(len(found) - 1, 'time')} more like it)" if len(found) > 1 else "")
         for found in alike.values()
     )
-
-
-def _of_drift(found: drift.Drift) -> list[str]:
-    if found.trend:
-        what = "slower" if found.change < 0 else "faster"
-        chance = "p < 0.001" if found.p_value < 0.001 else f"p = {found.p_value:.3f}"
-        change = f"the machine became {abs(found.change):.0%} {what} from the first trial to the last ({chance})"
-        return [f"{change}: heat, or something else that ran; speedups are paired and suffer little"]
-    return [
-        f"in repetition {repetition + 1} all were {-change:.0%} slower than in the others: something else ran then"
-        for repetition, change in found.disturbed
-    ]
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

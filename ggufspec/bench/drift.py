@@ -111,3 +111,16 @@ def _disturbed(samples: Sequence[Sample], speeds: Floats) -> tuple[tuple[int, fl
         if ratio <= 1 - _STANDS_OUT:
             found.append((int(repetition), ratio - 1))
     return tuple(found)
+
+
+def words(found: Drift) -> list[str]:
+    """What there is to tell a person of it, a sentence each; nothing where the machine was steady."""
+    if found.trend:
+        what = "slower" if found.change < 0 else "faster"
+        chance = "p < 0.001" if found.p_value < 0.001 else f"p = {found.p_value:.3f}"
+        change = f"the machine became {abs(found.change):.0%} {what} from the first trial to the last ({chance})"
+        return [f"{change}: heat, or something else that ran; speedups are paired and suffer little"]
+    return [
+        f"in repetition {repetition + 1} runs were {-change:.0%} slower than in the others: something else ran then"
+        for repetition, change in found.disturbed
+    ]

@@ -6,7 +6,9 @@ what was measured, whole or not there: a line that a crash cut short is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 from pathlib import Path
@@ -25,13 +27,33 @@ def key_of(*facts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def put_aside(path: Path) -> Path:
+    """Move results out of the way: to their own name with ``.old`` behind it, ``.old.2`` where that is taken.
+
+    Returns:
+        where they are now.
+
+    Raises:
+        GgufspecError: they cannot be moved.
+    """
+    endings = itertools.chain((".old",), (f".old.{number}" for number in itertools.count(2)))
+    try:
+        aside = next(place for ending in endings if not (place := path.with_name(path.name + ending)).exists())
+        path.replace(aside)
+    except OSError as error:
+        raise GgufspecError(
+            f"{path} cannot be put aside: {error.strerror}", "name another folder with --results FOLDER"
+        ) from None
+    return aside
+
+
 class Journal:
     """A file of measurements, open for more.
 
     Args:
         path: the file; its folder is made.
-        schema: what its values look like, ``ggufspec/compare-journal@1`` say. A file of another schema is put aside
-            under its own name with ``.old`` behind it, and :attr:`notes` says so.
+        schema: what its values look like, ``ggufspec/compare-journal@1`` say. A file of another schema, or one that is
+            damaged, is put aside (:func:`put_aside`), and :attr:`notes` says so.
 
     Raises:
         GgufspecError: the file cannot be written.
@@ -43,9 +65,10 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and not self._read(schema):
-                aside = path.with_name(path.name + ".old")
-                path.replace(aside)
-                self.notes = (f"the results in {path} are of another version: kept as {aside.name}, measured again",)
+                aside = put_aside(path)
+                self.notes = (
+                    f"the results in {path} are of another version or damaged: kept as {aside.name}, measured again",
+                )
             self._file = path.open("ab")
             if self._file.tell() == 0:
                 self._write({"schema": schema})
@@ -97,8 +120,9 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        """Let go of the file. What a full disk did not take, :meth:`put` has told."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from ggufspec.bench import quality, trial
 from ggufspec.bench.journal import Journal, key_of
@@ -21,6 +21,7 @@ from ggufspec.reports.document import Failure, Quality
 SCHEMA = "ggufspec/compare-journal@1"
 
 ByDevice = dict[str, dict[str, int]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,7 @@ class Ledger:
     def trial_of(self, identity: Sequence[str], spec: trial.Spec, repetition: int) -> Kept | None:
         """What was measured of a cell, or how it failed in this comparison; None if it is to be measured."""
         key = self._trial_key(identity, spec, repetition)
-        value = self._journal.get(key) or self._journal.get(self._failed(key))
-        return None if value is None else TypeAdapter(Kept).validate_python(value)
+        return self._kept(key, Kept) or self._kept(self._failed(key), Kept)
 
     def keep_trial(self, identity: Sequence[str], spec: trial.Spec, repetition: int, kept: Kept) -> None:
         """Keep a trial.
@@ -94,25 +94,28 @@ class Ledger:
 
     def place_of(self, identity: Sequence[str], asked: object) -> Place | None:
         """Where a cell was placed when it was asked for in the same words; None if it was not."""
-        value = self._journal.get(key_of("place", self._facts, identity, asked))
-        return None if value is None else TypeAdapter(Place).validate_python(value)
+        return self._kept(key_of("place", self._facts, identity, asked), Place)
 
     def keep_place(self, identity: Sequence[str], asked: object, place: Place) -> None:
-        """Keep a placement: another one, because of other free memory say, would be another cell."""
+        """Keep a placement: another one, because of other free memory say, would be another cell.
+
+        Raises:
+            GgufspecError: the disk is full, say.
+        """
         key = key_of("place", self._facts, identity, asked)
         self._journal.put(key, TypeAdapter(Place).dump_python(place, mode="json"))
 
     def quality_of(self, identity: Sequence[str], spec: quality.Spec) -> Quality | Failure | None:
         """How good a target was found, or why that could not be told; None if it is to be measured."""
         key = self._quality_key(identity, spec)
-        if (value := self._journal.get(key)) is not None:
-            return TypeAdapter(Quality).validate_python(value)
-        if (value := self._journal.get(self._failed(key))) is not None:
-            return TypeAdapter(Failure).validate_python(value)
-        return None
+        return self._kept(key, Quality) or self._kept(self._failed(key), Failure)
 
     def keep_quality(self, identity: Sequence[str], spec: quality.Spec, found: Quality | Failure) -> None:
-        """Keep a quality."""
+        """Keep a quality.
+
+        Raises:
+            GgufspecError: the disk is full, say.
+        """
         key = self._quality_key(identity, spec)
         self._journal.put(key if isinstance(found, Quality) else self._failed(key), asdict(found))
 
@@ -123,6 +126,14 @@ class Ledger:
     def close(self) -> None:
         """Let go of the file."""
         self._journal.close()
+
+    def _kept(self, key: str, kind: type[_T]) -> _T | None:
+        """What is under a key; None where there is nothing, or something of another shape."""
+        value = self._journal.get(key)
+        try:
+            return None if value is None else TypeAdapter(kind).validate_python(value)
+        except ValidationError:
+            return None
 
     def _trial_key(self, identity: Sequence[str], spec: trial.Spec, repetition: int) -> str:
         return key_of("trial", self._facts, identity, _plain(spec), repetition)

@@ -14,6 +14,7 @@ from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
 from ggufspec.bench.stats import paired_ratios
 from ggufspec.bench.versus import alone, machine, notes_of, settings_of, speed, summarise
+from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.reports.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
 
@@ -93,7 +94,7 @@ def identity(experiment: Experiment) -> str:
 
 def _facts(spec: trial.Spec | None) -> list[Any]:
     """A spec and what its files are: another file of the same name is another measurement."""
-    return [] if spec is None else [asdict(spec), *map(_file, (spec.target, spec.draft))]
+    return [] if spec is None else [asdict(spec), *map(_file, (spec.target, spec.draft, spec.options.lookup_corpus))]
 
 
 def _file(path: Path | None) -> list[Any]:
@@ -124,6 +125,7 @@ class Sweep:
     _failures: dict[str, Failure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._watch: Watch | None = None
         self._keys = {one: key_of(_facts(one)) for one in self._specs()}
         for repetition in range(self.experiment.repetitions):
             for key in set(self._keys.values()):
@@ -142,13 +144,18 @@ class Sweep:
             GgufspecError: the journal cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
+        self._watch = watch = Watch()
         total = self.experiment.repetitions * len(set(self._keys.values()))
         for repetition, what, spec in self._order():
             key = self._keys[spec]
             if (key, repetition) in self._results or key in self._failures:
                 continue
             progress(len(self._results), total, what)
-            made = self.tried(spec) if self.tried else attempt(spec, verbose=self.experiment.verbose)
+            if self.tried:
+                made = self.tried(spec)
+            else:
+                made = attempt(spec, on_event=watch.see, verbose=self.experiment.verbose)
+            watch.look_for_strangers()
             if made.result is None:
                 self._failures[key] = made.failure or Failure("it failed")
                 total -= self.experiment.repetitions - repetition
@@ -163,13 +170,14 @@ class Sweep:
         spec = next((one.pair or one.alone for one in asked.values if one.pair or one.alone), None)
         settings = settings_of(spec) if spec else {}
         results = [result for one in asked.values if one.pair for result in self._of(one.pair).values()]
+        seen = self._watch.words() if self._watch else ()
         return SweepDocument(
             pair=asked.pair,
             machine=machine(),
             settings=settings | {asked.option: [one.shown for one in asked.values], "repetitions": asked.repetitions},
             option=asked.option,
             points=tuple(self._point(one) for one in asked.values),
-            notes=(*asked.notes, *self._nowhere(), *self._drifted(), *notes_of(results)),
+            notes=(*asked.notes, *self._nowhere(), *self._drifted(), *seen, *notes_of(results)),
             interrupted=interrupted,
         )
 
@@ -189,13 +197,7 @@ class Sweep:
             key = self._keys[spec]
             if (key, repetition) in self._results:
                 seen.setdefault((key, repetition), drift.Sample(key, repetition, speed(self._results[key, repetition])))
-        found = drift.find(list(seen.values()))
-        changes = [(found.change, "from the first trial to the last")] if found.trend else []
-        changes += [(change, f"in repetition {number + 1} than in the others") for number, change in found.disturbed]
-        return tuple(
-            f"the machine was {abs(change):.0%} {'slower' if change < 0 else 'faster'} {when}: heat, or another program"
-            for change, when in changes
-        )
+        return tuple(drift.words(drift.find(list(seen.values()))))
 
     def _point(self, one: Value) -> SweepPoint:
         pair, by_itself = self._of(one.pair), self._of(one.alone)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,20 @@ from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
 from ggufspec.bench.stats import paired_ratios, spread
 from ggufspec.bench.tuning import Done, Next, Search
-from ggufspec.bench.tuning_space import DEFAULT_MICRO_BATCH, Candidate, difference
+from ggufspec.bench.tuning_space import Candidate, difference
+from ggufspec.bench.tuning_words import explanation
 from ggufspec.bench.versus import machine, settings_of, speed
 from ggufspec.errors import UsageError
 from ggufspec.reports.document import Failure, Spread, TuneDocument, TunedSetting, TuneTrial
 
-JOURNAL = "ggufspec/tune-journal@1"
+JOURNAL = "ggufspec/tune-journal@2"
 _LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
-_MEMORY_WORDS = ("memory", "alloc", "no context of", "cannot be loaded", "buffer")
+_MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
 _SAME = 1.0
 _FINAL_SHARE = 0.4  # of the budget, that the final may keep back
-_FEWEST = 3  # trials side by side, for an interval to say something
+_FEWEST_FINALISTS = 2
 _MOST_REPEATED = 2  # times the repetitions that were asked for, where leaders overlap
+_DRIFT = 0.1  # share by which final and search may differ without a word
 _FINAL = "final"  # the journal's key of the finalists; trials are under their numbers
 
 
@@ -43,7 +45,7 @@ class Experiment:
         threshold: expected gain, as a share, that is worth a trial.
         budget_s: seconds for all trials together, those of an earlier search that goes on too; None: no limit.
         repeats: trials of each finalist in the end, interleaved.
-        most: trials of the search at most.
+        most: settings that the search measures at most.
         notes: what is to be said with the results.
         verbose: show llama.cpp's log.
     """
@@ -64,11 +66,16 @@ class Experiment:
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
         plain = TypeAdapter(trial.Spec).dump_python(spec, mode="json")
         fixed = TypeAdapter(type(spec.options)).dump_python(
-            replace(self.spec.options, threads=0, micro_batch=0, drafter="both", draft_policy="adaptive"),
+            replace(self.spec.options, threads=0, micro_batch=0, drafter="both", draft_policy="adaptive", draft_max=1),
             mode="json",
         )
         files = [_identity(path) for path in (spec.target, spec.draft) if path is not None]
         return [plain, fixed, files, machine()]
+
+    def rules(self) -> str:
+        """A key for what is searched, and how far: a search that ended goes on where this is another."""
+        settings = [repr(one.setting) for one in self.space]
+        return key_of(settings, [settings[index] for index in self.first], self.threshold, self.budget_s, self.most)
 
 
 def _identity(path: Path) -> list[Any]:
@@ -95,7 +102,27 @@ class Kept:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The end of a search as the journal has it, and who is measured side by side since.
+
+    Args:
+        settings: the finalists.
+        above: repetitions with greater numbers are its own; the others were those of an earlier final.
+        searched: trials that the search had made.
+        rules: what the search was; with other rules, a larger budget say, it goes on.
+        stopped: why it ended.
+    """
+
+    settings: tuple[TunedSetting, ...]
+    above: int
+    searched: int
+    rules: str
+    stopped: str
+
+
 _KEPT = TypeAdapter(Kept)
+_FINALS = TypeAdapter(Final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +146,25 @@ class Tuning:
     attempt: Try | None = None
     clock: Callable[[], float] = time.monotonic
     kept: list[Kept] = field(default_factory=list, init=False)
-    stopped: str = ""
-    resumed: int = 0
-    _spent_s: float = 0.0
+    stopped: str = field(default="", init=False)
+    resumed: int = field(default=0, init=False)
+    _spent_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.search = Search(
             self.experiment.space, self.experiment.first, self.experiment.threshold, self.experiment.most
         )
         self._index = {one.setting: index for index, one in enumerate(self.experiment.space)}
+        self._by_round: dict[tuple[TunedSetting, int], Kept] = {}
+        self._rules = self.experiment.rules()
         while (value := self.journal.get(str(len(self.kept)))) is not None:
             try:
                 self._take(_KEPT.validate_python(value))
             except ValidationError:
                 break
         self.resumed = len(self.kept)
+        begun = self.journal.get(_FINAL)
+        self._final: Final | None = None if begun is None else _FINALS.validate_python(begun)
 
     def run(self, watch: Watch) -> None:
         """Search, then measure the finalists interleaved.
@@ -144,7 +175,21 @@ class Tuning:
             KeyboardInterrupt: Ctrl-C.
         """
         self._check_budget()
-        while not self._finals_begun:
+        before = self._final
+        if before is not None and (before.rules, before.searched) == (self._rules, self._searched):
+            self.stopped = before.stopped
+        else:
+            self._search(watch)
+        self._side_by_side(watch)
+        watch(self, Now("", self.spent_s))
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of all trials."""
+        return self._spent_s
+
+    def _search(self, watch: Watch) -> None:
+        while True:
             asked = self.search.ask()
             if isinstance(asked, Done):
                 self.stopped = asked.why
@@ -153,61 +198,58 @@ class Tuning:
                 self.stopped = f"the budget of {_minutes(self.experiment.budget_s or 0)} was spent"
                 break
             self._measure(asked, 0, watch)
-        self._final(watch)
-        watch(self, Now("", self.spent_s))
+        self._end()
 
-    @property
-    def spent_s(self) -> float:
-        """Seconds of all trials."""
-        return self._spent_s
+    def _end(self) -> None:
+        """Choose who is measured side by side; if they are the same as in a final before, that one goes on."""
+        before, leading = self._final, self._leading()
+        while len(leading) > _FEWEST_FINALISTS and self._round_s(leading) > self._left_s:
+            leading.pop()
+        settings = tuple(self.experiment.space[index].setting for index in leading)
+        above = max((kept.repetition for kept in self.kept), default=0)
+        if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
+            settings, above = before.settings, before.above
+        self._final = Final(settings, above, self._searched, self._rules, self.stopped)
+        self.journal.put(_FINAL, _FINALS.dump_python(self._final, mode="json"))
 
-    def _final(self, watch: Watch) -> None:
-        finalists = self.finalists()
-        if len(finalists) < 2:
+    def _side_by_side(self, watch: Watch) -> None:
+        """Measure the finalists in turn, and again as long as the first place is open."""
+        finalists, above = self.finalists(), self._final.above if self._final else 0
+        if len(finalists) < _FEWEST_FINALISTS:
             return
-        if self.journal.get(_FINAL) is None:
-            self.journal.put(_FINAL, [asdict(self.experiment.space[index].setting) for index in finalists])
-        repetition = 1
-        while repetition <= self.experiment.repeats or (
-            repetition <= _MOST_REPEATED * self.experiment.repeats and self._unsure(finalists)
-        ):
-            for place in range(len(finalists)):
-                index = finalists[(place + repetition - 1) % len(finalists)]
-                if self._has(index, repetition):
-                    continue
-                if self._left_s < self._trial_s(index):
-                    self.stopped += "; the final had no time for all of its trials"
-                    return
+        for number in range(1, _MOST_REPEATED * self.experiment.repeats + 1):
+            if number > self.experiment.repeats and not self._unsure():
+                return
+            turn = (number - 1) % len(finalists)
+            missing = [i for i in finalists[turn:] + finalists[:turn] if not self._has(i, above + number)]
+            if missing and self._left_s < self._round_s(missing):
+                self.stopped += "; the budget left no time for the whole final"
+                return
+            for index in missing:
                 expected, _ = self.search.expected(index)
-                self._measure(Next(index, expected, 0.0, f"final, repetition {repetition}"), repetition, watch)
-            repetition += 1
+                self._measure(Next(index, expected, 0.0, f"final, repetition {number}"), above + number, watch)
 
-    def _unsure(self, finalists: list[int]) -> bool:
+    def _unsure(self) -> bool:
         """Whether the fastest of the final may not be: its gain over another one may be none."""
         best = self.winner()
-        ratios = [self.ratio(best, index) for index in finalists if index != best] if best is not None else []
+        ratios = [self.ratio(best, index) for index in self.finalists() if index != best] if best is not None else []
         return any(ratio is not None and ratio.ci95[0] <= _SAME for ratio in ratios)
 
     def finalists(self) -> list[int]:
-        """Settings that are measured again: those that lead, the planner's choice and the fastest without a draft.
+        """Settings that are measured side by side, once the search has ended."""
+        settings = self._final.settings if self._final else ()
+        return [self._index[setting] for setting in settings if setting in self._index]
 
-        Once the final has begun they stay the same, after an interruption too.
-        """
-        if (begun := self.journal.get(_FINAL)) is not None:
-            settings = TypeAdapter(list[TunedSetting]).validate_python(begun)
-            return [self._index[setting] for setting in settings if setting in self._index]
-        measured = self._measured()
-        others = [index for index in self.experiment.first[:1] if index in measured]
-        alone = [index for index in measured if not self.experiment.space[index].setting.drafted]
-        others += sorted(alone, key=lambda index: -self.search.expected(index)[0])[:1]
-        return list(dict.fromkeys([*self.search.leaders(), *others]))
+    def _leading(self) -> list[int]:
+        """Who would be in the final by what is known now, the most important first."""
+        return self.search.finalists(self.experiment.first[:1])
 
     # ---- one trial
 
     def _measure(self, asked: Next, repetition: int, watch: Watch) -> None:
         candidate = self.experiment.space[asked.index]
         said = ", ".join(difference(self.experiment.space[self.experiment.first[0]].setting, candidate.setting))
-        watch(self, Now(f"{asked.why}" if repetition else said or "the planner's choice", self.spent_s))
+        watch(self, Now(asked.why if repetition else said or "the planner's choice", self.spent_s))
         began = self.clock()
         spec = replace(
             self.experiment.spec,
@@ -236,31 +278,22 @@ class Tuning:
     def _take(self, kept: Kept) -> None:
         """Learn from a trial, this search's or an earlier one's."""
         self.kept.append(kept)
+        self._by_round[kept.setting, kept.repetition] = kept
         self._spent_s += kept.seconds
         index = self._index.get(kept.setting)
         if index is None:  # the space is another now: less memory is free, say
             return
         if kept.failure is not None:
-            words = f"{kept.failure.error} {kept.failure.hint}".lower()
-            of_memory = True if any(word in words for word in _MEMORY_WORDS) else None
-            self.search.tell(index, None, of_memory=of_memory)
+            self.search.tell(index, None, of_memory=out_of_memory(kept.failure))
         else:
             self.search.tell(index, kept.tokens_per_s)
 
     def _has(self, index: int, repetition: int) -> bool:
-        setting = self.experiment.space[index].setting
-        return any(kept.repetition == repetition and kept.setting == setting for kept in self.kept)
-
-    def _measured(self) -> list[int]:
-        found = [self._index[k.setting] for k in self.kept if k.tokens_per_s and k.setting in self._index]
-        return list(dict.fromkeys(found))
+        return (self.experiment.space[index].setting, repetition) in self._by_round
 
     @property
-    def _finals_begun(self) -> bool:
-        begun = self.journal.get(_FINAL) is not None
-        if begun and not self.stopped:
-            self.stopped = "it had come to its final before"
-        return begun
+    def _searched(self) -> int:
+        return sum(kept.repetition == 0 for kept in self.kept)
 
     # ---- time
 
@@ -281,8 +314,12 @@ class Tuning:
             fixed = [sum(path.stat().st_size for path in files if path) / _LOAD_BYTES_PER_S]
         return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / expected
 
+    def _round_s(self, indices: Iterable[int]) -> float:
+        """Seconds that one trial of each will take."""
+        return sum(self._trial_s(index) for index in indices)
+
     def _final_s(self) -> float:
-        needed = self.experiment.repeats * sum(self._trial_s(index) for index in self.finalists())
+        needed = self.experiment.repeats * self._round_s(self._leading())
         return min(needed, _FINAL_SHARE * (self.experiment.budget_s or math.inf))
 
     def _check_budget(self) -> None:
@@ -299,36 +336,62 @@ class Tuning:
     # ---- the answer
 
     def winner(self) -> int | None:
-        """Index in the space of the setting that won; the planner's own unless another one is faster in the median."""
-        measured = self._measured()
-        if not measured:
-            return None
-        finals = [index for index in measured if self._has(index, 1)]
-        best = max(finals or measured, key=lambda index: self._spread(index).median)
+        """Index in the space of the setting that won; the planner's own where another one is not faster."""
         first = self.experiment.first[0]
-        if first in (finals or measured) and best != first:
-            return best if self._spread(best).median > self._spread(first).median else first
-        return best
+        return max(self._standing(), key=lambda index: (self.spread(index).median, index == first), default=None)
 
-    def _spread(self, index: int) -> Spread:
-        """Of the final's trials where there are any: what a search chose for its luck is measured anew there."""
-        setting = self.experiment.space[index].setting
+    def target_only(self) -> int | None:
+        """Index in the space of the fastest setting without a draft, by the same trials as the winner."""
+        others = [index for index in self.measured() if index not in self.finalists()]  # all of the final's failed
+        for among in (self._standing(), others):
+            alone = [index for index in among if not self.experiment.space[index].setting.drafted]
+            if alone:
+                return max(alone, key=lambda index: self.spread(index).median)
+        return None
+
+    def _standing(self) -> list[int]:
+        """Who may win: finalists that never failed in the final; without a final, everything that came through."""
+        rounds, finalists = self.rounds(), self.finalists()
+        sound = [i for i in finalists if rounds and all(self._speed(i, number) for number in rounds)]
+        return sound or self.measured()
+
+    def measured(self) -> list[int]:
+        """Indices in the space of what came through, in the order in which it was measured."""
+        found = [self._index[k.setting] for k in self.kept if k.tokens_per_s and k.setting in self._index]
+        return list(dict.fromkeys(found))
+
+    def rounds(self) -> list[int]:
+        """The final's repetitions that are whole: others would hold those that had their turn against the rest."""
+        finalists = self.finalists()
+        if self._final is None or len(finalists) < _FEWEST_FINALISTS:
+            return []
+        numbers = {kept.repetition for kept in self.kept if kept.repetition > self._final.above}
+        return [number for number in sorted(numbers) if all(self._has(index, number) for index in finalists)]
+
+    def _speed(self, index: int, repetition: int) -> float | None:
+        kept = self._by_round.get((self.experiment.space[index].setting, repetition))
+        return kept.tokens_per_s if kept else None
+
+    def _speeds(self, setting: TunedSetting) -> tuple[list[float], list[float]]:
+        """(tokens/s of the trials that count, of the others).
+
+        Those of the final count, where there are any: what a search chose for its luck is measured anew there.
+        """
+        rounds = set(self.rounds())
         mine = [kept for kept in self.kept if kept.setting == setting and kept.tokens_per_s]
-        finals = [kept for kept in mine if kept.repetition]
-        return spread([kept.tokens_per_s or 0.0 for kept in finals or mine])
+        final = [kept.tokens_per_s for kept in mine if kept.tokens_per_s and kept.repetition in rounds]
+        before = [kept.tokens_per_s for kept in mine if kept.tokens_per_s and kept.repetition not in rounds]
+        return (final, before) if final else (before, [])
+
+    def spread(self, index: int) -> Spread:
+        """Tokens/s of a setting that came through."""
+        return spread(self._speeds(self.experiment.space[index].setting)[0])
 
     def ratio(self, index: int, rival: int) -> Spread | None:
         """By how much one setting is faster than another, repetition by repetition of the final."""
-        first, second = (
-            {
-                kept.repetition: kept.tokens_per_s
-                for kept in self.kept
-                if kept.repetition and kept.tokens_per_s and kept.setting == self.experiment.space[i].setting
-            }
-            for i in (index, rival)
-        )
-        both = sorted(first.keys() & second.keys())
-        return paired_ratios([first[r] for r in both], [second[r] for r in both]) if both else None
+        both = [(self._speed(index, number), self._speed(rival, number)) for number in self.rounds()]
+        pairs = [(own, other) for own, other in both if own and other]
+        return paired_ratios([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
 
     @property
     def compared(self) -> bool:
@@ -342,7 +405,7 @@ class Tuning:
             rows.setdefault(kept.setting, []).append(kept)
         made = []
         for index, (setting, mine) in enumerate(rows.items()):
-            speeds = [kept.tokens_per_s for kept in mine if kept.tokens_per_s]
+            speeds, before = self._speeds(setting)
             prompts = [kept.prompt_tokens_per_s for kept in mine if kept.prompt_tokens_per_s]
             made.append(
                 TuneTrial(
@@ -353,19 +416,18 @@ class Tuning:
                     spread(prompts).median if prompts else None,
                     sum(kept.seconds for kept in mine),
                     mine[0].why,
-                    None if speeds else mine[0].failure,
+                    next((kept.failure for kept in mine if kept.failure), None),
+                    tuple(before),
                 )
             )
         return made
 
-    def document(self, *, saved: str | None = None, interrupted: bool = False) -> TuneDocument:
-        """Everything that has been measured so far."""
+    def document(self, *, interrupted: bool = False) -> TuneDocument:
+        """Everything that has been measured so far; nothing is saved yet."""
         rows = self.trials()
         place = {row.setting: row.index for row in rows}
         space, first = self.experiment.space, self.experiment.first[0]
         winner = self.winner()
-        alone = [index for index in self._measured() if not space[index].setting.drafted]
-        fastest_alone = max(alone, key=lambda index: self._spread(index).median, default=None)
 
         def row(index: int | None) -> int | None:
             return None if index is None else place.get(space[index].setting)
@@ -384,87 +446,34 @@ class Tuning:
             trials=tuple(rows),
             winner=row(winner),
             baseline=row(first),
-            target_only=row(fastest_alone),
+            target_only=row(self.target_only()),
             gain=self.ratio(winner, first) if winner is not None and winner != first else None,
             stopped=self.stopped,
-            saved=saved,
-            explanation=tuple(self.explain(winner, fastest_alone)),
-            notes=(*self.experiment.notes, *self.journal.notes),
+            saved=None,
+            explanation=tuple(explanation(self)),
+            notes=(*self.experiment.notes, *self.journal.notes, *_drift(rows)),
             interrupted=interrupted,
         )
 
-    def explain(self, winner: int | None, alone: int | None) -> list[str]:
-        """Sentences that tell why this setting."""
-        space, first = self.experiment.space, self.experiment.first[0]
-        rows = self.trials()
-        failed = sum(row.failure is not None for row in rows)
-        said = [
-            f"{len(rows)} of {len(space):,} settings {'was' if len(rows) == 1 else 'were'} measured, "
-            f"{len(self.kept)} trial{'s' * (len(self.kept) != 1)} in all"
-            + (f", {self.resumed} of them by an earlier search" if self.resumed else "")
-            + (f"; {failed} did not come through, and what needs more memory was left out." if failed else ".")
-        ]
-        if winner is None:
-            return [*said, "None came through."]
-        if self.stopped:
-            said.append(f"The search ended since {self.stopped}.")
-        said.append(
-            f"The planner's predictions were off by a factor of {math.exp(self.search.error()):.2f} in the median; "
-            "every measurement corrected them for all settings that share what it showed."
-        )
-        measured = set(self._measured())
-        for change, pairs in _effects(space, sorted(measured), self._spread).items():
-            said.append(f"{change}: {pairs}.")
-        best = space[winner].setting
-        if winner == first:
-            said.append(
-                "What was planned is the fastest: no other setting beat it side by side."
-                if len(rows) > 1
-                else "Only what was planned was measured."
-            )
-        elif first in measured:
-            changed = ", ".join(difference(space[first].setting, best))
-            gain = self.ratio(winner, first)
-            said.append(f"Against what was planned the winner has: {changed}{_shown(gain)}.")
-        if not best.drafted:
-            said.append("No draft pays here: the target alone is the fastest.")
-        elif alone is not None:
-            told = _shown(self.ratio(winner, alone), comma=" it is")
-            said.append(f"Against the target alone at its fastest{told}." if told else "The target alone is slower.")
-        prompts = {row.setting: row.prompt_tokens_per_s for row in rows}
-        planned_speed, own_speed = prompts.get(space[first].setting), prompts.get(best)
-        if best.micro_batch != DEFAULT_MICRO_BATCH and planned_speed and own_speed:
-            said.append(
-                f"The micro-batch of {best.micro_batch} makes room for layers; prompts are read at {own_speed:.0f} "
-                f"tokens/s instead of {planned_speed:.0f}."
-            )
-        return said
+
+def out_of_memory(failure: Failure) -> bool | None:
+    """Whether a trial failed for want of memory, by what it said; None if that tells nothing.
+
+    Hints are not looked at: after every abort they say what to do if memory is short.
+    """
+    return any(word in failure.error.lower() for word in _MEMORY_WORDS) or None
 
 
-def _shown(ratio: Spread | None, comma: str = ":") -> str:
-    if ratio is None:
-        return ""
-    low, high = ratio.ci95
-    if len(ratio.samples) < _FEWEST:
-        return f"{comma} {ratio.median:.2f}× as fast, from too few trials for an interval"
-    doubt = "" if low > _SAME or high < _SAME else ", which is within the noise"
-    return f"{comma} {ratio.median:.2f}× as fast (95 % interval {low:.2f} to {high:.2f}){doubt}"
-
-
-def _effects(space: tuple[Candidate, ...], measured: list[int], spread_of: Callable[[int], Spread]) -> dict[str, str]:
-    """Single changes, as far as two settings were measured that differ in nothing else: what each was worth."""
-    found: dict[str, list[float]] = {}
-    for left in measured:
-        for right in measured:
-            old, new = space[left].setting, space[right].setting
-            changed = [key for key, value in asdict(old).items() if asdict(new)[key] != value]
-            if len(changed) == 1 and left < right:
-                words = difference(old, new)
-                if words:
-                    found.setdefault(f"{words[0].capitalize()} instead of {getattr(old, changed[0])}", []).append(
-                        spread_of(right).median / spread_of(left).median
-                    )
-    return {change: f"{spread(ratios).median - 1:+.0%}" for change, ratios in list(found.items())[:8]}
+def _drift(rows: list[TuneTrial]) -> tuple[str, ...]:
+    """What is to be said if the machine was slower or faster in the final than in the search."""
+    again = [row for row in rows if row.tokens_per_s and row.searched]
+    ratios = [row.tokens_per_s.median / spread(row.searched).median for row in again if row.tokens_per_s]
+    change = spread(ratios).median - 1 if ratios else 0.0
+    if abs(change) < _DRIFT:
+        return ()
+    how = "slower" if change < 0 else "faster"
+    said = f"the machine was {abs(change):.0%} {how} in the final than in the search: heat, or another program"
+    return (f"{said}; only rows of the final are to be held against each other",)
 
 
 def _prompt_speed(result: trial.Result) -> float:

@@ -35,6 +35,7 @@ _EDGE, _EDGE_SPREAD = 1.0, 0.04  # of a card's memory: where trials begin to fai
 _HOPELESS = 1e-3  # chance to fit
 _FEWEST = 6  # trials before the search may stop
 _SAME_FAILED = 2  # failures with one value that never came through, until it is given up
+_CLEARLY = 5  # times the noise of a trial: slower by so much is no matter of luck
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Search:
         candidates: the space, at least one.
         first: indices that are measured before anything is learned: the planner's choices.
         threshold: the expected gain, as a share, from which on a trial is worth its time.
-        most: trials at most.
+        most: settings that are measured at most; those that are measured again do not count.
     """
 
     candidates: Sequence[Candidate]
@@ -93,8 +94,9 @@ class Search:
                 return self._next(
                     index, math.inf, "the planner's choice" if not tried else "the planner's other choice"
                 )
-        if self.trials >= self.most:
-            return Done(f"{self.trials} trials were made, the most that were allowed")
+        if len(tried) >= self.most:
+            made = f"{len(tried)} trials were" if len(tried) != 1 else "1 trial was"
+            return Done(f"{made} made, as many as were allowed")
         gains = self._gains()
         gains[list(tried)] = 0.0
         index = int(gains.argmax())
@@ -163,6 +165,29 @@ class Search:
         tried = sorted({index for index, _ in self._measured}, key=lambda index: -self._mean[index])
         within = max(_USUAL_NOISE, self.noise)
         return [index for index in tried if self._mean[index] >= self._mean[tried[0]] - within][:most]
+
+    def finalists(self, planned: Sequence[int]) -> list[int]:
+        """Measured settings that are worth measuring again side by side, the most important first.
+
+        The best; of the target alone the setting that was seen to be the fastest, unless it is clearly slower than the
+        best, and the one that is believed to be it; what was planned; the other leaders.
+
+        Args:
+            planned: the planner's choices; those that came through are among them.
+        """
+        seen: dict[int, list[float]] = {}
+        for index, value in self._measured:
+            seen.setdefault(index, []).append(value)
+        leaders = self.leaders()
+        if not leaders:
+            return []
+        alone = [index for index in seen if not self._drafted[index]]
+        believed = sorted(alone, key=lambda index: -self._mean[index])[:1]
+        fastest = sorted(alone, key=lambda index: -float(np.median(seen[index])))[:1]
+        least = self._mean[leaders[0]] - _CLEARLY * max(_USUAL_NOISE, self.noise)
+        close = [index for index in fastest if float(np.median(seen[index])) >= least]
+        chosen = [leaders[0], *close, *believed, *(index for index in planned if index in seen), *leaders]
+        return list(dict.fromkeys(chosen))
 
     def expected(self, index: int) -> tuple[float, float]:
         """Tokens/s that a setting is believed to reach, and the standard deviation of its logarithm."""

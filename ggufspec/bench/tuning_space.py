@@ -233,7 +233,7 @@ class _Space:
         layers = self.question.draft.header.layers
         if self.free.draft_gpu_layers is not None:
             return [_capped(self.free.draft_gpu_layers, layers)]
-        return [0, layers // 2, layers] if self.machine.cards else [0]
+        return list(dict.fromkeys((0, layers // 2, layers))) if self.machine.cards else [0]
 
     def _placements(
         self, drafter: str, draft_layers: int, kv: tuple[str, str], flash: str

@@ -62,7 +62,7 @@ _register(
 _register(
     compare,
     "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html compare.html",
-    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL-REPO:Q8_0,Q4_0 --sort speed",
+    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
     "ggufspec compare llama3-70b llama3.1-8b",
 )
 _register(
@@ -98,7 +98,7 @@ _register(
 _register(
     report,
     "ggufspec report --html report.html",
-    "ggufspec report desktop.json laptop.json --html both.html --markdown both.md",
+    "ggufspec report desktop.json laptop.json --html both.html --export-markdown both.md",
 )
 _register(
     verify,

@@ -56,7 +56,8 @@ def bench(
     swept = sweeping.asked(several, sweep=sweep)
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
-    alone = drafting.drafter == "lookup"
+    drafters = [value for _, value in swept.values] if swept and swept.name == "drafter" else [drafting.drafter]
+    alone = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
     chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
     spec = Spec(
         target=chosen.target,

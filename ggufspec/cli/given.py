@@ -89,6 +89,14 @@ class Placing:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What of the cards may be used; where layers go is planned."""
+
+    headroom: options.Headroom = None
+    rpc: options.Rpc = None
+
+
+@dataclass(frozen=True, slots=True)
 class Drafting:
     """Who guesses, how far, and what is kept of it."""
 

@@ -207,7 +207,7 @@ Results = Annotated[
     Path | None,
     _option("--results", metavar="FOLDER", help="Where measurements are kept.  [the user's data folder]"),
 ]
-Fresh = Annotated[bool, _option("--fresh", help="Measure again what an interrupted run has measured.")]
+Fresh = Annotated[bool, _option("--fresh", help="Start over: measure again what is kept already.")]
 MaxTokens = Annotated[int, _option("-n", "--predict", metavar="N", min=1, help="Tokens to emit at most.")]
 PromptText = Annotated[
     str | None, _option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads standard input.")

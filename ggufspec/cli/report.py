@@ -18,25 +18,23 @@ Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE.json", help="Results; all of the results folder if none.", show_default=False),
 ]
-Folder = Annotated[
-    Path | None, typer.Option("--results", metavar="FOLDER", help="Where results are kept.  [the user's data folder]")
-]
 
 
 def report(
     files: Files = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page to this file.")] = None,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as Markdown.")
+        Path | None, typer.Option("--export-markdown", metavar="FILE", help="Write the tables as Markdown.")
     ] = None,
-    results: Folder = None,
+    results: options.Results = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Show results that were kept: of bench --export-json, compare, tune, bench --sweep and plan --json.
 
     Tables and plots go to the terminal. --html makes one page that needs no network, with the results of all machines
-    that are given; plans lend their predictions to the measurements of the same models.
+    that are given; plans lend their predictions to the measurements of the same models. --json gives all of them as
+    one document, which a report on another machine takes as a file.
     """
     from ggufspec.reports import report as reports
     from ggufspec.reports import sections
@@ -70,7 +68,10 @@ def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     """The files that were named: one that cannot be read is an error. The same file twice counts once."""
     from ggufspec.reports.reading import read
 
-    return {str(path): read(path) for path in {path.resolve(): path for path in files}.values()}, ()
+    found: dict[str, Result] = {}
+    for path in {path.resolve(): path for path in files}.values():
+        found |= read(path)
+    return found, ()
 
 
 def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
@@ -86,14 +87,14 @@ def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
 
     place = folder or results_folder()
     try:
-        paths = sorted(place.glob("*.json"), key=lambda path: (path.stat().st_mtime, path.name))
+        paths = sorted(place.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name))
     except OSError as error:
         raise GgufspecError(f"{place} cannot be read: {error.strerror}", f"ls -ld {place}") from None
     found: dict[str, Result] = {}
     left_out = []
     for path in paths:
         try:
-            found[str(path)] = read(path)
+            found |= read(path)
         except GgufspecError as error:
             left_out.append(LeftOut(str(path), Failure(error.message, error.hint)))
     if not found:

@@ -108,10 +108,10 @@ def measure(
     """Measure every value, show and keep what came of it; trials of an interrupted run are not made again.
 
     Raises:
-        GgufspecError: nothing could be measured, or results cannot be kept.
+        GgufspecError: results cannot be kept.
         StopError: Ctrl-C before anything was measured.
     """
-    from ggufspec.bench.journal import Journal
+    from ggufspec.bench.journal import Journal, put_aside
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
     from ggufspec.hardware.host import results_folder
     from ggufspec.reports.document import to_json
@@ -120,7 +120,7 @@ def measure(
     name = f"sweep-{experiment.pair['name']}-{experiment.option}-{identity(experiment)[:8]}".replace(" ", "-")
     path = (results or results_folder()) / f"{name}.jsonl"
     if fresh and path.exists():
-        _put_aside(path)
+        put_aside(path)
     with Journal(path, JOURNAL) as journal:
         sweep = Sweep(experiment, journal)
         for note in () if quiet else (*journal.notes, *_resumed(sweep)):
@@ -139,21 +139,17 @@ def measure(
         console.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
         return 130
     kept = path.with_suffix(".json")
-    write_whole(kept, to_json(document) + "\n")
-    _forget(path)  # the next run of this command is a new measurement
+    try:
+        if kept.exists():  # an earlier measurement of the same
+            put_aside(kept)
+        write_whole(kept, to_json(document) + "\n")
+        _forget(path)  # the next run of this command is a new measurement
+    except GgufspecError as error:  # the result is shown, as one document with --json
+        console.failure(error.message, error.hint)
+        return code or error.exit_code
     if not quiet:
         console.note(f"kept in {kept}")
     return code
-
-
-def _put_aside(path: Path) -> None:
-    aside = path.with_name(path.name + ".old")
-    try:
-        path.replace(aside)
-    except OSError as error:
-        raise GgufspecError(
-            f"{path} cannot be put aside: {error.strerror}", "--results FOLDER names another folder"
-        ) from None
 
 
 def _forget(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, given, options, planned
+from ggufspec.cli import console, given, options, planned, tuned_profile
 from ggufspec.errors import GgufspecError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -19,13 +19,21 @@ if TYPE_CHECKING:
     from ggufspec.bench.tuning_space import Free
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.pairs.profile import Pair
-    from ggufspec.reports.document import TuneDocument, TunedSetting
+    from ggufspec.reports.document import TuneDocument
 
-_TUNED = ("threads", "drafter", "draft_policy", "cpu_experts", "micro_batch")  # of a profile: they are searched anew
+_TUNED = (  # of a profile: they are searched anew, an earlier winner's too
+    "threads",
+    "drafter",
+    "draft_policy",
+    "draft_max",
+    "flash_attention",
+    "cpu_experts",
+    "micro_batch",
+)
+_CACHE = ("type_k", "type_v")  # the same, where --allow-kv says so
 _SHOWN = 10  # settings, without --explain
 _FEWEST = 3  # trials side by side, for an interval to say something
 _EVERY = 2  # half of the bundled prompts, of every kind
-_NAME = re.compile(r"[^/\\\0]+")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -81,9 +89,11 @@ def tune(
     or the budget is spent. What wins goes to a profile of yours: run and bench use it from then on. A trial that runs
     out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
     """
-    from ggufspec.bench.journal import Journal
+    from ggufspec.bench.journal import Journal, put_aside
     from ggufspec.bench.tune import JOURNAL, Tuning, journal_path
     from ggufspec.hardware.host import results_folder
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.files import write_whole
 
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
@@ -91,7 +101,8 @@ def tune(
     exports.check()
     alone = drafting.drafter in ("lookup", "none")
     chosen = files.choose(no_draft=alone, yes=yes, quiet=quiet)
-    name = _name(save, files, chosen)
+    name = tuned_profile.name_of(save, files, chosen)
+    made_from = None if no_save else tuned_profile.prepare(name, files, chosen)
     experiment = prepare(
         chosen,
         placing,
@@ -110,12 +121,13 @@ def tune(
     folder = results or results_folder()
     path = journal_path(folder, experiment)
     if fresh and path.exists():
-        _put_aside(path)
+        put_aside(path)
     interrupted = False
     with Journal(path, JOURNAL) as journal:
         run = Tuning(experiment, journal)
         if run.resumed and not quiet:
-            console.note(f"going on with {run.resumed} trials of {path}; --fresh starts over")
+            many = "s" * (run.resumed != 1)
+            console.note(f"going on with {run.resumed} trial{many} of {path}; --fresh starts over")
         try:
             with _live(quiet or verbose) as watch:
                 run.run(watch)
@@ -123,14 +135,21 @@ def tune(
             if not run.kept:
                 raise StopError("interrupted before anything was measured", "the same command goes on") from None
             interrupted = True
-        saved, failed = None, None
-        if not no_save and not interrupted and run.winner() is not None and run.compared:
+        failed: GgufspecError | None = None
+        document = run.document(interrupted=interrupted)
+        if not no_save and not interrupted and document.winner is not None and run.compared:
+            base, count = experiment.spec.options, len(run.kept)
             try:
-                saved = _save(run, name, files, chosen)
+                saved = tuned_profile.save(document, name, made_from, chosen, base, count)
+                document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error
-        document = run.document(saved=saved, interrupted=interrupted)
-    return _report(document, exports, name, failed, explain=explain, json=json, quiet=quiet)
+    kept = path.with_suffix(".json")  # for ggufspec report
+    try:
+        write_whole(kept, to_json(document) + "\n")
+    except GgufspecError as error:
+        failed = failed or error
+    return _report(document, exports, name, failed, kept=kept, explain=explain, json=json, quiet=quiet)
 
 
 def prepare(
@@ -176,7 +195,8 @@ def prepare(
     from ggufspec.decoding.placing import placed
     from ggufspec.hardware.host import physical_cores
 
-    settings = chosen.settings.model_copy(update=dict.fromkeys(_TUNED))
+    searched = _TUNED + _CACHE * (allow_kv is not None)
+    settings = chosen.settings.model_copy(update=dict.fromkeys(searched))
     base = planned.decoder(settings, decoding, drafting)
     base = replace(base, threads=base.threads or physical_cores())
     pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, draft_gpu_layers=None))
@@ -244,7 +264,7 @@ def _free(
     drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
     if base.accept != "exact" or drafting.drafter is not None:
         drafters = (str(drafting.drafter or "both"),)
-    lengths = policies(base.draft_max)
+    lengths = policies(type(base)().draft_max)
     if drafting.draft_policy is not None:
         lengths = tuple(one for one in lengths if one[0] == drafting.draft_policy)
     if drafting.draft_max is not None:
@@ -260,99 +280,6 @@ def _free(
         cpu_experts=placing.n_cpu_moe,
         within_budget=placing.headroom is not None,
     )
-
-
-def _put_aside(path: Path) -> None:
-    try:
-        path.replace(path.with_name(path.name + ".old"))
-    except OSError as error:
-        raise GgufspecError(
-            f"results cannot be kept in {path.parent}: {error.strerror}", "name another folder with --results FOLDER"
-        ) from None
-
-
-# ---- the profile -----------------------------------------------------------------------------------------------------
-
-
-def _name(save: str | None, files: given.Files, chosen: Pair) -> str:
-    """The profile to write: the one that was tuned; of files, a new one."""
-    from ggufspec.pairs.profile import find
-
-    if save is not None:
-        if not _NAME.fullmatch(save) or save.endswith((".toml", ".gguf")):
-            raise UsageError(f"{save!r} is no profile's name", "--save my-pair")
-        return save
-    if files.model is not None or files.hf_repo is not None:
-        return chosen.target.stem
-    return find(files.pair or "demo").stem
-
-
-def _save(run: Tuning, name: str, files: given.Files, chosen: Pair) -> str:
-    """Write the winner to the user's profile.
-
-    Raises:
-        GgufspecError: it cannot be written.
-    """
-    from datetime import UTC, datetime
-
-    from ggufspec.pairs.profile import Tuned, find, user_folder
-    from ggufspec.pairs.tuned import text_of
-    from ggufspec.reports.files import write_whole
-
-    document = run.document()
-    assert document.winner is not None
-    best = document.trials[document.winner]
-    assert best.tokens_per_s is not None
-    machine, gain = document.machine, document.gain
-    cards = [str(gpu["name"]) for gpu in machine["gpus"]]
-    tuned = Tuned(
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        tokens_per_s=round(best.tokens_per_s.median, 2),
-        gain=round(gain.median, 3) if gain else None,
-        gain_ci95=[round(value, 3) for value in gain.ci95] if gain else None,
-        trials=len(run.kept),
-        machine=", ".join([str(machine["cpu"]), *cards]),
-        versions=f"ggufspec {machine['ggufspec']}, llama-cpp-python {machine['llama_cpp_python']}",
-        results=str(run.journal.path.absolute()),
-    )
-    of_files = files.model is not None or files.hf_repo is not None
-    own_draft = files.model_draft is not None or files.hf_repo_draft is not None
-    source = None if of_files or own_draft else find(files.pair or "demo")
-    s = best.setting
-    text = text_of(
-        source,
-        name=name,
-        target=chosen.target.absolute(),
-        draft=chosen.draft.absolute() if chosen.draft else None,
-        layers={"target": s.gpu_layers, "draft": s.draft_gpu_layers if s.drafter in ("draft", "both") else None},
-        settings=_settings(s, run.experiment.spec.options),
-        tuned=tuned,
-    )
-    path = user_folder() / f"{name}.toml"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GgufspecError(
-            f"{path} cannot be written: {error.strerror}", "--no-save leaves the profile away"
-        ) from None
-    write_whole(path, text)
-    return str(path)
-
-
-def _settings(s: TunedSetting, base: DecoderOptions) -> dict[str, object]:
-    """A setting as a profile has it; what is as usual is left away."""
-    return {
-        "n_ctx": base.n_ctx,
-        "threads": s.threads,
-        "drafter": s.drafter,
-        "draft_policy": s.draft_policy if s.drafted else None,
-        "draft_max": s.draft_max if s.drafted else None,
-        "type_k": s.type_k if s.type_k != "f16" else None,
-        "type_v": s.type_v if s.type_v != "f16" else None,
-        "flash_attention": s.flash_attention if s.flash_attention != "auto" else None,
-        "cpu_experts": s.cpu_experts or None,
-        "micro_batch": s.micro_batch if s.micro_batch != 512 else None,
-    }
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------------------
@@ -375,8 +302,8 @@ def _live(quiet: bool) -> Iterator[Watch]:
     with Live(console=out, transient=True, refresh_per_second=8) as live:
 
         def watch(tuning: Tuning, now: Now) -> None:
-            rows = tuning.trials()
             document = tuning.document()
+            rows = document.trials
             room = max(3, out.height - 9)
             budget = tuning.experiment.budget_s
             spent = f"{now.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
@@ -396,6 +323,7 @@ def _report(
     name: str,
     failed: GgufspecError | None,
     *,
+    kept: Path,
     explain: bool,
     json: bool,
     quiet: bool,
@@ -409,7 +337,7 @@ def _report(
     else:
         _show(document, name, explain=explain)
         if not quiet:
-            for note in (*report.failures(document), *document.notes):
+            for note in (*report.failures(document), *document.notes, f"kept in {kept}"):
                 console.note(note)
     if failed:
         console.failure(failed.message, failed.hint)
@@ -461,14 +389,17 @@ def _gain(document: TuneDocument) -> str:
     if len(document.trials) == 1 and document.settings["space"] > 1:
         return "Only this was measured, so that nothing is saved: a larger --budget, or fewer tokens with -n, goes on."
     if document.winner == document.baseline:
-        return "That is what was planned: no other setting beat it side by side."
-    if document.baseline is not None and document.trials[document.baseline].failure:
+        beaten = "beat it side by side" if document.trials[document.winner].searched else "that was measured beat it"
+        return f"That is what was planned: no other setting {beaten}."
+    if document.baseline is not None and document.trials[document.baseline].tokens_per_s is None:
         return "What was planned did not come through."
     if document.gain is None:
         return "There was no time to measure it against what was planned, side by side."
     low, high = document.gain.ci95
-    if len(document.gain.samples) < _FEWEST:
-        return f"{document.gain.median:.2f}× what was planned, from too few trials for an interval."
+    count = len(document.gain.samples)
+    if count < _FEWEST:
+        few = f"{document.gain.median:.2f}× what was planned, by {count} trial{'s' * (count != 1)} of each"
+        return f"{few}: too few for an interval. -r {_FEWEST} or a larger --budget makes more."
     text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
     text += "." if low > 1 else ", which is within the noise."
     return text if document.trials[document.winner].setting.drafted else f"{text} No draft pays here."

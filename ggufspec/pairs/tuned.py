@@ -10,13 +10,31 @@ import tomlkit
 from tomlkit.items import Table
 
 from ggufspec.errors import GgufspecError
-from ggufspec.pairs.profile import Profile, Tuned
+from ggufspec.pairs.profile import Profile, Tuned, load_profile
 
 _WORDS = {
     "date": "when ggufspec tune measured this",
     "gain": "over what was planned",
     "results": "every measurement",
 }
+
+
+def models_of(path: Path) -> dict[str, tuple[str | None, str]]:
+    """(repository or None, file) of a profile's models by their role; a file of this machine with its whole path.
+
+    Raises:
+        GgufspecError: it is no profile.
+    """
+    profile = load_profile(path)
+    return {
+        role: (model.repo, model.file if model.repo else _whole(path, model.file))
+        for role, model in (("target", profile.target), ("draft", profile.draft))
+        if model
+    }
+
+
+def _whole(profile: Path, file: str) -> str:
+    return str((profile.parent / Path(file).expanduser()).absolute())
 
 
 def text_of(
@@ -33,7 +51,7 @@ def text_of(
 
     Args:
         profile: the file that it was made from, whose comments and other keys are kept; None makes a new one.
-        name: what the profile is called.
+        name: what the profile is called, and its file.
         target: the target's file; only looked at for a new profile.
         draft: the draft's, or None.
         layers: ``gpu_layers`` of ``target`` and of ``draft``; None leaves it to the plan.
@@ -57,10 +75,12 @@ def text_of(
             document = tomlkit.parse(profile.read_text(encoding="utf-8"))
         except OSError as error:
             raise GgufspecError(f"{profile} cannot be read: {error.strerror}", f"ls {profile.parent}") from None
+        if profile.stem != name:  # --save: it is another profile now
+            document["name"] = name
         for role in ("target", "draft"):
             model = document.get(role)
             if model is not None and "repo" not in model:  # the new file is in another folder
-                model["file"] = str((profile.parent / Path(model["file"]).expanduser()).absolute())
+                model["file"] = _whole(profile, model["file"])
     for role, count in layers.items():
         if role in document:
             _set(document[role], {"gpu_layers": count})

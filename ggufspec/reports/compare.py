@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import Cell, ComparedModel, CompareDocument, Quality, Run, SpeculativeRun, Spread
+from ggufspec.reports.document import Cell, ComparedModel, CompareDocument, Quality, SpeculativeRun
+from ggufspec.reports.tables import escaped, layers, with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 HOST = "CPU"
 ALONE = "–"  # in the column of the draft
 _NOT_YET = "not measured"  # interrupted before
-_SAME = 1.96  # standard errors
+_HALF = 1.96  # of a 95 % interval, in standard errors
 
 
 class Sort(StrEnum):
@@ -68,16 +69,16 @@ class Row:
 def columns(document: CompareDocument) -> tuple[Column, ...]:
     """Those that have something to say in this comparison."""
     cells = [cell for cell in document.cells if cell.run is not None]
-    where = "VRAM" if any(vram_bytes(cell) for cell in cells) else "Memory"
+    where = which_memory(document)
     found = [
-        Column("Layers", lambda cell: _layers(cell.run), lambda _: None),
-        Column("Tokens/s", lambda cell: _with_spread(cell.run.tokens_per_s) if cell.run else "", _speed, "max"),
+        Column("Layers", lambda cell: layers(cell.run) if cell.run else "", lambda _: None),
+        Column("Tokens/s", lambda cell: with_spread(cell.run.tokens_per_s) if cell.run else "", _speed, "max"),
         Column("Speedup", lambda cell: f"{cell.speedup.median:.2f}×" if cell.speedup else "", _speedup, "max"),
         Column("Accepted", _percent, _accepted, "max"),
         Column(where, lambda cell: _size(_memory(cell, where)), lambda cell: _memory(cell, where), "min"),
         Column("Load", lambda cell: f"{cell.run.load_s:.1f} s" if cell.run else "", _load, "min"),
     ]
-    if not any(vram_bytes(cell) for cell in cells):
+    if where != "VRAM":
         found.pop(0)  # everything is on the CPU
     if any(cell.energy_j_per_token is not None for cell in cells):
         found.append(Column("J/token", lambda cell: _energy(cell), lambda cell: cell.energy_j_per_token, "min"))
@@ -102,6 +103,11 @@ def _accepted(cell: Cell) -> float | None:
     return cell.run.acceptance_rate if isinstance(cell.run, SpeculativeRun) and cell.run.drafted else None
 
 
+def which_memory(document: CompareDocument) -> str:
+    """Which memory is short: the cards', or the host's where nothing is on a card."""
+    return "VRAM" if any(vram_bytes(cell) for cell in document.cells if cell.run) else "Memory"
+
+
 def _memory(cell: Cell, where: str) -> float | None:
     if cell.run is None:
         return None
@@ -110,15 +116,6 @@ def _memory(cell: Cell, where: str) -> float | None:
 
 def _load(cell: Cell) -> float | None:
     return cell.run.load_s if cell.run else None
-
-
-def _layers(run: Run | None) -> str:
-    if run is None:
-        return ""
-    text = f"{run.gpu_layers}/{run.layers + 1}"
-    if isinstance(run, SpeculativeRun) and run.draft_layers:
-        text += f" + {run.draft_gpu_layers}/{run.draft_layers + 1}"
-    return text
 
 
 def _percent(cell: Cell) -> str:
@@ -138,14 +135,6 @@ def _energy(cell: Cell) -> str:
     return "" if cell.energy_j_per_token is None else f"{cell.energy_j_per_token:.1f}"
 
 
-def _with_spread(value: Spread) -> str:
-    half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
-    digits = 0 if value.median >= 100 else 1 if value.median >= 10 else 2
-    if len(value.samples) < 2:  # one trial tells nothing of the spread
-        return f"{value.median:.{digits}f}"
-    return f"{value.median:.{digits}f} ± {half:.{digits}f}"
-
-
 def ordered(document: CompareDocument, sort: Sort) -> list[Cell]:
     """The cells, the best first; what failed, or has nothing to be ordered by, comes last."""
     cells = list(document.cells)
@@ -153,12 +142,13 @@ def ordered(document: CompareDocument, sort: Sort) -> list[Cell]:
         return cells
     if sort in (Sort.TARGET, Sort.DRAFT):
         return sorted(cells, key=lambda cell: (cell.target if sort is Sort.TARGET else cell.draft or "").lower())
+    where = which_memory(document)
     kl = {model.name: model.quality.mean_kl for model in document.targets if model.quality}
     keys: dict[Sort, tuple[Callable[[Cell], float | None], int]] = {
         Sort.SPEED: (_speed, -1),
         Sort.SPEEDUP: (_speedup, -1),
         Sort.ACCEPTED: (_accepted, -1),
-        Sort.MEMORY: (lambda cell: (vram_bytes(cell) or cell.run.peak_rss_bytes) if cell.run else None, 1),
+        Sort.MEMORY: (lambda cell: _memory(cell, where), 1),
         Sort.LOAD: (_load, 1),
         Sort.ENERGY: (lambda cell: cell.energy_j_per_token, 1),
         Sort.QUALITY: (lambda cell: kl.get(cell.target), 1),
@@ -274,17 +264,17 @@ def targets(document: CompareDocument, width: int = 100) -> Table:
 
 
 def quality_cells(model: ComparedModel) -> tuple[str, str, str]:
-    """Perplexity, mean KL and agreement with their standard errors' 95 % intervals."""
+    """Perplexity, mean KL and agreement with their 95 % intervals."""
     found = model.quality
     if found is None:
         return ("", "", "unknown") if model.failure else ("", "", "")
-    perplexity = f"{found.perplexity:.2f} ± {_SAME * found.perplexity_error:.2f}"
+    perplexity = f"{found.perplexity:.2f} ± {_HALF * found.perplexity_error:.2f}"
     if found.reference == model.name:
         return perplexity, "reference", ""
     return (
         perplexity,
-        f"{found.mean_kl:.4f} ± {_SAME * found.mean_kl_error:.4f}",
-        f"{found.top1_agreement:.1%} ± {_SAME * found.top1_agreement_error:.1%}",
+        f"{found.mean_kl:.4f} ± {_HALF * found.mean_kl_error:.4f}",
+        f"{found.top1_agreement:.1%} ± {_HALF * found.top1_agreement_error:.1%}",
     )
 
 
@@ -297,7 +287,7 @@ def failures(document: CompareDocument) -> list[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for cell in document.cells:
         if cell.run is None and cell.failure is not None:
-            by_reason.setdefault((cell.failure.error, cell.failure.hint), []).append(name_of(cell))
+            by_reason.setdefault((cell.failure.error, cell.failure.hint), []).append(name_of(cell.target, cell.draft))
     for model in document.targets:
         if model.failure is not None:
             key = (model.failure.error, model.failure.hint)
@@ -305,9 +295,9 @@ def failures(document: CompareDocument) -> list[str]:
     return [f"{', '.join(names)}: {error}{f' ({hint})' if hint else ''}" for (error, hint), names in by_reason.items()]
 
 
-def name_of(cell: Cell) -> str:
-    """The cell in a sentence."""
-    return f"{cell.target} + {cell.draft}" if cell.draft else f"{cell.target} alone"
+def name_of(target: str, draft: str | None) -> str:
+    """A cell in a sentence."""
+    return f"{target} + {draft}" if draft else f"{target} alone"
 
 
 def verdict(document: CompareDocument) -> str:
@@ -318,13 +308,13 @@ def verdict(document: CompareDocument) -> str:
     best = max(measured, key=lambda cell: _speed(cell) or 0.0)
     assert best.run is not None
     leaders = [cell for cell in measured if cell.leads and cell is not best]
-    text = f"Fastest: {name_of(best)}, {_with_spread(best.run.tokens_per_s)} tokens/s"
+    text = f"Fastest: {name_of(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
     if best.speedup is not None:
         low, high = best.speedup.ci95
         text += f", {best.speedup.median:.2f}× its target alone"
         text += f" (95 % interval {low:.2f} to {high:.2f})" if len(best.speedup.samples) > 1 else ""
     if leaders:
-        names = [name_of(cell) for cell in leaders]
+        names = [name_of(cell.target, cell.draft) for cell in leaders]
         text += f"; not told apart from {names[0] if len(names) == 1 else f'{len(names)} others'}"
     text += "."
     quality = next((model.quality for model in document.targets if model.name == best.target), None)
@@ -335,7 +325,7 @@ def verdict(document: CompareDocument) -> str:
 
 def _price(target: str, quality: Quality) -> str:
     if quality.reference == target:
-        return "It is the reference: no other target given is nearer to it."
+        return "It is the reference that the other targets are judged by."
     return (
         f"It says the same likeliest token as {quality.reference} in {quality.top1_agreement:.1%} of places "
         f"(mean KL {quality.mean_kl:.4f} nats a token)."
@@ -354,7 +344,7 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
         if row.failed:
             reason = row.failed if row.failed == _NOT_YET else f"failed: {row.failed}"
             cells = [reason, *[""] * (len(shown) - 1)]
-        lines.append("| " + " | ".join(_escaped(text) for text in (row.target, row.draft, *cells)) + " |")
+        lines.append("| " + " | ".join(escaped(text) for text in (row.target, row.draft, *cells)) + " |")
     if any(model.quality or model.failure for model in document.targets):
         lines += [
             "",
@@ -362,15 +352,11 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
             "| --- | ---: | ---: | ---: | ---: |",
         ]
         for model in document.targets:
-            cells = [_escaped(model.name), _bytes(model.size_bytes), *quality_cells(model)]
+            cells = [escaped(model.name), _bytes(model.size_bytes), *quality_cells(model)]
             lines.append("| " + " | ".join(cells) + " |")
     lines += ["", verdict(document)]
     lines += ["", *(f"- Warning: {text}" for text in document.warnings)] if document.warnings else []
     return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
@@ -393,13 +379,12 @@ def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
         if run is None:
             writer.writerow((*names, *[""] * 11, *judged, _failure(cell)))
             continue
-        drafted = isinstance(run, SpeculativeRun)
         extra = (run.acceptance_rate, run.tokens_per_round) if isinstance(run, SpeculativeRun) else ("", "")
         rest = (vram_bytes(cell), run.peak_rss_bytes, run.load_s, _or_empty(cell.energy_j_per_token))
-        layers = (run.gpu_layers, run.draft_gpu_layers if drafted and isinstance(run, SpeculativeRun) else "")
+        placed = (run.gpu_layers, run.draft_gpu_layers if isinstance(run, SpeculativeRun) else "")
         for trial, sample in enumerate(run.tokens_per_s.samples, 1):
             speedup = _or_empty(cell.speedup.median if cell.speedup else None)
-            writer.writerow((*names, trial, sample, *layers, speedup, *extra, *rest, *judged, ""))
+            writer.writerow((*names, trial, sample, *placed, speedup, *extra, *rest, *judged, ""))
     return text.getvalue()
 
 

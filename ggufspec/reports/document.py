@@ -431,7 +431,8 @@ class TuneTrial:
     """One measurement of a tuning, in the order in which they were made.
 
     ``predicted_tokens_per_s`` is what the model expected before it; ``why`` why it was measured. ``seconds`` is what
-    the trial took, its loading included.
+    the trial took, its loading included. A setting that was measured again side by side at the end has these samples in
+    ``tokens_per_s``, and those of before in ``searched``; a ``failure`` beside a speed is of one of several trials.
     """
 
     index: int
@@ -442,6 +443,7 @@ class TuneTrial:
     seconds: float
     why: str
     failure: Failure | None = None
+    searched: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
+from math import isfinite
+from typing import Any, Literal
 
-from ggufspec.reports.document import (
-    PlanDocument,
-    Run,
-    SpeculativeRun,
-    Spread,
-)
+from ggufspec.reports.document import PlanDocument, Run, SpeculativeRun, Spread
 from ggufspec.reports.plan import gib
 
 ALONE = "target alone"
@@ -37,8 +33,18 @@ PARTS = (
     "overhead",
 )
 
-# What options that are swept are called.
 Row = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells for people. ``best`` are (row, column) of what leads its column; ``failed`` rows end in a reason."""
+
+    title: str
+    columns: Row
+    rows: tuple[Row, ...]
+    best: frozenset[tuple[int, int]] = frozenset()
+    failed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +115,6 @@ class Figure:
     scale: Literal["linear", "log", "sqrt"] = "linear"
 
 
-def rate(value: Spread) -> str:
-    """Tokens/s with the larger half of the interval, which one sample does not have."""
-    digits = _digits(value.median)
-    if len(value.samples) < 2:
-        return f"{value.median:.{digits}f}"
-    half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
-    return f"{value.median:.{digits}f} ± {half:.{digits}f}"
-
-
 def times(value: Spread | None) -> str:
     """A ratio with its interval: 1.42× (1.39 to 1.45)."""
     if value is None:
@@ -139,15 +136,7 @@ def _digits(value: float) -> int:
 
 def number(value: float) -> str:
     """Three figures or so."""
-    return f"{value:.{_digits(value)}f}"
-
-
-def layers_of(run: Run) -> str:
-    """GPU layers of the target, and of the draft if there is one: 45/81 + 33/33."""
-    text = f"{run.gpu_layers}/{run.layers + 1}"
-    if isinstance(run, SpeculativeRun) and run.draft_layers:
-        text += f" + {run.draft_gpu_layers}/{run.draft_layers + 1}"
-    return text
+    return f"{value:.{_digits(value)}f}" if abs(value) < 1e7 else f"{value:.3g}"
 
 
 def acceptance_of(run: Run | None) -> str:
@@ -186,6 +175,29 @@ def interval(value: Spread) -> tuple[float | None, float | None]:
     return value.ci95 if len(value.samples) > 1 else (None, None)
 
 
+def drawable(figure: Figure) -> Figure | None:
+    """The figure without marks that have no place, a divergence that overflowed say; None where no other is left."""
+    marks = tuple(mark for mark in figure.marks if _has_place(mark))
+    frontier = tuple(point for point in figure.frontier if all(map(isfinite, point)))
+    return replace(figure, marks=marks, frontier=frontier) if marks else None
+
+
+def _has_place(mark: Mark) -> bool:
+    places = (mark.x, mark.y, mark.low, mark.high, mark.x_low, mark.x_high)
+    return all(place is None or isinstance(place, str) or isfinite(place) for place in places)
+
+
+def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
+    """(name, bytes) of each of a document's cards; 0 bytes where they are not known."""
+    found = machine.get("gpus")
+    cards = [card for card in found if isinstance(card, dict)] if isinstance(found, (list, tuple)) else []
+    sizes = [card.get("total_bytes") for card in cards]
+    return [
+        (str(card.get("name", "card")), size if isinstance(size, int) else 0)
+        for card, size in zip(cards, sizes, strict=True)
+    ]
+
+
 def at(mark: Mark, x: float | str, **changes: object) -> Mark:
     """The mark at another place across."""
     return replace(mark, x=x, **changes)  # type: ignore[arg-type]
@@ -204,7 +216,7 @@ def memory(
     limits: Sequence[int] = (),
     limit: str = "the card's memory",
 ) -> Figure | None:
-    """Stacked parts; ``bars`` are (pairing, device, bytes by part), ``limits`` bytes that are drawn as lines."""
+    """Planned parts, stacked; ``bars`` are (pairing, device, bytes by part), ``limits`` bytes drawn as lines."""
     if not bars:
         return None
     devices = {device for _, device, _ in bars}
@@ -226,8 +238,8 @@ def memory(
     others = tuple(dict.fromkeys(m.series for m in marks if m.series not in series and m.kind != "limit"))
     return Figure(
         "memory",
-        f"{what} by part",
-        "What each pairing takes: the target's parts in one colour, the draft's in another."
+        f"{what} by part, as planned",
+        "What each pairing takes by its plan: the target's parts in one colour, the draft's in another."
         + (f" The upright line is {limit}." if limits else ""),
         "bars",
         "",

@@ -22,16 +22,17 @@ from ggufspec.reports.figures import (
     acceptance,
     at,
     base_name,
+    cards_of,
     interval,
     layers,
-    layers_of,
     memory,
     over,
-    rate,
     shorter,
     swept,
     times,
 )
+from ggufspec.reports.tables import layers as layers_of
+from ggufspec.reports.tables import with_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,6 @@ def names_of(document: CompareDocument) -> Names:
     targets = [*(model.name for model in document.targets), *(cell.target for cell in document.cells)]
     drafts = [*(model.name for model in document.drafts), *(cell.draft for cell in document.cells if cell.draft)]
     return Names(shorter(list(dict.fromkeys(targets))), shorter(list(dict.fromkeys(drafts))))
-
-
-def used_bytes(cell: Cell) -> int:
-    """What the plan takes of the cards; of memory where it takes nothing of a card."""
-    cards = sum(sum(parts.values()) for device, parts in cell.bytes.items() if device != HOST)
-    return cards or sum(cell.bytes.get(HOST, {}).values())
 
 
 def on_cards(document: CompareDocument) -> bool:
@@ -96,7 +91,7 @@ def _measured(document: CompareDocument) -> Iterator[tuple[Cell, Run, Mark]]:
     for cell in document.cells:
         if cell.run is not None:
             low, high = interval(cell.run.tokens_per_s)
-            told = f"{names.cell(cell)}: {rate(cell.run.tokens_per_s)} tokens/s"
+            told = f"{names.cell(cell)}: {with_spread(cell.run.tokens_per_s)} tokens/s"
             if cell.speedup is not None and cell.draft:
                 told += f", {over(cell.speedup, 'target-only')}"
             kind: Literal["best", "measured"] = "best" if cell.leads else "measured"
@@ -116,7 +111,8 @@ def _cell_speeds(document: CompareDocument) -> Figure | None:
     names = names_of(document)
     marks = [at(mark, names.cell(cell), panel="") for cell, _, mark in found]
     rows = tuple(
-        (names.cell(cell), rate(run.tokens_per_s), times(cell.speedup) if cell.draft else "") for cell, run, _ in found
+        (names.cell(cell), with_spread(run.tokens_per_s), times(cell.speedup) if cell.draft else "")
+        for cell, run, _ in found
     )
     return Figure(
         "speed",
@@ -160,7 +156,7 @@ def _quality(document: CompareDocument) -> Figure | None:
         rows.append(
             (
                 names.cell(cell),
-                rate(run.tokens_per_s),
+                with_spread(run.tokens_per_s),
                 f"{quality.mean_kl:.4f} ± {error:.4f}",
                 f"{quality.top1_agreement:.1%}",
                 f"{quality.perplexity:.2f}",
@@ -202,10 +198,10 @@ def _cell_memory(document: CompareDocument) -> Figure | None:
         for device, parts in cell.bytes.items()
         if (device != HOST) == cards and any(parts.values())
     ]
-    limits = []
+    limits: list[int] = []
     if cards and len({device for _, device, _ in bars}) == 1:
-        totals = [gpu.get("total_bytes", 0) for gpu in document.machine.get("gpus", [])]
-        limits = [int(totals[0])] if len(totals) == 1 and totals[0] else []
+        totals = [size for _, size in cards_of(document.machine)]
+        limits = totals if len(totals) == 1 and totals[0] else []
     return memory("VRAM" if cards else "Memory", bars, limits)
 
 
@@ -225,7 +221,7 @@ def _cell_layers(document: CompareDocument, plans: Sequence[PlanDocument]) -> Fi
     marks, rows = [], []
     for cell, run, mark in _measured(document):
         marks.append(at(mark, run.gpu_layers, told=f"{mark.told}, {layers_of(run)} layers on the GPU"))
-        rows.append((names.cell(cell), layers_of(run), rate(run.tokens_per_s)))
+        rows.append((names.cell(cell), layers_of(run), with_spread(run.tokens_per_s)))
     lines: list[Mark] = []
     for model in document.targets:
         for plan in plans:

@@ -20,15 +20,15 @@ from ggufspec.reports.figures import (
     acceptance_of,
     interval,
     layers,
-    layers_of,
     matching,
     memory,
     over,
-    rate,
     scale_of,
     swept,
     times,
 )
+from ggufspec.reports.tables import layers as layers_of
+from ggufspec.reports.tables import with_spread
 
 _MODES = {
     "target_only": "target-only",
@@ -55,7 +55,7 @@ def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Ite
             "tokens/s",
             tuple(marks),
             ("Run", "GPU layers", "Tokens/s"),
-            tuple((mode, layers_of(run), rate(run.tokens_per_s)) for mode, run in runs.items()),
+            tuple((mode, layers_of(run), with_spread(run.tokens_per_s)) for mode, run in runs.items()),
             series,
         )
     curves = [(mode, mode, "", run) for mode, run in runs.items() if isinstance(run, SpeculativeRun)]
@@ -67,7 +67,7 @@ def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Ite
     ]
     points = [_run_mark(mode, run, run.gpu_layers) for mode, run in runs.items()]
     if lines or len({mark.x for mark in points}) > 1:
-        rows = [(mode, layers_of(run), rate(run.tokens_per_s)) for mode, run in runs.items()]
+        rows = [(mode, layers_of(run), with_spread(run.tokens_per_s)) for mode, run in runs.items()]
         figure = layers(points, lines, rows, series, "Run")
         if figure is not None:
             yield figure
@@ -75,7 +75,7 @@ def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Ite
 
 def _run_mark(name: str, run: Run, x: float | str) -> Mark:
     low, high = interval(run.tokens_per_s)
-    told = f"{name}: {rate(run.tokens_per_s)} tokens/s, {layers_of(run)} layers on the GPU"
+    told = f"{name}: {with_spread(run.tokens_per_s)} tokens/s, {layers_of(run)} layers on the GPU"
     return Mark(name, x, run.tokens_per_s.median, told, low, high)
 
 
@@ -139,11 +139,11 @@ def of_sweep(document: SweepDocument, plans: Sequence[PlanDocument] = ()) -> Ite
         for name, run in zip(names, (point.target_only, point.speculative), strict=True):
             if run is not None:
                 low, high = interval(run.tokens_per_s)
-                told = f"{word} {point.value}, {name}: {rate(run.tokens_per_s)} tokens/s"
+                told = f"{word} {point.value}, {name}: {with_spread(run.tokens_per_s)} tokens/s"
                 if name == "speculative" and point.speedup is not None:
                     told += f", {over(point.speedup, 'target-only')}"
                 marks.append(Mark(name, x, run.tokens_per_s.median, told, low, high))
-            cells.append(rate(run.tokens_per_s) if run is not None else "")
+            cells.append(with_spread(run.tokens_per_s) if run is not None else "")
         if isinstance(point.speculative, SpeculativeRun):
             curves.append((f"{word} {point.value}", f"{word} {point.value}", "", point.speculative))
         why = point.failure.error if point.failure else ""

@@ -21,10 +21,10 @@ from ggufspec.reports.figures import (
     layers,
     matching,
     number,
-    rate,
     scale_of,
     swept,
 )
+from ggufspec.reports.tables import with_spread
 
 
 def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:
@@ -59,6 +59,11 @@ def varied(document: TuneDocument) -> frozenset[str]:
     return frozenset(key for key in settings[0] if len({str(each[key]) for each in settings}) > 1)
 
 
+def _number(trial: TuneTrial) -> int:
+    """As tune's own table counts, from 1."""
+    return trial.index + 1
+
+
 def trial_row(trial: TuneTrial, document: TuneDocument) -> Row:
     """One measurement as cells: number, setting, predicted, measured, what became of it."""
     roles = [
@@ -70,12 +75,15 @@ def trial_row(trial: TuneTrial, document: TuneDocument) -> Row:
         )
         if index == trial.index
     ]
+    remark = ", ".join(roles) or trial.why
+    if trial.failure is not None:
+        remark = trial.failure.error if trial.tokens_per_s is None else f"{remark}; once: {trial.failure.error}"
     return (
-        str(trial.index),
+        str(_number(trial)),
         setting_name(trial.setting, varied(document)),
         f"≈ {number(trial.predicted_tokens_per_s)}",
-        rate(trial.tokens_per_s) if trial.tokens_per_s else "–",
-        trial.failure.error if trial.failure else ", ".join(roles) or trial.why,
+        with_spread(trial.tokens_per_s) if trial.tokens_per_s else "–",
+        remark,
     )
 
 
@@ -93,7 +101,7 @@ def of_tune(document: TuneDocument, plans: Sequence[PlanDocument] = ()) -> Itera
         marks.append(mark)
     lines = [line for plan in matching(document.pair, plans) for line in swept(plan, "with draft")]
     rows = [
-        (str(t.index), str(t.setting.gpu_layers), rate(t.tokens_per_s) if t.tokens_per_s else "failed")
+        (str(_number(t)), str(t.setting.gpu_layers), with_spread(t.tokens_per_s) if t.tokens_per_s else "failed")
         for t in document.trials
     ]
     if lines or len({mark.x for mark in marks}) > 1:
@@ -105,13 +113,13 @@ def of_tune(document: TuneDocument, plans: Sequence[PlanDocument] = ()) -> Itera
 
 def _trial_mark(trial: TuneTrial, document: TuneDocument, x: float, series: str = "") -> Mark:
     series = series or ("with draft" if trial.setting.drafted else ALONE)
-    what = f"Trial {trial.index}, {setting_name(trial.setting, varied(document))}"
+    what = f"Trial {_number(trial)}, {setting_name(trial.setting, varied(document))}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
         return Mark(series, x, 0.0, f"{what}: {why}", kind="failed")
     low, high = interval(trial.tokens_per_s)
     best = trial.index == document.winner
-    told = f"{what}: {rate(trial.tokens_per_s)} tokens/s" + (", the winner" if best else "")
+    told = f"{what}: {with_spread(trial.tokens_per_s)} tokens/s" + (", the winner" if best else "")
     return Mark(
         series,
         x,
@@ -125,20 +133,21 @@ def _trial_mark(trial: TuneTrial, document: TuneDocument, x: float, series: str 
 
 
 def _search(document: TuneDocument) -> Figure:
-    marks = [_trial_mark(trial, document, trial.index) for trial in document.trials]
+    marks = [_trial_mark(trial, document, _number(trial)) for trial in document.trials]
     reached, frontier = 0.0, []
     for mark in marks:
         if mark.y > reached:
             frontier.append((float(mark.x), mark.y))
             reached = mark.y
-    if frontier and frontier[-1][0] < document.trials[-1].index:
-        frontier.append((float(document.trials[-1].index), reached))
+    last = float(_number(document.trials[-1]))
+    if frontier and frontier[-1][0] < last:
+        frontier.append((last, reached))
     predicted = [
         Mark(
             EXPECTED,
-            trial.index,
+            _number(trial),
             trial.predicted_tokens_per_s,
-            f"Trial {trial.index}: ≈ {number(trial.predicted_tokens_per_s)} tokens/s were expected",
+            f"Trial {_number(trial)}: ≈ {number(trial.predicted_tokens_per_s)} tokens/s were expected",
             kind="predicted",
         )
         for trial in document.trials
@@ -146,8 +155,13 @@ def _search(document: TuneDocument) -> Figure:
     return Figure(
         "search",
         "The search",
-        "Every measurement, in the order in which it was made. The dashed line is the best so far, the thin one what "
+        "Every setting, in the order in which they were tried. The dashed line is the best so far, the thin one what "
         "was expected before each."
+        + (
+            " Those with an interval were measured again in the end, side by side: the winner is one of them."
+            if any(trial.searched for trial in document.trials)
+            else ""
+        )
         + (" A cross is a trial that failed." if any(m.kind == "failed" for m in marks) else ""),
         "points",
         "trial",
@@ -179,10 +193,10 @@ def _lengths(document: TuneDocument) -> Iterator[Figure]:
         ("Trial", "Policy", "Draft length", "Tokens/s"),
         tuple(
             (
-                str(t.index),
+                str(_number(t)),
                 t.setting.draft_policy,
                 str(t.setting.draft_max),
-                rate(t.tokens_per_s) if t.tokens_per_s else "failed",
+                with_spread(t.tokens_per_s) if t.tokens_per_s else "failed",
             )
             for t in drafted
         ),

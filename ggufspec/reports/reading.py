@@ -20,17 +20,29 @@ KNOWN: dict[str, type[Result]] = {
     "ggufspec/sweep@1": SweepDocument,
     "ggufspec/tune@1": TuneDocument,
 }
+BUNDLE = "ggufspec/report@1"  # what ``ggufspec report --json`` prints: documents by the file that they were kept in
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _HINT = "ggufspec report RESULT.json: the JSON of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
 
 
-def read(path: Path) -> Result:
-    """The document in a file.
+def read(path: Path) -> dict[str, Result]:
+    """The document in a file, under the file's name; of what ``report --json`` printed every one that is in it.
 
     Raises:
         GgufspecError: there is no such file, it is no whole JSON, or no document that a report is made of; the message
             names the file.
     """
+    body = _json(path)
+    results = body.get("results") if isinstance(body, Mapping) and body.get("schema") == BUNDLE else None
+    if not isinstance(results, Mapping):
+        return {str(path): parse(body, str(path))}
+    if not results:
+        raise GgufspecError(f"{path} has no result in it", _HINT)
+    names = {f"{_printable(name)} in {path}": each for name, each in results.items()}
+    return {name: parse(each, name) for name, each in names.items()}
+
+
+def _json(path: Path) -> object:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -38,12 +50,12 @@ def read(path: Path) -> Result:
     except UnicodeDecodeError:
         raise GgufspecError(f"{path} is no text, so no result", _HINT) from None
     try:
-        body = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        body: object = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         what = "is empty" if not text.strip() else f"is no whole JSON document{where}"
         raise GgufspecError(f"{path} {what}: was its writing cut short?", "make it again, or leave it out") from None
-    return parse(body, str(path))
+    return body
 
 
 def parse(body: object, name: str = "a result") -> Result:
@@ -58,13 +70,17 @@ def parse(body: object, name: str = "a result") -> Result:
     """
     from pydantic import TypeAdapter, ValidationError
 
+    try:
+        body = _printable(body)
+    except RecursionError:
+        raise GgufspecError(f"{name} is nested too deeply for a result", "make it again, or leave it out") from None
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
         raise GgufspecError(f"{name} is no result of ggufspec: it names no schema", _HINT)
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     try:
-        found: Result = TypeAdapter(KNOWN[schema]).validate_python(_printable(dict(body)))
+        found: Result = TypeAdapter(KNOWN[schema]).validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"] if not _is_type(part))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports import plots
 from ggufspec.reports.document import Failure
-from ggufspec.reports.figures import Figure, Row
-from ggufspec.reports.sections import Machine, Section, Table
+from ggufspec.reports.figures import Row, Table
+from ggufspec.reports.sections import Machine, Section
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Columns of words; those of sentences may be broken into lines.
 WORDS = frozenset({"Target", "Draft", "Device", "Policy"})
 SENTENCES = frozenset({"Setting", "Remarks", "Failure"})
-_LONG = 12  # rows of a plot's table that a terminal is shown
+_LISTED = frozenset({"search", "length"})  # figures whose tables say what no other does
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,13 @@ def _section(section: Section, width: int) -> Iterable[RenderableType]:
         if table.title != "Results":
             yield Text(table.title, style="dim")
         yield from _table(table, width)
-    for figure in section.figures:
+    for number, figure in enumerate(section.figures):
         yield Text()
         yield from plots.plot(figure, min(width, 100))
-        if figure.name in ("search", "option", "length") and not any(_same(figure, table) for table in section.tables):
+        if figure.name in _LISTED or (number == 0 and not section.tables):
             yield from _table(Table(figure.title, figure.columns, figure.rows), width)
     for note in section.notes:
         yield Text(note, style="dim")
-
-
-def _same(figure: Figure, table: Table) -> bool:
-    return figure.rows == table.rows
 
 
 def _table(table: Table, width: int) -> Iterable[RenderableType]:

@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import Run, SpeculativeRun, SweepDocument, SweepPoint
-from ggufspec.reports.tables import layers, with_spread
+from ggufspec.reports.tables import escaped, layers, with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -188,7 +188,7 @@ def markdown(document: SweepDocument) -> str:
     lines = [
         "| " + " | ".join(heads) + " |",
         "| --- |" + " ---: |" * (len(heads) - 1),
-        *("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in cells),
+        *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells),
     ]
     return "\n".join(lines) + f"\n\n{summary(document)}\n"
 

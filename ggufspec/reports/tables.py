@@ -54,6 +54,11 @@ def counted(number: Any, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def escaped(text: str) -> str:
+    """A text, a file's name say, as a cell of a Markdown table."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
 def rows(document: BenchDocument) -> list[tuple[str, ...]]:
     """One row of cells per run that has been measured, in :data:`COLUMNS`."""
     return [

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import Spread, TuneDocument, TunedSetting, TuneTrial
+from ggufspec.reports.document import TuneDocument, TunedSetting, TuneTrial
+from ggufspec.reports.tables import with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,7 +66,7 @@ def words(setting: TunedSetting) -> str:
 def row(trial: TuneTrial) -> tuple[str, ...]:
     """The cells of a trial, in :data:`COLUMNS`."""
     setting = trial.setting
-    measured = "failed" if trial.tokens_per_s is None else _with_spread(trial.tokens_per_s)
+    measured = "failed" if trial.tokens_per_s is None else with_spread(trial.tokens_per_s)
     return (
         str(trial.index + 1),
         layers(setting),
@@ -80,13 +81,6 @@ def row(trial: TuneTrial) -> tuple[str, ...]:
 
 def _digits(value: float) -> str:
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
-def _with_spread(value: Spread) -> str:
-    if len(value.samples) < 2:  # one trial tells nothing of the spread
-        return _digits(value.median)
-    half = max(value.median - value.ci95[0], value.ci95[1] - value.median)
-    return f"{_digits(value.median)} ± {half:.{0 if value.median >= 100 else 1 if value.median >= 10 else 2}f}"
 
 
 def terminal(
@@ -121,7 +115,7 @@ def terminal(
     for trial in shown:
         mark = "best" if trial.index == winner else "planned" if trial.index == baseline else ""
         mark = mark or ("final" if best is not None and _repeated(trial) else "")
-        style = "bold green" if trial.index == winner else "red" if trial.failure else ""
+        style = "bold green" if trial.index == winner else "" if trial.tokens_per_s else "red"
         table.add_row(*(Text(cell) for cell in row(trial)), mark, style=style)
     return table
 
@@ -132,7 +126,7 @@ def _median(trial: TuneTrial) -> float:
 
 def _repeated(trial: TuneTrial) -> bool:
     """Whether it was in the final: of a single trial that looks fast the half is luck."""
-    return trial.tokens_per_s is not None and len(trial.tokens_per_s.samples) > 1
+    return bool(trial.searched)
 
 
 def failures(document: TuneDocument) -> list[str]:
@@ -155,15 +149,17 @@ def markdown(document: TuneDocument) -> str:
 
 
 def comma_separated(document: TuneDocument) -> str:
-    """One line for each measurement."""
+    """One line for each measurement; those of the final, which are held against each other, say so."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [*asdict(document.trials[0].setting)] if document.trials else []
-    writer.writerow(("trial", *names, "predicted_tokens_per_s", "tokens_per_s", "failure"))
+    writer.writerow(("trial", *names, "predicted_tokens_per_s", "tokens_per_s", "part", "failure"))
     for trial in document.trials:
         setting = asdict(trial.setting).values()
-        samples: Sequence[float | str] = trial.tokens_per_s.samples if trial.tokens_per_s else [""]
+        last = "final" if trial.searched else "search"
+        measured: Sequence[float | str] = trial.tokens_per_s.samples if trial.tokens_per_s else [""]
+        samples = [*((sample, "search") for sample in trial.searched), *((sample, last) for sample in measured)]
         why = trial.failure.error if trial.failure else ""
-        for sample in samples:
-            writer.writerow((trial.index + 1, *setting, f"{trial.predicted_tokens_per_s:.4f}", sample, why))
+        for sample, part in samples:
+            writer.writerow((trial.index + 1, *setting, f"{trial.predicted_tokens_per_s:.4f}", sample, part, why))
     return text.getvalue()

@@ -8,17 +8,17 @@ machine. An idle machine is needed, and a quarter of an hour.
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from common import save
+from processes import rpc_worker
 
 from ggufspec.bench.attempt import attempt
 from ggufspec.bench.journal import Journal
@@ -30,20 +30,6 @@ from ggufspec.cli.tune import prepare
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 LEADERS, REPEATS = 8, 5
-SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1)"
-
-
-def worker() -> tuple[subprocess.Popen[bytes], str]:
-    """A worker on a free port, and its endpoint, once it answers."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", SERVE.format(port=port)], stdout=subprocess.DEVNULL)
-    while True:
-        with closing(socket.socket()) as knock:
-            if knock.connect_ex(("127.0.0.1", port)) == 0:
-                return process, f"127.0.0.1:{port}"
-        time.sleep(0.05)
 
 
 def experiment(endpoint: str) -> Experiment:
@@ -72,8 +58,7 @@ def experiment(endpoint: str) -> Experiment:
 def main() -> None:
     """Exhaust, repeat the leaders, tune, compare."""
     allowed_s = float(sys.argv[1]) if len(sys.argv) > 1 else 1500.0
-    process, endpoint = worker()
-    try:
+    with rpc_worker() as (endpoint, _):
         made = experiment(endpoint)
 
         def measured(index: int) -> float:
@@ -98,9 +83,6 @@ def main() -> None:
         for repeat in range(REPEATS):
             for index in list(again)[repeat:] + list(again)[:repeat]:
                 again[index].append(measured(index))
-    finally:
-        process.kill()
-        process.wait()
     best = max(again, key=lambda index: spread(again[index]).median)
     results: dict[str, Any] = {
         "space": len(made.space),

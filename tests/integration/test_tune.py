@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import Cli, all_end, eventually, workers
+from processes import Cli, all_end, eventually, rpc_worker, workers
 
 from ggufspec.pairs.profile import load_profile
 
-SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1)"
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 
 
 @pytest.fixture
 def worker() -> Iterator[str]:
     """The endpoint of a worker that answers."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVE.format(port=port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-    def answers() -> bool:
-        with closing(socket.socket()) as knock:
-            return knock.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        assert eventually(answers)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    with rpc_worker() as (endpoint, _):
+        yield endpoint
 
 
 def kept(cli: Cli) -> list[dict[str, Any]]:

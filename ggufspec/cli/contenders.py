@@ -1,0 +1,267 @@
+"""Where the cells of a comparison run: headers, placements, and the reason where a cell cannot run at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ggufspec.cli import console, given, planned
+from ggufspec.cli.matrix import LOOKUP, NONE, File, Pairing
+from ggufspec.errors import GgufspecError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.compare import Contender, Experiment
+    from ggufspec.bench.ledger import ByDevice, Ledger, Place
+    from ggufspec.bench.trial import Spec
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.pairs.source import Known
+    from ggufspec.reports.document import Failure, PlanDocument
+
+Places = dict[str, tuple[planned.Chosen, planned.Placed]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command line says of how to run."""
+
+    room: given.Room
+    drafting: given.Drafting
+    decoding: given.Decoding
+    choosing: given.Choosing
+    prompt: str | None
+    predict: int
+    repetitions: int
+    quiet: bool
+    verbose: bool
+
+    def check(self) -> None:
+        """Find out before anything is fetched that an option cannot be.
+
+        Raises:
+            UsageError: a value is out of range, or a name is not known.
+        """
+        from ggufspec.pairs.profile import Settings
+
+        if self.drafting.drafter in (LOOKUP, NONE):
+            raise UsageError(
+                f"--drafter {self.drafting.drafter} uses no draft file",
+                f"-md {self.drafting.drafter} makes it a cell of its own",
+            )
+        self.choosing.sampling()
+        planned.decoder(Settings(), self.decoding, self.drafting)
+
+    def spec(self, pairing: Pairing, decoder: DecoderOptions) -> Spec:
+        """A trial of a pairing."""
+        from ggufspec.bench.prompts import PROMPTS
+        from ggufspec.bench.trial import Spec
+
+        return Spec(
+            target=pairing.target.path,
+            draft=pairing.draft.path if isinstance(pairing.draft, File) else None,
+            options=decoder,
+            sampling=self.choosing.sampling(),
+            prompts=(self.prompt,) if self.prompt is not None else tuple(p.text for p in PROMPTS),
+            max_tokens=self.predict,
+            rpc=tuple(self.room.rpc or ()),
+        )
+
+    def decoder(self, pairing: Pairing) -> DecoderOptions:
+        """How a pairing is decoded, before it is placed.
+
+        Raises:
+            UsageError: a value is out of range, or a name is not known.
+        """
+        decoder = planned.decoder(pairing.settings, self.decoding, self.drafting)
+        if pairing.draft is None:
+            return replace(decoder, drafter=NONE, lookup_corpus=None)
+        if pairing.draft == LOOKUP:
+            return replace(decoder, drafter=LOOKUP)
+        return decoder if decoder.needs_draft else replace(decoder, drafter="both")
+
+    def key(self, pairings: Sequence[Pairing]) -> str:
+        """A name for the comparison: the same files in the same way are the same one, however often each is tried."""
+        from ggufspec.bench.journal import key_of
+        from ggufspec.bench.versus import machine
+
+        cells = [
+            (
+                str(one.target.path.resolve()),
+                str(one.draft.path.resolve()) if isinstance(one.draft, File) else one.draft,
+                one.settings.model_dump(mode="json"),
+            )
+            for one in pairings
+        ]
+        ways = [asdict(self.room), asdict(self.drafting), asdict(self.decoding), asdict(self.choosing)]
+        return key_of(cells, ways, self.prompt, self.predict, machine())[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A file that was looked at, its header or why that cannot be read."""
+
+    size_bytes: int
+    identity: str
+    header: Known | Failure
+
+
+def experiment(
+    pairings: Sequence[Pairing], wanted: Wanted, ledger: Ledger, rows: Path | None
+) -> tuple[Experiment, Places]:
+    """Headers, placements, cells; a cell that cannot run has its reason.
+
+    Args:
+        pairings: the matrix.
+        wanted: how to run.
+        ledger: has the placements of an earlier run of the same comparison.
+        rows: as :class:`ggufspec.bench.compare.Experiment` has it.
+
+    Returns:
+        the experiment, and by a cell's name what was planned now.
+
+    Raises:
+        UsageError: an option is out of range.
+    """
+    from ggufspec.bench.compare import Experiment, Subject
+    from ggufspec.bench.versus import settings_of
+
+    seen: dict[Path, _Seen] = {}
+    targets: dict[str, Subject] = {}
+    drafts: dict[str, Subject] = {}
+    contenders: list[Contender] = []
+    places: Places = {}
+    for one in pairings:
+        for subjects, file in ((targets, one.target), (drafts, one.draft)):
+            if isinstance(file, File):
+                if file.path not in seen:
+                    seen[file.path] = _look(file, wanted)
+                if file.name not in subjects:
+                    looked = seen[file.path]
+                    subjects[file.name] = Subject(file.name, file.path, looked.size_bytes, looked.identity)
+            elif file == LOOKUP:
+                drafts[LOOKUP] = Subject(LOOKUP, None, 0, LOOKUP)
+        contender = _contender(one, wanted, seen, ledger, places)
+        contenders.append(contender)
+        if one.draft is None and contender.spec is not None:
+            targets[one.target.name] = replace(targets[one.target.name], alone=contender.spec.options)
+    sample = wanted.spec(pairings[0], planned.decoder(pairings[0].settings, wanted.decoding, wanted.drafting))
+    placed = ("gpu_layers", "draft_gpu_layers", "split", "draft_split", "cpu_experts")
+    settings = {key: value for key, value in settings_of(sample).items() if key not in placed}
+    rpc = tuple(wanted.room.rpc or ())
+    made = Experiment(
+        targets=tuple(targets.values()),
+        drafts=tuple(drafts.values()),
+        contenders=tuple(contenders),
+        repetitions=wanted.repetitions,
+        settings=settings | {"repetitions": wanted.repetitions, "rpc": list(rpc)},
+        rows=rows,
+        rpc=rpc,
+        verbose=wanted.verbose,
+    )
+    return made, places
+
+
+def _look(file: File, wanted: Wanted) -> _Seen:
+    from ggufspec.pairs.files import locate
+    from ggufspec.pairs.source import read_headers
+    from ggufspec.reports.document import Failure
+
+    size_bytes, identity = 0, str(file.path.resolve())
+    try:
+        found = locate(file.path)
+        size_bytes, identity = sum(part.size_bytes for part in found.files), found.key
+        with console.busy(wanted.quiet or wanted.verbose) as say:
+            say(f"reading the header of {file.name}")
+            return _Seen(size_bytes, identity, read_headers([file.path])[0])
+    except GgufspecError as error:
+        return _Seen(size_bytes, identity, Failure(error.message, error.hint))
+
+
+def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Ledger, places: Places) -> Contender:
+    """The cell of a pairing, placed as it was before, or now."""
+    from pydantic import TypeAdapter
+
+    from ggufspec.bench.compare import Contender
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.pairs.files import LocalFile
+    from ggufspec.pairs.vocabulary import check_pair
+    from ggufspec.reports.document import Failure
+
+    draft = one.draft.name if isinstance(one.draft, File) else one.draft
+    files = [seen[file.path] for file in (one.target, one.draft) if isinstance(file, File)]
+    decoder = wanted.decoder(one)
+    identity = tuple(file.identity for file in files)
+    if decoder.lookup_corpus is not None:
+        identity += (LocalFile.at(decoder.lookup_corpus).identity,)
+
+    def failed(failure: Failure) -> Contender:
+        return Contender(one.target.name, draft, identity, None, failure=failure)
+
+    headers = []
+    for file in files:
+        if isinstance(file.header, Failure):
+            return failed(file.header)
+        headers.append(file.header)
+    layers = (one.target_gpu_layers, one.draft_gpu_layers)
+    asked = (TypeAdapter(DecoderOptions).dump_python(decoder, mode="json"), layers, asdict(wanted.room))
+    place = ledger.place_of(identity, asked)
+    if place is not None:
+        return Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)
+    try:
+        if len(headers) == 2:
+            check_pair(*headers)
+        place, chosen, placed = _place(one, decoder, wanted)
+    except GgufspecError as error:
+        return failed(Failure(error.message, error.hint))
+    ledger.keep_place(identity, asked, place)
+    contender = Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)
+    places[contender.name] = (chosen, placed)
+    return contender
+
+
+def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Place, planned.Chosen, planned.Placed]:
+    """Plan a cell.
+
+    Raises:
+        GgufspecError: it does not fit.
+    """
+    from ggufspec.bench.ledger import Place
+    from ggufspec.planning.describe import document
+
+    chosen = planned.Chosen(
+        one.target.name,
+        one.target.path,
+        one.draft.path if isinstance(one.draft, File) else None,
+        one.settings,
+        one.target_gpu_layers,
+        one.draft_gpu_layers,
+    )
+    asked = planned.placement_asked(
+        chosen,
+        gpu_layers=None,
+        gpu_layers_draft=None,
+        tensor_split=None,
+        n_cpu_moe=None,
+        draft_max=wanted.drafting.draft_max,
+        headroom=wanted.room.headroom,
+        rpc=wanted.room.rpc,
+    )
+    quiet, verbose = wanted.quiet, wanted.verbose
+    placed = planned.place(chosen, decoder, asked, quiet=quiet, verbose=verbose)
+    plan = placed.plan
+    if plan is None:  # nothing was left to plan; its bytes are for the report only
+        with contextlib.suppress(GgufspecError):
+            made = planned.make(chosen, decoder, asked, quiet=quiet, verbose=verbose)
+            plan = document(made.plan, chosen.describe(), made.acceptance_from)
+    return Place(placed.pair, _bytes(plan, with_draft=chosen.draft is not None)), chosen, placed
+
+
+def _bytes(plan: PlanDocument | None, *, with_draft: bool) -> ByDevice:
+    from ggufspec.bench.compare import parts
+
+    option = plan.options["speculative" if with_draft else "target_only"] if plan else None
+    if plan is None or option is None:
+        return {}
+    return parts(option, {device.name: device.overhead_bytes for device in plan.devices})

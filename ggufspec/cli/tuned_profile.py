@@ -1,0 +1,159 @@
+"""The profile that ``ggufspec tune`` writes: its name, what it is made from, the setting that won."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ggufspec.errors import GgufspecError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.cli import given
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.pairs.profile import Pair
+    from ggufspec.reports.document import TuneDocument, TunedSetting
+
+_NAME = re.compile(r"[^/\\\0]{1,100}")
+_FEWEST = 3  # trials side by side, for an interval to say something
+
+
+def name_of(save: str | None, files: given.Files, chosen: Pair) -> str:
+    """The profile to write: the one that was tuned; of other files, a new one.
+
+    Raises:
+        UsageError: ``--save`` is no name, or PAIR no profile.
+    """
+    from ggufspec.pairs.profile import find
+
+    if save is not None:
+        if not _NAME.fullmatch(save) or save.endswith((".toml", ".gguf")):
+            raise UsageError(f"{save!r} is no profile's name", "--save my-pair")
+        return save
+    if _of_files(files):
+        return chosen.target.stem
+    name = find(files.pair or "demo").stem
+    return f"{name}-{chosen.draft.stem}" if chosen.draft is not None and _own_draft(files) else name
+
+
+def prepare(name: str, files: given.Files, chosen: Pair) -> Path | None:
+    """Find out before the search whether its winner can be written, and what it is written into.
+
+    Returns:
+        the profile whose other keys are kept: the one that has the name, else the one that is tuned; None for a new
+        one.
+
+    Raises:
+        GgufspecError: the name is another pair's, or the file cannot be written.
+    """
+    from ggufspec.pairs.profile import find
+    from ggufspec.pairs.tuned import models_of
+    from ggufspec.reports.files import check_writable
+
+    path = _path(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise GgufspecError(
+            f"{path} cannot be written: {error.strerror}", "--no-save leaves the profile away"
+        ) from None
+    check_writable(path)
+    new = _of_files(files) or (chosen.draft is not None and _own_draft(files))
+    made_from = None if new else find(files.pair or "demo")
+    if not path.exists():
+        return made_from
+    here = (("target", chosen.target), ("draft", chosen.draft))
+    wanted: dict[str, tuple[str | None, str]] = {role: (None, str(p.absolute())) for role, p in here if p}
+    if made_from:
+        wanted = models_of(made_from)
+    there = models_of(path)
+    if any(there.get(role) != model for role, model in wanted.items()):
+        raise UsageError(f"{path} is the profile of another pair", "--save OTHER-NAME, or --no-save")
+    return path
+
+
+def save(
+    document: TuneDocument, name: str, made_from: Path | None, chosen: Pair, base: DecoderOptions, trials: int
+) -> str:
+    """Write the winner to the user's profile.
+
+    Args:
+        document: the tuning; something has won.
+        name: the profile's.
+        made_from: as :func:`prepare` found it.
+        chosen: the pair.
+        base: what was not searched.
+        trials: how many runs were measured.
+
+    Returns:
+        the file.
+
+    Raises:
+        GgufspecError: it cannot be written.
+    """
+    from datetime import UTC, datetime
+
+    from ggufspec.pairs.profile import Tuned
+    from ggufspec.pairs.tuned import text_of
+    from ggufspec.reports.files import write_whole
+
+    assert document.winner is not None
+    best = document.trials[document.winner]
+    assert best.tokens_per_s is not None
+    machine, gain = document.machine, document.gain
+    cards = [str(gpu["name"]) for gpu in machine["gpus"]]
+    tuned = Tuned(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        tokens_per_s=round(best.tokens_per_s.median, 2),
+        gain=round(gain.median, 3) if gain else None,
+        gain_ci95=[round(value, 3) for value in gain.ci95] if gain and len(gain.samples) >= _FEWEST else None,
+        trials=trials,
+        machine=", ".join([str(machine["cpu"]), *cards]),
+        versions=f"ggufspec {machine['ggufspec']}, llama-cpp-python {machine['llama_cpp_python']}",
+        results=str(Path(document.settings["results"]).absolute()),
+    )
+    s = best.setting
+    text = text_of(
+        made_from,
+        name=name,
+        target=chosen.target.absolute(),
+        draft=chosen.draft.absolute() if chosen.draft else None,
+        layers={"target": s.gpu_layers, "draft": s.draft_gpu_layers if s.drafter in ("draft", "both") else None},
+        settings=_settings(s, base),
+        tuned=tuned,
+    )
+    path = _path(name)
+    write_whole(path, text)
+    return str(path)
+
+
+def _path(name: str) -> Path:
+    from ggufspec.pairs.profile import user_folder
+
+    return user_folder() / f"{name}.toml"
+
+
+def _of_files(files: given.Files) -> bool:
+    return files.model is not None or files.hf_repo is not None
+
+
+def _own_draft(files: given.Files) -> bool:
+    return files.model_draft is not None or files.hf_repo_draft is not None
+
+
+def _settings(s: TunedSetting, base: DecoderOptions) -> dict[str, object]:
+    """A setting as a profile has it; what is as usual is left away."""
+    from ggufspec.bench.tuning_space import DEFAULT_MICRO_BATCH
+
+    return {
+        "n_ctx": base.n_ctx,
+        "threads": s.threads,
+        "drafter": s.drafter,
+        "draft_policy": s.draft_policy if s.drafted else None,
+        "draft_max": s.draft_max if s.drafted else None,
+        "type_k": s.type_k if s.type_k != "f16" else None,
+        "type_v": s.type_v if s.type_v != "f16" else None,
+        "flash_attention": s.flash_attention if s.flash_attention != "auto" else None,
+        "cpu_experts": s.cpu_experts or None,
+        "micro_batch": s.micro_batch if s.micro_batch != DEFAULT_MICRO_BATCH else None,
+    }
