@@ -13,8 +13,9 @@ E  the same text in strict mode whoever drafts, however far and however padded; 
 
 A first search of short answers finds each case's best lengths, theirs and ours: 3 and 7 are tried, since verify curves
 have dips at 4 and 8 tokens, and then the neighbours of the best until both are slower. The best, and the second if it
-was close, run again for record, and the better one counts. In a repetition every way to decode runs once, one right
-after the other, in rotating order; ratios are taken within a repetition. Speed is tokens ÷ seconds from the end of the
+was close, run again for record, and the better one counts. In a repetition every way to decode runs once; ours run in
+step, a round of each in turn, since the speed of a shared machine wanders by a fifth within a minute, and theirs right
+before and after. Ratios are taken within a repetition. Speed is tokens ÷ seconds from the end of the
 prompt, as both programs report it. Nothing else must run on the machine.
 """
 
@@ -30,6 +31,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +77,8 @@ MODES = {
     "E": ("target-only", "target-only strict", "both", "both strict"),
 }
 
+KEPT = ("tokens", "prompt_s", "rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted")
+
 Run = dict[str, Any]
 Case = dict[str, Any]
 
@@ -93,67 +97,114 @@ def options_of(mode: str, threads: int) -> DecoderOptions:
     return DecoderOptions(n_ctx=N_CTX, threads=threads, **changes)
 
 
-def opened(target: Path, draft: Path, mode: str, threads: int) -> SpeculativeDecoder:
-    """A decoder of a mode that has answered once, so that its pages are in."""
+def opened(target: Path, draft: Path, mode: str, threads: int, curves: Path) -> SpeculativeDecoder:
+    """A decoder of a mode that has answered once, so that its pages are in. Verify curves are kept in ``curves``."""
     with_draft = mode.split()[0] not in ("target-only", "lookup")
-    decoder = SpeculativeDecoder(target, draft if with_draft else None, options_of(mode, threads))
+    decoder = SpeculativeDecoder(target, draft if with_draft else None, options_of(mode, threads), cache=curves)
     ours(decoder, mode, WARM_UP, 4)
     return decoder
 
 
-def ours(decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None) -> Run:
-    """One answer of ours; ``late_tokens`` and ``late_seconds`` are those of rounds behind the first 64 tokens."""
-    rounds: list[Any] = []
-    use_draft = not mode.startswith("target-only")
-    began = time.perf_counter()
-    ids = [
-        emitted.token
-        for emitted in decoder.generate(
-            prompt, max_tokens=tokens, sampling=sampling, use_draft=use_draft, rounds=rounds
+class Answer:
+    """One answer of ours, round by round."""
+
+    def __init__(
+        self, decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None
+    ) -> None:
+        self.decoder = decoder
+        self.rounds: list[Any] = []
+        self.ids: list[int] = []
+        self.wall_s = 0.0
+        use_draft = not mode.startswith("target-only")
+        self._emitted = decoder.generate(
+            prompt, max_tokens=tokens, sampling=sampling, use_draft=use_draft, rounds=self.rounds
         )
-    ]
-    wall_s = time.perf_counter() - began
-    statistics = decoder.statistics
-    assert statistics is not None
-    assert statistics.tokens == len(ids)
-    emitted = np.cumsum([len(round_.emitted) for round_ in rounds])
-    late = [round_ for round_, before in zip(rounds, [0, *emitted], strict=False) if before >= EARLY]
-    kept = ("tokens", "prompt_s", "rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted")
-    figures = asdict(statistics)
-    return {
-        "seconds": statistics.decode_s,
-        **{name: figures[name] for name in kept},
-        "wall_s": wall_s,
-        "late_tokens": sum(len(round_.emitted) for round_ in late),
-        "late_seconds": sum(round_.total_s for round_ in late),
-        "widths": dict(sorted(Counter(round_.width for round_ in rounds).items())),
-        "ids": ids,
-    }
+
+    def step(self) -> bool:
+        """Run one more round; False if there is none."""
+        began, known = time.perf_counter(), len(self.ids)
+        for emitted in self._emitted:
+            self.ids.append(emitted.token)
+            if len(self.ids) == known + len(self.rounds[-1].emitted):
+                break
+        self.wall_s += time.perf_counter() - began
+        return len(self.ids) > known
+
+    def run(self) -> Run:
+        """The figures, once all rounds have run; ``late_`` ones are those of rounds behind the first 64 tokens."""
+        statistics = self.decoder.statistics
+        assert statistics is not None
+        assert statistics.tokens == len(self.ids)
+        emitted = np.cumsum([len(round_.emitted) for round_ in self.rounds])
+        late = [round_ for round_, before in zip(self.rounds, [0, *emitted], strict=False) if before >= EARLY]
+        figures = asdict(statistics)
+        return {
+            "seconds": statistics.decode_s,
+            **{name: figures[name] for name in KEPT},
+            "wall_s": self.wall_s,
+            "late_tokens": sum(len(round_.emitted) for round_ in late),
+            "late_seconds": sum(round_.total_s for round_ in late),
+            "widths": dict(sorted(Counter(round_.width for round_ in self.rounds).items())),
+            "ids": self.ids,
+        }
+
+
+def ours(decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None) -> Run:
+    """One answer of ours."""
+    answer = Answer(decoder, mode, prompt, tokens, sampling)
+    while answer.step():
+        pass
+    return answer.run()
 
 
 class Decoders:
-    """The open decoders of one target and one draft: weights are mapped once for all of them."""
+    """The open decoders of one target and one draft: weights are mapped once for all of them.
+
+    They keep their verify curves in a folder of their own, as the commands do in the user's: what one measures is known
+    to the next, and two ways to decode differ in what they do and not in what they happened to measure.
+    """
 
     def __init__(self, target: Path, draft: Path, threads: int, *, verbose: bool) -> None:
         self.target, self.draft, self.threads, self.verbose = target, draft, threads, verbose
         self._open: dict[str, SpeculativeDecoder] = {}
+        self._curves = tempfile.TemporaryDirectory()
         self.notes: set[str] = set()
 
-    def run(self, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None, *, fresh: bool = False) -> Run:
-        """One answer. ``fresh`` opens the decoder anew, so that it has learned nothing."""
+    def run(self, mode: str, prompt: str, tokens: int) -> Run:
+        """One answer."""
         if mode.startswith("theirs"):
             run = self._theirs(prompt, tokens, int(mode.split()[1]))
+        else:
+            run = ours(self._decoder(mode), mode, prompt, tokens)
+        self._said(mode, run)
+        return run
+
+    def in_step(
+        self, modes: Sequence[str], prompt: str, tokens: int, sampling: Sampling, *, fresh: bool = False
+    ) -> dict[str, Run]:
+        """An answer of each of our modes, all at once: whoever is the furthest behind in the text runs a round.
+
+        So the machine is as fast for one as for another, however its speed wanders. ``fresh`` opens the decoders anew,
+        so that they have learned nothing.
+        """
+        answers = {mode: Answer(self._decoder(mode, fresh=fresh), mode, prompt, tokens, sampling) for mode in modes}
+        waiting = dict(answers)
+        while waiting:
+            mode = min(waiting, key=lambda mode: len(waiting[mode].ids))
+            if not waiting[mode].step():
+                del waiting[mode]
+        runs = {mode: answer.run() for mode, answer in answers.items()}
+        for mode, run in runs.items():
             self._said(mode, run)
-            return run
+        return runs
+
+    def _decoder(self, mode: str, *, fresh: bool = False) -> SpeculativeDecoder:
         if fresh and mode in self._open:
             self._open.pop(mode).close()
         if mode not in self._open:
-            self._open[mode] = opened(self.target, self.draft, mode, self.threads)
-        decoder = self._open[mode]
-        run = ours(decoder, mode, prompt, tokens, sampling)
-        self._said(mode, run)
-        self.notes.update(f"{mode}: {note}" for note in getattr(decoder, "notes", ()))
-        return run
+            self._open[mode] = opened(self.target, self.draft, mode, self.threads, Path(self._curves.name))
+        self.notes.update(f"{mode}: {note}" for note in self._open[mode].notes)
+        return self._open[mode]
 
     def _theirs(self, prompt: str, tokens: int, length: int) -> Run:
         for _ in range(5):
@@ -169,6 +220,7 @@ class Decoders:
         """Free all."""
         while self._open:
             self._open.popitem()[1].close()
+        self._curves.cleanup()
 
 
 # ---- one case -------------------------------------------------------------------------------------
@@ -224,16 +276,13 @@ def repeat(case: Case, parts: str, decoders: Decoders, tokens: int, repetitions:
             return
         modes = modes_of(case, lacking)
         turn = (place + len(case["repetitions"])) * (len(modes) // 2 + 1) % len(modes)
-        runs = {
-            mode: decoders.run(
-                mode,
-                KINDS[case["kind"]],
-                tokens,
-                SAMPLINGS[case["sampling"]],
-                fresh=case["group"] == "switch-off" and mode != "target-only",
-            )
-            for mode in modes[turn:] + modes[:turn]
-        }
+        prompt = KINDS[case["kind"]]
+        others = [mode for mode in modes if mode.startswith("theirs")]
+        own = [mode for mode in modes[turn:] + modes[:turn] if mode not in others]
+        fresh = case["group"] == "switch-off"
+        runs = {mode: decoders.run(mode, prompt, tokens) for mode in others[: len(others) // 2]}
+        runs |= decoders.in_step(own, prompt, tokens, SAMPLINGS[case["sampling"]], fresh=fresh)
+        runs |= {mode: decoders.run(mode, prompt, tokens) for mode in others[len(others) // 2 :]}
         alone = runs.get("target-only", {}).get("ids")
         for run in runs.values():
             ids = run.pop("ids", None)
@@ -639,7 +688,7 @@ def measure_identity(record: Record, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Measure, print, save."""
     arguments = parsed()
-    settings = {"tokens": arguments.n, "threads": arguments.t, "n_ctx": N_CTX, "search": arguments.search}
+    settings = {"tokens": arguments.n, "threads": arguments.t, "n_ctx": N_CTX, "search": arguments.search, "in_step": 2}
     record = Record(
         arguments.folder, None if arguments.summary else settings, resume=arguments.resume or arguments.summary
     )
