@@ -61,7 +61,7 @@ _register(
 )
 _register(
     compare,
-    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html compare.html",
+    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html c.html",
     "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
     "ggufspec compare llama3-70b llama3.1-8b",
 )

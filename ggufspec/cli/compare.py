@@ -21,7 +21,7 @@ def compare(
     *,
     pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PAIR…", help="Profiles, each by its name or path.", show_default=False),
+        typer.Argument(metavar="PAIR", help="Profiles, each by its name or path.", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
