@@ -22,6 +22,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -189,6 +190,16 @@ class Calibration:
         if place:
             self._run = [0.95 * self._run[0] + kept, 0.95 * self._run[1] + 1]
 
+    def followed(self, agreements: Sequence[float]) -> None:
+        """Offers at places one behind the other, judged and not drafted: they tell of runs too, half as much.
+
+        Without that a draft that is off never looks as if a long chain of it could pay.
+        """
+        for before, now in pairwise(agreements):
+            weight = before / 2
+            kept, seen = self._run
+            self._run = [(1 - 0.05 * weight) * kept + weight * now, (1 - 0.05 * weight) * seen + weight]
+
     def update(self) -> None:
         """Take what was observed into account."""
         doubt = 1 / (1 + math.exp(min(self._losses[1] - self._losses[0], 50.0)))
@@ -336,6 +347,8 @@ class Adaptive:
         for one in seen:
             calibration.offered(one.confidence, 0)
             calibration.observe(one.confidence, 0, one.agreement)
+        if name != LOOKUP:  # which had no offer at some places
+            calibration.followed([one.agreement for one in seen])
         calibration.update()
 
     def _tire(self, outcome: Outcome) -> None:
