@@ -379,7 +379,21 @@ def settle(
     options = decoder(chosen.settings, decoding, drafting)
     if not options.needs_draft:
         chosen = replace(chosen, draft=None)
-    asked = placement_asked(
+    asked = asked_of(chosen, placing, drafting, gpu=gpu, vram=vram)
+    return place(chosen, options, asked, rival=rival, quiet=quiet, verbose=verbose)
+
+
+def asked_of(
+    chosen: Chosen | Pair,
+    placing: Placing,
+    drafting: Drafting,
+    *,
+    gpu: Sequence[str] | None = None,
+    vram: Sequence[str] | None = None,
+    allow_kv: str | None = None,
+) -> Asked:
+    """:func:`placement_asked` of groups of options."""
+    return placement_asked(
         chosen,
         gpu_layers=placing.gpu_layers,
         gpu_layers_draft=placing.gpu_layers_draft,
@@ -390,8 +404,8 @@ def settle(
         rpc=placing.rpc,
         gpu=gpu,
         vram=vram,
+        allow_kv=allow_kv,
     )
-    return place(chosen, options, asked, rival=rival, quiet=quiet, verbose=verbose)
 
 
 def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> DecoderOptions:

@@ -200,17 +200,7 @@ def prepare(
     base = planned.decoder(settings, decoding, drafting)
     base = replace(base, threads=base.threads or physical_cores())
     pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, draft_gpu_layers=None))
-    asked = planned.placement_asked(
-        pair,
-        gpu_layers=placing.gpu_layers,
-        gpu_layers_draft=placing.gpu_layers_draft,
-        tensor_split=placing.tensor_split,
-        n_cpu_moe=placing.n_cpu_moe,
-        draft_max=drafting.draft_max,
-        headroom=placing.headroom,
-        rpc=placing.rpc,
-        allow_kv=allow_kv,
-    )
+    asked = planned.asked_of(pair, placing, drafting, allow_kv=allow_kv)
     where = planned.site(asked, base.threads)
     made = planned.make(pair, base, asked, where=where, quiet=quiet, verbose=verbose)
     free = _free(base, asked, placing, drafting, decoding, with_draft=chosen.draft is not None)

@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import Run, SpeculativeRun, SweepDocument, SweepPoint
-from ggufspec.reports.tables import escaped, layers, with_spread
+from ggufspec.reports.tables import escaped, layers, markdown_table, with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,12 +185,8 @@ def markdown(document: SweepDocument) -> str:
     cells = rows(document)
     if not any(row[-1] for row in cells):
         heads, cells = heads[:-1], [row[:-1] for row in cells]
-    lines = [
-        "| " + " | ".join(heads) + " |",
-        "| --- |" + " ---: |" * (len(heads) - 1),
-        *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells),
-    ]
-    return "\n".join(lines) + f"\n\n{summary(document)}\n"
+    table = markdown_table(heads, ([escaped(cell) for cell in row] for row in cells))
+    return f"{table}\n\n{summary(document)}\n"
 
 
 def comma_separated(document: SweepDocument) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
@@ -126,12 +127,17 @@ def terminal(document: BenchDocument) -> Table:
 
 def markdown(document: BenchDocument) -> str:
     """A Markdown table and the verdict."""
+    return f"{markdown_table(COLUMNS, rows(document))}\n\n{document.verdict.text}\n"
+
+
+def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
+    """Rows under their heads, all columns but the first to the right; cells are escaped already."""
     lines = [
-        "| " + " | ".join(COLUMNS) + " |",
-        "| --- |" + " ---: |" * (len(COLUMNS) - 1),
-        *("| " + " | ".join(row) + " |" for row in rows(document)),
+        "| " + " | ".join(heads) + " |",
+        "| --- |" + " ---: |" * (len(heads) - 1),
+        *("| " + " | ".join(row) + " |" for row in cells),
     ]
-    return "\n".join(lines) + f"\n\n{document.verdict.text}\n"
+    return "\n".join(lines)
 
 
 def comma_separated(document: BenchDocument) -> str:
