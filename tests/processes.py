@@ -111,6 +111,14 @@ def workers(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def busy_s(process: psutil.Process) -> float:
+    """CPU seconds of a process so far; 0 of one that has ended."""
+    try:
+        return process.cpu_times().user
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 def all_end(processes: list[psutil.Process]) -> bool:
     """Whether all end within a test's patience."""
     return not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_S, SCRIPT, Cli, all_end, eventually, plain, rest, workers
+from processes import PATIENCE_S, SCRIPT, Cli, all_end, busy_s, eventually, plain, rest, workers
 
 ENDLESS = (
     "-p",
@@ -46,7 +46,7 @@ def test_ctrl_c_keeps_what_was_streamed(cli: Cli) -> None:
 
 def test_ctrl_c_of_a_run_with_json_gives_the_part_that_is_there(cli: Cli) -> None:
     with cli.start("run", *ENDLESS, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
-        assert eventually(lambda: any(worker.cpu_times().user > 2 for worker in workers(parent.pid)))
+        assert eventually(lambda: any(busy_s(worker) > 2 for worker in workers(parent.pid)))
         running = workers(parent.pid)
         parent.send_signal(signal.SIGINT)
         stdout, stderr = parent.communicate()

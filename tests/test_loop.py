@@ -122,6 +122,7 @@ class TableModel:
         self.decodes = []  # (tokens, outputs) of every call
         self.widths = []  # of every call
         self.spoilt = False  # has given a row that cannot be used
+        self.first = lambda: 0  # a draft may have forgotten the text before this place
         self._buffer = np.zeros((capacity + 1, self.vocab_size), np.float32)
 
     @property
@@ -142,8 +143,8 @@ class TableModel:
             raise BrokenError("beyond the capacity")
         if not all(0 <= token < self.vocab_size for token in tokens):
             raise BrokenError("a token that is not in the vocabulary")
-        forgotten = range(len(said)) if self.drafts else (0,)  # a draft may have forgotten the text's beginning
-        if not any(after[: len(said) - first] == said[first : first + len(after)] for first in forgotten):
+        first = self.first()
+        if after[: max(0, len(said) - first)] != said[first : first + len(after)]:
             raise BrokenError("the cache disagrees with the text")
         if self.spoilt:
             raise BrokenError("asked again though it is damaged")
@@ -365,6 +366,7 @@ class Case:
             shared = min(self.draft.vocab, self.table.vocab)
             self.model = TableModel(self.draft, self.draft_capacity, text, clock, drafts=True, shared=shared)
             self.drafters.append(self.drafter(self.model, self.table.vocab, self.draft_width))
+            self.model.first = lambda: self.drafters[-1]._first
         self.policy, as_wide_as = self.play()
         asked = []  # (tokens, the width for them): a curve changes its mind
 
