@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ggufspec.decoding.controller import EDGES, LOOKUP, Adaptive, Calibration, Fixed, Outcome
+from ggufspec.decoding.controller import EDGES, LOOKUP, Adaptive, Calibration, Fixed, Outcome, Weariness
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.drafters import Hindsight
 from ggufspec.decoding.options import ROWS
@@ -132,7 +132,9 @@ class World:
 
     def __post_init__(self) -> None:
         self.curve = Curve(self.believed or self.target, switch_s=self.switch_s)
-        self.truth = Curve(self.target, switch_s=self.switch_s)
+        widths = range(min(self.target), max(self.target) + 1)
+        every = np.interp(widths, [*self.target], [*self.target.values()])
+        self.truth = Curve(dict(zip(widths, every, strict=True)), switch_s=self.switch_s)
         self.draft_truth = Curve(self.draft_points())
 
     def draft_points(self) -> dict[int, float]:
@@ -711,3 +713,17 @@ def test_the_outlook_is_what_is_usually_offered():
     assert first.argmax() == np.searchsorted(EDGES, 0.7, "right")
     assert later.argmax() == np.searchsorted(EDGES, 0.99, "right")
     assert min(first.max(), later.max()) > 0.9
+
+
+def test_an_answer_after_one_without_a_gain_has_to_show_one_sooner():
+    """A card so fast that deciding takes twice as long as a token: drafts are kept, and bring nothing."""
+    weariness, awake = Weariness(), []
+    for seed in (1, 2):
+        world = World(CARD, CHEAP, None, seed=seed, deciding_s=2 * CARD[1], lookup=steady(0.8))
+        policy = Adaptive(world.curve, None, None, weariness)
+        while not weariness.rest:
+            world.round(policy)
+        awake.append(len(world.rounds))
+    assert awake == [Adaptive.TRIAL, Adaptive.TRIAL // 4]
+    Adaptive(world.curve, None, None, weariness)
+    assert not weariness.rest  # an answer begins awake

@@ -349,3 +349,43 @@ def test_a_token_that_is_ruled_out_is_no_damage():
     drafter = drafter_of([0, 1], bad={2: (1, -np.inf)})
     assert drafter.offer([0, 1], GREEDY) is not None
     assert drafter.failure == ""
+
+
+# A text that begins as the one before.
+
+
+@pytest.mark.parametrize("same", [0, 1, 3, 5])
+def test_what_it_has_read_of_the_same_text_stays(same):
+    drafter = drafter_of([0, 1, 2, 3, 4, 0])
+    prompt = [*[0, 1, 2, 3, 4][:same], 4, 4, 4]
+    drafter.read(prompt, same=same)
+    decoded = [call[0] for call in drafter.model.calls if isinstance(call, tuple)]
+    assert decoded == [tuple(prompt[same:-1])]
+    assert drafter.model.cache == prompt[:-1]
+
+
+def test_a_prompt_that_it_has_read_whole_is_nothing_to_read():
+    drafter = drafter_of([0, 1, 2, 3])
+    assert drafter.read([0, 1, 2], [1, 1], same=3) == []
+    assert drafter.model.cache == [0, 1]
+
+
+def test_a_beginning_that_it_forgot_is_no_hindrance():
+    drafter = ModelDrafter(Fake(capacity=4), VOCAB)
+    drafter.read([0, 1, 2, 3, 4, 0, 1])  # 4 fit: it has forgotten 0 and 1
+    assert drafter.model.cache == [2, 3, 4, 0]
+    drafter.read([0, 1, 2, 3, 4, 4], same=5)
+    assert drafter.model.cache == [2, 3, 4]
+    drafter.read([0, 1, 2, 3, 4, 4, 4, 4], same=5)  # one more would be too many
+    assert drafter.model.cache == [3, 4, 4, 4]
+    drafter.read([0, 4], same=1)  # before what it knows
+    assert drafter.model.cache == [0]
+    assert drafter.pending(2) == 1
+
+
+def test_after_another_use_the_cache_begins_with_the_text():
+    drafter = ModelDrafter(Fake(capacity=4), VOCAB)
+    drafter.read([0, 1, 2, 3, 4, 0, 1])
+    drafter.model.cache = [0, 1]
+    drafter.let_go()
+    assert drafter.has_read == 2

@@ -178,7 +178,7 @@ class Scripted:
         self.lags = lags
         self.kept = []
 
-    def read(self, prompt, _choices=()):
+    def read(self, prompt, _choices=(), _same=0):
         self.begin(len(prompt))
         return []
 
@@ -611,7 +611,7 @@ def test_max_tokens_is_exact(max_tokens, draft_max):
     table = Line(2, (0, 1, 2))
     case = Case(table, max_tokens=max_tokens, draft_max=draft_max, draft=table)
     assert len(case.check()) == max_tokens
-    assert all(outputs == (len(tokens) if index else 0) for index, (tokens, outputs) in enumerate(case.target.decodes))
+    assert all(outputs == (len(tokens) if index else 1) for index, (tokens, outputs) in enumerate(case.target.decodes))
 
 
 @pytest.mark.parametrize("draft_max", range(7))
@@ -873,7 +873,7 @@ def test_without_a_policy_nobody_is_judged():
     table = Table(1)
     case = Case(table, (0, 1, 2), 0, draft=table, others=(Scripted,))
     case.check()
-    assert [outputs for _, outputs in (*case.target.decodes, *case.model.decodes)] == [0, 0]
+    assert [outputs for _, outputs in (*case.target.decodes, *case.model.decodes)] == [1, 0]
 
 
 def test_the_clock_of_a_review_is_the_drafts():

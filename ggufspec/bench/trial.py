@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from ggufspec import worker
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.trace import Trace
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Model
 
 _WARM_UP_TOKENS = 4
 
@@ -72,20 +75,38 @@ class Result:
     energy_j: float | None = None
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Do the trial in this process; events ``loaded``, ``token`` (when streaming) and ``answer`` tell how far it is."""
+def placed(decoder: SpeculativeDecoder) -> tuple[Placed, Placed | None]:
+    """The models of a decoder as they were loaded."""
+
+    def describe(model: Model) -> Placed:
+        gpu_layers = model.gpu_layers if devices.has_gpu() else 0
+        return Placed(model.description, model.layers, gpu_layers, model.size_bytes)
+
+    return describe(decoder.target), describe(decoder.draft) if decoder.draft else None
+
+
+def run(
+    spec: Spec,
+    emit: worker.Emit,
+    stopping: threading.Event,
+    *,
+    trace: Callable[[SpeculativeDecoder], Trace] | None = None,
+) -> Result:
+    """Do the trial in this process; events ``loaded``, ``token`` (when streaming) and ``answer`` tell how far it is.
+
+    Args:
+        spec: what to run.
+        emit: takes the events.
+        stopping: set when the trial shall end with what it has.
+        trace: makes what records the rounds of the answers.
+    """
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     vram_before = gpus.used_bytes()
     began = time.perf_counter()
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=host.cache_folder()) as decoder:
         load_s = time.perf_counter() - began
-        placed = [
-            Placed(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
-            if model
-            else None
-            for model in (decoder.target, decoder.draft)
-        ]
+        target, draft = placed(decoder)
         emit({"event": "loaded", "seconds": load_s})
         for _ in decoder.generate(spec.prompts[0], max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
             pass
@@ -94,13 +115,18 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         for prompt in spec.prompts:
             text, tokens = [], []
             for emitted in decoder.generate(
-                prompt, max_tokens=spec.max_tokens, sampling=spec.sampling, stop=spec.stop, grammar=spec.grammar
+                prompt,
+                max_tokens=spec.max_tokens,
+                sampling=spec.sampling,
+                stop=spec.stop,
+                grammar=spec.grammar,
+                trace=None if trace is None else trace(decoder),
             ):
                 text.append(emitted.text)
                 if emitted.token >= 0:
                     tokens.append(emitted.token)
                 if spec.stream:
-                    emit({"event": "token", "text": emitted.text, "drafted": emitted.drafted})
+                    emit({"event": "token", "token": emitted.token, "text": emitted.text, "source": emitted.source})
                 if stopping.is_set():
                     break
             assert decoder.statistics is not None
@@ -108,12 +134,11 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
-        assert placed[0] is not None
         energy_after = gpus.energy_j()
         return Result(
             answers=tuple(answers),
-            target=placed[0],
-            draft=placed[1],
+            target=target,
+            draft=draft,
             load_s=load_s,
             peak_rss_bytes=host.peak_rss_bytes(),
             vram_bytes=max(0, gpus.used_bytes() - vram_before),

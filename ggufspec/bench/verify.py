@@ -232,7 +232,7 @@ class _Job:
             self.placed = (_placed(decoder.target), _placed(decoder.draft) or self.placed[1])
             answers = []
             for ask in asks:
-                answers.append(self._answer(decoder, ask, use_draft=drafter is not None))
+                answers.append(self._answer(decoder, ask, alone="" if drafter else "target"))
                 self._done += 1
                 self._say(what)
             if drafter and not any(answer.drafted for answer in answers):  # it may have found that it does not pay
@@ -240,14 +240,14 @@ class _Job:
                 self.notes += decoder.notes if policy is not ADAPTIVE else ()
         return answers
 
-    def _answer(self, decoder: SpeculativeDecoder, ask: Ask, *, use_draft: bool) -> Answer:
+    def _answer(self, decoder: SpeculativeDecoder, ask: Ask, *, alone: str) -> Answer:
         rounds: list[Round] = []
         tokens = []
         for emitted in decoder.generate(
             self.spec.prompts[ask.prompt],
             max_tokens=self.spec.max_tokens,
             sampling=ask.sampling,
-            use_draft=use_draft,
+            alone=alone,
             rounds=rounds,
         ):
             tokens.append(emitted.token)

@@ -204,8 +204,11 @@ class TopKRule(ExactRule):
         self.count = int(name.removeprefix("top-k:"))
 
     def _keeps(self, row: Logits, token: int, position: int) -> bool:
-        better = np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])
-        return bool(better < self.count and row[token] > -np.inf) and self.permits(token, position)
+        return bool(self.rank(row, token) <= self.count and row[token] > -np.inf) and self.permits(token, position)
+
+    def rank(self, row: Logits, token: int) -> int:
+        """The place of a token among the target's most likely, from 1."""
+        return int(np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])) + 1
 
 
 class TypicalRule(ExactRule):
@@ -225,11 +228,16 @@ class TypicalRule(ExactRule):
         self.epsilon = float(name.removeprefix("typical:"))
 
     def _keeps(self, row: Logits, token: int, position: int) -> bool:
+        probability, _, bar = self.weigh(row, token)
+        return probability > bar and self.permits(token, position)
+
+    def weigh(self, row: Logits, token: int) -> tuple[float, float, float]:
+        """A token's probability, the distribution's entropy in nats, and the bar that it sets."""
         log_p = log_probabilities(row, self.sampling.temperature or 1.0)
         possible = log_p[log_p > -np.inf]
         entropy = -(np.exp(possible) * possible).sum()
         bar = min(self.epsilon, self.epsilon**0.5 * np.exp(-entropy))
-        return bool(np.exp(log_p[token]) > bar) and self.permits(token, position)
+        return float(np.exp(log_p[token])), float(entropy), float(bar)
 
 
 def log_probabilities(logits: Logits, temperature: float) -> Floats:
@@ -255,6 +263,10 @@ class ResidualRule(_Grammatical):
     def __init__(self, sampling: Sampling, rng: np.random.Generator, path: Path | None = None) -> None:
         super().__init__(sampling, path)
         self._chance = UniformChance(rng)
+
+    def listen(self, heard: Callable[[float], None]) -> None:
+        """Tell every uniform variable that is taken from now on."""
+        self._chance.heard = heard
 
     def propose(self, logits: Logits, position: int) -> Proposal:
         q = self._q(logits, position)
@@ -318,16 +330,24 @@ class Chance(Protocol):
 
 
 class UniformChance:
-    """Decisions by a generator, one uniform variable each."""
+    """Decisions by a generator, one uniform variable each; ``heard`` is told of it."""
+
+    heard: Callable[[float], None] | None = None
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 
     def accept(self, probability: Any) -> bool:
-        return bool(self._rng.random() < probability)
+        return bool(self._uniform() < probability)
 
     def draw(self, probabilities: Numbers) -> int:
-        return int(pick(probabilities, self._rng.random()))
+        return int(pick(probabilities, self._uniform()))
+
+    def _uniform(self) -> float:
+        uniform = self._rng.random()
+        if self.heard is not None:
+            self.heard(uniform)
+        return uniform
 
 
 def verify_residual(target: Callable[[int], Law | None], drafted: Sequence[tuple[int, Law]], chance: Chance) -> Verdict:

@@ -13,7 +13,7 @@ have drafted; that is how it comes back.
 
 Deciding costs time too, a tenth of a millisecond a round. Where that is not nothing beside a token of the target's, and
 rounds with it have brought less than the target alone would have in their time, it rests for so many rounds that it
-takes half a hundredth of the time.
+takes a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -209,6 +209,29 @@ class Calibration:
         self._by_place: list[list[float]] = self._chances.tolist()
 
 
+@dataclass(slots=True)
+class Weariness:
+    """What deciding costs, and for how long it is left off.
+
+    Args:
+        rest: rounds to come in which nobody is asked.
+        rested: seconds of the target's batches in a rest, not told to its curve yet.
+        plain_s: seconds of a round outside the target if nobody decides.
+        learning_s: seconds behind a round otherwise.
+        awake: rounds since the last rest.
+        gain: tokens that these brought more than the target alone would have in their time; decayed.
+        deciding_s: seconds that these took for deciding.
+    """
+
+    rest: int = 0
+    rested: list[float] = field(default_factory=list)
+    plain_s: float = 0.0
+    learning_s: float = 0.0
+    awake: int = 0
+    gain: float = 0.0
+    deciding_s: float = 0.0
+
+
 class Adaptive:
     """The draft's length and drafter by expected tokens per second.
 
@@ -216,33 +239,35 @@ class Adaptive:
         target: the target's verify curve.
         draft: the draft's seconds by tokens read, or None without one.
         calibrations: what earlier answers taught about the drafters; this one adds to it.
+        weariness: what they taught about deciding. An answer begins awake; where the one before ended without a gain,
+            it has to show one sooner.
     """
 
     REVIEW_SHARE = 0.006  # of the time for a draft that is off and reads along
     AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up, if it is wanted in all of them
     MEMORY = 0.93  # of the rate, per round
     WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
-    REST_SHARE = 0.005  # of the time for deciding where that brings nothing
+    REST_SHARE = 0.01  # of the time for deciding where that brings nothing
     TRIAL = 16  # rounds in which drafts may show that they bring more than deciding costs
     CREDIT = 1.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
 
     def __init__(
-        self, target: Curve, draft: Curve | None = None, calibrations: dict[str, Calibration] | None = None
+        self,
+        target: Curve,
+        draft: Curve | None = None,
+        calibrations: dict[str, Calibration] | None = None,
+        weariness: Weariness | None = None,
     ) -> None:
         self.target, self.draft = target, draft
         self._calibrations = {} if calibrations is None else calibrations
+        self._weary = weariness or Weariness()
+        self._trial = self.TRIAL // 4 if self._weary.gain < 0 else self.TRIAL
+        self._weary.rest = self._weary.awake = 0
         self._tokens, self._seconds = 3.0, 3 * target.seconds(1)  # as if some rounds had gone without a draft
         self._elapsed_s = self._reviewed_s = 0.0
         self._wanted = 1.0  # share of the last rounds in which the draft was asked, or nobody had anything
         self._last_width: int | None = None
-        self._resting, self._rest = False, 0  # this round, and rounds to come
-        self._rested: list[float] = []  # seconds of the target's batches in a rest
-        self._plain_s = self._learning_s = 0.0  # of a round outside the target if nobody decides; behind one otherwise
-        self._awake, self._gain, self._deciding_s = (
-            0,
-            0.0,
-            0.0,
-        )  # since the last rest: rounds, tokens (decayed), seconds
+        self._resting = False  # this round
         self._asked: dict[int, list[float]] = {}  # seconds of the round's offers by the tokens that were read
 
     def calibration(self, name: str) -> Calibration:
@@ -259,14 +284,14 @@ class Adaptive:
         return max(alone, self._tokens / self._seconds)
 
     def resting(self) -> bool:
-        self._resting = self._rest > 0
-        self._rest -= self._resting
+        self._resting = self._weary.rest > 0
+        self._weary.rest -= self._resting
         return self._resting
 
     def begin(self, limit: int, *, may_trim: bool) -> None:
-        if self._rested:
-            self.target.observe(self.target.width(1), sum(self._rested) / len(self._rested))
-            self._rested.clear()
+        if rested := self._weary.rested:
+            self.target.observe(self.target.width(1), sum(rested) / len(rested))
+            rested.clear()
         self._limit, self._may_trim = min(limit, self.target.limit - 1), may_trim
         self._rate = self.rate
         self._tables: dict[str, tuple[Floats, Floats]] = {}
@@ -313,12 +338,13 @@ class Adaptive:
         self._elapsed_s += total_s
         self._tokens = self.MEMORY * self._tokens + outcome.emitted
         self._seconds = self.MEMORY * self._seconds + total_s
-        if self._awake:  # the round before was
-            self._learning_s = outcome.learning_s
+        weary = self._weary
+        if weary.awake:  # the round before was
+            weary.learning_s = outcome.learning_s
         if self._resting:
-            self._awake = 0
-            self._rested.append(outcome.verify_s)
-            self._plain_s += (outcome.total_s - outcome.verify_s - self._plain_s) / 8
+            weary.awake = 0
+            weary.rested.append(outcome.verify_s)
+            weary.plain_s += (outcome.total_s - outcome.verify_s - weary.plain_s) / 8
             return
         self.target.observe(outcome.width, outcome.verify_s)
         self._tire(outcome)
@@ -353,16 +379,18 @@ class Adaptive:
 
     def _tire(self, outcome: Outcome) -> None:
         """Rest if the rounds since the last rest brought less than the target alone would have in their time."""
-        alone_s = self.target.seconds(1) + self._plain_s
+        weary = self._weary
+        alone_s = self.target.seconds(1) + weary.plain_s
         drafting_s = sum(map(sum, self._asked.values()))
-        deciding_s = outcome.total_s - outcome.verify_s - drafting_s - self._plain_s + self._learning_s
-        if not self._awake:
-            self._gain = self._deciding_s = 0.0
-        self._awake += 1
-        self._gain = self.MEMORY * self._gain + outcome.emitted - (outcome.total_s + self._learning_s) / alone_s
-        self._deciding_s += max(0.0, deciding_s)
-        if self._gain < 0 and (not self._verified or self._awake >= self.TRIAL):
-            self._rest = max(0, int(self._deciding_s / (self.REST_SHARE * alone_s)) - self._awake)
+        deciding_s = outcome.total_s - outcome.verify_s - drafting_s - weary.plain_s + weary.learning_s
+        if not weary.awake:
+            weary.gain = weary.deciding_s = 0.0
+        weary.awake += 1
+        weary.gain = self.MEMORY * weary.gain + outcome.emitted - (outcome.total_s + weary.learning_s) / alone_s
+        weary.deciding_s += max(0.0, deciding_s)
+        if weary.gain < 0 and (not self._verified or weary.awake >= self._trial):
+            self._trial = self.TRIAL
+            weary.rest = max(0, int(weary.deciding_s / (self.REST_SHARE * alone_s)) - weary.awake)
 
     @property
     def _survival(self) -> float:

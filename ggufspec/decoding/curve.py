@@ -82,7 +82,8 @@ class Curve:
     def width(self, count: int) -> int:
         """The fastest width that may be used and holds ``count`` tokens, 0 … ``limit``.
 
-        It is the smallest one unless a wider one is clearly faster, and it stays until another one is.
+        It is the smallest one unless a wider one is clearly faster, and it stays until another one is. A single token
+        is never padded: a curve that says so is wrong, and would not be put right.
 
         Raises:
             IndexError: no width holds so many.
@@ -174,7 +175,7 @@ class Curve:
                 if by_width[count] <= by_width[fastest]:
                     fastest = count
             kept = self._best[count] or own
-            if self.can_pad and fastest - count <= SLACK and by_width[fastest] < _CLEARLY * by_width[kept]:
+            if self.can_pad and own > 1 and fastest - count <= SLACK and by_width[fastest] < _CLEARLY * by_width[kept]:
                 kept = fastest
             self._best[count] = kept
         self._seconds = [0.0, *(by_width[width] for width in self._best[1:])]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.drafters import Drafter, ModelDrafter
 from ggufspec.decoding.lookup import LookupDrafter
 from ggufspec.decoding.loop import Round, generate, read
-from ggufspec.decoding.options import LOOKUP, DecoderOptions
+from ggufspec.decoding.options import LOOKUP, ROWS, AnswerOptions, DecoderOptions, check_one_of
 from ggufspec.decoding.pace import Pace
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
+from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Context, Model
@@ -33,7 +36,8 @@ class Statistics:
     ``drafted_by_position`` and ``accepted_by_position`` count tokens at each place of the draft, ``lookup_drafted`` and
     ``lookup_accepted`` those that the n-gram lookup offered. ``plain_rounds`` had no draft.
     ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
-    permits no further token), or empty where the caller left off.
+    permits no further token), or empty where the caller left off. ``prompt_read`` tokens of the prompt were decoded for
+    this answer: all of them, unless its beginning was in the cache.
     """
 
     prompt_tokens: int
@@ -51,18 +55,26 @@ class Statistics:
     plain_rounds: int = 0
     lookup_drafted: int = 0
     lookup_accepted: int = 0
+    prompt_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
     """One token of the answer. ``text`` is what became certain with it; it may be empty or end an earlier character.
 
-    ``token`` is -1 where a grammar ended the answer and text was still held back.
+    ``token`` is -1 where a grammar ended the answer and text was still held back. ``source`` tells who wrote it:
+    ``draft`` and ``lookup`` offered it and the target kept it; ``bonus`` is the target's own behind a draft that was
+    kept whole, ``target`` its own otherwise.
     """
 
     token: int
     text: str
-    drafted: bool
+    source: str
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a drafter offered it."""
+        return self.source in ("draft", LOOKUP)
 
 
 class SpeculativeDecoder:
@@ -72,11 +84,13 @@ class SpeculativeDecoder:
     >>> target, draft = demo_pair()
     >>> with SpeculativeDecoder(target, draft) as decoder:
     ...     text = "".join(e.text for e in decoder.generate("import os\\n\\ndef ", max_tokens=48))
-    ...     alone = "".join(e.text for e in decoder.generate("import os\\n\\ndef ", max_tokens=48, use_draft=False))
+    ...     alone = "".join(e.text for e in decoder.generate("import os\\n\\ndef ", max_tokens=48, alone="target"))
     >>> decoder.statistics.tokens
     48
 
-    Not safe for use from several threads at once: a decoder is one conversation with one cache.
+    A decoder is one conversation with one cache: it gives one answer at a time. While one is unfinished, another answer
+    and :meth:`configure` raise UsageError, from whatever thread they come, and so does :meth:`close` while another
+    thread is in the midst of a round. Different decoders may be used by different threads.
 
     Args:
         target: path of the target's GGUF file.
@@ -105,41 +119,81 @@ class SpeculativeDecoder:
         self.notes: list[str] = []
         self.statistics: Statistics | None = None
         self._closers: list[Model | Context] = []
+        self._answering = threading.Lock()
+        self._rounds: Generator[Round] | None = None  # of the answer that is unfinished
+        self._closed = False
+        self._held: dict[str, list[int]] = {}  # texts that begin with what is in the caches
         draft = draft if options.needs_draft else None
         drafts = options.drafts(with_draft=draft is not None)
+        self._rooms = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
             self.target = self._own(Model(target, options.placement))
             self.draft = self._own(Model(draft, options.draft_placement)) if draft else None
             if self.draft:
                 _require_same_vocabulary(self.target, self.draft)
             self._target = self._own(Context(self.target, options.context(with_draft=draft is not None)))
-            draft_context = self._own(Context(self.draft, options.draft_context())) if self.draft else None
-            for context in (self._target, draft_context) if drafts else ():
+            self._draft = self._own(Context(self.draft, options.draft_context())) if self.draft else None
+            for context in (self._target, self._draft) if drafts else ():
                 if context is not None and not context.can_rewind:
                     raise ModelError(
                         f"{context.model.path.name} cannot take tokens back: it can be in no pair",
                         "run the target alone with --no-draft",
                     )
-            self._pace = Pace(self._target, draft_context, options, cache)
-            self.notes += self._pace.notes
-            self._drafters: list[Drafter] = []
-            if self._pace.refusal:
-                self.notes.append(self._pace.refusal)
-                return
-            if draft_context:
-                self._drafters.append(ModelDrafter(draft_context, self.target.vocab_size, self._pace.draft_width))
-            if options.drafter == LOOKUP or (draft and options.drafter == "both"):
-                self._drafters.append(LookupDrafter(self._corpus()))
+            self._drafter = ModelDrafter(self._draft, self.target.vocab_size) if self._draft else None
+            self._lookups: dict[Path | None, LookupDrafter] = {}  # by corpus; the one that was used last
+            self._pace = Pace(self._target, self._draft, options, cache)
+            self._engage()
         except BaseException:
             self.close()
             raise
+
+    def _engage(self) -> None:
+        """Bring in those who draft, as the options have it."""
+        options = self.options
+        drafters: list[Drafter] = []
+        if self._drafter and options.needs_draft:
+            drafters.append(self._drafter)
+        if options.drafter == LOOKUP or (self._drafter and options.drafter == "both"):
+            corpus = options.lookup_corpus
+            if corpus not in self._lookups:
+                self._lookups = {corpus: LookupDrafter(self._corpus(corpus))}
+            drafters.append(self._lookups[corpus])
+        self._pace.follow(options)
+        if self._drafter:
+            self._drafter.width = self._pace.draft_width
+        said = [*self._pace.notes, self._pace.refusal]
+        self.notes += [note for note in said if note and note not in self.notes]
+        self._drafters = [] if self._pace.refusal else drafters
+
+    def configure(self, **changes: Unpack[AnswerOptions]) -> None:
+        """Draft and judge later answers differently, with the same models loaded.
+
+        Args:
+            changes: options of :class:`DecoderOptions`: ``drafter``, ``draft_policy``, ``draft_max``, ``pad``,
+                ``lookup_corpus``, ``accept``.
+
+        Raises:
+            UsageError: another option, which needs loading; a value out of range; a drafter or a draft length that the
+                pair was not loaded for; an answer is unfinished.
+        """
+        if not self._answering.acquire(blocking=False):
+            raise _unfinished()
+        try:
+            before = self.options
+            self.options = before.with_answer(changes, has_draft=self.draft is not None, rooms=self._rooms)
+            try:
+                self._engage()
+            except BaseException:
+                self.options = before
+                raise
+        finally:
+            self._answering.release()
 
     def _own(self, thing: _Owned) -> _Owned:
         self._closers.append(thing)
         return thing
 
-    def _corpus(self) -> list[int]:
-        path = self.options.lookup_corpus
+    def _corpus(self, path: Path | None) -> list[int]:
         if path is None:
             return []
         try:
@@ -162,7 +216,9 @@ class SpeculativeDecoder:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         grammar: str = "",
-        use_draft: bool = True,
+        alone: str = "",
+        cache_prompt: bool = False,
+        trace: Trace | None = None,
         rounds: list[Round] | None = None,
     ) -> Iterator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
@@ -173,13 +229,47 @@ class SpeculativeDecoder:
             sampling: temperature, truncation and seed; greedy by default.
             stop: strings that end the answer and are not part of it.
             grammar: the answer follows this grammar, in llama.cpp's GBNF; empty for none.
-            use_draft: False runs the target alone, in the same loop.
+            alone: ``target`` or ``draft`` lets one model answer without the other, in the same loop.
+            cache_prompt: decode only what is new of the prompt. What the cache holds of its beginning was computed in
+                other batches than a fresh one would be, so that in a near-tie another token may be chosen.
+            trace: records what was weighed in every round.
             rounds: a list to which every round is appended, for those who want the details.
 
         Raises:
-            UsageError: the prompt or a stop string is empty, or the grammar is none.
+            UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
+                alone; another answer is unfinished, or the decoder is closed.
             ModelError: the prompt is longer than the context.
         """
+        if not self._answering.acquire(blocking=False):
+            raise _unfinished()
+        try:
+            if self._closed:
+                raise UsageError("the decoder is closed", "make another SpeculativeDecoder")
+            yield from self._answer(
+                prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, rounds
+            )
+        finally:
+            self._rounds = None
+            self._answering.release()
+
+    def _answer(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str],
+        grammar: str,
+        alone: str,
+        cache_prompt: bool,
+        trace: Trace | None,
+        rounds: list[Round] | None,
+    ) -> Iterator[Emitted]:
+        check_one_of(alone, ("", "target", "draft"), "model")
+        model, context = self.target, self._target
+        if alone == "draft":
+            if not (self.draft and self._draft):
+                raise UsageError("there is no draft model that could answer alone", "load one")
+            model, context = self.draft, self._draft
         tokens = self.target.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise UsageError("the prompt is empty", 'give one with -p "…", -f FILE, or - for standard input')
@@ -190,50 +280,87 @@ class SpeculativeDecoder:
             )
         if "" in stop:
             raise UsageError("an empty stop string would end every answer at once", "leave it away")
-        constraint = compile_grammar(self.target, grammar) if grammar else None
-        rule = make_rule(self.options.accept, sampling or Sampling(), constraint)
-        drafters = self._drafters if use_draft else []
+        constraint = compile_grammar(model, grammar) if grammar else None
+        rule = make_rule(self.options.accept, sampling, constraint)
+        if trace is not None:
+            rule = trace.watch(rule)
+        drafters = [] if alone else self._drafters
         draft_max = self._pace.draft_max if drafters else 0
         policy = self._pace.policy() if drafters else None
+        kept, draft_kept = 0, 0
+        if cache_prompt:
+            if self._draft and self._drafter:
+                draft_kept = self._same("draft", tokens, self._draft, self._drafter.has_read)
+            if alone != "draft":
+                kept = self._same("target", tokens, context, context.length)
+            elif draft_kept <= context.length:  # a drafter may have forgotten the text's beginning
+                kept = draft_kept
         clock = time.perf_counter
-        tally = _Tally(draft_max, len(tokens))
+        tally = Tally(draft_max, len(tokens), len(tokens) - kept)
         stream = TextStream(stop)
-        began = clock()
-        read(self._target, tokens, drafters, policy)
-        tally.prompt_s = clock() - began
+        text = list(tokens)
+        for name in {alone or "target"} | {one.name for one in drafters if one is self._drafter}:
+            self._held[name] = text
+        if alone == "draft" and self._drafter:
+            self._drafter.let_go()
         try:
-            for round_ in generate(
-                self._target,
+            began = clock()
+            read(context, tokens, drafters, policy, kept=kept, draft_kept=draft_kept)
+            tally.prompt_s = clock() - began
+            self._rounds = generate(
+                context,
                 tokens,
                 rule,
                 max_tokens=max_tokens,
-                is_end=self.target.is_end,
+                is_end=model.is_end,
                 drafters=drafters,
                 policy=policy,
                 draft_max=draft_max,
-                width=self._pace.width,
+                width=self._pace.width if context is self._target else lambda count: count,
                 clock=clock,
-            ):
+            )
+            for round_ in self._rounds:
+                text += round_.emitted
                 tally.add(round_)
                 if rounds is not None:
                     rounds.append(round_)
+                if trace is not None:
+                    trace.add(round_)
                 for place, token in enumerate(round_.emitted):
                     tally.tokens += 1
-                    text = stream.push(self.target.piece(token))
+                    piece = stream.push(model.piece(token))
                     dead_end = round_.dead_end and place == len(round_.emitted) - 1
                     tally.stop_reason = self._stop_reason(
                         token, stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens, dead_end
                     )
-                    yield Emitted(token, text + (stream.finish() if tally.stop_reason else ""), place < round_.accepted)
+                    yield Emitted(token, piece + (stream.finish() if tally.stop_reason else ""), round_.source(place))
                     if tally.stop_reason:
                         return
                 if round_.dead_end:
                     tally.stop_reason = "grammar"
                     if held := stream.finish():
-                        yield Emitted(-1, held, drafted=False)
+                        yield Emitted(-1, held, "target")
+        except GeneratorExit:  # the caller left off, between two rounds
+            raise
+        except BaseException:
+            text.clear()  # nobody knows what the caches hold
+            raise
         finally:
             self.statistics = tally.statistics()
             self._say(tally.stop_reason)
+
+    def _same(self, name: str, prompt: Sequence[int], context: Context, has_read: int) -> int:
+        """How many of the prompt's tokens, of all but the last, are in a cache and can stay there.
+
+        Args:
+            name: whose text to compare with.
+            prompt: token ids.
+            context: the cache; one that cannot forget stays as it is or is emptied.
+            has_read: tokens of the text before that went into it.
+        """
+        pairs = zip(self._held.get(name, ())[:has_read], prompt[:-1], strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return same if same == has_read or context.rewind_kind == "exact" else 0
 
     def _say(self, stop_reason: str) -> None:
         """Note, once, what kept an answer from being what a user expects."""
@@ -259,8 +386,21 @@ class SpeculativeDecoder:
         return "context" if length > self.options.n_ctx else ""
 
     def close(self) -> None:
-        """Free both models and their caches, and keep what was learned of their speed; of no use afterwards."""
-        if pace := getattr(self, "_pace", None):
+        """Free both models and their caches, and keep what was learned of their speed; of no use afterwards.
+
+        An answer that is unfinished ends.
+
+        Raises:
+            UsageError: another thread is in the midst of a round.
+        """
+        self._closed = True
+        if self._rounds is not None:
+            try:
+                self._rounds.close()
+            except ValueError:  # it is running
+                self._closed = False
+                raise _unfinished() from None
+        if (pace := getattr(self, "_pace", None)) and self._closers:
             pace.keep()
         while self._closers:
             self._closers.pop().close()
@@ -274,11 +414,11 @@ class SpeculativeDecoder:
         self.close()
 
 
-class _Tally:
+class Tally:
     """Adds rounds up to :class:`Statistics`."""
 
-    def __init__(self, draft_max: int, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, draft_max: int, prompt_tokens: int, prompt_read: int) -> None:
+        self.prompt_tokens, self.prompt_read = prompt_tokens, prompt_read
         self.prompt_s = self.decode_s = self.draft_s = self.verify_s = 0.0
         self.tokens = self.rounds = 0
         self.drafted, self.accepted = [0] * draft_max, [0] * draft_max
@@ -314,7 +454,12 @@ class _Tally:
             plain_rounds=self.plain_rounds,
             lookup_drafted=self.lookup_drafted,
             lookup_accepted=self.lookup_accepted,
+            prompt_read=self.prompt_read,
         )
+
+
+def _unfinished() -> UsageError:
+    return UsageError("an answer of this decoder is unfinished", "exhaust or close() its generator first")
 
 
 def _require_same_vocabulary(target: Model, draft: Model) -> None:

@@ -47,12 +47,13 @@ class Drafter(Protocol):
 
     name: str
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = ()) -> list[Hindsight]:
+    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
         """Start a new text with this prompt.
 
         Args:
             prompt: (n,) token ids.
             choices: (m,) the target's likeliest token at each of the prompt's last m places, whatever stands there.
+            same: the text before began with so many of these tokens: what is in a cache of them may stay.
 
         Returns:
             what it would have offered at these places, judged by ``choices``; nothing if it cannot tell.
@@ -100,11 +101,16 @@ class ModelDrafter:
         self.shared_vocab = min(model.vocab_size, target_vocab_size)
         self.failure = ""  # why it has given up, for the user
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = ()) -> list[Hindsight]:
+    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
         self.failure = ""
-        self.model.rewind(0)
-        self._first = max(0, len(prompt) - 1 - self.model.capacity)
-        known = self._known(prompt[self._first : -1])
+        end = len(prompt) - 1
+        stays = min(same, self.has_read, end)
+        if self._first < stays and end - self._first <= self.model.capacity:
+            self.model.rewind(stays - self._first)
+        else:
+            self.model.rewind(0)
+            self._first = max(0, end - self.model.capacity)
+        known = self._known(prompt[self.has_read : -1])
         if not known:
             return []
         count = min(len(choices), ROWS, len(known))
@@ -114,18 +120,22 @@ class ModelDrafter:
             (confidence(row), float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True)
         )
 
+    def let_go(self) -> None:
+        """The model was used for something else: what is in its cache is a text from its beginning on."""
+        self._first = 0
+
     def pending(self, length: int) -> int:
-        return length - self._read
+        return length - self.has_read
 
     @property
-    def _read(self) -> int:
+    def has_read(self) -> int:
         """Tokens of the text that it has read, or forgotten."""
         return self._first + self.model.length
 
     def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
         if self.failure or len(text) - self._first > self.model.capacity:
             return None
-        unread = text[self._read :]
+        unread = text[self.has_read :]
         logits = self.model.decode(self._known(unread), outputs=1, width=self._width(len(unread)))
         row = logits[0, : self.shared_vocab]
         try:
@@ -137,14 +147,14 @@ class ModelDrafter:
 
     def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
         end = len(text) - 1
-        if end - self._read > most:
+        if end - self.has_read > most:
             self.model.rewind(0)
             self._first = end - most
         end = min(end, self._first + self.model.capacity)
-        count = min(ROWS, end - self._read)
+        count = min(ROWS, end - self.has_read)
         if self.failure or count < 1:
             return []
-        unread = self._known(text[self._read : end])
+        unread = self._known(text[self.has_read : end])
         rows = self.model.decode(unread, outputs=count)[:, : self.shared_vocab]
         first = end - count + 1  # what the first row foretells
         seen = self._judge(

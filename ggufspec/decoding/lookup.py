@@ -174,7 +174,12 @@ class LookupDrafter:
         self._corpus = Index(corpus)
         self.read(())
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = ()) -> list[Hindsight]:
+    def read(
+        self,
+        prompt: Sequence[int],
+        choices: Sequence[int] = (),
+        same: int = 0,  # noqa: ARG002 - reading is free
+    ) -> list[Hindsight]:
         choices = choices[-len(prompt) :] if prompt else ()
         self._told = len(prompt) - len(choices)  # places before this one have had their hindsight, or get none
         self._untold: list[Hindsight] = []

@@ -6,7 +6,7 @@ one token of the target's own. Without a drafter every round is one target token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from ggufspec.decoding.acceptance import Proposal, Rule
@@ -33,7 +33,6 @@ class Round:
         verify_s: seconds in the target.
         total_s: seconds of the round.
         dead_end: the grammar permits no further token.
-
     """
 
     drafted: tuple[int, ...]
@@ -45,6 +44,15 @@ class Round:
     verify_s: float
     total_s: float
     dead_end: bool = False
+
+    def source(self, place: int) -> str:
+        """Who wrote the emitted token at a place: a drafter's name, or ``bonus`` or ``target``: the target's own.
+
+        It is a bonus behind a draft that was kept whole.
+        """
+        if place < self.accepted:
+            return self.drafters[place]
+        return "bonus" if self.drafted and self.accepted == len(self.drafted) else "target"
 
 
 def generate(
@@ -59,7 +67,7 @@ def generate(
     draft_max: int = 0,
     width: Width = lambda count: count,
     clock: Clock,
-) -> Iterator[Round]:
+) -> Generator[Round]:
     """Rounds until ``max_tokens`` are emitted, a token ends the text, or the target's context is full.
 
     The target has read all but the last token of ``prompt`` already, and so have the drafters (:func:`read`).
@@ -85,7 +93,7 @@ def generate(
         began = clock()
         asking = bool(drafters) and not policy.resting()
         limit = min(draft_max, last - len(tokens) - 1)
-        chain = _draft(tokens, limit, drafters, policy, rule, is_end, clock) if asking else []
+        chain = draft(tokens, limit, drafters, policy, rule, is_end, clock) if asking else []
         drafted = tuple(proposal.token for _, proposal in chain)
         wide = width(1 + len(drafted))
         verify_began = clock()
@@ -104,7 +112,7 @@ def generate(
         if drafters:
             verify_s = verify_ended - verify_began
             policy.learn(Outcome(wide, verdict.accepted, len(emitted), verify_s, ended - began, learning_s))
-            reviewing_s = _review(tokens, drafters, policy, rule, clock) if asking else 0.0
+            reviewing_s = review(tokens, drafters, policy, rule, clock) if asking else 0.0
             learning_s = clock() - ended - reviewing_s
         yield Round(
             drafted,
@@ -121,7 +129,7 @@ def generate(
             return
 
 
-def _draft(
+def draft(
     tokens: Sequence[int],
     limit: int,
     drafters: Sequence[Drafter],
@@ -167,7 +175,7 @@ def _draft(
     return chain[: policy.verified()]
 
 
-def _review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> float:
+def review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> float:
     """Let drafters that did not draft see what they would have said, where that is cheap or due; the seconds told."""
     told_s = 0.0
     for drafter in drafters:
@@ -182,18 +190,36 @@ def _review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, 
     return told_s
 
 
-def read(target: Model, prompt: Sequence[int], drafters: Sequence[Drafter] = (), policy: Policy | None = None) -> None:
+def read(
+    target: Model,
+    prompt: Sequence[int],
+    drafters: Sequence[Drafter] = (),
+    policy: Policy | None = None,
+    *,
+    kept: int = 0,
+    draft_kept: int = 0,
+) -> None:
     """Put all but the last token of ``prompt`` into the caches; the last one is the first round's.
 
     Where a policy learns, the drafters are judged on the prompt's last places by what the target would have said there.
+
+    Args:
+        target: the model whose distribution the text follows.
+        prompt: (n,) token ids, at least one.
+        drafters: those of the answer.
+        policy: the answer's.
+        kept: tokens of the prompt, less than n, that the target's cache begins with and keeps.
+        draft_kept: the same of the drafters' text; what they have read of it.
     """
-    target.rewind(0)
+    target.rewind(kept)
     choices: list[int] = []
-    if len(prompt) > 1:
-        count = min(ROWS, len(prompt) - 1) if policy is not None else 0
-        rows = target.decode(prompt[:-1], outputs=count)
-        choices = [int(row.argmax()) for row in rows]
+    new = prompt[kept:-1]
+    if new:
+        # One at least: it is there when the device is done, which else would be in the first round's time.
+        count = min(ROWS if policy is not None else 1, len(new))
+        rows = target.decode(new, outputs=count)
+        choices = [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
-        seen = drafter.read(prompt, choices)
+        seen = drafter.read(prompt, choices, draft_kept)
         if policy is not None:
             policy.reviewed(drafter.name, seen)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
@@ -24,6 +25,17 @@ POLICIES = ("adaptive", "fixed")
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
 RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # the acceptance rules; those with a number are lossy
 MAX_TOP_K = 1000
+
+
+class AnswerOptions(TypedDict, total=False):
+    """The options of :class:`DecoderOptions` that can be another answer by answer, with the same models loaded."""
+
+    drafter: str
+    draft_policy: str
+    draft_max: int
+    pad: bool
+    lookup_corpus: Path | None
+    accept: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +121,33 @@ class DecoderOptions:
     def drafts(self, *, with_draft: bool) -> bool:
         """Whether anyone does, with or without a draft model."""
         return self.drafter == LOOKUP or (with_draft and self.needs_draft)
+
+    def with_answer(self, changes: AnswerOptions, *, has_draft: bool, rooms: int) -> DecoderOptions:
+        """The same placement with other options for its answers.
+
+        Args:
+            changes: what is to be another.
+            has_draft: whether a draft model is loaded.
+            rooms: drafted tokens a round that the target's context was made for; 0: it was made for none.
+
+        Raises:
+            UsageError: an option that needs loading; a value out of range; more than what is loaded can do.
+        """
+        if others := changes.keys() - AnswerOptions.__annotations__.keys():
+            raise UsageError(
+                f"{', '.join(sorted(others))} cannot change while a pair is loaded", "make another SpeculativeDecoder"
+            )
+        if changes.get("drafter") in ("draft", "none"):
+            changes = {"lookup_corpus": None, **changes}
+        options = replace(self, **changes)
+        if "drafter" in changes and options.needs_draft and not has_draft:
+            raise UsageError(f"the drafter {options.drafter!r} needs a draft model, and none is loaded", "load one")
+        if options.drafts(with_draft=has_draft) and options.draft_max > rooms:
+            raise UsageError(
+                f"a draft of {options.draft_max} tokens needs more room than was loaded for: {rooms}",
+                f"load the pair with draft_max={options.draft_max}" + ("" if rooms else " and a drafter"),
+            )
+        return options
 
     def context(self, *, with_draft: bool) -> ContextOptions:
         """The target's context. Without a drafter fewer rows of logits are reserved."""

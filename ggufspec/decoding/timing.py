@@ -11,7 +11,7 @@ _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
 _ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most telling first
 _AGREE = 1.25  # two timings of a width that are further apart were disturbed
 _TRIES = 3  # further timings of a width that do not agree, before it is given up
-_SLOW = 1 / 8  # of the budget: a batch that takes so long is timed once
+_SLOW = 1 / 8  # of the budget: a width that takes so long is timed once at first
 _VISITS = 3  # times that a width is come back to, if the budget allows it
 _PATIENCE = 2  # budgets, after which nothing is timed again
 _TOO_FAST = 0.6  # a batch of half the tokens took longer than this share says: it was disturbed
@@ -48,8 +48,9 @@ def measure(
     """Time batches of some widths behind the text in the cache, which is afterwards as it was.
 
     A width is decoded once for its graph and twice for its time, and again some time later if the budget allows it; a
-    slow one is decoded once, since the graph is nothing beside it. Times that contradict each other are taken again:
-    other programs only ever add to them, so that the shortest counts.
+    slow one is decoded once, since the graph is nothing beside it, and once more when the others were: a single time is
+    too often half as long again as the next. Times that contradict each other are taken again: other programs only ever
+    add to them, so that the shortest counts.
 
     Args:
         model: whose batches are timed.
@@ -77,6 +78,9 @@ def measure(
         for width, taken in timer.timings.items():
             if timer.spent_s + 3 * min(taken) <= budget_s:
                 timer.visit(width)
+    for width in reversed(needed):
+        if len(timer.timings[width]) < 2 and timer.spent_s <= _PATIENCE * budget_s:
+            timer.again(width)
     for width in timer.suspects():
         if timer.spent_s <= _PATIENCE * budget_s:
             timer.visit(width)
@@ -135,6 +139,10 @@ class _Timer:
         for _ in range(_TRIES):
             if not _agree(known) and self.spent_s <= _PATIENCE * self.budget_s:
                 known.append(self.once(width))
+
+    def again(self, width: int) -> None:
+        """Time a slow width once more."""
+        self.timings[width].append(self.once(width))
 
     def suspects(self) -> list[int]:
         """Widths whose timings contradict each other, or those of other widths."""

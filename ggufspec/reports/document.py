@@ -86,8 +86,28 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class HookComparison:
+    """llama-cpp-python's ``Llama`` with our draft as its draft model: the runs ``llama_target_only``, ``llama_hook``.
+
+    ``speedup`` is over ``Llama`` alone, ``over_own`` over the run ``speculative``. ``identical_output`` compares short
+    greedy answers of ``Llama`` with and without the hook; ``divergences`` are those of the measured answers, if greedy.
+    """
+
+    speedup: Spread | None
+    over_own: Spread | None
+    identical_output: bool | None
+    identity_check: dict[str, Any]
+    divergences: tuple[Divergence, ...]
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BenchDocument:
-    """``ggufspec/bench@1``. ``interrupted`` says that Ctrl-C ended it: what is there was measured in full."""
+    """``ggufspec/bench@1``. ``interrupted`` says that Ctrl-C ended it: what is there was measured in full.
+
+    ``hook`` is there with ``--engine hook``.
+    """
 
     pair: dict[str, Any]
     machine: dict[str, Any]
@@ -101,6 +121,7 @@ class BenchDocument:
     verdict: Verdict
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    hook: HookComparison | None = None
     schema: str = field(default="ggufspec/bench@1")
 
 
@@ -117,6 +138,122 @@ class RunDocument:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     schema: str = field(default="ggufspec/run@1")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFigures:
+    """What an answer of a chat took.
+
+    Args:
+        prompt_tokens: of the conversation, as the model got it.
+        prompt_read: those that were decoded for this answer; the others were in the context.
+        prompt_s: seconds that they took.
+        tokens: of the answer.
+        tokens_per_s: of the answer.
+        rounds: of drafting and verifying; target tokens, where nobody drafts.
+        drafted: drafted tokens that were verified.
+        accepted: those that were kept.
+        lookup_drafted: those that the n-gram lookup offered.
+        lookup_accepted: those of them that were kept.
+        lossy: whether the rule may have changed the text.
+    """
+
+    prompt_tokens: int
+    prompt_read: int
+    prompt_s: float
+    tokens: int
+    tokens_per_s: float
+    rounds: int
+    drafted: int
+    accepted: int
+    lookup_drafted: int = 0
+    lookup_accepted: int = 0
+    lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRun:
+    """One of several answers to the same question: ``target-only``, ``draft-only`` or ``speculative``.
+
+    ``differs_at`` is the place of the first token, from 1, that is not target-only's; absent where there is none.
+    """
+
+    name: str
+    answer: str
+    figures: ChatFigures
+    differs_at: int | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A question and its answer. ``stopped``: the user cut it short. ``answer`` is absent where none came.
+
+    ``dropped`` counts the oldest turns that did not fit the context with this one; ``compared`` are the answers of
+    ``/compare``.
+    """
+
+    user: str
+    answer: str | None
+    stopped: bool = False
+    dropped: int = 0
+    stop_reason: str = ""
+    figures: ChatFigures | None = None
+    compared: tuple[ChatRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatDocument:
+    """``ggufspec/chat@1``: a conversation, as it is saved and loaded, and as ``chat --json`` prints it.
+
+    ``pair`` and ``settings`` tell with what it was said; loading leaves them alone.
+    """
+
+    pair: dict[str, Any]
+    settings: dict[str, Any]
+    system: str
+    turns: tuple[ChatTurn, ...]
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/chat@1")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A token of a traced answer.
+
+    Args:
+        token: its id; -1 where a grammar ended the answer and text was still held back.
+        text: what became certain with it; it may be empty or end an earlier character.
+        source: who wrote it: ``draft`` or ``lookup`` offered it and the target kept it, ``bonus`` is the target's own
+            behind a draft that was kept whole, ``target`` its own otherwise.
+        round: of the trace, from 1.
+    """
+
+    token: int
+    text: str
+    source: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDocument:
+    """``ggufspec/trace@1``: the last line of a trace; those before it are its rounds (:mod:`ggufspec.reports.rounds`).
+
+    ``rounds`` is how many there were, whether they were printed or not.
+    """
+
+    pair: dict[str, Any]
+    settings: dict[str, Any]
+    prompt: str
+    text: str
+    tokens: tuple[Written, ...]
+    rounds: int
+    stop_reason: str
+    statistics: Run | SpeculativeRun
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/trace@1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +347,12 @@ def to_json(document: Document) -> str:
     """The document as JSON text, its schema first."""
     body = asdict(document)  # type: ignore[call-overload]
     return json.dumps({"schema": body.pop("schema"), **body}, indent=2, ensure_ascii=False)
+
+
+def to_line(document: Document) -> str:
+    """The same on one line."""
+    body = asdict(document)  # type: ignore[call-overload]
+    return json.dumps({"schema": body.pop("schema"), **body}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,19 @@ The figure is the ratio ours ÷ theirs over Σ seconds, with the interval of the
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 from common import ROOT, grown_draft, grown_targets, save
 
 from ggufspec import DecoderOptions, SpeculativeDecoder
+from ggufspec.bench import peers
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.bench.stats import paired_ratios
 
 KINDS = ("F16", "Q4_0")
 DRAFT_LENGTHS = (2, 3, 4, 7)
-PEER = ROOT / ".cache" / "peers" / "bin" / "llama-speculative-simple"
+PEERS = ROOT / ".cache" / "peers" / "bin"
 
 
 def ours(decoder: SpeculativeDecoder, prompt: str, tokens: int) -> dict[str, float]:
@@ -36,24 +36,18 @@ def ours(decoder: SpeculativeDecoder, prompt: str, tokens: int) -> dict[str, flo
 
 def theirs(target: Path, draft: Path, prompt: str, tokens: int, draft_max: int, threads: int) -> dict[str, float]:
     """One answer of llama.cpp's program."""
-    command = [str(PEER), "-m", str(target), "-md", str(draft), "--spec-type", "draft-simple", "-p", prompt]
-    command += [
-        "-n",
-        str(tokens),
-        "--spec-draft-n-max",
-        str(draft_max),
-        "--temp",
-        "0",
-        "-t",
-        str(threads),
-        "-c",
-        "2048",
-    ]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")
-    said = done.stdout + done.stderr
-    count, seconds = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", said).groups()
-    drafted, accepted = (int(re.search(rf"n_{word}\s*=\s*(\d+)", said).group(1)) for word in ("drafted", "accept"))
-    return {"tokens": int(count), "seconds": float(seconds), "drafted": drafted, "accepted": accepted}
+    told = peers.answer(
+        peers.find(PEERS),
+        target,
+        draft,
+        prompt,
+        tokens=tokens,
+        draft_max=draft_max,
+        threads=threads,
+        n_ctx=2048,
+        offload=False,
+    )
+    return asdict(told)
 
 
 def main() -> None:

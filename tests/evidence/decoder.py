@@ -14,9 +14,9 @@ E  the same text in strict mode whoever drafts, however far and however padded; 
 A first search of short answers finds each case's best lengths, theirs and ours: 3 and 7 are tried, since verify curves
 have dips at 4 and 8 tokens, and then the neighbours of the best until both are slower. The best, and the second if it
 was close, run again for record, and the better one counts. In a repetition every way to decode runs once; ours run in
-step, a round of each in turn, since the speed of a shared machine wanders by a fifth within a minute, and theirs right
-before and after. Ratios are taken within a repetition. Speed is tokens ÷ seconds from the end of the
-prompt, as both programs report it. Nothing else must run on the machine.
+step with the same weights, a round of each in turn, since the speed of a shared machine wanders by a fifth within a
+minute, and theirs right before and after. Ratios are taken within a repetition. Speed is tokens ÷ seconds from the end
+of the prompt, as both programs report it. Nothing else must run on the machine.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ from decoder_prompts import KINDS, short_prompts
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.stats import RESAMPLES, paired_ratios
+from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.controller import Adaptive
 from ggufspec.decoding.curve import Curve
+from ggufspec.llamacpp.model import Model
+from ggufspec.llamacpp.options import Placement
 from ggufspec.pairs.profile import demo_pair
 
 TARGETS = ("F16", "Q8_0", "Q4_0")
@@ -115,10 +118,8 @@ class Answer:
         self.rounds: list[Any] = []
         self.ids: list[int] = []
         self.wall_s = 0.0
-        use_draft = not mode.startswith("target-only")
-        self._emitted = decoder.generate(
-            prompt, max_tokens=tokens, sampling=sampling, use_draft=use_draft, rounds=self.rounds
-        )
+        alone = "target" if mode.startswith("target-only") else ""
+        self._emitted = decoder.generate(prompt, max_tokens=tokens, sampling=sampling, alone=alone, rounds=self.rounds)
 
     def step(self) -> bool:
         """Run one more round; False if there is none."""
@@ -158,7 +159,10 @@ def ours(decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampl
 
 
 class Decoders:
-    """The open decoders of one target and one draft: weights are mapped once for all of them.
+    """The open decoders of one target and one draft. All of them decode with the same weights.
+
+    They must: where weights are repacked or the memory they came to lie in is another, the same batch takes some
+    per cent more or less, for as long as a model is loaded.
 
     They keep their verify curves in a folder of their own, as the commands do in the user's: what one measures is known
     to the next, and two ways to decode differ in what they do and not in what they happened to measure.
@@ -167,6 +171,7 @@ class Decoders:
     def __init__(self, target: Path, draft: Path, threads: int, *, verbose: bool) -> None:
         self.target, self.draft, self.threads, self.verbose = target, draft, threads, verbose
         self._open: dict[str, SpeculativeDecoder] = {}
+        self._models: dict[Path, Model] = {}
         self._curves = tempfile.TemporaryDirectory()
         self.notes: set[str] = set()
 
@@ -202,9 +207,17 @@ class Decoders:
         if fresh and mode in self._open:
             self._open.pop(mode).close()
         if mode not in self._open:
-            self._open[mode] = opened(self.target, self.draft, mode, self.threads, Path(self._curves.name))
+            with mock.patch.object(decoder_module, "Model", self._model):
+                self._open[mode] = opened(self.target, self.draft, mode, self.threads, Path(self._curves.name))
         self.notes.update(f"{mode}: {note}" for note in self._open[mode].notes)
         return self._open[mode]
+
+    def _model(self, path: Path, placement: Placement) -> Model:
+        """The model of a file; no decoder closes it."""
+        if path not in self._models:
+            self._models[path] = Model(path, placement)
+            self._models[path].close = lambda: None  # type: ignore[method-assign]
+        return self._models[path]
 
     def _theirs(self, prompt: str, tokens: int, length: int) -> Run:
         for _ in range(5):
@@ -220,6 +233,8 @@ class Decoders:
         """Free all."""
         while self._open:
             self._open.popitem()[1].close()
+        while self._models:
+            Model.close(self._models.popitem()[1])
         self._curves.cleanup()
 
 
@@ -688,7 +703,7 @@ def measure_identity(record: Record, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Measure, print, save."""
     arguments = parsed()
-    settings = {"tokens": arguments.n, "threads": arguments.t, "n_ctx": N_CTX, "search": arguments.search, "in_step": 2}
+    settings = {"tokens": arguments.n, "threads": arguments.t, "n_ctx": N_CTX, "search": arguments.search, "in_step": 3}
     record = Record(
         arguments.folder, None if arguments.summary else settings, resume=arguments.resume or arguments.summary
     )

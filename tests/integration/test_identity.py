@@ -21,8 +21,8 @@ BARE = Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=11)
 TOKENS = 24
 
 
-def tokens(decoder: SpeculativeDecoder, prompt: str, sampling: Sampling, *, use_draft: bool = True) -> list[int]:
-    return [e.token for e in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, use_draft=use_draft)]
+def tokens(decoder: SpeculativeDecoder, prompt: str, sampling: Sampling, *, alone: str = "") -> list[int]:
+    return [e.token for e in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, alone=alone)]
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_the_demo_pair_in_strict_mode(pair, prompts):
     longest = drafted = 0
     for i, prompt in enumerate(prompts):
         for sampling in (GREEDY, replace(WARM if i % 2 else BARE, seed=i)):
-            alone = tokens(decoders[4], prompt, sampling, use_draft=False)
+            alone = tokens(decoders[4], prompt, sampling, alone="target")
             longest = max(longest, decoders[4].statistics.prompt_tokens)
             for k, decoder in decoders.items():
                 assert tokens(decoder, prompt, sampling) == alone, (i, k, sampling)
@@ -48,14 +48,14 @@ def test_grown_targets_in_strict_mode(pair, prompts, grown, kind):
     for i, prompt in enumerate(prompts):
         k = (1, 4, 8)[i % 3]
         sampling = (GREEDY, replace(WARM, seed=i))[i // 3 % 2]
-        alone = tokens(decoders[k], prompt, sampling, use_draft=False)
+        alone = tokens(decoders[k], prompt, sampling, alone="target")
         assert tokens(decoders[k], prompt, sampling) == alone, (i, k, sampling)
 
 
 def test_a_target_alone_gives_the_same_text_as_a_pair_without_its_draft(pair, prompts):
     with SpeculativeDecoder(pair[0], None, OPTIONS) as alone, SpeculativeDecoder(*pair, OPTIONS) as both:
         for prompt in prompts[::25]:
-            assert tokens(alone, prompt, GREEDY) == tokens(both, prompt, GREEDY, use_draft=False)
+            assert tokens(alone, prompt, GREEDY) == tokens(both, prompt, GREEDY, alone="target")
             assert tokens(alone, prompt, WARM) == tokens(both, prompt, WARM)
 
 
@@ -74,7 +74,7 @@ def test_the_check_can_fail(pair, prompts, monkeypatch):
         return rule
 
     with SpeculativeDecoder(*pair, OPTIONS) as decoder:
-        alone = [tokens(decoder, prompt, GREEDY, use_draft=False) for prompt in prompts[:10]]
+        alone = [tokens(decoder, prompt, GREEDY, alone="target") for prompt in prompts[:10]]
         monkeypatch.setattr(decoder_module, "make_rule", careless)
         assert [tokens(decoder, prompt, GREEDY) for prompt in prompts[:10]] != alone
 
@@ -88,7 +88,7 @@ def test_divergences_of_the_default_mode_are_near_ties(pair, prompts, grown, kin
     cases = []
     with SpeculativeDecoder(target, pair[1], options) as decoder:
         for i, prompt in enumerate(prompts[::2]):
-            alone = tuple(tokens(decoder, prompt, GREEDY, use_draft=False))
+            alone = tuple(tokens(decoder, prompt, GREEDY, alone="target"))
             with_draft = tuple(tokens(decoder, prompt, GREEDY))
             if alone != with_draft:
                 cases.append(divergence.Case(i, prompt, alone, with_draft))

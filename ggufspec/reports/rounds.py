@@ -1,0 +1,231 @@
+"""What a trace tells of every round: how each drafted token came about and why it stayed or not.
+
+One round is one JSON line of ``ggufspec trace --json``. All numbers are written so that they read back the same, and
+the rule's decision can be made again from the line alone:
+
+``exact``
+    The target's own choice has the highest ``score + noise``, of equal ones the lowest id; a drafted token stays if it
+    is that choice. At temperature 0 the score is the logit less the choice's, and there is no noise. Above it the score
+    is the logarithm of the probability up to a constant, and the noise is a function of seed, position and token
+    (``ggufspec.decoding.noise``).
+``residual``
+    It stays if ``coin < min(1, p / q)``.
+``top-k:N``
+    As ``exact``, or if ``rank <= most``.
+``typical:EPS``
+    As ``exact``, or if ``probability > bar``, where the bar is ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
+
+What was drawn with a uniform variable lies where ``before < (1 - uniform) * total <= reached``, sums of the
+probabilities of the tokens with lower ids, and with its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+ROUND = "ggufspec/trace-round@1"
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    r"""One of the likeliest tokens of a row.
+
+    Args:
+        token: its id.
+        text: of the token; bytes that are no whole character are ``\xNN``.
+        probability: softmax of the row as the model gave it, before temperature, truncation and grammar.
+        permitted: whether the grammar lets it stand there.
+    """
+
+    token: int
+    text: str
+    probability: float
+    permitted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a model's row says of a token, before temperature, truncation and grammar; its ten likeliest tokens.
+
+    ``logit`` is absent where it is not finite: the token is impossible.
+    """
+
+    logit: float | None
+    probability: float
+    likeliest: tuple[Likely, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What the exact rule compares: ``score + noise``."""
+
+    score: float
+    noise: float
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return self.score + self.noise
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The target's own choice at a place; ``p`` is its probability under the sampling settings."""
+
+    token: int
+    text: str
+    p: float
+    sum: Sum
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What ``top-k:N`` compares: how many tokens are likelier, plus 1, and N."""
+
+    rank: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """What ``typical:EPS`` compares: a probability over the whole vocabulary at the sampling temperature, or at 1 if
+    that is 0, and the bar that the distribution's entropy (in nats) sets.
+    """
+
+    probability: float
+    entropy: float
+    epsilon: float
+    bar: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Why a drafted token stayed or not.
+
+    Args:
+        target: the target's row, and the drafted token in it.
+        p: the target's probability of the token under the sampling settings, and the grammar's where it ``masked``.
+        ratio: p / q.
+        masked: the grammar changed what the target chose from: its choice was not permitted (residual: a token that
+            sampling would have left was not).
+        sum: of the drafted token under the exact rule and the lossy ones; absent if sampling or grammar leaves it out.
+        own: the target's own choice under the same rules; absent if the grammar permits nothing.
+        coin: the uniform variable of the residual rule; absent if the grammar permits nothing.
+        rank: under ``top-k:N``.
+        typical: under ``typical:EPS``.
+    """
+
+    target: Seen
+    p: float
+    ratio: float
+    masked: bool
+    sum: Sum | None = None
+    own: Own | None = None
+    coin: float | None = None
+    rank: Rank | None = None
+    typical: Typical | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One drafted token.
+
+    Args:
+        position: index in the sequence.
+        drafter: who offered it, ``draft`` or ``lookup``.
+        token: its id.
+        text: of the token.
+        q: the probability with which it was drawn, under the sampling settings; 1 for a lookup, which is not drawn.
+        draft: the draft's row; a lookup has none.
+        verdict: ``kept``, ``refused``, or ``behind`` the first that was refused: the target's row was not read then.
+        judged: how the verdict came about; absent behind the first refused.
+    """
+
+    position: int
+    drafter: str
+    token: int
+    text: str
+    q: float
+    draft: Seen | None
+    verdict: Literal["kept", "refused", "behind"]
+    judged: Judged | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token drawn with a uniform variable: see the module."""
+
+    uniform: float
+    before: float
+    reached: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The target's own token at the end of a round.
+
+    Args:
+        position: index in the sequence.
+        token: its id.
+        text: of the token.
+        source: ``bonus`` behind a draft that was kept whole, ``target`` otherwise.
+        law: what it is from: ``p``, the target's distribution, or ``residual``, which is ``max(p - q, 0)`` with sum 1.
+        probability: in that law.
+        p: in the target's, under the sampling settings, and the grammar's where it ``masked``.
+        masked: as in :class:`Judged`.
+        target: the target's row, and this token in it.
+        sum: under the exact rule and the lossy ones.
+        drawn: under the residual rule.
+        emitted: False if the text ended before it.
+    """
+
+    position: int
+    token: int
+    text: str
+    source: Literal["bonus", "target"]
+    law: Literal["p", "residual"]
+    probability: float
+    p: float
+    masked: bool
+    target: Seen
+    sum: Sum | None = None
+    drawn: Drawn | None = None
+    emitted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRound:
+    """``ggufspec/trace-round@1``: one draft and one verification.
+
+    Args:
+        number: from 1.
+        rule: the acceptance rule.
+        temperature: of the sampling settings; 0 is greedy.
+        seed: of the sampling settings.
+        grammar: whether the answer has one.
+        places: the drafted tokens that were verified.
+        added: the token that follows those that were kept; absent if the grammar permits none.
+        accepted: drafted tokens that were kept.
+        emitted: ids of the tokens that stay.
+        width: tokens in the target's batch, padding included.
+        draft_s: seconds of drafting, and of a draft reading along.
+        verify_s: seconds in the target.
+        total_s: seconds of the round.
+    """
+
+    number: int
+    rule: str
+    temperature: float
+    seed: int
+    grammar: bool
+    places: tuple[Place, ...]
+    added: Added | None
+    accepted: int
+    emitted: tuple[int, ...]
+    width: int
+    draft_s: float
+    verify_s: float
+    total_s: float
+    schema: str = field(default=ROUND)

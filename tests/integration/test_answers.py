@@ -1,0 +1,327 @@
+"""Several answers of one decoder: other settings, a kept cache, one model alone, threads, closing in between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ggufspec import DecoderOptions, Emitted, Sampling, SpeculativeDecoder
+from ggufspec.decoding.loop import Round
+from ggufspec.errors import ModelError, UsageError
+
+OPTIONS = DecoderOptions(n_ctx=512, threads=1, draft_policy="fixed", draft_max=4)
+PROMPT = "import os\n\n\ndef main("
+N = 24
+
+
+@pytest.fixture
+def decoder(pair: tuple[Path, Path]) -> Iterator[SpeculativeDecoder]:
+    with SpeculativeDecoder(*pair, OPTIONS) as one:
+        yield one
+
+
+def ids(emitted: Iterator[Emitted]) -> list[int]:
+    return [one.token for one in emitted]
+
+
+def answer(decoder: SpeculativeDecoder, prompt: str | list[int] = PROMPT, **options: object) -> list[int]:
+    return ids(decoder.generate(prompt, max_tokens=N, **options))  # type: ignore[arg-type]
+
+
+# Who wrote each token.
+
+
+def test_every_token_tells_who_wrote_it(decoder: SpeculativeDecoder) -> None:
+    rounds: list[Round] = []
+    emitted = list(decoder.generate(PROMPT, max_tokens=48, rounds=rounds))
+    expected = []
+    for one in rounds:
+        own = "bonus" if one.accepted == len(one.drafted) > 0 else "target"
+        expected += [*one.drafters[: one.accepted], own][: len(one.emitted)]
+    assert [one.source for one in emitted] == expected
+    assert {one.source for one in emitted} >= {"draft", "bonus", "target"}
+    assert [one.drafted for one in emitted] == [source in ("draft", "lookup") for source in expected]
+    assert decoder.statistics is not None
+    assert sum(one.drafted for one in emitted) == decoder.statistics.accepted > 0
+
+
+def test_a_target_alone_writes_everything(decoder: SpeculativeDecoder) -> None:
+    assert {one.source for one in decoder.generate(PROMPT, max_tokens=8, alone="target")} == {"target"}
+
+
+# One model alone.
+
+
+def test_the_draft_alone_answers_as_if_it_were_the_only_model(
+    decoder: SpeculativeDecoder, pair: tuple[Path, Path]
+) -> None:
+    target = answer(decoder)
+    with SpeculativeDecoder(pair[1], None, OPTIONS) as small:
+        expected = answer(small)
+    assert answer(decoder, alone="draft") == expected
+    assert answer(decoder, alone="draft", cache_prompt=True) == expected
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == 1
+    assert answer(decoder) == target  # the draft drafts again
+    assert answer(decoder, cache_prompt=True) == target
+    assert decoder.statistics.accepted > 0
+
+
+def test_without_a_draft_model_none_can_answer_alone(pair: tuple[Path, Path]) -> None:
+    with (
+        SpeculativeDecoder(pair[0], None, OPTIONS) as decoder,
+        pytest.raises(UsageError, match="no draft model that could answer alone"),
+    ):
+        answer(decoder, alone="draft")
+
+
+def test_a_model_that_nobody_knows(decoder: SpeculativeDecoder) -> None:
+    with pytest.raises(UsageError, match="there is no model 'both'"):
+        answer(decoder, alone="both")
+
+
+# The cache from answer to answer.
+
+
+class Counted:
+    """Counts the tokens that a decoder's models decode."""
+
+    def __init__(self, decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.target = self.draft = 0
+        for name in ("target", "draft"):
+            context = getattr(decoder, f"_{name}")
+            monkeypatch.setattr(context, "decode", self._counting(name, context.decode))
+
+    def _counting(self, name: str, decode):  # type: ignore[no-untyped-def]
+        def counted(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
+            setattr(self, name, getattr(self, name) + len(tokens))
+            return decode(tokens, outputs, width)
+
+        return counted
+
+
+@pytest.mark.parametrize("alone", ["", "target"])
+def test_a_second_turn_decodes_only_what_is_new(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, alone: str
+) -> None:
+    prompt = decoder.target.tokenize(PROMPT * 10)
+    first = answer(decoder, prompt, alone=alone, cache_prompt=True)
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == len(prompt)
+    longer = [*prompt, *first, *decoder.target.tokenize("\n\n\nclass A:")]
+    counted = Counted(decoder, monkeypatch)
+    second = answer(decoder, longer, alone=alone, cache_prompt=True)
+    new = len(longer) - len(prompt) - len(first)
+    assert decoder.statistics.prompt_read <= new + 1  # and the last token of the answer, which nobody had decoded
+    rejected = decoder.statistics.drafted - decoder.statistics.accepted
+    assert counted.target <= new + 1 + len(second) + rejected
+    assert counted.draft <= (new + 5 + len(second) + rejected if not alone else 0)
+    monkeypatch.undo()
+    assert answer(decoder, longer, alone="target") == second  # as if the whole prompt had been read
+
+
+def test_what_is_not_a_continuation_is_read_from_where_it_differs(decoder: SpeculativeDecoder) -> None:
+    prompt = decoder.target.tokenize(PROMPT * 10)
+    answer(decoder, prompt, cache_prompt=True)
+    other = [*prompt[:40], *decoder.target.tokenize("\nclass Other:")]
+    found = answer(decoder, other, cache_prompt=True)
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == len(other) - 40
+    assert found == answer(decoder, other)
+    assert decoder.statistics.prompt_read == len(other)
+
+
+def test_an_answer_that_was_left_off_can_be_continued(decoder: SpeculativeDecoder) -> None:
+    prompt = decoder.target.tokenize(PROMPT)
+    whole = answer(decoder, prompt)
+    stream = decoder.generate(prompt, max_tokens=N)
+    some = [next(stream).token for _ in range(7)]
+    stream.close()  # type: ignore[attr-defined]
+    rest = ids(decoder.generate([*prompt, *some], max_tokens=N - 7, cache_prompt=True))
+    assert [*some, *rest] == whole
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == 1
+
+
+def test_the_draft_catches_up_after_answers_without_it(decoder: SpeculativeDecoder) -> None:
+    prompt = decoder.target.tokenize(PROMPT)
+    whole = ids(decoder.generate(prompt, max_tokens=3 * N))
+    one = answer(decoder, prompt, cache_prompt=True)
+    two = answer(decoder, [*prompt, *one], alone="target", cache_prompt=True)
+    three = answer(decoder, [*prompt, *one, *two], cache_prompt=True)
+    assert [*one, *two, *three] == whole
+    assert decoder.statistics is not None
+    assert decoder.statistics.accepted > 0
+
+
+def test_after_a_failure_nothing_is_taken_from_the_cache(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(decoder)
+    decode, calls = decoder._target.decode, []
+
+    def failing(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
+        calls.append(tokens)
+        rows = decode(tokens, outputs, width)
+        if len(calls) == 3:
+            raise ModelError("broken", "")
+        return rows
+
+    monkeypatch.setattr(decoder._target, "decode", failing)
+    with pytest.raises(ModelError, match="broken"):
+        answer(decoder)
+    monkeypatch.undo()
+    assert answer(decoder, cache_prompt=True) == expected
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == decoder.statistics.prompt_tokens
+
+
+# Settings that change between answers.
+
+
+def test_every_setting_gives_the_text_of_the_target(decoder: SpeculativeDecoder) -> None:
+    alone = answer(decoder, alone="target")
+    seen = []
+    for changes in (
+        {"drafter": "lookup"},
+        {"drafter": "both", "draft_max": 1},
+        {"draft_policy": "adaptive", "draft_max": 15},
+        {"drafter": "draft"},
+        {"draft_policy": "fixed", "draft_max": 7, "pad": False},
+        {"drafter": "none"},
+    ):
+        decoder.configure(**changes)  # type: ignore[arg-type]
+        assert answer(decoder) == alone
+        assert decoder.statistics is not None
+        seen.append((decoder.drafters, len(decoder.statistics.drafted_by_position)))
+    assert seen == [
+        (("lookup",), 4),
+        (("draft", "lookup"), 1),
+        (("draft", "lookup"), 15),
+        (("draft",), 15),
+        (("draft",), 7),
+        ((), 0),
+    ]
+
+
+def test_another_rule(decoder: SpeculativeDecoder) -> None:
+    exact = answer(decoder)
+    decoder.configure(accept="top-k:1000")
+    loose = answer(decoder)
+    assert decoder.statistics is not None
+    assert loose != exact
+    assert decoder.statistics.accepted == decoder.statistics.drafted  # everything is good enough
+    decoder.configure(accept="exact")
+    assert answer(decoder) == exact
+
+
+def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+    plain = answer(decoder, alone="target")
+    corpus = tmp_path / "corpus.txt"
+    text = PROMPT + "".join(decoder.target.piece(token).decode() for token in plain)
+    corpus.write_text(text)
+    decoder.configure(drafter="lookup", lookup_corpus=corpus)
+    assert answer(decoder) == plain
+    assert decoder.statistics is not None
+    assert decoder.statistics.lookup_accepted > N // 2
+    with pytest.raises(UsageError, match="cannot be read"):
+        decoder.configure(lookup_corpus=tmp_path / "none.txt")
+    assert decoder.options.lookup_corpus == corpus
+    assert answer(decoder) == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_ctx": 4096}, "n_ctx cannot change while a pair is loaded"),
+        ({"strict": True}, "strict cannot change"),
+        ({"accept": "best"}, "no acceptance rule 'best'"),
+        ({"draft_max": 16}, "needs more room than was loaded for: 15"),
+        ({"draft_max": 0}, "a draft length of 0"),
+        ({"drafter": "nobody"}, "no drafter 'nobody'"),
+    ],
+)
+def test_what_cannot_change(decoder: SpeculativeDecoder, changes: dict[str, object], message: str) -> None:
+    before = decoder.options
+    with pytest.raises(UsageError, match=message):
+        decoder.configure(**changes)  # type: ignore[arg-type]
+    assert decoder.options == before
+    assert answer(decoder) == answer(decoder, alone="target")
+
+
+def test_a_target_that_was_loaded_alone_has_no_room_for_drafts(pair: tuple[Path, Path]) -> None:
+    with SpeculativeDecoder(pair[0], None, OPTIONS) as decoder:
+        with pytest.raises(UsageError, match="loaded for: 0"):
+            decoder.configure(drafter="lookup")
+        with pytest.raises(UsageError, match="needs a draft model"):
+            decoder.configure(drafter="draft")
+        decoder.configure(accept="residual")
+
+
+# One answer at a time.
+
+
+def test_while_an_answer_is_unfinished_nothing_else_is_done(decoder: SpeculativeDecoder) -> None:
+    stream = decoder.generate(PROMPT, max_tokens=N)
+    first = next(stream).token
+    with pytest.raises(UsageError, match="unfinished"):
+        answer(decoder)
+    with pytest.raises(UsageError, match="unfinished"):
+        decoder.configure(accept="residual")
+    rest = ids(stream)
+    assert [first, *rest] == answer(decoder)
+
+
+def test_of_two_threads_one_is_refused_and_the_other_not_disturbed(decoder: SpeculativeDecoder) -> None:
+    alone = ids(decoder.generate(PROMPT, max_tokens=200, sampling=Sampling(temperature=1.5, seed=3)))
+    begun, answers, refused = threading.Event(), [], []
+
+    def first() -> None:
+        for one in decoder.generate(PROMPT, max_tokens=200, sampling=Sampling(temperature=1.5, seed=3)):
+            answers.append(one.token)
+            begun.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(30)
+    while thread.is_alive():
+        try:
+            next(decoder.generate(PROMPT, max_tokens=1))
+        except UsageError as error:
+            refused.append(error)
+    thread.join()
+    assert refused
+    assert answers == alone
+
+
+def test_decoders_of_two_threads_do_not_know_of_each_other(pair: tuple[Path, Path]) -> None:
+    found: dict[int, list[int]] = {}
+
+    def one(seed: int) -> None:
+        with SpeculativeDecoder(*pair, OPTIONS) as decoder:
+            found[seed] = answer(decoder, sampling=Sampling(temperature=0.8, seed=seed))
+
+    threads = [threading.Thread(target=one, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    expected = dict(found)
+    for seed in (1, 2):
+        one(seed)
+    assert found == expected
+
+
+def test_closing_ends_an_answer_that_is_unfinished(pair: tuple[Path, Path]) -> None:
+    decoder = SpeculativeDecoder(*pair, OPTIONS)
+    stream = decoder.generate(PROMPT, max_tokens=N)
+    next(stream)
+    decoder.close()
+    left = ids(stream)  # what was emitted already
+    assert len(left) < 8
+    decoder.close()
+    with pytest.raises(UsageError, match="the decoder is closed"):
+        answer(decoder)
