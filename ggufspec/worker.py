@@ -1,9 +1,15 @@
 """Runs a job in a child process, so that an abort of llama.cpp ends the job and not the program.
 
-The child is ``python -m ggufspec.worker MODULE``; the module has a ``Spec``, a ``Result`` and
-``run(spec, emit, stopping) -> Result``. The spec goes in on stdin as JSON, events and the result come out as lines of
-JSON. An end of stdin asks the child to stop: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S``
-then, whatever llama.cpp is doing.
+The child is ``python -m ggufspec.worker MODULE``. There are two kinds of job:
+
+- A call. The module has a ``Spec``, a ``Result`` and ``run(spec, emit, stopping) -> Result``.
+- A session, whose child stays and answers requests. The module has a ``Spec``, a ``Ready``, a ``Request``, a ``Reply``
+  and ``opened(spec, emit, stopping)``, a context manager whose value is a :class:`Serving`.
+
+Both speak one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
+each when the one before is answered; on stdout come events and, for every request, one result or one error.
+``{"stop": N}`` on stdin asks request N to stop early. An end of stdin asks the child to end: Ctrl-C in the parent, or
+the parent's death. It ends within ``_GRACE_S`` then, whatever llama.cpp is doing.
 """
 
 from __future__ import annotations
@@ -12,7 +18,6 @@ import contextlib
 import importlib
 import json
 import logging
-import math
 import os
 import queue
 import signal
@@ -21,8 +26,11 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Any, Protocol, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -43,6 +51,23 @@ class Interrupted(KeyboardInterrupt):
         self.partial = partial
 
 
+class Serving(Protocol):
+    """A session's side in the child."""
+
+    @property
+    def ready(self) -> Any:
+        """The module's ``Ready``: what was opened."""
+        ...
+
+    def answer(self, request: Any, emit: Emit, stopping: threading.Event) -> Any:
+        """The module's ``Reply`` to a ``Request``; as far as it came, once ``stopping`` is set.
+
+        Raises:
+            GgufspecError: what the user can mend; the session goes on.
+        """
+        ...
+
+
 def call(
     module: str, spec: object, result_type: type[Result], *, on_event: Emit | None = None, verbose: bool = False
 ) -> Result:
@@ -60,90 +85,309 @@ def call(
         WorkerError: the child ended without a result.
         Interrupted: Ctrl-C; holds what the child had when it was asked to stop.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as complaints:
-        child = subprocess.Popen(
+    with Session(verbose=verbose) as session:
+        return session.open(module, spec, result_type, on_event=on_event)
+
+
+class Session:
+    """A child process that stays: opened once, asked again and again.
+
+    ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` gives it something to do. All but
+    :meth:`stop` belong to one thread. A session can be opened again at any time, after its child has died too.
+
+    Args:
+        verbose: let llama.cpp's log through to stderr.
+    """
+
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._child: _Child | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a child that can be asked."""
+        return self._child is not None and self._child.lives
+
+    def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
+        """Start the child and give it its spec; one that was there is ended.
+
+        Args:
+            module: dotted name of the job's module.
+            spec: its ``Spec``.
+            ready_type: its ``Ready``; of a call its ``Result``.
+            on_event: called with each event as it comes; what it raises ends the child.
+
+        Raises:
+            GgufspecError: as the job raised it; the child has ended.
+            WorkerError: the child died.
+            Interrupted: Ctrl-C; the child has ended. ``partial`` is what it said when it was asked to.
+        """
+        self.close()
+        child = self._child = _Child(module, verbose=self._verbose)
+        try:
+            outcome = child.ask("spec", spec, on_event)
+        except KeyboardInterrupt:
+            try:
+                partial = _partial(child.last_word(on_event), ready_type)
+            finally:
+                self._kill()
+            raise Interrupted(partial) from None
+        except BaseException:
+            self._kill()
+            raise
+        if error := _error(outcome):
+            self.close()
+            raise error
+        return TypeAdapter(ready_type).validate_python(outcome["result"])
+
+    def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
+        """Give the child a request and wait for its reply.
+
+        Ctrl-C asks it to stop, and waits for the reply as far as it came; a second Ctrl-C ends the child.
+
+        Args:
+            request: the module's ``Request``.
+            reply_type: its ``Reply``.
+            on_event: called with each event as it comes; what it raises ends the child.
+
+        Raises:
+            GgufspecError: as the job raised it; the session goes on.
+            WorkerError: the child died, now or before, or was never opened.
+            Interrupted: Ctrl-C; ``partial`` is the reply as far as it came, or None where the child was ended.
+        """
+        child = self._child
+        if child is None:
+            raise WorkerError("no child process is there to be asked", "open the session first")
+        try:
+            outcome = child.ask("request", request, on_event)
+        except KeyboardInterrupt:
+            try:
+                partial = _partial(child.stopped_word(on_event), reply_type)
+            except KeyboardInterrupt:
+                self._kill()
+                raise Interrupted(None) from None
+            except BaseException:
+                self._kill()
+                raise
+            raise Interrupted(partial) from None
+        except BaseException:
+            self._kill()
+            raise
+        if error := _error(outcome):
+            raise error
+        return TypeAdapter(reply_type).validate_python(outcome["result"])
+
+    def stop(self) -> None:
+        """Ask the request that runs to stop at its next token; its reply is what there is by then.
+
+        Does nothing where none runs. May be called by any thread and from a signal's handler.
+        """
+        if child := self._child:
+            child.stop()
+
+    def close(self) -> None:
+        """End the child: at once if it is at work, else when it has freed what it holds, or within ``_GRACE_S``."""
+        if child := self._child:
+            self._child = None
+            child.end(0 if child.works else _GRACE_S)
+
+    def _kill(self) -> None:
+        if child := self._child:
+            self._child = None
+            child.end(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _partial(outcome: Event | None, kind: type[Result]) -> Result | None:
+    """The result of a request that was interrupted, if there is one."""
+    return None if outcome is None or "result" not in outcome else TypeAdapter(kind).validate_python(outcome["result"])
+
+
+def _error(outcome: Event) -> GgufspecError | None:
+    """The error that a job raised, if it did."""
+    if "error" not in outcome:
+        return None
+    kind = {2: UsageError, 1: ModelError}.get(outcome["exit_code"], GgufspecError)
+    return kind(outcome["error"], outcome["hint"])
+
+
+class _Child:
+    """A child process, what is said to it and what it says.
+
+    Attributes:
+        works: whether it was asked something that it has not answered.
+    """
+
+    def __init__(self, module: str, *, verbose: bool) -> None:
+        self.works = False
+        self._number = -1  # of the newest request
+        self._unwanted = -1  # the request that is to stop
+        self._said = False
+        self._writing = threading.Lock()
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
+        self._complained_bytes = 0  # before the newest request
+        self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, module, "-v" if verbose else "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None if verbose else complaints,
+            stderr=None if verbose else self._complaints,
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C reaches the parent, which asks the child to stop
         )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        listener = _Listener(child.stdout, on_event)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin = self._process.stdin
+        self._listener = _Listener(self._process.stdout)
+
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, kind: str, value: object, on_event: Emit | None) -> Event:
+        """The outcome of a request.
+
+        Raises:
+            WorkerError: the child has ended.
+        """
+        self._said, self._number = False, self._number + 1
+        self.works = True
+        self._complained_bytes = os.fstat(self._complaints.fileno()).st_size
+        line = json.dumps({kind: TypeAdapter(type(value)).dump_python(value, mode="json")})
+        with self._writing:
+            self._say(line)
+        self._said = True
+        if self._unwanted == self._number:  # since before it was said
+            self.stop()
+        return self._listen(on_event)
+
+    def _listen(self, on_event: Emit | None) -> Event:
+        outcome = self._listener.listen(self._number, on_event)
+        if outcome is None:
+            raise self._death()
+        self.works = False
+        return outcome
+
+    def stop(self) -> None:
+        """Ask the newest request to stop; whoever holds the lock meanwhile does it when the lock is free."""
+        if self.works:
+            self._unwanted = number = self._number
+            if self._writing.acquire(blocking=False):
+                try:
+                    self._say(json.dumps({"stop": number}))
+                finally:
+                    self._writing.release()
+
+    def stopped_word(self, on_event: Emit | None) -> Event:
+        """The outcome of the newest request, which is asked to stop.
+
+        Raises:
+            KeyboardInterrupt: it was asked to before, or it was cut short on its way.
+            WorkerError: the child has ended.
+        """
+        if self._unwanted == self._number or not self._said:
+            raise KeyboardInterrupt
+        self.stop()
+        return self._listen(on_event)
+
+    def last_word(self, on_event: Emit | None) -> Event | None:
+        """The outcome of the newest request, of a child that is asked to end; None if none comes in time."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        with contextlib.suppress(TimeoutError):
+            return self._listener.listen(self._number, on_event, _GRACE_S)
+        return None
+
+    def end(self, patience_s: float) -> None:
+        """Let it end by itself for a while, then end it."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
         try:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(json.dumps({"spec": TypeAdapter(type(spec)).dump_python(spec, mode="json")}) + "\n")
-                child.stdin.flush()
-            listener.listen()
-            child.wait()
-        except KeyboardInterrupt:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                listener.listen(_GRACE_S)
-            partial = None if listener.result is None else TypeAdapter(result_type).validate_python(listener.result)
-            raise Interrupted(partial) from None
+            if not self._listener.ends(patience_s):
+                self._process.kill()
+        except BaseException:
+            self._process.kill()
+            raise
         finally:
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.close()
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-            listener.close()
-        if listener.error is not None:
-            raise listener.error
-        if listener.result is None:
-            complaints.seek(0)
-            raise _died(child.returncode, complaints.read())
-        return TypeAdapter(result_type).validate_python(listener.result)
+            self._process.wait()
+            self._listener.close()
+            self._complaints.close()
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or its stdin is closed
+            self._stdin.write(line + "\n")
+            self._stdin.flush()
+
+    def _death(self) -> WorkerError:
+        """The error for a child that has ended without a word, with llama.cpp's last words."""
+        code = self._process.wait()
+        self._complaints.seek(self._complained_bytes)
+        last = self._complaints.read()
+        if not last.strip():
+            self._complaints.seek(0)
+            last = self._complaints.read()
+        return _died(code, last.decode("utf-8", "replace"))
 
 
 class _Listener:
-    """Takes the child's messages: events, then one result or one error.
+    """Takes the child's messages: events, and one outcome (a result or an error) for each request.
 
-    A thread reads them, since an interrupted read would lose the part of a line that it had.
+    A thread reads them, since an interrupted read would lose the part of a line that it had. It keeps the outcome,
+    since an interrupt may come between taking a message and heeding it.
     """
 
-    def __init__(self, lines: IO[str], on_event: Emit | None) -> None:
-        self.on_event = on_event
-        self.result: Any = None
-        self.error: GgufspecError | None = None
+    def __init__(self, lines: IO[str]) -> None:
         self._lines = lines
-        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: the child has closed its end
+        self._outcome: tuple[int, Event] | None = None  # the newest, by its request
+        self._ended = False
+        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: an outcome, or the end
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         for line in self._lines:
-            with contextlib.suppress(json.JSONDecodeError):  # the last words of a child that died
-                self._arrived.put(json.loads(line))
+            try:
+                message = json.loads(line)
+            except json.JSONDecodeError:  # the last words of a child that died
+                continue
+            if "result" in message or "error" in message:
+                self._outcome = message["request"], message
+                message = None
+            self._arrived.put(message)
+        self._ended = True
         self._arrived.put(None)
 
-    def listen(self, patience_s: float = math.inf) -> None:
-        """Take messages until the child closes its end.
+    def listen(self, number: int, on_event: Emit | None, patience_s: float | None = None) -> Event | None:
+        """Take messages until the outcome of request ``number``; None if the child closes its end before.
 
         Raises:
-            TimeoutError: it has not within ``patience_s``.
+            TimeoutError: neither within ``patience_s``.
         """
-        until = time.monotonic() + patience_s
+        until = None if patience_s is None else time.monotonic() + patience_s
         while True:
-            left = until - time.monotonic()
+            if self._arrived.empty():
+                if self._outcome is not None and self._outcome[0] == number:
+                    return self._outcome[1]
+                if self._ended and self._arrived.empty():
+                    return None
             try:
-                message = self._arrived.get(timeout=None if math.isinf(left) else max(left, 0))
+                event = self._arrived.get(timeout=None if until is None else max(until - time.monotonic(), 0))
             except queue.Empty:
                 raise TimeoutError from None
-            if message is None:
-                return
-            if "result" in message:
-                self.result = message["result"]
-            elif "error" in message:
-                kind = {2: UsageError, 1: ModelError}.get(message["exit_code"], GgufspecError)
-                self.error = kind(message["error"], message["hint"])
-            elif self.on_event is not None:
-                self.on_event(message)
+            if event is not None and on_event is not None:
+                on_event(event)
+
+    def ends(self, patience_s: float) -> bool:
+        """Whether the child closes its end within that time."""
+        self._reader.join(patience_s)
+        return not self._reader.is_alive()
 
     def close(self) -> None:
         """Let go of the child, which has ended."""
@@ -166,6 +410,86 @@ def _died(code: int, stderr: str) -> WorkerError:
     return WorkerError(f"the child process ended with status {code}: {last}", "-v shows llama.cpp's log")
 
 
+# ---- the child's side ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request as it came; ``stopping`` is set when it is to stop."""
+
+    number: int
+    value: Any
+    stopping: threading.Event
+
+
+class _Inbox:
+    """Takes the parent's lines in a thread of its own, so that a request that runs can be told to stop.
+
+    Args:
+        lines: where they come from.
+        at_end: called in that thread at their end, when the request that runs has been told.
+    """
+
+    def __init__(self, lines: IO[str], at_end: Callable[[], None]) -> None:
+        self._lines = lines
+        self._at_end = at_end
+        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        newest = _Asked(-1, None, threading.Event())
+        for line in self._lines:
+            try:
+                message = json.loads(line)
+            except json.JSONDecodeError:  # the parent died in the midst of it
+                break
+            if "stop" in message:
+                if message["stop"] == newest.number:
+                    newest.stopping.set()
+                continue
+            (value,) = message.values()
+            newest = _Asked(newest.number + 1, value, threading.Event())
+            self._asked.put(newest)
+        newest.stopping.set()
+        self._asked.put(None)
+        self._at_end()
+
+    def take(self) -> _Asked | None:
+        """Wait for the next request; None when there will be none."""
+        return self._asked.get()
+
+
+def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
+    """Do what is asked until nothing more can be."""
+
+    def give(number: int, kind: type[object], value: object) -> None:
+        emit({"request": number, "result": TypeAdapter(kind).dump_python(value, mode="json")})
+
+    def fail(number: int, error: GgufspecError) -> None:
+        emit({"request": number, "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+
+    asked = inbox.take()
+    if asked is None:
+        return
+    try:
+        spec = TypeAdapter(module.Spec).validate_python(asked.value)
+        if not hasattr(module, "opened"):
+            give(asked.number, module.Result, module.run(spec, emit, asked.stopping))
+            return
+        with module.opened(spec, emit, asked.stopping) as serving:
+            give(asked.number, module.Ready, serving.ready)
+            while (asked := inbox.take()) is not None:
+                try:
+                    request = TypeAdapter(module.Request).validate_python(asked.value)
+                    reply = serving.answer(request, emit, asked.stopping)
+                except GgufspecError as error:
+                    fail(asked.number, error)
+                else:
+                    give(asked.number, module.Reply, reply)
+    except GgufspecError as error:
+        fail(0, error)
+
+
 def main(argv: list[str]) -> None:
     """The child's side."""
     module_name, verbosity = argv
@@ -180,25 +504,19 @@ def main(argv: list[str]) -> None:
         channel.write(json.dumps(event) + "\n")
         channel.flush()
 
-    module = importlib.import_module(module_name)
-    spec = TypeAdapter(module.Spec).validate_python(json.loads(sys.stdin.readline())["spec"])
-    stopping = threading.Event()
-
-    def await_end() -> None:
-        sys.stdin.read()
-        stopping.set()
+    def end() -> None:
         time.sleep(_GRACE_S)  # enough for a token and the result; not for the rest of a model's file
         os._exit(1)
 
-    threading.Thread(target=await_end, daemon=True).start()
+    module = importlib.import_module(module_name)
     try:
-        result = module.run(spec, emit, stopping)
-        emit({"result": TypeAdapter(module.Result).dump_python(result, mode="json")})
-    except GgufspecError as error:
-        emit({"error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        _serve(module, _Inbox(sys.stdin, end), emit)
+        channel.flush()
     except BrokenPipeError:  # the parent is gone
         pass
-    channel.flush()
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)  # an interpreter that ends would wait for the thread at stdin
     os._exit(0)  # nothing of value is left, and CUDA's teardown may abort
 
 

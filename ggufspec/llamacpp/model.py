@@ -90,18 +90,19 @@ class Model:
         self._lib.llama_model_desc(self._handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace").replace(" ?B", "")
 
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+    def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
         """Token ids of ``text``, with a BOS token where the model wants one.
 
         Args:
             text: any text.
             special: whether ``<|…|>`` in the text means the special token of that name.
+            start: whether a text begins here; False adds no BOS token, and no other.
         """
         data = text.encode()
         room = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * room)()
-            count = self._lib.llama_tokenize(self._vocab, data, len(data), buffer, room, True, special)
+            count = self._lib.llama_tokenize(self._vocab, data, len(data), buffer, room, start, special)
             if count >= 0:
                 return buffer[:count]
             room = -count
@@ -114,6 +115,38 @@ class Model:
             if count >= 0:
                 return buffer.raw[:count]
             self._piece_buffer = ctypes.create_string_buffer(-count)
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja that turns messages into a prompt, the file's ``tokenizer.chat_template``; empty without one."""
+        return (self._lib.llama_model_chat_template(self._handle, None) or b"").decode("utf-8", "replace")
+
+    @property
+    def first_token(self) -> int | None:
+        """The BOS token that every text begins with, where the model wants one."""
+        wanted = self._lib.llama_vocab_get_add_bos(self._vocab)
+        return self._lib.llama_vocab_bos(self._vocab) if wanted else None
+
+    @property
+    def token_texts(self) -> tuple[str, str]:
+        """The texts of the BOS and the EOS token, empty where there is none: what a chat template is told."""
+        lib = self._lib
+        ids = (lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab))
+        bos, eos = (lib.llama_vocab_get_text(self._vocab, id_) or b"" if id_ >= 0 else b"" for id_ in ids)
+        return bos.decode("utf-8", "replace"), eos.decode("utf-8", "replace")
+
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts that ``tokenize(special=True)`` takes for a token and plain ``tokenize`` does not.
+
+        Source: ``llama_vocab::impl::tokenizer_st_partition`` in src/llama-vocab.cpp.
+        """
+        lib, kinds = self._lib, self._lib.LLAMA_TOKEN_ATTR_CONTROL | self._lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        found = (
+            lib.llama_vocab_get_text(self._vocab, token) or b""
+            for token in range(self.vocab_size)
+            if lib.llama_vocab_get_attr(self._vocab, token) & kinds
+        )
+        return tuple(text.decode("utf-8", "replace") for text in found if text)
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its answer with this token."""

@@ -32,7 +32,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     params.n_batch, params.n_ubatch = options.batch, options.computed
     params.n_outputs_max = options.width
     params.n_threads = params.n_threads_batch = options.threads
-    params.type_k, params.type_v = (_kv_type(lib, name) for name in (options.type_k, options.type_v))
+    params.type_k, params.type_v = (kv_type(lib, name) for name in (options.type_k, options.type_v))
     params.flash_attn_type = _flash_attention(options.flash_attention)
     params.swa_full = options.swa_full
     check_rewind(options.rewind_by)
@@ -79,7 +79,12 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
     return params, alive
 
 
-def _kv_type(lib: Any, name: str) -> int:
+def kv_type(lib: Any, name: str) -> int:
+    """The number of a cache type in enum ggml_type.
+
+    Raises:
+        UsageError: the name is not known.
+    """
     check_kv_type(name)
     value: int = getattr(lib, "GGML_TYPE_" + name.upper(), _BF16)
     return value

@@ -1,0 +1,44 @@
+"""A job for tests of :mod:`ggufspec.worker`: it counts, or does what it is told to go wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+
+from ggufspec import worker
+from ggufspec.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Spec:
+    count: int
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    counted: int
+    pid: int
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    return count(spec.count, spec.how, emit, stopping)
+
+
+def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Result:
+    if how == "abort":
+        sys.stderr.write("GGML_ASSERT(the last word) failed\n")
+        os.abort()
+    if how == "bug":
+        raise RuntimeError("a bug of ours")
+    if how == "refuse":
+        raise UsageError("it cannot be done", "try something else")
+    for number in range(to):
+        if stopping.is_set() or (how == "patient" and stopping.wait(600)):
+            return Result(number, os.getpid())
+        emit({"event": "counted", "number": number})
+    if how == "deaf":
+        threading.Event().wait(600)
+    return Result(to, os.getpid())

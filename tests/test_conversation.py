@@ -1,0 +1,211 @@
+"""Conversations: what is said, what fits, and what a file keeps of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggufspec.bench.conversation import (
+    SCHEMA,
+    Conversation,
+    Turn,
+    fit,
+    load,
+    room_for_answer,
+    save,
+)
+from ggufspec.errors import GgufspecError, UsageError
+
+TWO = Conversation("Be brief.", (Turn("one", "1", (7, 8)), Turn("two", "2", stopped=True)))
+
+
+def words(conversation: Conversation) -> int:
+    """A prompt of a token for each word."""
+    return sum(len(message["content"].split()) for message in conversation.messages())
+
+
+def test_questions_and_answers() -> None:
+    asked = Conversation("Be brief.").ask("one")
+    assert asked.open
+    assert asked.answered == ()
+    answered = asked.reply("1", (7, 8))
+    assert not answered.open
+    assert answered.ask("two").reply("2", stopped=True) == TWO
+    assert [tuple(message.values()) for message in TWO.messages()] == [
+        ("system", "Be brief."),
+        ("user", "one"),
+        ("assistant", "1"),
+        ("user", "two"),
+        ("assistant", "2"),
+    ]
+    assert TWO.undo() == answered
+    assert TWO.clear() == Conversation("Be brief.")
+
+
+def test_a_question_that_was_never_answered_is_replaced() -> None:
+    assert TWO.ask("three").ask("four").turns == (*TWO.turns, Turn("four"))
+    assert TWO.ask("three").answered == TWO.turns
+
+
+def test_an_answer_needs_a_question() -> None:
+    with pytest.raises(ValueError, match="no question"):
+        TWO.reply("3")
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    stopped = Conversation().ask("one").reply("", stopped=True)
+    assert not stopped.open
+    assert stopped.messages()[-1] == {"role": "assistant", "content": ""}
+
+
+# ---- what fits -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "max_tokens", "room"), [(2048, 128, 128), (2048, 1_000_000, 512), (2048, 512, 512), (3, 5, 1), (8, 0, 1)]
+)
+def test_the_room_of_an_answer(n_ctx: int, max_tokens: int, room: int) -> None:
+    assert room_for_answer(n_ctx, max_tokens) == room
+
+
+def test_what_fits_stays_whole() -> None:
+    asked = TWO.ask("three")
+    fitted = fit(asked, words, n_ctx=9, max_tokens=2)  # 7 words and 2
+    assert (fitted.conversation, fitted.dropped) == (asked, 0)
+
+
+def test_the_oldest_turns_go_and_the_system_prompt_stays() -> None:
+    fitted = fit(TWO.ask("three"), words, n_ctx=8, max_tokens=2)
+    assert fitted.dropped == 1
+    assert fitted.conversation == Conversation("Be brief.", (TWO.turns[1], Turn("three")))
+
+
+def test_a_message_that_cannot_fit_is_named() -> None:
+    asked = TWO.ask("word " * 3000)
+    with pytest.raises(UsageError) as refused:
+        fit(asked, words, n_ctx=2048, max_tokens=512)
+    assert refused.value.message == (
+        "the message with the system prompt has 3,002 tokens; the context holds 2,048, 512 of them for the answer"
+    )
+    assert refused.value.hint == "-c 3584 would hold it"
+    assert fit(asked, words, n_ctx=3584, max_tokens=512).dropped == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12),
+    st.integers(0, 40),
+    st.integers(4, 120),
+    st.integers(1, 60),
+)
+def test_no_turn_is_dropped_without_need(
+    lengths: list[tuple[int, int]], last: int, n_ctx: int, max_tokens: int
+) -> None:
+    turns = tuple(Turn("u " * user, "a " * answer) for user, answer in lengths)
+    asked = Conversation("s s s", turns).ask("u " * last)
+    most = n_ctx - room_for_answer(n_ctx, max_tokens)
+    if 3 + last > most:
+        with pytest.raises(UsageError, match=f" has {3 + last} tokens"):
+            fit(asked, words, n_ctx, max_tokens)
+        return
+    fitted = fit(asked, words, n_ctx, max_tokens)
+    assert words(fitted.conversation) <= most
+    assert fitted.conversation == Conversation("s s s", asked.turns[fitted.dropped :])
+    if fitted.dropped:
+        assert words(asked.without(fitted.dropped - 1)) > most
+
+
+def test_a_long_past_costs_nothing() -> None:
+    counted: list[int] = []
+
+    def count(conversation: Conversation) -> int:
+        counted.append(words(conversation))
+        return counted[-1]
+
+    asked = Conversation("be", tuple(Turn("u " * 10, "a " * 10) for _ in range(10_000))).ask("u")
+    fitted = fit(asked, count, n_ctx=1000, max_tokens=100)
+    assert words(fitted.conversation) == 882
+    assert fitted.dropped == 10_000 - 44
+    assert sum(counted) < 10_000
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(4, 5000))
+def test_the_context_of_the_hint_holds_it(tokens: int, max_tokens: int, n_ctx: int) -> None:
+    asked = Conversation().ask("u " * tokens)
+    try:
+        fit(asked, words, n_ctx, max_tokens)
+    except UsageError as refused:
+        larger = int(refused.hint.split()[1])
+        assert larger > n_ctx
+        assert fit(asked, words, larger, max_tokens).dropped == 0
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_keeps_what_was_said(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    save(path, TWO, pair={"name": "demo"}, settings={"temperature": 0.5})
+    body = json.loads(path.read_text(encoding="utf-8"))
+    assert body["schema"] == SCHEMA == "ggufspec/chat@1"
+    assert (body["pair"], body["settings"]) == ({"name": "demo"}, {"temperature": 0.5})
+    assert load(path) == Conversation("Be brief.", (Turn("one", "1"), Turn("two", "2", stopped=True)))
+
+
+@given(st.text(max_size=20), st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20), st.booleans()), max_size=4))
+def test_every_text_comes_back(tmp_path_factory: pytest.TempPathFactory, system: str, said: list) -> None:
+    path = tmp_path_factory.mktemp("chat") / "chat.json"
+    conversation = Conversation(system, tuple(Turn(user, answer, (), stopped) for user, answer, stopped in said))
+    save(path, conversation)
+    assert load(path) == conversation
+    save(path, conversation.ask("open"))
+    assert load(path) == conversation.ask("open")
+
+
+def test_unknown_keys_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    turn = {"user": "one", "answer": "1", "statistics": {"tokens": 1}}
+    path.write_text(json.dumps({"schema": SCHEMA, "turns": [turn], "mood": "good"}), encoding="utf-8")
+    assert load(path) == Conversation("", (Turn("one", "1"),))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ('{"schema": "ggufspec/chat@1", "tur', r"is no whole JSON document \(line 1\)"),
+        ("[" * 100_000, "is no whole JSON document"),
+        ("[]", "names no schema"),
+        ('{"schema": 1}', "names no schema"),
+        ('{"schema": "ggufspec/bench@1"}', "is 'ggufspec/bench@1', and a conversation is 'ggufspec/chat@1'"),
+        ('{"schema": "ggufspec/chat@2"}', "is 'ggufspec/chat@2'"),
+        ('{"schema": "ggufspec/chat@1"}', "damaged conversation: turns: "),
+        ('{"schema": "ggufspec/chat@1", "turns": {}}', "damaged conversation: turns: "),
+        ('{"schema": "ggufspec/chat@1", "turns": [{"user": 1}]}', r"damaged conversation: turns\.0\.user: "),
+        ('{"schema": "ggufspec/chat@1", "turns": [{"user": "a"}, {"user": "b"}]}', "turn 1 has no answer"),
+        ('{"schema": "ggufspec/chat@1", "turns": [], "system": null}', "damaged conversation: system: "),
+        ('{"schema": "ggufspec/chat@1", "turns": [{"user": "\\ud800", "answer": "b"}]}', "half a character"),
+    ],
+)
+def test_a_damaged_file_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(GgufspecError, match=says) as damaged:
+        load(path)
+    assert str(path) in damaged.value.message
+    assert damaged.value.hint
+
+
+def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(GgufspecError, match="cannot be read: No such file"):
+        load(tmp_path / "none.json")
+    with pytest.raises(GgufspecError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(GgufspecError, match="is no text"):
+        load(tmp_path / "binary")
+    with pytest.raises(GgufspecError, match="cannot be written"):
+        save(tmp_path / "none" / "chat.json", TWO)
