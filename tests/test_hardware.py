@@ -317,6 +317,13 @@ def test_this_machine():
     assert host.cpu_name().strip() == host.cpu_name() != ""
 
 
+def test_peak_memory_is_not_the_parents():
+    ballast = bytearray(b"x") * (300 << 20)
+    program = "from ggufspec.hardware import host; print(host.peak_rss_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 2**20 < int(done.stdout) < 150 << 20 < len(ballast)
+
+
 def test_peak_memory_is_in_bytes_and_counts_what_is_freed():
     size = 2**26
     before = psutil.Process().memory_info().rss

@@ -15,7 +15,7 @@ from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.quantize import random_blocks
-from ggufspec.pairs import standin
+from ggufspec.pairs import sparse, standin
 from ggufspec.pairs.source import Known, read_headers
 
 TINY = sorted(name for name in shapes.SHAPES if name.startswith("tiny-"))
@@ -96,7 +96,7 @@ def test_a_large_model_takes_little_disk_and_time(tmp_path: Path) -> None:
 
 
 def test_no_room_is_said_before_anything_is_written(known: Known, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(standin, "free_disk_bytes", lambda path: 10 << 20)
+    monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 20)
     with pytest.raises(GgufspecError, match=r"takes 0.0 GB of disk and .* has 0.0"):
         standin.make(known, tmp_path, "blocks")
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from platformdirs import user_cache_path, user_data_path
+from platformdirs import user_cache_path, user_data_path, user_state_path
 
 _ROOT = Path("/")
 
@@ -34,15 +34,21 @@ def peak_rss_bytes() -> int:
     """The largest resident memory that this process has had, mapped model files included."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
+    for line in _text(_ROOT / "proc/self/status").splitlines():
+        if line.startswith("VmHWM:"):  # ru_maxrss of a child is never below its parent's: fs/exec.c, exec_mmap
+            return int(line.split()[1]) * 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def resident_bytes() -> int:
-    """Memory that this process has now, mapped model files included."""
-    return int(psutil.Process().memory_info().rss)
+def resident_bytes(pid: int | None = None) -> int:
+    """Memory that this process has now, or another one, mapped model files included; 0 of one that has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def total_memory_bytes() -> int:
@@ -146,3 +152,8 @@ def cache_folder() -> Path:
 def results_folder() -> Path:
     """Where this user's measurements are kept: documents, and the journals from which a command goes on."""
     return user_data_path("ggufspec") / "results"
+
+
+def state_folder() -> Path:
+    """Where what this user typed is kept; it is nobody else's business."""
+    return user_state_path("ggufspec")

@@ -267,6 +267,9 @@ def _ggml() -> Any:
         "gguf_set_val_u32": (None, [pointer, text, ctypes.c_uint32]),
         "gguf_set_val_str": (None, [pointer, text, text]),
         "gguf_add_tensor": (None, [pointer, pointer]),
+        "gguf_set_kv": (None, [pointer, pointer]),
+        "gguf_set_arr_str": (None, [pointer, text, ctypes.POINTER(text), size]),
+        "gguf_set_arr_data": (None, [pointer, text, integer, pointer, size]),
         "gguf_get_meta_size": (size, [pointer]),
         "gguf_write_to_file": (ctypes.c_bool, [pointer, text, ctypes.c_bool]),
         "ggml_free": (None, [pointer]),
@@ -316,8 +319,24 @@ def type_number(name: str) -> int:
     return _type_numbers()[name]
 
 
+# Of a header that is written like another: what belongs to that file, and not to the model.
+_OF_THE_FILE = (
+    b"general.alignment",
+    b"general.size_label",
+    b"split.no",
+    b"split.count",
+    b"split.tensors.count",
+)
+_PADDING = ((b"scores", 6, -1e4), (b"token_type", 5, 5))  # (key, gguf_type, value); 5: LLAMA_TOKEN_TYPE_UNUSED
+
+
 def write_model(
-    path: Path, metadata: Mapping[str, str | int | float | bool], tensors: Iterable[tuple[str, str, tuple[int, ...]]]
+    path: Path,
+    metadata: Mapping[str, str | int | float | bool],
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    *,
+    like: bytes = b"",
+    vocabulary: int = 0,
 ) -> None:
     """Write a GGUF file whose weights are a hole: they read as zeros and take no disk.
 
@@ -325,9 +344,11 @@ def write_model(
         path: the file to write.
         metadata: scalars by key; an int is written as u32.
         tensors: (name, type as ggml spells it, shape in ggml's order) of each; a row is a multiple of its type's block.
+        like: the header of a model whose other keys are kept, the tokenizer's too.
+        vocabulary: tokens that the tokenizer is to have: unused ones, ``[PADn]`` by their ids, are put behind its own.
 
     Raises:
-        ModelError: the file cannot be written.
+        ModelError: the file cannot be written, or there are tokens of those names already.
         ValueError: there is no such type.
     """
     lib, types, wanted = _ggml(), _type_numbers(), list(tensors)
@@ -336,6 +357,12 @@ def write_model(
     handle = lib.gguf_init_empty()
     room = lib.ggml_init(_InitParams((len(wanted) + 1) * lib.ggml_tensor_overhead(), None, True))
     try:
+        if like:
+            with _parsed(like) as (other, _):
+                lib.gguf_set_kv(handle, other)
+            for unwanted in _OF_THE_FILE:
+                lib.gguf_remove_key(handle, unwanted)
+            _pad_vocabulary(handle, vocabulary)
         setters = {str: lib.gguf_set_val_str, int: lib.gguf_set_val_u32, float: lib.gguf_set_val_f32}
         setters[bool] = lib.gguf_set_val_bool
         for key, value in metadata.items():
@@ -355,3 +382,23 @@ def write_model(
         lib.gguf_free(handle)
     with path.open("r+b") as file:
         file.truncate(size)
+
+
+def _pad_vocabulary(handle: int, size: int) -> None:
+    lib, texts = _ggml(), _tokens(handle)
+    padding = [b"[PAD%d]" % token for token in range(len(texts), size)]
+    if not texts or not padding:
+        return
+    if taken := set(texts).intersection(padding):
+        first = min(taken).decode()
+        raise ModelError(f"the vocabulary has a token named {first} already", "leave the vocabulary's size as it is")
+    lib.gguf_set_arr_str(handle, b"tokenizer.ggml.tokens", (ctypes.c_char_p * size)(*texts, *padding), size)
+    for name, kind, value in _PADDING:
+        key = b"tokenizer.ggml." + name
+        index = lib.gguf_find_key(handle, key)
+        if index < 0 or lib.gguf_get_kv_type(handle, index) != _ARRAY or lib.gguf_get_arr_type(handle, index) != kind:
+            continue
+        count = lib.gguf_get_arr_n(handle, index)
+        own = (_SCALARS[kind] * count).from_address(lib.gguf_get_arr_data(handle, index))
+        padded = (_SCALARS[kind] * size)(*own[:size], *[value] * (size - count))
+        lib.gguf_set_arr_data(handle, key, kind, padded, size)

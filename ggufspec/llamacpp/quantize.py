@@ -17,14 +17,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ggufspec import worker
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.gguf import type_number
 from ggufspec.llamacpp.library import complaints, forget_complaints, load, logger
+
+Floats = npt.NDArray[np.float32]
+
+_VERSION = 2  # GGML_QNT_VERSION, ggml/include/ggml.h
 
 # llama_ftype by llama-quantize's names; those that need an importance matrix are left out.
 FILE_TYPES = (
@@ -86,7 +91,7 @@ def quantize(source: Path, target: Path, type_name: str, threads: int, *, requan
 def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> bool:
     lib = load()
     params = lib.llama_model_quantize_default_params()
-    params.ftype = getattr(lib, "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
+    params.ftype = type_keys(name)["general.file_type"]
     params.nthread = threads
     params.allow_requantize = requantize
     params.dry_run = dry
@@ -98,6 +103,36 @@ def _refused(source: Path, name: str) -> ModelError:
     reason = complaints() or "llama.cpp gave no reason"
     hint = "start from the model's F16 file" if "requantizing" in reason else "look for free disk space"
     return ModelError(f"{source} cannot be quantised to {name}: {reason}", hint)
+
+
+def tensor_types(source: Path, type_name: str) -> dict[str, str]:
+    """The type that llama.cpp would give each tensor, as ggml spells it, by its own dry run: weights are not read.
+
+    Args:
+        source: a GGUF file in F16 whose weights may be a hole.
+        type_name: one of ``FILE_TYPES``.
+
+    Raises:
+        UsageError: the file type is not known.
+        ModelError: llama.cpp refuses the model.
+    """
+    name = check_type(type_name)
+    types: dict[str, str] = {}
+
+    def read(line: str) -> None:
+        if found := _CHOSEN.search(line):
+            types[found[1]] = found[3] or found[2]
+
+    with _listening(read):
+        if not _call(source, source, name, 1, requantize=True, dry=True):
+            raise _refused(source, name)
+    return types
+
+
+def type_keys(name: str) -> dict[str, int]:
+    """What a header says of its file type, one of ``FILE_TYPES``."""
+    number = getattr(load(), "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
+    return {"general.file_type": int(number), "general.quantization_version": _VERSION}
 
 
 PART = ".part"
@@ -128,6 +163,7 @@ class Result:
 
 # src/llama-quant.cpp, llama_model_quantize_impl
 _TENSOR = re.compile(r"\[ *(\d+)/ *(\d+)\] +(\S+)")
+_CHOSEN = re.compile(r"\[ *\d+/ *\d+\] +(\S+) .*type = +(\S+), size = +[\d.]+ MiB(?: -> +[\d.]+ MiB \((\S+)\))?")
 _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
@@ -201,27 +237,78 @@ def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
         std: their standard deviation.
         seed: equal seeds give equal numbers.
     """
-    lib, number = _quantizer(), type_number(kind)
-    size: int = lib.ggml_row_size(number, numbers)
     if kind.startswith("i") and kind[1:].isdigit():
-        return bytes(size)
+        return bytes(row_bytes(kind, numbers))
     values = np.random.default_rng(seed).standard_normal(numbers, np.float32) * np.float32(std)
-    if kind == "f32":
-        return values.tobytes()
-    importance = np.ones(numbers, np.float32)
-    blocks = ctypes.create_string_buffer(size)
+    return to_blocks(kind, values.reshape(-1, 256), np.ones(256, np.float32))
+
+
+def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> bytes:
+    """Rows of numbers in a tensor type, as llama-quantize makes them.
+
+    Args:
+        kind: as ggml spells it.
+        values: (rows, numbers); a row is a multiple of the type's block.
+        importance: (numbers,) weights of the columns; the smallest types need them.
+    """
     pointer = ctypes.c_void_p
-    rows = numbers // 256
-    lib.ggml_quantize_chunk(
-        number, values.ctypes.data_as(pointer), blocks, 0, rows, 256, importance.ctypes.data_as(pointer)
+    values = np.ascontiguousarray(values, np.float32)
+    rows, length = values.shape
+    blocks = ctypes.create_string_buffer(rows * row_bytes(kind, length))
+    weights = None if importance is None else importance.ctypes.data_as(pointer)
+    _quantizer().ggml_quantize_chunk(
+        type_number(kind), values.ctypes.data_as(pointer), blocks, 0, rows, length, weights
     )
     return blocks.raw
+
+
+def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
+    """The numbers that blocks of a tensor type stand for, of ``shape``: rows first.
+
+    Raises:
+        ModelError: ggml cannot read that type.
+    """
+    if kind == "f32":
+        return np.frombuffer(blocks, np.float32).reshape(shape)
+    traits = _quantizer().ggml_get_type_traits(type_number(kind)).contents
+    if not traits.to_float:
+        raise ModelError(f"weights of the type {kind} cannot be read", "start from the model's F16 file")
+    values = np.empty(shape, np.float32)
+    traits.to_float(blocks, values.ctypes.data_as(ctypes.c_void_p), values.size)
+    return values
+
+
+def row_bytes(kind: str, numbers: int) -> int:
+    """Bytes of so many numbers, whole blocks of them."""
+    size: int = _quantizer().ggml_row_size(type_number(kind), numbers)
+    return size
+
+
+def block_numbers(kind: str) -> int:
+    """Numbers that share a block."""
+    count: int = _quantizer().ggml_blck_size(type_number(kind))
+    return count
+
+
+class _Traits(ctypes.Structure):
+    """struct ggml_type_traits, as far as it is needed."""
+
+    _fields_: ClassVar = [
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)),
+    ]
 
 
 @functools.cache
 def _quantizer() -> Any:
     lib = load()._lib
     lib.ggml_row_size.restype, lib.ggml_row_size.argtypes = ctypes.c_size_t, [ctypes.c_int, ctypes.c_int64]
+    lib.ggml_blck_size.restype, lib.ggml_blck_size.argtypes = ctypes.c_int64, [ctypes.c_int]
+    lib.ggml_get_type_traits.restype, lib.ggml_get_type_traits.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
     chunk = lib.ggml_quantize_chunk
     chunk.restype = ctypes.c_size_t
     chunk.argtypes = [

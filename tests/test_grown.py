@@ -1,0 +1,246 @@
+"""Grown models as files: llama.cpp's own types, the bytes that were told, little memory, whole or not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shapes
+from processes import eventually, workers
+
+from ggufspec import DecoderOptions, SpeculativeDecoder
+from ggufspec.bench.prompts import PROMPTS
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.llamacpp.gguf import Gguf, parse
+from ggufspec.llamacpp.quantize import quantize, to_numbers
+from ggufspec.pairs import grown, sparse
+
+LONG = replace(grown.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
+
+
+def grow(small: Path, path: Path, shape: grown.Shape, kind: str, fill: grown.Fill = "holes") -> grown.Result:
+    """In this process."""
+    return grown.run(grown.Spec(small, shape, kind, path, fill), lambda event: None, threading.Event())
+
+
+def read(path: Path) -> tuple[Gguf, bytes]:
+    data = path.read_bytes()
+    return parse(data), data
+
+
+# ---- types and bytes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "like"),
+    [
+        ("llama3-70b", "Q3_K_S", "llama3-70b-q3_k_s"),
+        ("llama3-8b", "Q3_K_L", "llama3-8b-q3_k_l"),
+        ("mixtral-8x7b", "Q4_K_M", "mixtral-8x7b"),
+    ],
+)
+def test_tensors_are_those_of_the_published_model(shape: str, kind: str, like: str, target: Path) -> None:
+    """Names, types and sizes, by another way to them (tests/shapes.py)."""
+    needed = grown.needed(target, grown.SHAPES[shape], kind)
+    published = shapes.SHAPES[like]
+    assert needed.types == {tensor.name: gguf_name(tensor.type) for tensor in published.tensors}
+    header_bytes = needed.size_bytes - published.nbytes
+    assert 0 < header_bytes < 8e6
+    assert needed.disk_bytes < published.nbytes / 5
+
+
+def gguf_name(kind: str) -> str:
+    return kind.lower().replace("_k", "_K")
+
+
+@pytest.mark.parametrize("fill", ["holes", "blocks"])
+@pytest.mark.parametrize(
+    ("shape", "kind"), [("tiny", "Q3_K_S"), ("tiny", "F16"), ("tiny-draft", "Q3_K_L"), ("tiny-moe", "Q4_K_M")]
+)
+def test_bytes_are_those_that_were_told(shape: str, kind: str, fill: grown.Fill, target: Path, draft: Path, tmp_path):
+    small = draft if shape == "tiny-draft" else target
+    needed = grown.needed(small, grown.SHAPES[shape], kind, fill)
+    made = grow(small, tmp_path / "big.gguf", grown.SHAPES[shape], kind, fill)
+    assert made.needed == needed
+    assert (tmp_path / "big.gguf").stat().st_size == needed.size_bytes
+    assert made.disk_bytes == pytest.approx((tmp_path / "big.gguf").stat().st_blocks * 512, rel=0.01)
+    assert needed.disk_bytes / 2 < made.disk_bytes <= needed.disk_bytes
+    parsed, _ = read(tmp_path / "big.gguf")
+    assert {tensor.name: tensor.type for tensor in parsed.tensors} == needed.types
+    assert {tensor.name: tensor.shape for tensor in parsed.tensors} == grown.SHAPES[shape].tensors()
+    assert parsed.metadata["general.quantization_version"] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
+
+
+def test_second_places_are_told_too(target: Path, tmp_path: Path) -> None:
+    shape = replace(grown.SHAPES["tiny"], width=1792, ffn=2048, heads=16)
+    told = [grown.needed(target, shape, "Q3_K_S", refine=refine) for refine in (False, True)]
+    assert told[0].size_bytes == told[1].size_bytes
+    assert told[0].types == told[1].types
+    made = grown.grow(target, shape, "Q3_K_S", tmp_path / "big.gguf", refine=True)
+    assert made.needed == told[1]
+    assert told[0].disk_bytes < made.disk_bytes <= told[1].disk_bytes
+
+
+@pytest.mark.parametrize("kind", ["Q3_K_S", "Q3_K_L", "Q4_0"])
+def test_the_file_is_the_one_that_llama_cpp_would_make(kind: str, target: Path, tmp_path: Path) -> None:
+    """Written in F16 and quantised by llama.cpp: the same types and the same numbers, tensor by tensor."""
+    shape = grown.SHAPES["tiny"]
+    grow(target, tmp_path / "half.gguf", shape, "F16")
+    quantize(tmp_path / "half.gguf", tmp_path / "other.gguf", kind, threads=1)
+    grow(target, tmp_path / "big.gguf", shape, kind)
+    (own, data), (other, other_data) = read(tmp_path / "big.gguf"), read(tmp_path / "other.gguf")
+    places = {tensor.name: tensor for tensor in other.tensors}
+    assert len(places) == len(own.tensors)
+    assert own.metadata["general.file_type"] == other.metadata["general.file_type"]
+    for tensor in own.tensors:
+        there = places[tensor.name]
+        assert (tensor.type, tensor.shape) == (there.type, there.shape)
+        numbers, wanted = (
+            to_numbers(tensor.type, data[start : start + tensor.size_bytes], tensor.shape[::-1])
+            for data, start in (
+                (data, own.data_offset + tensor.offset),
+                (other_data, other.data_offset + there.offset),
+            )
+        )
+        assert np.array_equal(numbers, wanted), tensor.name
+
+
+def test_a_large_model_takes_little_memory_disk_and_time(target: Path, tmp_path: Path) -> None:
+    made = grown.grow(target, LONG, "Q3_K_L", tmp_path / "big.gguf")
+    assert (tmp_path / "big.gguf").stat().st_size == made.needed.size_bytes > 3.5e9
+    assert made.disk_bytes < 100e6
+    assert made.peak_rss_bytes < 400e6
+
+
+def test_a_padded_vocabulary_is_told_by_the_header(target: Path, draft: Path, tmp_path: Path) -> None:
+    for small, name in ((target, "tiny"), (draft, "tiny-draft")):
+        grow(small, tmp_path / f"{name}.gguf", grown.SHAPES[name], "Q8_0")
+    one, other = (read(tmp_path / f"{name}.gguf")[0] for name in ("tiny", "tiny-draft"))
+    assert one.tokens_digest == other.tokens_digest
+    assert one.lengths["tokenizer.ggml.tokens"] == one.lengths["tokenizer.ggml.token_type"] == 5120
+    assert one.metadata["llama.vocab_size"] == 5120
+
+
+# ---- the pair -------------------------------------------------------------------------------------
+
+
+def acceptance(target: Path, draft: Path) -> float:
+    options = DecoderOptions(n_ctx=512, threads=1, drafter="draft", draft_policy="fixed", draft_max=4)
+    drafted = accepted = 0
+    with SpeculativeDecoder(target, draft, options) as decoder:
+        for prompt in PROMPTS[:6]:
+            for _ in decoder.generate(prompt.text, max_tokens=64):
+                pass
+            assert decoder.statistics is not None
+            drafted += decoder.statistics.drafted
+            accepted += decoder.statistics.accepted
+    return accepted / drafted
+
+
+def test_a_pair_of_three_bits_is_accepted_nearly_as_often(target: Path, draft: Path, tmp_path: Path) -> None:
+    events = []
+    pair = grown.make_pair("tiny", tmp_path, on_event=events.append)
+    assert [path.name for path in pair] == ["grown-tiny-Q3_K_S.gguf", "grown-tiny-draft-Q3_K_L.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in pair)
+    assert {event["event"] for event in events} == {"writing"}
+    told = grown.needed_pair("tiny")
+    assert [needed.size_bytes for needed in told] == [path.stat().st_size for path in pair]
+    own, small = acceptance(*pair), acceptance(target, draft)
+    assert own > 0.6 * small > 0.2
+
+
+def test_every_pair_is_of_shapes_with_one_vocabulary() -> None:
+    for target, draft in grown.PAIRS.values():
+        big, small = grown.SHAPES[target.shape], grown.SHAPES[draft.shape]
+        assert abs(big.vocab - small.vocab) <= 128  # common/speculative.cpp
+        assert big.parameters() > 4 * small.parameters()
+
+
+# ---- what is refused, and what is left ------------------------------------------------------------
+
+
+def test_bad_input(target: Path, draft: Path, tmp_path: Path) -> None:
+    shape = grown.SHAPES["tiny"]
+    with pytest.raises(UsageError, match="no shape named '70b'") as unknown:
+        grown.make(target, grown.Model("70b", "F16"), tmp_path / "big.gguf")
+    assert "llama3-70b" in unknown.value.hint
+    with pytest.raises(UsageError, match="no pair of shapes named '70b'") as unknown:
+        grown.make_pair("70b", tmp_path)
+    assert "70b+8b" in unknown.value.hint
+    with pytest.raises(UsageError, match="'Q9_K'"):
+        grown.grow(target, shape, "Q9_K", tmp_path / "big.gguf")
+    with pytest.raises(UsageError, match="width 128 < 320"):
+        grown.grow(target, replace(shape, width=128), "F16", tmp_path / "big.gguf")
+    with pytest.raises(GgufspecError, match="cannot be written"):
+        grown.grow(target, shape, "F16", tmp_path / "nowhere" / "big.gguf")
+    assert not list(tmp_path.iterdir())
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(draft.read_bytes())
+    with pytest.raises(UsageError, match="overwrite"):
+        grown.grow(copy, grown.SHAPES["tiny-draft"], "F16", copy)
+    assert copy.read_bytes() == draft.read_bytes()
+
+
+def test_no_room_is_said_before_anything_is_written(target: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 20)
+    with pytest.raises(GgufspecError, match=r"big.gguf takes 0.0 GB of disk and .* has 0.0"):
+        grow(target, tmp_path / "big.gguf", grown.SHAPES["tiny"], "Q3_K_S")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(target: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(*arguments: object) -> int:
+        assert list(tmp_path.iterdir())
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sparse, "fill", full)
+    with pytest.raises(GgufspecError, match="cannot be written: No space left"):
+        grow(target, tmp_path / "big.gguf", grown.SHAPES["tiny"], "Q3_K_S")
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_a_pair_both_are_there_or_neither(tmp_path: Path, monkeypatch) -> None:
+    make = grown.make
+
+    def failing(small: Path, model: grown.Model, *rest, **more) -> grown.Result:
+        if model.shape == "tiny-draft":
+            assert list(tmp_path.iterdir())
+            raise KeyboardInterrupt
+        return make(small, model, *rest, **more)
+
+    monkeypatch.setattr(grown, "make", failing)
+    with pytest.raises(KeyboardInterrupt):
+        grown.make_pair("tiny", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+MAKE = """
+import signal, sys
+from dataclasses import replace
+from pathlib import Path
+from ggufspec.pairs import grown
+signal.signal(signal.SIGINT, signal.default_int_handler)
+shape = replace(grown.SHAPES["llama3-8b"], vocab=4096)
+grown.grow(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interruption_leaves_nothing(number: signal.Signals, target: Path, tmp_path: Path) -> None:
+    program = [sys.executable, "-c", MAKE, str(target), str(tmp_path / "big.gguf")]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as parent:
+        assert eventually(lambda: any(path.stat().st_blocks > 100 for path in tmp_path.iterdir()))
+        assert workers(parent.pid)
+        os.kill(parent.pid, number)
+        _, stderr = parent.communicate()
+    assert parent.returncode != 0
+    assert ("Interrupted" in stderr) == (number == signal.SIGINT)
+    assert eventually(lambda: not list(tmp_path.iterdir()))
