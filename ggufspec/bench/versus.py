@@ -9,17 +9,28 @@ from importlib.metadata import version
 from typing import Any
 
 from ggufspec import __version__
-from ggufspec.bench import divergence, trial
+from ggufspec.bench import divergence, hooked, trial
 from ggufspec.bench.stats import paired_ratios, spread
 from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
 from ggufspec.pairs.profile import Pair
-from ggufspec.reports.document import BenchDocument, Divergence, PlanDocument, Run, SpeculativeRun, Spread, Verdict
+from ggufspec.reports.document import (
+    BenchDocument,
+    Divergence,
+    HookComparison,
+    PlanDocument,
+    Run,
+    SpeculativeRun,
+    Spread,
+    Verdict,
+)
 
+ENGINES = ("own", "hook")
 MODES = ("target_only", "draft_only", "speculative")
 AT_PAIR = "target_only_at_pair"
+LLAMA_ALONE, LLAMA_HOOK = "llama_target_only", "llama_hook"
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
 _FEWEST_TRIALS = 3
 
@@ -32,6 +43,9 @@ class Experiment:
 
     ``alone`` is how the rival runs: target-only at its own best placement, since the draft's memory would hold more of
     the target. Where that differs from the pair's, target-only is measured at the pair's placement too.
+
+    The engine ``hook`` measures llama-cpp-python's ``Llama`` beside our own loop: with our draft as its draft model
+    (:mod:`ggufspec.hook`), and alone.
     """
 
     pair: Pair
@@ -40,6 +54,7 @@ class Experiment:
     verbose: bool = False
     alone: DecoderOptions | None = None
     plan: PlanDocument | None = None
+    engine: str = "own"
 
     @property
     def rival(self) -> DecoderOptions:
@@ -50,7 +65,8 @@ class Experiment:
     def modes(self) -> tuple[str, ...]:
         """What is measured."""
         modes = MODES if self.spec.draft is not None else tuple(mode for mode in MODES if mode != "draft_only")
-        return modes if self.rival.placement == self.spec.options.placement else (*modes, AT_PAIR)
+        modes = modes if self.rival.placement == self.spec.options.placement else (*modes, AT_PAIR)
+        return (*modes, LLAMA_ALONE, LLAMA_HOOK) if self.engine == "hook" else modes
 
 
 @dataclass
@@ -64,6 +80,9 @@ class Bench:
     identical: bool | None = None
     identity_note: str = ""
     divergences: tuple[Divergence, ...] = ()
+    hook_identical: bool | None = None
+    hook_note: str = ""
+    hook_divergences: tuple[Divergence, ...] = ()
 
     def __post_init__(self) -> None:
         self.results = {mode: [] for mode in self.experiment.modes}
@@ -75,15 +94,19 @@ class Bench:
             GgufspecError: a trial failed in a way that the user can mend.
             KeyboardInterrupt: Ctrl-C.
         """
-        modes = self.experiment.modes
-        total = 2 + self.experiment.repetitions * len(modes)
+        modes, hook = self.experiment.modes, self.experiment.engine == "hook"
+        done = 4 if hook else 2
+        total = done + self.experiment.repetitions * len(modes)
         progress(0, total, "warm-up and identity check")
         self._check_identity(lambda: progress(1, total, "warm-up and identity check"))
-        done = 2
+        if hook:
+            progress(2, total, "identity check of the hook")
+            self._check_hook(lambda: progress(3, total, "identity check of the hook"))
         for repetition in range(self.experiment.repetitions):
             for mode in (*modes[repetition % len(modes) :], *modes[: repetition % len(modes)]):
                 progress(done, total, mode.replace("_", "-"))
-                result = trial.measure(self.spec_of(mode), verbose=self.experiment.verbose)
+                measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
+                result = measure(self.spec_of(mode), verbose=self.experiment.verbose)
                 self.results[mode].append(result)
                 done += 1
         progress(total, total, "divergences")
@@ -92,9 +115,9 @@ class Bench:
     def spec_of(self, mode: str) -> trial.Spec:
         """The trial of one mode."""
         spec = self.experiment.spec
-        if mode == "speculative":
+        if mode in ("speculative", LLAMA_HOOK):
             return spec
-        if mode == "target_only":
+        if mode in ("target_only", LLAMA_ALONE):
             return alone(replace(spec, options=self.experiment.rival))
         if mode == AT_PAIR:
             return alone(spec)
@@ -122,24 +145,45 @@ class Bench:
                 raise
             self.identical, self.identity_note = False, error.message
             return
-        pairs = list(zip(with_draft.answers, without.answers, strict=True))
-        self.identical = all(a.tokens == b.tokens for a, b in pairs)
-        tokens = sum(len(answer.tokens) for answer in without.answers)
-        self.identity_note = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared in strict mode"
+        self.identical, compared = _compared(with_draft, without)
+        self.identity_note = f"{compared} in strict mode"
         if spec.options.accept != "exact":
             self.identity_note += " under the exact rule"
 
-    def _explain_divergences(self) -> None:
+    def _check_hook(self, halfway: Callable[[], None]) -> None:
+        """Greedy text of ``Llama`` with the hook and without, placed alike."""
         spec = self.experiment.spec
-        if spec.options.accept != "exact" or not self.results["target_only"]:
-            return
-        answers = zip(self.results["target_only"][0].answers, self.results["speculative"][0].answers, strict=True)
+        short = replace(
+            spec,
+            sampling=replace(spec.sampling, temperature=0.0),
+            prompts=spec.prompts[:_CHECK_PROMPTS],
+            max_tokens=min(_CHECK_TOKENS, spec.max_tokens),
+        )
+        with_hook = hooked.measure(short, verbose=self.experiment.verbose)
+        halfway()
+        self.hook_identical, compared = _compared(
+            with_hook, hooked.measure(alone(short), verbose=self.experiment.verbose)
+        )
+        self.hook_note = f"{compared}, greedy, of Llama with the hook and without"
+
+    def _explain_divergences(self) -> None:
+        if self.experiment.spec.options.accept == "exact":
+            self.divergences = self._divergences("target_only", "speculative")
+        if self.experiment.spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
+            self.hook_divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
+
+    def _divergences(self, without: str, drafted: str) -> tuple[Divergence, ...]:
+        """Where the answers of one mode leave those of another, explained."""
+        spec = self.experiment.spec
+        if not (self.results.get(without) and self.results.get(drafted)):
+            return ()
+        answers = zip(self.results[without][0].answers, self.results[drafted][0].answers, strict=True)
         cases = tuple(
             divergence.Case(index, spec.prompts[index], alone.tokens, drafted.tokens, spec.sampling)
             for index, (alone, drafted) in enumerate(answers)
             if any(a != b for a, b in zip(alone.tokens, drafted.tokens, strict=False))  # one may have been cut short
         )
-        self.divergences = divergence.explain(
+        return divergence.explain(
             divergence.Spec(spec.target, spec.options, cases, spec.rpc), verbose=self.experiment.verbose
         )
 
@@ -165,7 +209,44 @@ class Bench:
             verdict=judge(speedup, runs["target_only"], runs["speculative"]),
             notes=notes_of(self.results["speculative"]),
             interrupted=interrupted,
+            hook=self._hook() if self.experiment.engine == "hook" else None,
         )
+
+    def _hook(self) -> HookComparison:
+        """``Llama`` with the hook against ``Llama`` alone and against our own loop."""
+        hook = self.results[LLAMA_HOOK]
+        over_alone, over_own = (
+            paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
+            for paired in (list(zip(hook, self.results[mode], strict=False)) for mode in (LLAMA_ALONE, "speculative"))
+        )
+        return HookComparison(
+            speedup=over_alone,
+            over_own=over_own,
+            identical_output=self.hook_identical,
+            identity_check={"note": self.hook_note},
+            divergences=self.hook_divergences,
+            text=_hook_text(over_alone, over_own),
+            notes=notes_of(hook),
+        )
+
+
+def _compared(drafted: trial.Result, alone: trial.Result) -> tuple[bool, str]:
+    """Whether the answers are the same, and what was compared."""
+    pairs = list(zip(drafted.answers, alone.answers, strict=True))
+    tokens = sum(len(answer.tokens) for answer in alone.answers)
+    said = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared"
+    return all(a.tokens == b.tokens for a, b in pairs), said
+
+
+def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
+    if over_alone is None or over_own is None:
+        return "Llama with the hook: interrupted before every run had one trial."
+
+    def ratio(spread: Spread) -> str:
+        interval = f" (95 % interval {spread.ci95[0]:.2f} to {spread.ci95[1]:.2f})"
+        return f"{spread.median:.2f}×{interval if len(spread.samples) >= _FEWEST_TRIALS else ''}"
+
+    return f"Llama with the hook: {ratio(over_alone)} Llama alone, {ratio(over_own)} our own loop with the same draft."
 
 
 def alone(spec: trial.Spec) -> trial.Spec:

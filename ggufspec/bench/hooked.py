@@ -1,0 +1,200 @@
+"""A measured run through llama-cpp-python's ``Llama``, alone or with our draft: a trial as :mod:`ggufspec.bench.trial`.
+
+``Llama`` reads all but the last token of a prompt before its first round, as our own loop does, and the draft's reading
+of it is counted to the prompt: so tokens per second are of the same tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ggufspec import worker
+from ggufspec.bench.trial import Answer, Placed, Result, Spec
+from ggufspec.decoding.decoder import Tally
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.hardware import gpus, host
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Model
+
+if TYPE_CHECKING:
+    from ggufspec.decoding.hook import DraftModel
+
+__all__ = ["Result", "Spec", "check", "measure", "run"]
+
+_WARM_UP_TOKENS = 8  # in the first rounds the hook learns how long the target takes
+
+
+def check(options: DecoderOptions) -> None:
+    """Refuse what ``Llama`` with the hook cannot do.
+
+    Raises:
+        UsageError: the options ask for it.
+    """
+    own = "leave it away, or --engine own"
+    if not options.needs_draft:
+        raise UsageError(f"the hook drafts with a model, and --drafter {options.drafter} has none", own)
+    if options.accept != "exact":
+        raise UsageError(
+            f"Llama keeps what it would have sampled itself, so that --accept {options.accept} is ours", own
+        )
+    if options.strict:
+        raise UsageError("--strict chooses the widths of batches, and Llama chooses its own", own)
+    if options.lookup_corpus is not None:
+        raise UsageError("the hook looks up in the text alone: a corpus is for our own loop", own)
+    if options.cpu_experts:
+        raise UsageError("Llama cannot keep experts on the CPU (--n-cpu-moe, or cpu_experts of the profile)", own)
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Do the trial in this process; its events are those of :func:`ggufspec.bench.trial.run`."""
+    from ggufspec.llamacpp.hook import Borrowed, make_llama, scores_bytes  # which load llama_cpp: not in the parent
+
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    vram_before = gpus.used_bytes()
+    options = spec.options
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        context = options.context(with_draft=spec.draft is not None)
+        draft = stack.enter_context(_draft(spec)) if spec.draft is not None else None
+        llama = stack.enter_context(contextlib.closing(make_llama(spec.target, options.placement, context, draft)))
+        target = Borrowed(llama)
+        notes: tuple[str, ...] = ()
+        if draft is not None:
+            draft.bind(llama)
+            whole = scores_bytes(options.n_ctx, target.vocab_size)
+            told = f"Llama keeps no logits beside the hook: {options.n_ctx:,} × {target.vocab_size:,}"
+            notes = (f"{told} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
+        load_s = time.perf_counter() - began
+        emit({"event": "loaded", "seconds": load_s})
+        asked = _Asked(llama, target, draft, spec)
+        asked.answer(spec.prompts[0], _WARM_UP_TOKENS, stopping)
+        answers: list[Answer] = []
+        energy_before = gpus.energy_j()
+        for prompt in spec.prompts:
+            answers.append(asked.answer(prompt, spec.max_tokens, stopping))
+            emit({"event": "answer", "index": len(answers) - 1})
+            if stopping.is_set():
+                break
+        energy_after = gpus.energy_j()
+        return Result(
+            answers=tuple(answers),
+            target=_placed(target, options.placement.offloaded(target.layers)),
+            draft=_placed(draft.model, draft.model.gpu_layers) if draft else None,
+            load_s=load_s,
+            peak_rss_bytes=host.peak_rss_bytes(),
+            vram_bytes=max(0, gpus.used_bytes() - vram_before),
+            finished=not stopping.is_set(),
+            drafters=draft.drafters if draft else (),
+            notes=(*draft.notes, *notes) if draft else (),
+            energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
+        )
+
+
+def _draft(spec: Spec) -> DraftModel:
+    from ggufspec.decoding.hook import DraftModel
+
+    options = spec.options
+    assert spec.draft is not None
+    return DraftModel(
+        spec.draft,
+        draft_max=options.draft_max,
+        draft_policy=options.draft_policy,
+        lookup=options.drafter == "both",
+        n_ctx=options.n_ctx,
+        gpu_layers=options.draft_gpu_layers,
+        split=options.draft_split,
+        threads=options.threads,
+        flash_attention=options.flash_attention,
+        cache=host.cache_folder(),
+    )
+
+
+def _placed(model: Model, gpu_layers: int) -> Placed:
+    return Placed(model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes)
+
+
+class _Asked:
+    """A ``Llama`` that is asked for answers, with a draft or without."""
+
+    def __init__(self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec) -> None:
+        self.llama, self.target, self.draft = llama, target, draft
+        self.n_ctx, self.draft_max = spec.options.n_ctx, spec.options.draft_max
+        self.sampling: Sampling = spec.sampling
+
+    def answer(self, prompt: str, max_tokens: int, stopping: threading.Event) -> Answer:
+        """One answer; cut short where ``stopping`` is set."""
+        tokens = self.target.tokenize(prompt)
+        if not tokens or len(tokens) > self.n_ctx:
+            raise ModelError(
+                f"the prompt has {len(tokens):,} tokens and the context holds {self.n_ctx:,}",
+                f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
+            )
+        if self.draft is not None:
+            self.draft.rounds, self.draft.read_s = [], 0.0
+        tally = Tally(self.draft_max if self.draft else 0, len(tokens), len(tokens))
+        clock = time.perf_counter
+        began = clock()
+        self.llama.reset()
+        self.llama.eval(tokens[:-1])
+        tally.prompt_s = clock() - began
+        emitted: list[int] = []
+        began = clock()
+        for token in self._generate(tokens):
+            emitted.append(token)
+            tally.stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
+            if tally.stop_reason or stopping.is_set():
+                break
+        seconds = clock() - began
+        self._count(tally, len(emitted), seconds)
+        text = b"".join(map(self.target.piece, emitted)).decode("utf-8", "replace")
+        return Answer(text, tuple(emitted), tally.statistics())
+
+    def _generate(self, tokens: list[int]) -> Any:
+        sampling = self.sampling
+        self.llama.set_seed(sampling.seed % 2**32)
+        return self.llama.generate(
+            tokens,
+            temp=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repeat_penalty=1.0,
+        )
+
+    def _stop_reason(self, token: int, prompt: int, count: int, max_tokens: int) -> str:
+        if self.target.is_end(token):
+            return "end"
+        if count >= max_tokens:
+            return "length"
+        return "context" if prompt + count > self.n_ctx else ""
+
+    def _count(self, tally: Tally, tokens: int, seconds: float) -> None:
+        """The hook knows neither of the first round, which has no draft, nor of how the last one ended."""
+        read_s, known = 0.0, tokens
+        if self.draft is not None:
+            for round_ in self.draft.rounds:
+                tally.add(round_)
+            read_s, known = self.draft.read_s, min(1 + sum(len(one.emitted) for one in self.draft.rounds), tokens)
+        first = known if self.draft is None else 1  # rounds that are not the hook's
+        tally.rounds += first + (tokens > known)
+        tally.plain_rounds += first
+        tally.tokens = tokens
+        tally.prompt_s += read_s
+        tally.decode_s = seconds - read_s
+        tally.verify_s = tally.decode_s - tally.draft_s
+
+
+def measure(spec: Spec, *, verbose: bool = False) -> Result:
+    """Do the trial in a child process.
+
+    Raises:
+        GgufspecError: what the user can mend.
+        Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
+    """
+    return worker.call(__name__, spec, Result, verbose=verbose)

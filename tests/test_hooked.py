@@ -1,0 +1,249 @@
+"""The bench through llama-cpp-python's Llama: what it refuses, what it counts, what its one table shows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import plain, rest
+
+from ggufspec.bench import hooked, trial, versus
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import UsageError
+from ggufspec.pairs.profile import Pair
+from ggufspec.reports import tables
+from ggufspec.reports.document import SpeculativeRun, to_json
+from ggufspec.reports.page import render
+from ggufspec.reports.reading import parse
+
+RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_hook"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "lookup"}, "--drafter lookup has none"),
+        ({"drafter": "none"}, "--drafter none has none"),
+        ({"accept": "residual"}, "--accept residual is ours"),
+        ({"accept": "top-k:3"}, "--accept top-k:3 is ours"),
+        ({"strict": True}, "--strict"),
+        ({"lookup_corpus": Path("corpus.txt")}, "corpus"),
+        ({"cpu_experts": 4}, "--n-cpu-moe"),
+    ],
+)
+def test_what_the_hook_cannot_do_is_refused(options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        hooked.check(DecoderOptions(**options))
+    assert "--engine own" in caught.value.hint
+
+
+def test_what_it_can_do_is_not():
+    hooked.check(DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, type_k="q8_0", gpu_layers=9))
+
+
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+def result(seconds, tokens=20, drafters=(), notes=(), ids=None):
+    statistics = Statistics(
+        prompt_tokens=10,
+        prompt_s=0.5,
+        tokens=tokens,
+        decode_s=seconds,
+        rounds=8 if drafters else tokens,
+        drafted=16 if drafters else 0,
+        accepted=12 if drafters else 0,
+        drafted_by_position=(8, 8) if drafters else (),
+        accepted_by_position=(7, 5) if drafters else (),
+        draft_s=1.0,
+        verify_s=seconds - 1.0,
+        stop_reason="length",
+    )
+    return trial.Result(
+        answers=(trial.Answer("", tuple(range(tokens)) if ids is None else ids, statistics),),
+        target=trial.Placed("llama 1B", 16, 0, 1000),
+        draft=trial.Placed("llama 50M", 4, 0, 50) if drafters else None,
+        load_s=1.0,
+        peak_rss_bytes=100,
+        vram_bytes=0,
+        finished=True,
+        drafters=drafters,
+        notes=notes,
+    )
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.setattr(versus, "machine", lambda: {"cpu": "a cpu"})
+    spec = trial.Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(threads=2), Sampling(), ("one",), 20)
+    return versus.Bench(versus.Experiment(Pair("mine", spec.target, spec.draft), spec, 3, engine="hook"))
+
+
+def measured(bench):
+    both = ("draft", "lookup")
+    bench.results["target_only"] = [result(10.0)] * 3
+    bench.results["draft_only"] = [result(1.0)] * 3
+    bench.results["speculative"] = [result(4.0, drafters=both)] * 3
+    bench.results["llama_target_only"] = [result(12.0), result(12.0), result(15.0)]
+    bench.results["llama_hook"] = [result(5.0, drafters=both, notes=("no logits",))] * 3
+    return bench.document()
+
+
+def test_both_ways_are_in_one_document(bench):
+    document = measured(bench)
+    assert list(document.runs) == RUNS
+    assert document.hook.speedup.samples == (2.4, 2.4, 3.0)
+    assert document.hook.over_own.samples == (0.8, 0.8, 0.8)
+    assert document.hook.notes == ("no logits",)
+    assert isinstance(document.runs["llama_hook"], SpeculativeRun)
+    assert document.speedup.median == 2.5  # our own loop's, as without the hook
+    again = parse(json.loads(to_json(document)))
+    assert (again.hook, again.runs) == (document.hook, document.runs)
+
+
+def test_our_own_engine_has_no_such_keys(bench):
+    bench = versus.Bench(replace(bench.experiment, engine="own"))
+    assert list(bench.document().runs) == RUNS[:3]
+    assert bench.document().hook is None
+
+
+def test_both_ways_are_in_one_table(bench):
+    document = measured(bench)
+    rows = {row[0]: row for row in tables.rows(document)}
+    assert list(rows) == ["target-only", "draft-only", "speculative", "Llama alone", "Llama + hook"]
+    assert (rows["speculative"][3], rows["Llama + hook"][3], rows["Llama alone"][3]) == ("2.50×", "2.40×", "")
+    assert document.hook.text == (
+        "Llama with the hook: 2.40× (95 % interval 2.40 to 3.00) Llama alone, "
+        "0.80× (95 % interval 0.80 to 0.80) our own loop with the same draft."
+    )
+    page = render([json.loads(to_json(document))])
+    assert "Llama + hook" in page
+    assert document.hook.text in page
+    lines = list(csv.DictReader(tables.comma_separated(document).splitlines()))
+    assert [line["run"] for line in lines[::3]] == RUNS
+
+
+def test_an_interrupted_hook_says_so(bench):
+    bench.results["target_only"] = [result(10.0)]
+    document = bench.document(interrupted=True)
+    assert (document.hook.speedup, document.hook.over_own) == (None, None)
+    assert "interrupted" in document.hook.text
+
+
+def test_each_way_is_measured_its_own_way(bench, monkeypatch):
+    """And the identity of the hook is checked greedily, against Llama alone."""
+    asked = []
+
+    def stand_in(engine):
+        def measure(spec, **_):
+            asked.append((engine, bool(spec.draft), spec.sampling.temperature, spec.options.strict))
+            wrong = engine == "Llama" and spec.draft is not None
+            return result(5.0, drafters=("draft",) if spec.draft else (), ids=(*range(19), 99) if wrong else None)
+
+        return measure
+
+    cases = []
+    monkeypatch.setattr(versus.trial, "measure", stand_in("own"))
+    monkeypatch.setattr(versus.hooked, "measure", stand_in("Llama"))
+    monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: cases.append(spec.cases) or ())
+    steps = []
+    bench.run(lambda done, total, what: steps.append((done, total, what)))
+    assert asked[:4] == [
+        ("own", True, 0.0, True),
+        ("own", False, 0.0, True),
+        ("Llama", True, 0.0, False),
+        ("Llama", False, 0.0, False),
+    ]
+    assert asked[4:9] == [
+        ("own", False, 0.0, False),
+        ("own", False, 0.0, False),
+        ("own", True, 0.0, False),
+        ("Llama", False, 0.0, False),
+        ("Llama", True, 0.0, False),
+    ]
+    assert {total for _, total, _ in steps} == {4 + 3 * 5}
+    assert (bench.identical, bench.hook_identical) == (True, False)
+    assert [len(case) for case in cases] == [0, 1]
+    assert cases[1][0].position == 19
+
+
+def test_random_numbers_are_not_compared(bench, monkeypatch):
+    """Above temperature 0 Llama's are not ours: its texts have no divergence to explain by our rule."""
+    spec = replace(bench.experiment.spec, sampling=Sampling(temperature=0.8))
+    bench = versus.Bench(replace(bench.experiment, spec=spec))
+    cases = []
+    monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: cases.append(spec) or ())
+    for engine in (versus.trial, versus.hooked):
+        monkeypatch.setattr(engine, "measure", lambda spec, **_: result(5.0, drafters=("draft",) if spec.draft else ()))
+    bench.run(lambda *_: None)
+    assert len(cases) == 1
+    assert bench.hook_identical is True
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+SHORT = ("bench", "--engine", "hook", "-p", "import os\nimport sys\n\n\ndef main(", "-n", "24", "-r", "1")
+
+
+def test_the_command_with_json_and_files(cli, tmp_path):
+    done = cli(*SHORT, "--json", "--export-markdown", tmp_path / "b.md", "--html", tmp_path / "b.html")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert list(document["runs"]) == RUNS
+    hook, alone = document["runs"]["llama_hook"], document["runs"]["llama_target_only"]
+    assert (hook["tokens"], alone["tokens"]) == (24, 24)
+    assert hook["rounds"] <= 24
+    assert hook["accepted"] <= hook["drafted"]
+    assert hook["tokens_per_s"]["median"] > 0
+    assert document["hook"]["identical_output"] is True
+    assert "greedy" in document["hook"]["identity_check"]["note"]
+    assert any("MiB of host memory" in note for note in document["hook"]["notes"])
+    assert document["hook"]["speedup"]["samples"]
+    assert "| Llama + hook |" in (tmp_path / "b.md").read_text()
+    assert "Llama + hook" in (tmp_path / "b.html").read_text()
+
+
+def test_the_command_shows_one_table(cli):
+    done = cli(*SHORT, "--draft-policy", "fixed", "--draft-max", "3", "--drafter", "draft")
+    assert done.code == 0, done.stderr
+    for shown in ("speculative", "Llama alone", "Llama + hook", "Llama with the hook: ", "Hook check: the same text"):
+        assert shown in done.stdout
+    assert "keeps no logits" in done.stderr
+    assert "keeps no logits" not in cli(*SHORT, "-q").stderr
+
+
+def test_ctrl_c_shows_what_was_measured(cli):
+    child = cli.terminal(*SHORT[:-1], "1000000")
+    child.expect("7/5000004")
+    child.sendintr()
+    left = plain(rest(child))
+    assert child.exitstatus == 130
+    assert "target-only" in left
+    assert "error: interrupted; what is shown was measured before" in left
+    assert "Traceback" not in left
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--accept", "residual"), "--accept residual"),
+        (("--strict",), "--strict"),
+        (("--drafter", "lookup"), "--drafter lookup has none"),
+        (("--lookup-corpus", "corpus.txt"), "corpus"),
+        (("--n-cpu-moe", "2"), "--n-cpu-moe"),
+        (("--sweep", "--draft-max", "1,2"), "--sweep"),
+        (("--engine", "other"), "other"),
+    ],
+)
+def test_the_command_refuses_what_the_hook_cannot_do(cli, more, told):
+    (cli.folder / "corpus.txt").write_text("import os\n")
+    done = cli(*SHORT, "--json", *more)
+    assert done.code == 2
+    assert done.document()["schema"] == "ggufspec/error@1"
+    assert told in done.document()["error"]
+    assert "next: " in done.stderr
