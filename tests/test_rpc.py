@@ -45,6 +45,28 @@ def test_layers_go_to_the_worker(cli: Cli, worker: tuple[str, subprocess.Popen[b
     assert statistics["tokens"] == 16
 
 
+TIMED = """
+import sys
+from ggufspec import DecoderOptions, SpeculativeDecoder, demo_pair
+from ggufspec.llamacpp.devices import add_rpc_worker
+
+add_rpc_worker(sys.argv[1])
+with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(n_ctx=1024, gpu_layers=-1, threads=1)) as decoder:
+    rounds = []
+    for _ in range(2):
+        rounds.clear()
+        list(decoder.generate([7] * 900, max_tokens=4, rounds=rounds))
+print(decoder.statistics.prompt_s, rounds[0].verify_s)
+"""
+
+
+def test_a_prompt_s_time_is_not_the_first_token_s(worker: tuple[str, subprocess.Popen[bytes]]) -> None:
+    """A device works on when llama.cpp has returned: 900 tokens take longer than one, and count as the prompt's."""
+    done = subprocess.run([sys.executable, "-c", TIMED, worker[0]], capture_output=True, text=True, check=True)
+    prompt_s, first_s = map(float, done.stdout.split())
+    assert prompt_s > 5 * first_s
+
+
 def test_strict_mode_is_kept_or_refused(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
     drafted = cli("run", *FLAGS, "--rpc", worker[0], "--strict", "--json")
     alone = cli("run", *FLAGS, "--rpc", worker[0], "--strict", "--no-draft", "--json")

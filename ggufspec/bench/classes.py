@@ -1,0 +1,62 @@
+"""Which batch widths of a model agree to the bit where it is placed, and which of them strict mode takes. A job."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec import worker
+from ggufspec.decoding.widths import WidthClass, classes, strict_widths
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A model, where it is, and the widest batch to compare."""
+
+    target: Path
+    placement: Placement
+    context: ContextOptions
+    limit: int
+    rpc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The classes, the one of the widest first, and strict mode's widths; none where it is refused."""
+
+    classes: tuple[WidthClass, ...]
+    strict: tuple[int, ...]
+    refusal: str = ""
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Compare in this process; nothing tells how far it is but the event ``comparing``."""
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    with Model(spec.target, spec.placement) as model, closing(Context(model, spec.context)) as context:
+        emit({"event": "comparing", "limit": spec.limit})
+        found = classes(context, spec.limit)
+        if stopping.is_set():
+            return Result(found, (), "it was stopped")
+        try:
+            return Result(found, strict_widths(context, spec.limit))
+        except ModelError as error:
+            if "strict mode cannot be kept" not in error.message:
+                raise
+            return Result(found, (), error.message)
+
+
+def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+    """Compare in a child process.
+
+    Raises:
+        GgufspecError: the model does not load, llama.cpp died.
+        Interrupted: Ctrl-C.
+    """
+    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
