@@ -3,23 +3,57 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ggufspec.bench.pair import bench_pair
     from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
     from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.decoding.pair import load_pair, plan_pair
     from ggufspec.decoding.sampling import Sampling
-    from ggufspec.pairs.profile import demo_pair
+    from ggufspec.errors import GgufspecError, ModelError, UsageError
+    from ggufspec.pairs.profile import Pair, Profile, demo_pair, load_profile
+    from ggufspec.reports.document import BenchDocument, PlanDocument
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BenchDocument": "ggufspec.reports.document",
     "DecoderOptions": "ggufspec.decoding.options",
     "Emitted": "ggufspec.decoding.decoder",
+    "GgufspecError": "ggufspec.errors",
+    "ModelError": "ggufspec.errors",
+    "Pair": "ggufspec.pairs.profile",
+    "PlanDocument": "ggufspec.reports.document",
+    "Profile": "ggufspec.pairs.profile",
     "Sampling": "ggufspec.decoding.sampling",
     "SpeculativeDecoder": "ggufspec.decoding.decoder",
     "Statistics": "ggufspec.decoding.decoder",
+    "UsageError": "ggufspec.errors",
+    "bench_pair": "ggufspec.bench.pair",
     "demo_pair": "ggufspec.pairs.profile",
+    "load_pair": "ggufspec.decoding.pair",
+    "load_profile": "ggufspec.pairs.profile",
+    "plan_pair": "ggufspec.decoding.pair",
 }
 
-__all__ = ["DecoderOptions", "Emitted", "Sampling", "SpeculativeDecoder", "Statistics", "__version__", "demo_pair"]
+__all__ = [
+    "BenchDocument",
+    "DecoderOptions",
+    "Emitted",
+    "GgufspecError",
+    "ModelError",
+    "Pair",
+    "PlanDocument",
+    "Profile",
+    "Sampling",
+    "SpeculativeDecoder",
+    "Statistics",
+    "UsageError",
+    "__version__",
+    "bench_pair",
+    "demo_pair",
+    "load_pair",
+    "load_profile",
+    "plan_pair",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -29,3 +63,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those too that are not loaded yet."""
+    return sorted({*globals(), *__all__})

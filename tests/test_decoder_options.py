@@ -8,10 +8,9 @@ import pytest
 
 from ggufspec.cli import options
 from ggufspec.decoding.options import DRAFTERS, POLICIES, DecoderOptions, check_rule, is_lossy
+from ggufspec.decoding.planned import decoder_options
 from ggufspec.errors import UsageError
 from ggufspec.pairs.profile import Settings
-
-NOTHING = dict.fromkeys(("n_ctx", "draft_max", "threads", "type_k", "type_v", "flash_attention"))
 
 
 def test_the_command_line_knows_every_drafter_and_policy() -> None:
@@ -86,14 +85,13 @@ def test_rules_that_are_none(rule: str) -> None:
     ],
 )
 def test_how_far_is_drafted(policy: str, flag: int | None, profile: int | None, wanted: int) -> None:
-    given = NOTHING | {"draft_max": flag}
-    made = options.decoder_options(Settings(draft_max=profile), draft_policy=policy, **given)  # type: ignore[arg-type]
+    made = decoder_options(Settings(draft_max=profile), draft_policy=policy, draft_max=flag)
     assert (made.draft_max, made.draft_policy) == (wanted, policy)
 
 
 def test_both_draft_unless_one_is_named() -> None:
-    assert options.decoder_options(Settings(), **NOTHING).drafter == "both"  # type: ignore[arg-type]
-    named = options.decoder_options(Settings(), drafter=options.Drafter.LOOKUP, **NOTHING)  # type: ignore[arg-type]
+    assert decoder_options(Settings()).drafter == "both"
+    named = decoder_options(Settings(), drafter=options.Drafter.LOOKUP)
     assert named.drafter == "lookup"
 
 

@@ -218,7 +218,7 @@ def test_local_files_are_found_beside_the_profile(load, tmp_path):
     for name in ("target.gguf", "sub/draft.gguf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    pair = resolve(load(GOOD), tmp_path)
+    pair = resolve(load(GOOD))
     assert (pair.target, pair.draft) == (tmp_path / "target.gguf", tmp_path / "sub/draft.gguf")
     assert (pair.target_gpu_layers, pair.draft_gpu_layers, pair.settings.n_ctx) == (None, -1, 512)
     assert pair.describe() == {"name": "mine", "target": str(pair.target), "draft": str(pair.draft)}
@@ -226,14 +226,14 @@ def test_local_files_are_found_beside_the_profile(load, tmp_path):
 
 def test_a_target_alone_is_a_pair_too(load, tmp_path):
     (tmp_path / "target.gguf").touch()
-    pair = resolve(load(GOOD.split("[draft]")[0]), tmp_path)
+    pair = resolve(load(GOOD.split("[draft]")[0]))
     assert (pair.draft, pair.draft_gpu_layers, pair.describe()["draft"]) == (None, None, None)
 
 
 def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
     (tmp_path / "target.gguf").touch()
     with pytest.raises(ModelError) as caught:
-        resolve(load(GOOD), tmp_path)
+        resolve(load(GOOD))
     assert str(tmp_path / "sub/draft.gguf") in caught.value.message
     assert caught.value.hint == f"ls {tmp_path / 'sub'}"
 
@@ -242,26 +242,26 @@ def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
 def test_a_remote_file_that_is_not_here_comes_with_the_command_that_fetches_it(load, tmp_path, cache, revision):
     text = REMOTE + (f'revision = "{revision}"' if revision else "")
     with pytest.raises(ModelError) as caught:
-        resolve(load(text), tmp_path)
+        resolve(load(text))
     assert "target.gguf of profile 'far'" in caught.value.message
     assert caught.value.hint == "ggufspec pull far"
 
 
 def test_a_remote_file_in_the_cache_is_found(load, tmp_path, cache):
     path = cache("target.gguf")
-    assert resolve(load(REMOTE), tmp_path).target == path
+    assert resolve(load(REMOTE)).target == path
 
 
 def test_a_remote_file_in_a_folder_of_its_repository_is_found(load, tmp_path, cache):
     path = cache("Q4/target.gguf")
-    assert resolve(load(REMOTE.replace("target.gguf", "Q4/target.gguf")), tmp_path).target == path
+    assert resolve(load(REMOTE.replace("target.gguf", "Q4/target.gguf"))).target == path
 
 
 def test_the_revision_chooses_the_file(load, tmp_path, cache):
     cache("target.gguf")
     other = cache("target.gguf", commit="f" * 40, ref="v2")
-    assert resolve(load(REMOTE + 'revision = "v2"'), tmp_path).target == other
-    assert resolve(load(REMOTE + f'revision = "{"f" * 40}"'), tmp_path).target == other
+    assert resolve(load(REMOTE + 'revision = "v2"')).target == other
+    assert resolve(load(REMOTE + f'revision = "{"f" * 40}"')).target == other
 
 
 def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
@@ -275,7 +275,7 @@ def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
 @pytest.mark.parametrize("repo", ["a/b/c", "no repo", "..", "a--b"])
 def test_what_cannot_be_a_repository_is_refused(load, tmp_path, cache, repo):
     with pytest.raises(GgufspecError, match="is no repository of the hub") as caught:
-        resolve(load(REMOTE.replace("someone/models", repo)), tmp_path)
+        resolve(load(REMOTE.replace("someone/models", repo)))
     assert "USER/NAME" in caught.value.hint
 
 

@@ -94,6 +94,20 @@ def test_the_list_in_a_terminal(cli: Cli, columns: int) -> None:
     assert any(line.split()[0] == "demo" and "fits whole" in line for line in lines if line.strip())
 
 
+@pytest.mark.parametrize(("columns", "below"), [("80", 1), ("100", 1), ("200", 0)])
+def test_a_draft_is_below_its_target_where_the_line_is_short(cli: Cli, columns: str, below: int) -> None:
+    lines = cli("profiles", "list", COLUMNS=columns).stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.strip().startswith("llama3-70b"))
+    assert "Meta-Llama-3-70B-Instruct-Q3_K_S" in lines[at]
+    assert "Meta-Llama-3-8B-Instruct.Q3_K_L" in lines[at + below]
+    assert lines[at].rstrip().endswith("?")
+    pairs = len(BUNDLED)
+    assert len([line for line in lines if line.strip()]) == 2 + pairs * (1 + below)  # no name is folded
+    longest = next(line for line in lines if "mistral-small-24b" in line)
+    assert ("…" in longest) == (columns == "80")
+    assert "Q4_K_M" in longest
+
+
 def test_your_own_have_a_star_and_win_and_a_broken_one_is_a_row(cli: Cli, mine: Path) -> None:
     (mine / "demo.toml").write_text(GOOD)
     (mine / "broken.toml").write_text(GOOD.replace('why = "a test"', "why = 1"))

@@ -677,7 +677,7 @@ def test_a_downloaded_file_is_read_here(hub_server: Server, repo: Path, folder: 
     one = ModelSource(repo="user/m-GGUF", file="m-Q8_0.gguf")
     split = ModelSource(repo="user/m-GGUF", file="m-F16-00001-of-00003.gguf")
     profile = Profile(name="p", why="", source="", target=one, draft=split)
-    assert sources(profile, tmp_path) == (Path(known.origin), HubFile("user/m-GGUF", split.file))
+    assert sources(profile) == (Path(known.origin), HubFile("user/m-GGUF", split.file))
     hub_server.add_repo("user/m-GGUF", repo)  # of the split model one part is here, which does not do
     assert read_one(HubFile("user/m-GGUF", "m-F16-00001-of-00003.gguf"), folder).origin.startswith("user/m-GGUF/")
 
@@ -764,13 +764,13 @@ def test_which_file_a_quant_does_not_mean(there: list[str], quant: str, says: st
 
 def test_a_profile_can_be_read_before_its_download(tmp_path: Path) -> None:
     bundled = Path(__file__).parent.parent / "profiles"
-    target, draft = sources(load_profile(bundled / "demo.toml"), bundled)
+    target, draft = sources(load_profile(bundled / "demo.toml"))
     assert isinstance(target, Path)
     assert target.is_file()
     assert isinstance(draft, Path)
-    big, small = sources(load_profile(bundled / "llama3-70b.toml"), bundled)
+    big, small = sources(load_profile("llama3-70b"))
     assert isinstance(big, HubFile)
     assert big.file == "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf"
     assert isinstance(small, HubFile)
     with pytest.raises(ModelError, match="is not there"):
-        sources(load_profile(bundled / "demo.toml"), tmp_path)
+        sources(load_profile(shutil.copy(bundled / "demo.toml", tmp_path)))

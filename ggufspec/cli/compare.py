@@ -21,7 +21,12 @@ def compare(
     *,
     pairs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PAIR", help="Profiles, each by its name or path.", show_default=False),
+        typer.Argument(
+            metavar="PAIR",
+            help="Profiles, each by its name or path.",
+            show_default=False,
+            autocompletion=options.profile_names,
+        ),
     ] = None,
     model: Annotated[
         str | None,

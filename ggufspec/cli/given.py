@@ -120,6 +120,40 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, and what its answer must be like."""
+
+    prompt: options.PromptText = None
+    file: options.PromptFile = None
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
+    ] = None
+    grammar: options.Grammar = None
+    grammar_file: options.GrammarFile = None
+    json_schema: options.JsonSchema = None
+    json_schema_file: options.JsonSchemaFile = None
+
+    def text(self) -> str:
+        """The prompt.
+
+        Raises:
+            UsageError: there is none, or it cannot be read.
+        """
+        text = options.read_prompt(self.prompt, self.file)
+        if not text:
+            raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
+        return text
+
+    def rules(self) -> str:
+        """The grammar, in llama.cpp's GBNF; empty when there is none.
+
+        Raises:
+            UsageError: as :func:`ggufspec.cli.options.read_grammar`.
+        """
+        return options.read_grammar(self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
+
+
+@dataclass(frozen=True, slots=True)
 class Exports:
     """Files that the result goes to as well."""
 

@@ -181,16 +181,15 @@ def _of_hub(text: str | None, flag: str, *, yes: bool, quiet: bool) -> list[File
 
 
 def _of_profiles(profiles: Sequence[str], *, own_drafts: bool, yes: bool, quiet: bool) -> Iterator[Pairing]:
-    from ggufspec.pairs.profile import find, load_profile, on_hub, resolve
+    from ggufspec.pairs.profile import load_profile, on_hub, resolve
 
     for name in profiles:
-        path = find(name)
-        profile = load_profile(path)
+        profile = load_profile(name)
         if not own_drafts:
             profile = profile.model_copy(update={"draft": None})
         sources = [source for one in (profile.target, profile.draft) if one and (source := on_hub(one))]
         pull.have(sources, f"profile {profile.name!r}", pull.command(name, None, None), yes=yes, quiet=quiet)
-        pair = resolve(profile, path.parent)
+        pair = resolve(profile)
         files = [
             File(file, PurePath("/", one.repo, one.file) if one.repo else file.absolute())
             for file, one in ((pair.target, profile.target), (pair.draft, profile.draft))

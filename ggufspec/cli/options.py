@@ -16,9 +16,7 @@ import typer
 from ggufspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.decoding.placing import Layers
-    from ggufspec.pairs.profile import Pair, Settings
+    from ggufspec.pairs.profile import Pair
 
 
 def _option(*names: str, help: str, metavar: str | None = None, variable: str | None = None, **more: Any) -> Any:  # noqa: A002
@@ -58,8 +56,20 @@ class Policy(StrEnum):
     FIXED = "fixed"
 
 
+def profile_names(incomplete: str) -> list[str]:
+    """For a shell that completes PAIR: names of profiles. Where none begins so, the shell offers its files."""
+    from ggufspec.pairs.profile import known_profiles
+
+    return [name for name in known_profiles() if name.startswith(incomplete)]
+
+
 PairName = Annotated[
-    str | None, typer.Argument(metavar="PAIR", help="A profile's name or path; the bundled demo pair if none.")
+    str | None,
+    typer.Argument(
+        metavar="PAIR",
+        help="A profile's name or path; the bundled demo pair if none.",
+        autocompletion=profile_names,
+    ),
 ]
 TargetFile = Annotated[
     Path | None, _option("-m", "--model", metavar="FILE", help="The target's GGUF file.", variable="MODEL")
@@ -213,8 +223,6 @@ PromptText = Annotated[
     str | None, _option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads standard input.")
 ]
 PromptFile = Annotated[Path | None, _option("-f", "--file", metavar="FILE", help="Read the prompt from a file.")]
-_INT32_MAX = 2**31 - 1
-_LOOK_BYTES = 2**16
 
 
 def epilog(*examples: str) -> str:
@@ -251,7 +259,7 @@ def choose_pair(
     from ggufspec.cli import pull
     from ggufspec.llamacpp.model import check_gguf
     from ggufspec.pairs.hub import hub_file
-    from ggufspec.pairs.profile import Pair, find, load_profile, on_hub, resolve
+    from ggufspec.pairs.profile import Pair, load_profile, on_hub, resolve
 
     if target is not None and repo is not None:
         raise UsageError("both -m (or GGUFSPEC_MODEL) and -hf are given", "give one of them")
@@ -274,8 +282,7 @@ def choose_pair(
         assert target is not None
         pair = Pair(target.stem, target, paths.pop(0) if own_draft else draft)
     else:
-        path = find(name or "demo")
-        profile = load_profile(path)
+        profile = load_profile(name or "demo")
         if need_draft and no_other and profile.draft is None:
             raise _lonely()
         if no_draft or not no_other:
@@ -284,7 +291,7 @@ def choose_pair(
         paths = list(
             pull.have([s for s in (*models, own_draft) if s], f"profile {profile.name!r}", again, yes=yes, quiet=quiet)
         )
-        pair = resolve(profile, path.parent)
+        pair = resolve(profile)
         if draft is not None or own_draft is not None:
             pair = replace(pair, draft=paths[-1] if own_draft else draft)
     for file in (pair.target, pair.draft):
@@ -299,64 +306,6 @@ def _lonely() -> UsageError:
     )
 
 
-def decoder_options(
-    settings: Settings,
-    *,
-    n_ctx: int | None,
-    draft_max: int | None,
-    threads: int | None,
-    type_k: str | None,
-    type_v: str | None,
-    flash_attention: str | None,
-    drafter: str | None = None,
-    draft_policy: str | None = None,
-    lookup_corpus: Path | None = None,
-    accept: str = "exact",
-    strict: bool = False,
-) -> DecoderOptions:
-    """Flags over the profile's settings over the defaults, checked before a model is loaded. Everything on the CPU:
-    placements are the plan's.
-
-    Raises:
-        UsageError: a value is out of range, or a name is not known.
-    """
-    from ggufspec.decoding.options import DecoderOptions
-
-    if lookup_corpus is not None:
-        _check_text(lookup_corpus)  # a typo is not to cost the time to load the models
-    policy = draft_policy or settings.draft_policy or "adaptive"
-    given = {
-        "n_ctx": _first(n_ctx, settings.n_ctx),
-        "draft_max": _first(draft_max, settings.draft_max, 4 if policy == "fixed" else None),
-        "drafter": _first(drafter, settings.drafter),
-        "threads": _first(threads, settings.threads),
-        "type_k": _first(type_k, settings.type_k),
-        "type_v": _first(type_v, settings.type_v),
-        "flash_attention": _first(flash_attention, settings.flash_attention),
-        "micro_batch": settings.micro_batch,
-    }
-    chosen = {key: value for key, value in given.items() if value is not None}
-    if n_ctx is not None and n_ctx > _INT32_MAX // 2:
-        raise UsageError(f"-c {n_ctx} is too large", "llama.cpp counts in 32 bits")
-    return DecoderOptions(
-        draft_policy=policy,
-        lookup_corpus=lookup_corpus,
-        accept=accept,
-        strict=strict,
-        **chosen,  # type: ignore[arg-type]
-    )
-
-
-def layers(given: str | None, profile: int | None, split: str | None = None, cpu_experts: int | None = None) -> Layers:
-    """What the options fix of a placement, the profile where they say nothing; ``auto`` leaves it to the plan."""
-    from ggufspec.decoding.placing import Layers
-
-    number = profile
-    if given is not None:
-        number = {"auto": None, "all": -1}[given] if given.isalpha() else max(int(given), -1)
-    return Layers(number, tuple(float(share) for share in split.split(",")) if split else (), cpu_experts)
-
-
 def kv_types(allowed: str | None) -> tuple[tuple[str, str], ...]:
     """(type_k, type_v) that ``--allow-kv`` lets the plan choose.
 
@@ -369,10 +318,6 @@ def kv_types(allowed: str | None) -> tuple[tuple[str, str], ...]:
     for name in names:
         check_kv_type(name)
     return tuple((name, name) for name in names)
-
-
-def _first(*values: object) -> object:
-    return next((value for value in values if value is not None), None)
 
 
 def read_prompt(text: str | None, file: Path | None) -> str | None:
@@ -419,23 +364,6 @@ def _read(file: Path) -> str:
         return _utf8(file.read_bytes(), str(file))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", f"ls {file.parent}") from None
-
-
-def _check_text(file: Path) -> None:
-    """Whether a text that something else will read is there and begins as one.
-
-    Raises:
-        UsageError: it cannot be read, or is no UTF-8.
-    """
-    import codecs
-
-    try:
-        with file.open("rb") as text:
-            codecs.getincrementaldecoder("utf-8")().decode(text.read(_LOOK_BYTES))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", f"ls {file.parent}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 text: {error}", "convert it to UTF-8") from None
 
 
 def _utf8(data: bytes, name: str) -> str:

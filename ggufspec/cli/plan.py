@@ -49,11 +49,12 @@ def plan(
 
     Needs no download: headers are read from the hub by range, a few MB. Needs no card: --gpu or --vram names one.
     """
+    from ggufspec.decoding.planned import decoder_options
     from ggufspec.hardware.host import physical_cores
     from ggufspec.planning.describe import document
 
     subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
-    decoder = options.decoder_options(
+    decoder = decoder_options(
         subject.settings,
         n_ctx=ctx_size,
         draft_max=draft_max,

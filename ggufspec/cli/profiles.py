@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ggufspec.reports.profiles import CheckRow, ProfileModel, ProfileRow
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_HELP = "A profile's name."
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A profile's name.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=options.profile_names)]
 
 
 def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> int:
@@ -42,7 +43,8 @@ def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> i
     if json:
         console.data(to_json(document))
         return 0
-    console.out().print(report.table(document))
+    out = console.out()
+    out.print(report.table(document, out.width))
     for row in shown:
         if row.error and not quiet:
             console.note(row.error)
@@ -61,7 +63,7 @@ def show(name: Name, json: options.Json = False) -> int:
 
     path = find(name)
     entry = Listed(load_profile(path), path, path.parent == user_folder())
-    known = _known(entry.profile, path.parent)
+    known = _known(entry.profile)
     target, draft = known
     verdict = judge_known(target, draft) if target and draft else None
     document = report.ProfileDocument(
@@ -78,7 +80,7 @@ def show(name: Name, json: options.Json = False) -> int:
 
 
 def new(
-    name: Name,
+    name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
     model: options.TargetSource = None,
     model_draft: options.DraftSource = None,
     hf_repo: options.TargetRepo = None,
@@ -98,6 +100,7 @@ def new(
 
     Asks for what is missing on a terminal. A profile of yours wins over a bundled one of the same name.
     """
+    from ggufspec.cli import planned
     from ggufspec.pairs.profile import bundled_folder, load_profile, user_folder
     from ggufspec.pairs.source import read_headers
     from ggufspec.pairs.vocabulary import check_pair
@@ -110,12 +113,8 @@ def new(
         raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
     target = _source(_one("target", model, hf_repo, "-m", "-hf"))
     draft = _source(_one("draft", model_draft, hf_repo_draft, "-md", "-hfd"))
-    with console.busy(quiet) as say:
-        known = read_headers(
-            [target, draft],
-            None,
-            lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB"),
-        )
+    with planned.telling(quiet) as tell:
+        known = read_headers([target, draft], None, tell)
         warnings = check_pair(known[0], known[1])
     if why is None:
         why = typer.prompt("What is it for?", default="", show_default=False, err=True) if _can_ask() else ""
@@ -145,7 +144,10 @@ def new(
 
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Profiles; all of them if none.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Profiles; all of them if none.", autocompletion=options.profile_names
+        ),
     ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -204,7 +206,7 @@ def _row(
     if isinstance(entry, Broken):
         return ProfileRow(entry.path.stem, str(entry.path), False, "", "", None, None, {}, "unknown", entry.error)
     profile = entry.profile
-    target, draft = known or _known(profile, entry.path.parent)
+    target, draft = known or _known(profile)
     return ProfileRow(
         name=entry.path.stem,
         path=str(entry.path),
@@ -225,13 +227,13 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
     return ProfileModel(source.repo, source.file, source.revision, source.gpu_layers, size, layers)
 
 
-def _known(profile: Profile, folder: Path) -> tuple[Known | None, Known | None]:
+def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
     from ggufspec.pairs.profile import sources
     from ggufspec.pairs.source import read_headers, remembered
 
     try:
-        places = sources(profile, folder)
+        places = sources(profile)
     except GgufspecError:
         return None, None
     found: list[Known | None] = []
@@ -249,21 +251,14 @@ def _known(profile: Profile, folder: Path) -> tuple[Known | None, Known | None]:
 def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> str:
     """Whether all layers of both fit, by formula: on the cards together, or in memory where there is none."""
     from ggufspec.decoding.placing import question
+    from ggufspec.decoding.planned import decoder_options
     from ggufspec.llamacpp.options import Placement
     from ggufspec.planning.memory import HOST, estimate
 
     if machine is None or target is None or (profile.draft is not None and draft is None):
         return "unknown"
     try:
-        decoder = options.decoder_options(
-            profile.settings,
-            n_ctx=None,
-            draft_max=None,
-            threads=None,
-            type_k=None,
-            type_v=None,
-            flash_attention=None,
-        )
+        decoder = decoder_options(profile.settings)
     except GgufspecError:
         return "unknown"
     asks = question(
@@ -294,7 +289,7 @@ def _comment(path: Path) -> str:
 
 def _check(name: str) -> CheckRow:
     """Everything about one profile that can be wrong; a failure is a row and not the end."""
-    from ggufspec.pairs.profile import find, load_profile, on_hub
+    from ggufspec.pairs.profile import load_profile, on_hub
     from ggufspec.pairs.vocabulary import judge_known
     from ggufspec.reports.profiles import CheckRow
 
@@ -303,13 +298,12 @@ def _check(name: str) -> CheckRow:
     warnings: tuple[str, ...] = ()
     sizes: list[int | None] = [None, None]
     try:
-        path = find(name)
-        profile = load_profile(path)
+        profile = load_profile(name)
         for index, model in enumerate((profile.target, profile.draft)):
             if model is None:
                 continue
             try:
-                place = on_hub(model) or path.parent / Path(model.file).expanduser()
+                place = on_hub(model) or profile.folder / Path(model.file).expanduser()
                 sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
                 known.append(_header(place, sizes[index]))
                 sizes[index] = known[-1].header.size_bytes

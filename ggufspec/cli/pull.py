@@ -106,7 +106,7 @@ def command(name: str | None, repo: str | None, draft_repo: str | None, revision
 
 def _sources(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None) -> tuple[HubFile, ...]:
     from ggufspec.pairs.hub import hub_file
-    from ggufspec.pairs.profile import find, load_profile, on_hub
+    from ggufspec.pairs.profile import load_profile, on_hub
 
     if name is not None and repo is not None:
         raise UsageError("both a PAIR and -hf are given", "give one of them")
@@ -114,7 +114,7 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None, revisio
     if repo is not None:
         found.append(hub_file(repo, revision))
     elif name is not None or draft_repo is None:
-        profile = load_profile(find(name or "demo"))
+        profile = load_profile(name or "demo")
         found = [on_hub(model) for model in (profile.target, None if draft_repo else profile.draft) if model]
     first = next((source.repo for source in found if source), None)
     if draft_repo is not None:
@@ -174,6 +174,8 @@ def _bars(quiet: bool) -> Iterator[Emit]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column
 
+    from ggufspec.reports.tables import shortened
+
     room = max(12, err.width - 48)  # that the other columns leave
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
@@ -190,7 +192,7 @@ def _bars(quiet: bool) -> Iterator[Emit]:
             name = file.partition("@")[0].rsplit("/", 1)[-1]
             pause_s = max(1, round(event.get("seconds", 0)))
             state = {"waiting": f"again in {pause_s} s: ", "checking": "checking "}.get(phase, "")
-            text = _shortened(state + name, min(room, 60))
+            text = shortened(state + name, min(room, 60))
             if file not in tasks:
                 tasks[file] = ("", bars.add_task(text, total=event["total"], completed=done))
             before, task = tasks[file]
@@ -201,12 +203,6 @@ def _bars(quiet: bool) -> Iterator[Emit]:
                 bars.update(task, completed=done, description=text)
 
         yield show
-
-
-def _shortened(text: str, most: int) -> str:
-    """The text without its middle, where it is longer: a file's name says the most at its ends."""
-    tail = most * 3 // 5
-    return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"
 
 
 def _document(order: Order, fetched: Sequence[Fetched], dry_run: bool) -> PullDocument:

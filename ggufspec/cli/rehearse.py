@@ -59,11 +59,12 @@ def rehearse(
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
     """
     from ggufspec.bench import rehearsal
+    from ggufspec.decoding.planned import decoder_options
     from ggufspec.hardware.host import cache_folder, physical_cores
     from ggufspec.planning.confirm import Confirmer
 
     subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
-    decoder = options.decoder_options(
+    decoder = decoder_options(
         subject.settings,
         n_ctx=ctx_size,
         draft_max=draft_max,

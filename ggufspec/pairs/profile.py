@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.pairs.download import here
@@ -72,7 +72,11 @@ class Tuned(_Strict):
 
 
 class Profile(_Strict):
-    """One TOML file. ``why`` says what the pairing is for, ``source`` where it comes from."""
+    """One TOML file. ``why`` says what the pairing is for, ``source`` where it comes from.
+
+    Attributes:
+        folder: where relative names of files start: that of the TOML file.
+    """
 
     name: str
     why: str
@@ -81,6 +85,11 @@ class Profile(_Strict):
     draft: ModelSource | None = None
     settings: Settings = Field(default_factory=Settings)
     tuned: Tuned | None = None
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     @model_validator(mode="after")
     def _inside(self) -> Profile:
@@ -148,35 +157,42 @@ def find(name: str) -> Path:
     raise UsageError(f"there is no profile {name!r}", hint)
 
 
-def load_profile(path: Path) -> Profile:
-    """Parse a profile.
+def load_profile(name: str | Path) -> Profile:
+    """A profile: a pair of models and how to run it.
+
+    >>> profile = load_profile("demo")
+    >>> profile.target.file
+    'demo/demo-target-F16.gguf'
+    >>> profile.settings.n_ctx
+    2048
+
+    Args:
+        name: of a profile of the user's or of one that ships, as :func:`find` knows them; or the path of a TOML file.
 
     Raises:
+        UsageError: there is none; the hint names the nearest.
         GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file, line and key are named.
     """
+    path = name if isinstance(name, Path) else find(name)
     text = ""
     try:
         text = path.read_text(encoding="utf-8")
-        return Profile.model_validate(tomllib.loads(text))
+        profile = Profile.model_validate(tomllib.loads(text))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise GgufspecError(f"{path}: {error}", "mend the file, or name another profile") from None
     except ValidationError as invalid:
         raise _explained(path, text, invalid) from None
+    profile._folder = path.parent
+    return profile
 
 
-def resolve(profile: Profile, folder: Path) -> Pair:
+def resolve(profile: Profile) -> Pair:
     """The pair with its files on this machine.
-
-    Args:
-        profile: what to look for.
-        folder: where the profile's relative file names start.
 
     Raises:
         ModelError: a file is not here; the hint is the command that fetches it.
     """
-    target, draft = (
-        _locate(model, folder, profile.name) if model else None for model in (profile.target, profile.draft)
-    )
+    target, draft = (_locate(model, profile) if model else None for model in (profile.target, profile.draft))
     assert target is not None
     return Pair(
         profile.name,
@@ -188,19 +204,13 @@ def resolve(profile: Profile, folder: Path) -> Pair:
     )
 
 
-def sources(profile: Profile, folder: Path) -> tuple[Path | HubFile, Path | HubFile | None]:
+def sources(profile: Profile) -> tuple[Path | HubFile, Path | HubFile | None]:
     """Where the pair's headers can be read, for a plan before download: (target, draft or None).
-
-    Args:
-        profile: what to look for.
-        folder: where the profile's relative file names start.
 
     Raises:
         ModelError: a file that is not on the hub is not here.
     """
-    return _source(profile.target, folder, profile.name), (
-        _source(profile.draft, folder, profile.name) if profile.draft else None
-    )
+    return _source(profile.target, profile), _source(profile.draft, profile) if profile.draft else None
 
 
 def on_hub(model: ModelSource) -> HubFile | None:
@@ -208,30 +218,29 @@ def on_hub(model: ModelSource) -> HubFile | None:
     return HubFile(model.repo, model.file, model.revision) if model.repo else None
 
 
-def _source(model: ModelSource, folder: Path, profile: str) -> Path | HubFile:
+def _source(model: ModelSource, profile: Profile) -> Path | HubFile:
     source = on_hub(model)
     if source is None:
-        return _locate(model, folder, profile)
+        return _locate(model, profile)
     return here(source) or source
 
 
-def _locate(model: ModelSource, folder: Path, profile: str) -> Path:
-    source = on_hub(model)
+def _locate(model: ModelSource, profile: Profile) -> Path:
+    source, name = on_hub(model), profile.name
     if source is None:
-        path = folder / Path(model.file).expanduser()
+        path = profile.folder / Path(model.file).expanduser()
         if path.is_file():
             return path
-        raise ModelError(f"profile {profile!r} names {path}, which is not there", f"ls {path.parent}")
+        raise ModelError(f"profile {name!r} names {path}, which is not there", f"ls {path.parent}")
     cached = here(source)
     if cached is None:
-        raise ModelError(f"{model.file} of profile {profile!r} is not on this machine", f"ggufspec pull {profile}")
+        raise ModelError(f"{model.file} of profile {name!r} is not on this machine", f"ggufspec pull {name}")
     return cached
 
 
 def demo_pair() -> tuple[Path, Path]:
     """(target, draft) of the pair that ships with the project."""
-    path = bundled_folder() / "demo.toml"
-    pair = resolve(load_profile(path), path.parent)
+    pair = resolve(load_profile(bundled_folder() / "demo.toml"))
     assert pair.draft is not None
     return pair.target, pair.draft
 

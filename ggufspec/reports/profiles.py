@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ggufspec.reports.tables import shortened
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -112,12 +114,27 @@ def _model(model: ProfileModel | None) -> tuple[str, str]:
     return model.file.rpartition("/")[2].removesuffix(".gguf"), size(model.size_bytes)
 
 
-def table(document: ProfilesDocument) -> Table:
-    """The list."""
-    made = _table("Profile", "Target", "Size", "Draft", "Size", "Here", right=(2, 4))
-    for row in rows(document):
-        made.add_row(*row)
+def table(document: ProfilesDocument, width: int) -> Table:
+    """The list, a line each; where that is wider than ``width`` columns a draft is below its target."""
+    cells = rows(document)
+    heads = ("Profile", "Target", "Size", "Draft", "Size", "Here")
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    if sum(widths) + _between(len(heads)) <= width:
+        made = _table(*heads, right=(2, 4))
+        for row in cells:
+            made.add_row(*row)
+        return made
+    room = max(16, width - widths[0] - max(widths[2], widths[4]) - widths[5] - _between(4))
+    made = _table("Profile", "Target and draft", "Size", "Here", right=(2,))
+    for name, target, target_size, draft, draft_size, here in cells:
+        models = "\n".join(shortened(model, room) for model in (target, draft) if model)
+        made.add_row(name, models, f"{target_size}\n{draft_size}", here)
     return made
+
+
+def _between(columns: int) -> int:
+    """What stands between the cells of a row of :func:`_table`, and at its ends."""
+    return 3 * columns - 1
 
 
 def checks(document: CheckDocument) -> Table:

@@ -1,0 +1,61 @@
+"""What measured runs teach later plans: a pair's acceptance, and what a card's driver takes for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ggufspec.bench.trial import Result
+    from ggufspec.decoding.planned import Chosen, Placed
+
+
+def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
+    """Keep what speculative runs showed in the user's cache.
+
+    Args:
+        chosen: the pair.
+        places: where it ran.
+        results: what was measured.
+    """
+    from ggufspec.decoding.options import is_lossy
+    from ggufspec.hardware.host import cache_folder
+    from ggufspec.planning.history import record_acceptance
+
+    every = [answer.statistics for result in results for answer in result.answers]
+    if not every or not chosen.draft or is_lossy(places.pair.accept):
+        return
+    accepted, drafted = (
+        [sum(column) for column in zip(*rows, strict=True)]
+        for rows in ([s.accepted_by_position for s in every], [s.drafted_by_position for s in every])
+    )
+    record_acceptance(cache_folder(), Path(str(chosen.target)).name, Path(str(chosen.draft)).name, accepted, drafted)
+    _learn_overhead(places, results[0])
+
+
+def _learn_overhead(places: Placed, result: Result) -> None:
+    from importlib.metadata import version
+
+    from ggufspec.hardware.gpus import survey
+    from ggufspec.hardware.host import cache_folder
+    from ggufspec.planning import calibration
+
+    seen, option = survey(), places.plan.options["speculative"] if places.plan else None
+    if places.plan is None or option is None or option.draft is None or result.draft is None:
+        return
+    if len(seen.cards) != 1 or len(places.cards) != 1:
+        return  # whose memory it is could not be told
+    ran_as_planned = (option.target.gpu_layers, option.draft.gpu_layers) == (
+        result.target.gpu_layers,
+        result.draft.gpu_layers,
+    )
+    known = sum(sum(model.bytes[places.cards[0]].values()) for model in (option.target, option.draft))
+    if ran_as_planned and result.vram_bytes > known:
+        calibration.record_overhead(
+            cache_folder(),
+            seen.cards[0].name,
+            seen.driver or "",
+            version("llama-cpp-python"),
+            result.vram_bytes - known,
+        )

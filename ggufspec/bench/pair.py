@@ -1,0 +1,105 @@
+"""The bench for people who write Python: was the draft worth it, as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from ggufspec.bench import hooked, trial, versus
+from ggufspec.bench.learned import learn
+from ggufspec.bench.prompts import PROMPTS
+from ggufspec.decoding.options import check_one_of
+from ggufspec.decoding.pair import PairOptions, at_hand, settle
+from ggufspec.decoding.planned import OnEvent, of_pair
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import UsageError
+from ggufspec.reports.document import BenchDocument
+
+if TYPE_CHECKING:
+    from ggufspec.pairs.profile import Pair, Profile
+
+
+def bench_pair(
+    pair: str | Path | Profile | Pair = "demo",
+    *,
+    prompts: Sequence[str] | None = None,
+    max_tokens: int = 128,
+    repetitions: int = 5,
+    sampling: Sampling | None = None,
+    engine: str = "own",
+    download: bool = False,
+    on_event: OnEvent | None = None,
+    verbose: bool = False,
+    **options: Unpack[PairOptions],
+) -> BenchDocument:
+    r"""Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
+
+    Trials are interleaved, each in a child process of its own, so that an abort of llama.cpp is an error and not the
+    end of the program. Target-only runs at its own best placement. What was learned of the pair's acceptance is kept in
+    the user's cache, for later plans.
+
+    >>> from ggufspec import bench_pair
+    >>> measured = bench_pair("demo", prompts=["import os\n\ndef "], max_tokens=8, repetitions=1, threads=1)
+    >>> measured.runs["target_only"].tokens
+    8
+    >>> measured.runs["speculative"].tokens_per_s.median > 0
+    True
+    >>> measured.verdict.worth_it  # never of a single trial
+    False
+
+    Args:
+        pair: name or path of a profile, the profile, or a :class:`~ggufspec.pairs.profile.Pair` of files.
+        prompts: what is answered; eight short bundled ones by default.
+        max_tokens: of each answer, at most.
+        repetitions: trials of each run; an interval takes three.
+        sampling: temperature, truncation and seed; greedy by default.
+        engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.hook.DraftModel`.
+        download: fetch what is on the hub and not here, which may be many GB.
+        on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what
+            :func:`ggufspec.load_pair` tells.
+        verbose: let llama.cpp's log through to standard error.
+        options: :class:`ggufspec.decoding.pair.PairOptions`.
+
+    Returns:
+        The document of ``ggufspec bench --json``: tokens/s with raw samples, the speedup and its interval, acceptance,
+        divergences, the verdict; :func:`ggufspec.reports.document.to_json` makes JSON of it.
+
+    Raises:
+        UsageError: a name or an option is none, there is no prompt, or nobody drafts.
+        GgufspecError: a file is not here, nothing fits, or a trial failed.
+        KeyboardInterrupt: Ctrl-C; what was measured is lost.
+    """
+    texts = tuple(prompt.text for prompt in PROMPTS) if prompts is None else tuple(prompts)
+    if not texts or "" in texts:
+        raise UsageError("there is no prompt, or an empty one", "leave prompts away for the bundled ones")
+    if repetitions < 1 or max_tokens < 1:
+        raise UsageError("a bench takes at least one trial of at least one token", "repetitions=5, max_tokens=128")
+    check_one_of(engine, versus.ENGINES, "engine")
+    files = at_hand(pair, download=download, on_event=on_event)
+    places = settle(files, options, rival=True, on_event=on_event, verbose=verbose)
+    if not places.pair.drafts(with_draft=files.draft is not None):
+        raise UsageError("a bench compares with a draft, and nobody drafts", "drafter='lookup' needs no draft model")
+    if engine == "hook":
+        hooked.check(places.pair)
+        hooked.check(places.alone)
+    spec = trial.Spec(
+        target=files.target,
+        draft=files.draft if places.pair.needs_draft else None,
+        options=places.pair,
+        sampling=sampling or Sampling(),
+        prompts=texts,
+        max_tokens=max_tokens,
+        rpc=tuple(options.get("rpc") or ()),
+    )
+    run = versus.Bench(
+        versus.Experiment(files, spec, repetitions, verbose, alone=places.alone, plan=places.plan, engine=engine)
+    )
+
+    def progress(done: int, total: int, what: str) -> None:
+        if on_event is not None:
+            on_event({"event": "progress", "done": done, "total": total, "what": what})
+
+    run.run(progress)
+    learn(of_pair(files), places, run.results["speculative"])
+    return run.document()
