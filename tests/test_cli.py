@@ -15,7 +15,7 @@ from processes import SCRIPT, Cli, plain, rest
 
 COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
-    *("compare", "tune", "report"),
+    *("compare", "tune", "report", "trace"),
 )
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")

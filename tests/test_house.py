@@ -13,6 +13,7 @@ import ggufspec
 ROOT = Path(ggufspec.__file__).parent
 ROOMS = ("cli", "bench", "decoding", "planning", "pairs", "llamacpp", "reports", "hardware")  # top to bottom
 GROUND = ("errors", "worker")  # below all of them, with the package itself
+DOORS = ("hook.py",)  # above all of them: public modules that hand on what a room has, and that no room knows
 IMPORTERS = {
     "llama_cpp": "llamacpp/",
     "pynvml": "hardware/gpus.py",
@@ -20,6 +21,7 @@ IMPORTERS = {
     "httpx2": "pairs/hub.py",
     "psutil": "hardware/host.py",
     "vl_convert": "reports/charts.py",
+    "prompt_toolkit": "cli/chat_console.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
 
@@ -50,8 +52,21 @@ def direction(path, source):
         there = parts[1]
         if there in GROUND or there.startswith("__") or there == here:
             continue
+        if path in DOORS and there in ROOMS:
+            continue
         if there not in ROOMS or here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
             yield f"{path}:{line} imports {name}"
+
+
+def thresholds(path, source):
+    """What a door has beyond its words, its imports from rooms and the list of its names."""
+    for node in ast.parse(source).body if path in DOORS else ():
+        match node:
+            case ast.Expr(ast.Constant(str())) | ast.Assign([ast.Name("__all__")]):
+                continue
+            case ast.ImportFrom(module=str(module)) if module.split(".")[1:2] and module.split(".")[1] in ROOMS:
+                continue
+        yield f"{path}:{node.lineno} has {type(node).__name__}"
 
 
 def strangers(path, source):
@@ -101,7 +116,11 @@ def test_a_room_imports_only_rooms_below_it():
 
 def test_every_module_is_in_a_room():
     outside = {path for path in sources() if path.split("/")[0] not in ROOMS}
-    assert outside == {"__init__.py", "__main__.py", *(f"{name}.py" for name in GROUND)}
+    assert outside == {"__init__.py", "__main__.py", *DOORS, *(f"{name}.py" for name in GROUND)}
+
+
+def test_a_door_only_hands_on():
+    assert complaints(thresholds) == []
 
 
 def test_each_foreign_system_has_one_importer():
@@ -143,6 +162,12 @@ def test_the_package_loads_its_rooms_when_they_are_asked():
         (direction, "decoding/loop.py", "from ggufspec.attic import things"),
         (direction, "decoding/loop.py", "from ggufspec import SpeculativeDecoder"),
         (direction, "errors.py", "from ggufspec.hardware import host"),
+        (direction, "decoding/loop.py", "from ggufspec.hook import DraftModel"),
+        (direction, "hook.py", "from ggufspec.attic import things"),
+        (strangers, "hook.py", "import llama_cpp"),
+        (thresholds, "hook.py", "import llama_cpp"),
+        (thresholds, "hook.py", "def helper(): ..."),
+        (thresholds, "hook.py", "from ggufspec import demo_pair"),
         (strangers, "decoding/loop.py", "import llama_cpp.llama_cpp as library"),
         (strangers, "hardware/host.py", "from pynvml import nvmlInit"),
         (strangers, "hardware/gpus.py", "import psutil"),
@@ -184,7 +209,17 @@ def test_a_package_that_loads_a_room_is_found():
     assert facade(sources()["__init__.py"] + "\nfrom ggufspec.bench import stats\n") == ["ggufspec.bench.stats"]
 
 
-HEAVY = ["numpy", "pydantic", "rich", "llama_cpp", "huggingface_hub", "psutil"]
+HEAVY = [
+    "numpy",
+    "pydantic",
+    "rich",
+    "llama_cpp",
+    "huggingface_hub",
+    "psutil",
+    "prompt_toolkit",
+    "jinja2",
+    "markdown_it",
+]
 LOADED = """
 import json, sys
 {first}

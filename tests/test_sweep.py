@@ -461,6 +461,8 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
         (("--sweep", "--drafter", "draft,nobody"), "'nobody' is not one of draft, lookup, both, none", "--help"),
         (("--sweep", "-ctk", "f16,q9"), "'q9' is no KV type", "one of f16"),
         (("--sweep", "--accept", "exact,top-k:0"), "'top-k:0' does not say", "--accept top-k:3"),
+        (("--fresh",), "--results and --fresh are for what --sweep keeps", "--export-json"),
+        (("--results", "."), "--results and --fresh are for what --sweep keeps", "--export-json"),
     ],
 )
 def test_what_is_no_sweep(cli: Cli, arguments: tuple[str, ...], message: str, hint: str) -> None:

@@ -40,11 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_contains_profiles_demo_pair_and_types(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert "ggufspec/py.typed" in names
-    assert {"ggufspec/reports/templates/page.html", "ggufspec/reports/templates/page.css"} <= names
+    templates = ("base.html", "page.html", "page.css", "trace.html", "trace.css")
+    assert {f"ggufspec/reports/templates/{name}" for name in templates} <= names
     for profile in (ROOT / "profiles").glob("*.toml"):
         assert f"ggufspec/profiles/{profile.name}" in names
     for model in (ROOT / "profiles" / "demo").glob("*.gguf"):
         assert f"ggufspec/profiles/demo/{model.name}" in names
+    assert [name for name in names if name.endswith(".data/data/share/man/man1/ggufspec.1")]
     assert not [name for name in names if name.startswith(("tests/", "scripts/"))]
 
 

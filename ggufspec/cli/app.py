@@ -13,6 +13,7 @@ import typer
 from ggufspec import __version__
 from ggufspec.cli import console, given, options
 from ggufspec.cli.bench import bench
+from ggufspec.cli.chat import chat
 from ggufspec.cli.compare import compare
 from ggufspec.cli.doctor import doctor
 from ggufspec.cli.export import export
@@ -23,6 +24,7 @@ from ggufspec.cli.quantize import quantize
 from ggufspec.cli.rehearse import rehearse
 from ggufspec.cli.report import report
 from ggufspec.cli.run import run
+from ggufspec.cli.trace import trace
 from ggufspec.cli.tune import tune
 from ggufspec.cli.verify import verify
 from ggufspec.cli.worker import worker
@@ -69,6 +71,18 @@ _register(
     run,
     'ggufspec run demo -p "def main("',
     "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
+)
+_register(
+    chat,
+    "ggufspec chat demo",
+    "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
+    "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
+)
+_register(
+    trace,
+    'ggufspec trace demo -p "def main(" -n 16',
+    "ggufspec trace demo -f prompt.txt --temp 0.8 --accept residual --html trace.html",
+    "ggufspec trace -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --json | jq .places",
 )
 _register(
     plan,
@@ -217,9 +231,9 @@ def _usage_hint(error: typer.TyperException) -> str:
 
 def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
     if "--json" in arguments:
-        from ggufspec.reports.document import ErrorDocument, to_json
+        from ggufspec.reports.document import ErrorDocument, to_line
 
-        console.data(to_json(ErrorDocument(message, hint)))
+        console.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
     console.failure(message, hint)
     return code
 

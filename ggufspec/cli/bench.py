@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,16 @@ from ggufspec.cli import sweep as sweeping
 from ggufspec.errors import StopError, UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.reports.document import BenchDocument
+    from rich.console import Console
+
+    from ggufspec.reports.document import BenchDocument, HookComparison
+
+
+class Engine(StrEnum):
+    """Of :data:`ggufspec.bench.versus.ENGINES`."""
+
+    OWN = "own"
+    HOOK = "hook"
 
 
 def bench(
@@ -29,6 +39,10 @@ def bench(
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,
+    engine: Annotated[
+        Engine,
+        typer.Option("--engine", metavar="own|hook", help="hook: llama-cpp-python's Llama with our draft, too."),
+    ] = Engine.OWN,
     yes: options.Yes = False,
     json: options.Json = False,
     exports: given.Exports,
@@ -47,13 +61,23 @@ def bench(
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command goes on after an interruption.
+
+    --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
+    table with our own loop.
     """
+    from ggufspec.bench import hooked
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
 
     swept = sweeping.asked(several, sweep=sweep)
+    if swept is None and (fresh or results is not None):
+        raise UsageError(
+            "--results and --fresh are for what --sweep keeps, and there is no --sweep", "--export-json keeps a bench"
+        )
+    if swept and engine == "hook":
+        raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
     drafters = [value for _, value in swept.values] if swept and swept.name == "drafter" else [drafting.drafter]
@@ -90,10 +114,15 @@ def bench(
             f"a bench compares with a draft, and the profile {chosen.name} says that nobody drafts",
             f"ggufspec bench {chosen.name} --drafter both",
         )
+    if engine == "hook":
+        hooked.check(planned.decoder(chosen.settings, decoding, drafting))
     pair = planned.of_pair(chosen)
     places = planned.settle(pair, placing, decoding, drafting, rival=True, quiet=quiet, verbose=verbose)
+    if engine == "hook":  # a plan may put experts on the CPU
+        hooked.check(places.pair)
+        hooked.check(places.alone)
     spec = replace(spec, draft=chosen.draft if places.pair.needs_draft else None, options=places.pair)
-    run = Bench(Experiment(chosen, spec, repetitions, verbose, alone=places.alone, plan=places.plan))
+    run = Bench(Experiment(chosen, spec, repetitions, verbose, places.alone, places.plan, engine))
     interrupted = False
     try:
         with console.progress(quiet or verbose) as progress:
@@ -116,7 +145,7 @@ def _report(document: BenchDocument, exports: given.Exports, *, json: bool, quie
     else:
         _show(document)
         if not quiet:
-            for note in document.notes:
+            for note in (*document.notes, *(document.hook.notes if document.hook else ())):
                 console.note(note)
     failed = exports.write(document, markdown=tables.markdown, csv=tables.comma_separated)
     if document.interrupted:
@@ -148,6 +177,8 @@ def _show(document: BenchDocument) -> None:
     if document.identical_output is not None:
         same = "the same text with and without draft" if document.identical_output else "NOT the same text"
         out.print(f"[dim]Strict check: {same} ({document.identity_check['note']}).[/]")
+    if document.hook is not None:
+        _show_hook(out, document.hook)
     run = document.runs.get("speculative")
     if isinstance(run, SpeculativeRun):
         told = []
@@ -163,4 +194,19 @@ def _show(document: BenchDocument) -> None:
             f"[dim]{len(document.divergences)} of {tables.counted(settings['prompts'], 'answer')} left target-only's "
             f"text, {explained} of them at a near tie that rounding between batch widths explains. --strict avoids "
             "it.[/]"
+        )
+
+
+def _show_hook(out: Console, hook: HookComparison) -> None:
+    from ggufspec.reports.tables import counted
+
+    out.print(hook.text, style="bold", markup=False)
+    if hook.identical_output is not None:
+        same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
+        out.print(f"[dim]Hook check: {same} ({hook.identity_check['note']}).[/]")
+    if hook.divergences:
+        explained = sum(one.explained for one in hook.divergences)
+        out.print(
+            f"[dim]With the hook {counted(len(hook.divergences), 'answer')} left the text of Llama alone, "
+            f"{explained} of them at a near tie.[/]"
         )

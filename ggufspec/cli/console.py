@@ -74,5 +74,13 @@ def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet or not console.is_terminal:
         yield lambda _: None
         return
-    with console.status("") as status:
-        yield lambda what: status.update(f"[dim]{what}[/]")
+    status = console.status("")
+
+    def say(what: str) -> None:
+        status.update(f"[dim]{what}[/]")
+        status.start()  # where nothing is said nothing takes long
+
+    try:
+        yield say
+    finally:
+        status.stop()

@@ -10,25 +10,20 @@ import typer
 
 from ggufspec.cli import console, given, options, planned
 from ggufspec.errors import StopError, UsageError
+from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
-    from ggufspec.bench.trial import Result
-    from ggufspec.reports.document import RunDocument
+    from ggufspec.bench.trial import Result, Spec
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.pairs.profile import Pair
+    from ggufspec.reports.document import RunDocument, TraceDocument
 
 
 def run(
     *,
     files: given.Files,
-    prompt: options.PromptText = None,
-    file: options.PromptFile = None,
+    question: given.Question,
     predict: options.MaxTokens = 128,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated.")
-    ] = None,
-    grammar: options.Grammar = None,
-    grammar_file: options.GrammarFile = None,
-    json_schema: options.JsonSchema = None,
-    json_schema_file: options.JsonSchemaFile = None,
     placing: given.Placing,
     no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
     drafting: given.Drafting,
@@ -43,32 +38,20 @@ def run(
     from ggufspec.bench import trial
     from ggufspec.worker import Interrupted
 
-    text = options.read_prompt(prompt, file)
-    if not text:
-        raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
-    drafter = options.Drafter.NONE if no_draft else drafting.drafter
-    chosen = files.choose(no_draft=drafter in ("lookup", "none"), yes=yes, quiet=quiet)
-    if chosen.draft is None:
-        if drafter in ("draft", "both"):
-            raise UsageError(
-                f"--drafter {drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
-            )
-        if drafter is None and drafting.lookup_corpus is not None:
-            raise UsageError("a corpus is for the lookup, and without a draft model nobody drafts", "--drafter lookup")
-    drafting = replace(drafting, drafter=drafter)
-    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting, quiet=quiet, verbose=verbose)
-    spec = trial.Spec(
-        target=chosen.target,
-        draft=chosen.draft,
-        options=places.pair,
-        sampling=choosing.sampling(),
-        prompts=(text,),
-        max_tokens=predict,
-        stop=tuple(stop or ()),
-        grammar=options.read_grammar(grammar, grammar_file, json_schema, json_schema_file),
-        stream=not json,
-        rpc=tuple(placing.rpc or ()),
+    chosen, spec = prepare(
+        files,
+        question,
+        placing,
+        drafting,
+        decoding,
+        choosing,
+        predict,
+        no_draft=no_draft,
+        yes=yes,
+        quiet=quiet,
+        verbose=verbose,
     )
+    spec = replace(spec, stream=not json)
     interrupted = False
     try:
         result: Result | None = trial.measure(spec, on_event=None if json else _print, verbose=verbose)
@@ -84,16 +67,86 @@ def run(
 
         console.data(to_json(document))
     elif not quiet:
-        _show(document)
+        show_statistics(document)
     if interrupted:
         console.failure("interrupted", "")
         return 130
     return 0
 
 
+def prepare(
+    files: given.Files,
+    question: given.Question,
+    placing: given.Placing,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    choosing: given.Choosing,
+    max_tokens: int,
+    *,
+    no_draft: bool,
+    yes: bool,
+    quiet: bool,
+    verbose: bool,
+) -> tuple[Pair, Spec]:
+    """The pair, its files here, and the trial that gives one answer, its layers placed.
+
+    Raises:
+        GgufspecError: there is no prompt, an option does not fit the others, a file is missing or damaged.
+    """
+    from ggufspec.bench.trial import Spec
+
+    text = question.text()
+    chosen, decoder = paired(
+        files, placing, drafting, decoding, no_draft=no_draft, yes=yes, quiet=quiet, verbose=verbose
+    )
+    spec = Spec(
+        target=chosen.target,
+        draft=chosen.draft,
+        options=decoder,
+        sampling=choosing.sampling(),
+        prompts=(text,),
+        max_tokens=max_tokens,
+        stop=tuple(question.stop or ()),
+        grammar=question.rules(),
+        stream=True,
+        rpc=tuple(placing.rpc or ()),
+    )
+    return chosen, spec
+
+
+def paired(
+    files: given.Files,
+    placing: given.Placing,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    *,
+    no_draft: bool,
+    yes: bool,
+    quiet: bool,
+    verbose: bool,
+) -> tuple[Pair, DecoderOptions]:
+    """The pair, its files here, and how it is placed and decoded.
+
+    Raises:
+        GgufspecError: an option does not fit the others, a file is missing or damaged.
+    """
+    drafter = options.Drafter.NONE if no_draft else drafting.drafter
+    chosen = files.choose(no_draft=drafter in ("lookup", "none"), yes=yes, quiet=quiet)
+    if chosen.draft is None:
+        if drafter in ("draft", "both"):
+            raise UsageError(
+                f"--drafter {drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
+            )
+        if drafter is None and drafting.lookup_corpus is not None:
+            raise UsageError("a corpus is for the lookup, and without a draft model nobody drafts", "--drafter lookup")
+    drafting = replace(drafting, drafter=drafter)
+    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting, quiet=quiet, verbose=verbose)
+    return chosen, places.pair
+
+
 def _print(event: dict[str, Any]) -> None:
     if event["event"] == "token":
-        sys.stdout.write(event["text"])
+        sys.stdout.write(visible(event["text"]) if sys.stdout.isatty() else event["text"])
         sys.stdout.flush()
 
 
@@ -115,7 +168,8 @@ def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool
     )
 
 
-def _show(document: RunDocument) -> None:
+def show_statistics(document: RunDocument | TraceDocument) -> None:
+    """Say what an answer took."""
     from ggufspec.reports.document import SpeculativeRun
 
     figures = document.statistics

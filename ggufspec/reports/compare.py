@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import Cell, ComparedModel, CompareDocument, Quality, SpeculativeRun
-from ggufspec.reports.tables import escaped, layers, with_spread
+from ggufspec.reports.tables import escaped, layers, speed, with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +72,7 @@ def columns(document: CompareDocument) -> tuple[Column, ...]:
     where = which_memory(document)
     found = [
         Column("Layers", lambda cell: layers(cell.run) if cell.run else "", lambda _: None),
-        Column("Tokens/s", lambda cell: with_spread(cell.run.tokens_per_s) if cell.run else "", _speed, "max"),
+        Column("Tokens/s", lambda cell: speed(cell.run) if cell.run else "", _speed, "max"),
         Column("Speedup", lambda cell: f"{cell.speedup.median:.2f}×" if cell.speedup else "", _speedup, "max"),
         Column("Accepted", _percent, _accepted, "max"),
         Column(where, lambda cell: _size(_memory(cell, where)), lambda cell: _memory(cell, where), "min"),

@@ -35,6 +35,8 @@ _MODES = {
     "target_only_at_pair": "target-only, the pair's layers",
     "draft_only": "draft-only",
     "speculative": "speculative",
+    "llama_target_only": "Llama alone",
+    "llama_hook": "Llama + hook",
 }
 
 

@@ -32,11 +32,30 @@ def page(documents: Sequence[Result]) -> str:
     Raises:
         GgufspecError: the library that draws is not installed.
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     from ggufspec.reports import report, sections
 
     machines = sections.report(documents)
+    return filled(
+        "page.html",
+        ("page.css",),
+        machines=machines,
+        count=len(documents),
+        title=_title(machines),
+        plots=_plots,
+        words=dict.fromkeys(report.WORDS, "word") | dict.fromkeys(report.SENTENCES, "words"),
+    )
+
+
+def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
+    """A page from a template: what is put into it is escaped, and a policy in it forbids all but its own style sheets.
+
+    Args:
+        template: a file of the templates; it extends ``base.html``.
+        sheets: files of style sheets.
+        values: what the template names, ``title`` among them.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     templates = Environment(
         loader=PackageLoader("ggufspec.reports"),
         autoescape=True,
@@ -44,16 +63,12 @@ def page(documents: Sequence[Result]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = templates.get_template("page.css").render()
-    return templates.get_template("page.html").render(
-        machines=machines,
-        count=len(documents),
-        title=_title(machines),
+    style = "".join(templates.get_template(sheet).render() for sheet in sheets)
+    return templates.get_template(template).render(
         version=__version__,
         style=_markup(style),
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        plots=_plots,
-        words=dict.fromkeys(report.WORDS, "word") | dict.fromkeys(report.SENTENCES, "words"),
+        **values,
     )
 
 

@@ -242,6 +242,13 @@ def _bench(document: BenchDocument, plans: Sequence[PlanDocument]) -> Section:
         notes += (f"The same text with and without draft: {checked}.",)
     elif document.identical_output is not None:
         warnings += (f"NOT the same text with and without draft: {checked}.",)
+    if document.hook is not None:
+        notes += (document.hook.text, *document.hook.notes)
+        checked = document.hook.identity_check.get("note", "checked greedily")
+        if document.hook.identical_output:
+            notes += (f"The same text with and without the hook: {checked}.",)
+        elif document.hook.identical_output is not None:
+            warnings += (f"NOT the same text with and without the hook: {checked}.",)
     return Section(
         "bench",
         f"Bench of {_pair(document.pair)}",

@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import Run, SpeculativeRun, SweepDocument, SweepPoint
-from ggufspec.reports.tables import escaped, layers, markdown_table, with_spread
+from ggufspec.reports.tables import escaped, layers, markdown_table, speed, with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,12 +104,11 @@ def rows(document: SweepDocument) -> list[tuple[str, ...]]:
 def _row(point: SweepPoint) -> tuple[str, ...]:
     run, by_itself = point.speculative, point.target_only
     shown = run or by_itself
-    lossy = isinstance(run, SpeculativeRun) and run.lossy
     return (
         point.value,
         layers(shown) if shown else "",
         with_spread(by_itself.tokens_per_s) if by_itself else "",
-        with_spread(run.tokens_per_s) + (" (lossy)" if lossy else "") if run else "",
+        speed(run) if run else "",
         f"{point.speedup.median:.2f}×" if point.speedup else "",
         (f"{run.acceptance_rate:.0%}" if run.drafted else "–") if isinstance(run, SpeculativeRun) else "",
         f"{run.tokens_per_round:.2f}" if isinstance(run, SpeculativeRun) else "",

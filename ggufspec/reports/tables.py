@@ -12,7 +12,11 @@ from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
 if TYPE_CHECKING:
     from rich.table import Table
 
-LABELS = {"target_only_at_pair": "target at pair"}  # target-only, its layers as few as the pair's
+LABELS = {
+    "target_only_at_pair": "target at pair",  # target-only, its layers as few as the pair's
+    "llama_target_only": "Llama alone",
+    "llama_hook": "Llama + hook",
+}
 
 _PLACES = 8  # of a draft that are shown; documents have all of them
 
@@ -55,6 +59,12 @@ def counted(number: Any, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def shortened(text: str, most: int) -> str:
+    """The text without its middle, where it is longer: a file's name says the most at its ends."""
+    tail = most * 3 // 5
+    return text if len(text) <= most else f"{text[: max(0, most - tail - 1)]}…{text[-tail:]}"
+
+
 def escaped(text: str) -> str:
     """A text, a file's name say, as a cell of a Markdown table."""
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
@@ -62,8 +72,9 @@ def escaped(text: str) -> str:
 
 def rows(document: BenchDocument) -> list[tuple[str, ...]]:
     """One row of cells per run that has been measured, in :data:`COLUMNS`."""
+    gains = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
     return [
-        _row(LABELS.get(mode, mode.replace("_", "-")), run, document.speedup if mode == "speculative" else None)
+        _row(LABELS.get(mode, mode.replace("_", "-")), run, gains.get(mode))
         for mode, run in document.runs.items()
         if run is not None
     ]
@@ -110,6 +121,12 @@ def with_spread(value: Spread) -> str:
     if len(value.samples) < 2:  # one trial tells nothing of the spread
         return f"{value.median:.{digits}f}"
     return f"{value.median:.{digits}f} ± {half:.{digits}f}"
+
+
+def speed(run: Run) -> str:
+    """Tokens per second of a run with their spread; told where its rule may change the text."""
+    lossy = isinstance(run, SpeculativeRun) and run.lossy
+    return with_spread(run.tokens_per_s) + (" (lossy)" if lossy else "")
 
 
 def terminal(document: BenchDocument) -> Table:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import kept_results
 import pytest
+from test_trace_page import made
 
 from ggufspec.reports.page import page as render_page
 from ggufspec.reports.page import render
 from ggufspec.reports.reading import parse
 from ggufspec.reports.sections import report
+from ggufspec.reports.trace_page import render as render_trace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -182,3 +184,82 @@ def test_one_result_and_no_result_are_pages(chromium, tmp_path):
         assert opened.look("document.documentElement.scrollWidth") == 390
         assert opened.said == []
         opened.context.close()
+
+
+# ---- the page of a trace
+
+COLOURS = """() => Object.fromEntries([...document.querySelectorAll('.answer a')].map(
+    token => [token.className, getComputedStyle(token).backgroundColor]))"""
+HIDDEN = """() => [...document.querySelectorAll('details table')].filter(
+    table => !table.checkVisibility({contentVisibilityAuto: true}) || !table.getBoundingClientRect().height).length"""
+
+
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trace") / "trace.html"
+    path.write_text(render_trace(*made(tokens=80)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
+def test_a_trace_fits_follows_the_scheme_and_tells_its_writers_apart(chromium, trace_file, width, scheme):
+    opened = Opened(chromium, trace_file, width, scheme)
+    assert opened.look("document.documentElement.scrollWidth") == width
+    colours = opened.look(COLOURS)
+    assert set(colours) == {"draft", "target", "bonus"}
+    assert len(set(colours.values())) == 3
+    paper = opened.look("getComputedStyle(document.body).backgroundColor")
+    ink = opened.look("getComputedStyle(document.querySelector('.answer a')).color")
+    light = [sum(map(int, re.findall(r"\d+", colour)[:3])) > 3 * 128 for colour in (paper, ink)]
+    assert light == ([True, False] if scheme == "light" else [False, True])
+    for name, colour in colours.items():  # the text on it can be read
+        assert name == "target" or contrast(colour, ink) >= 4.5, (name, colour, ink)
+    assert opened.look("document.documentElement.scrollWidth") == width
+    assert opened.said == []
+    assert opened.asked == [trace_file.as_uri()]
+    opened.context.close()
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, as WCAG 2 defines it."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_token_unfolds_its_round(chromium, trace_file):
+    opened = Opened(chromium, trace_file, 390, "light")
+    assert opened.look("document.querySelectorAll('details[open]').length") == 0
+    token = opened.page.locator(".answer a").nth(30)
+    place = token.get_attribute("href")
+    token.click()
+    assert opened.look("[...document.querySelectorAll('details[open] .scroll')].map(e => '#' + e.id)") == [place]
+    assert opened.look("document.documentElement.scrollWidth") == 390
+    opened.context.close()
+
+
+def test_on_paper_every_round_of_a_trace_is_there(chromium, trace_file):
+    opened = Opened(chromium, trace_file, 1280, "dark")
+    assert opened.look(HIDDEN) > 0
+    opened.page.emulate_media(media="print")
+    assert opened.look(HIDDEN) == 0
+    assert opened.look("getComputedStyle(document.documentElement).getPropertyValue('--w-draft').trim()") == "#cfe8d5"
+    assert opened.page.pdf(format="A4").startswith(b"%PDF")
+    opened.context.close()
+
+
+def test_what_a_hostile_model_says_is_only_text(chromium, tmp_path):
+    path = tmp_path / "hostile-trace.html"
+    path.write_text(render_trace(*made(lambda _: HOSTILE, tokens=6, name=HOSTILE)), encoding="utf-8")
+    opened = Opened(chromium, path, 390, "light")
+    assert opened.look("document.scripts.length + document.images.length") == 0
+    assert HOSTILE * 3 in opened.look("document.querySelector('.answer').textContent")
+    assert opened.look("document.documentElement.scrollWidth") == 390
+    assert opened.said == []
+    assert opened.asked == [path.as_uri()]
+    opened.context.close()

@@ -1,0 +1,201 @@
+"""``ggufspec chat``: talk with a pair that stays loaded."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import console, given, options
+from ggufspec.cli.run import paired
+from ggufspec.errors import GgufspecError, UsageError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.session import Spec
+    from ggufspec.cli.chat_commands import Settings
+    from ggufspec.cli.chat_talk import Talk
+    from ggufspec.pairs.profile import Pair
+
+
+def chat(
+    *,
+    files: given.Files,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
+    system_file: Annotated[
+        Path | None, typer.Option("--system-file", metavar="FILE", help="The same, from a file.")
+    ] = None,
+    load: Annotated[
+        Path | None, typer.Option("--load", metavar="FILE", help="Go on with a conversation that /save wrote.")
+    ] = None,
+    predict: options.MaxTokens = 512,
+    markdown: Annotated[
+        bool, typer.Option("--markdown/--no-markdown", help="Render answers, where the model has a chat template.")
+    ] = True,
+    tint: Annotated[bool, typer.Option("--tint/--no-tint", help="Colour answers by who wrote each token.")] = False,
+    placing: given.Placing,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    choosing: given.Choosing,
+    yes: options.Yes = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the whole conversation as one JSON document; or the failure.")
+    ] = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
+
+    Without a terminal every line of standard input is a message or a command.
+    """
+    if system is not None and system_file is not None:
+        raise UsageError("both --system and --system-file are given", "give one of them")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")
+    said_first = options.read_prompt(system, system_file) or ""
+    interactive = not json and sys.stdin.isatty() and sys.stdout.isatty()
+    lines: Iterator[str] = iter(()) if interactive else _lines()
+    first = None if interactive else _first(lines)
+    chosen, spec, settings = _prepare(
+        files, placing, drafting, decoding, choosing, no_draft=no_draft, yes=yes, quiet=quiet, verbose=verbose
+    )
+    settings = replace(settings, length=predict, tint=tint, markdown=None if markdown else False, system=said_first)
+    talk = _talk(chosen, spec, settings, interactive=interactive, streams=not json, quiet=quiet, verbose=verbose)
+    try:
+        talk.open()
+        if load is not None:
+            talk.resume(load)
+            if said_first:
+                talk.settings = replace(talk.settings, system=said_first)
+        if interactive:
+            return _converse(talk)
+        assert first is not None
+        return _go_through(talk, first, lines, json=json)
+    finally:
+        talk.close()
+
+
+def _prepare(
+    files: given.Files,
+    placing: given.Placing,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    choosing: given.Choosing,
+    *,
+    no_draft: bool,
+    yes: bool,
+    quiet: bool,
+    verbose: bool,
+) -> tuple[Pair, Spec, Settings]:
+    """The pair, its files here and placed, and how it is talked to at first."""
+    from ggufspec.bench.session import Spec
+    from ggufspec.cli.chat_commands import Settings
+    from ggufspec.decoding.options import ROWS
+
+    chosen, loaded = paired(
+        files, placing, drafting, decoding, no_draft=no_draft, yes=yes, quiet=quiet, verbose=verbose
+    )
+    drafts = loaded.drafts(with_draft=chosen.draft is not None)
+    ngram = {"both": "on", "lookup": "on", "draft": "off", "none": "off"}[loaded.drafter] if drafts else "off"
+    fixed = loaded.draft_policy == "fixed"
+    most = max(loaded.draft_max, ROWS - 1)  # what it is loaded for
+    settings = Settings(
+        has_draft=chosen.draft is not None and loaded.needs_draft,
+        draft_most=most,
+        auto_most=most if fixed else loaded.draft_max,
+        ngram=ngram,
+        gamma=loaded.draft_max if fixed and drafts else None,
+        accept=loaded.accept,
+        sampling=choosing.sampling(),
+    )
+    if not drafts:  # so that /ngram can bring the lookup in
+        loaded = replace(loaded, drafter=options.Drafter.LOOKUP.value)
+    spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=tuple(placing.rpc or ()))
+    return chosen, spec, settings
+
+
+def _talk(
+    chosen: Pair, spec: Spec, settings: Settings, *, interactive: bool, streams: bool, quiet: bool, verbose: bool
+) -> Talk:
+    from rich.console import Console
+
+    from ggufspec.cli.chat_talk import Screen, Talk
+    from ggufspec.reports.markdown import THEME
+
+    screen = Screen(Console(highlight=False, theme=THEME), interactive, streams=streams, quiet=quiet)
+    return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=verbose)
+
+
+def _converse(talk: Talk) -> int:
+    """Until the user leaves."""
+    from ggufspec.cli.chat_console import Typing, silent_keys
+    from ggufspec.hardware.host import state_folder
+
+    talk.greet()
+    typing = Typing(state_folder() / "chat_history", talk.status)
+    while True:
+        try:
+            typed = typing.read()
+            if not typed.strip():
+                continue
+            with silent_keys():
+                if not talk.take(typed):
+                    return 0
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            continue
+        except GgufspecError as error:
+            console.failure(error.message, error.hint)
+
+
+def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> int:
+    """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat."""
+    interrupted = False
+    try:
+        line: str | None = first
+        while line is not None and talk.take(line) and not talk.stopped:
+            line = next(lines, None)
+        interrupted = talk.stopped
+    except KeyboardInterrupt:
+        interrupted = True
+    if json:
+        from ggufspec.reports.document import to_json
+
+        console.data(to_json(talk.document(interrupted=interrupted)))
+    if interrupted:
+        console.failure("interrupted", "")
+        return 130
+    return 0
+
+
+def _lines() -> Iterator[str]:
+    """Standard input's lines that are not empty, as they come.
+
+    Raises:
+        UsageError: one is no UTF-8 text.
+    """
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"line {number} of standard input is not UTF-8 text: {error}", "convert it to UTF-8"
+            ) from None
+        if text.strip():
+            yield text.rstrip("\r\n")
+
+
+def _first(lines: Iterator[str]) -> str:
+    line = next(lines, None)
+    if line is None:
+        raise UsageError(
+            "standard input is empty: there is nothing to answer",
+            "start it in a terminal, or give it lines: echo 'def main(' | ggufspec chat demo",
+        )
+    return line

@@ -1,0 +1,175 @@
+"""``ggufspec trace``: one answer, every round of it token by token."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ggufspec.cli import console, given, options
+from ggufspec.cli.run import prepare, show_statistics
+from ggufspec.errors import StopError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.trial import Result
+    from ggufspec.reports.document import TraceDocument, Written
+    from ggufspec.reports.rounds import TracedRound
+
+_LIKELIEST = 10
+
+
+def _range(text: str) -> str:
+    """``--rounds``: 3, 3-5 or 3-."""
+    found = re.fullmatch(r"([1-9]\d{0,8})(-([1-9]\d{0,8})?)?", text.strip())
+    if not found or int(found[3] or found[1]) < int(found[1]):
+        raise typer.BadParameter(f"{text!r} names no rounds: 3, 3-5, or 3- for all from the third on")
+    return text.strip()
+
+
+def trace(
+    *,
+    files: given.Files,
+    question: given.Question,
+    predict: options.MaxTokens = 32,
+    rounds: Annotated[
+        str | None,
+        typer.Option("--rounds", metavar="N|N-M|N-", parser=_range, help="Print these rounds only.  [all]"),
+    ] = None,
+    likeliest: Annotated[
+        int,
+        typer.Option("--likeliest", metavar="N", min=0, max=_LIKELIEST, help="Of a row, list the N likeliest tokens."),
+    ] = _LIKELIEST,
+    placing: given.Placing,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    drafting: given.Drafting,
+    decoding: given.Decoding,
+    choosing: given.Choosing,
+    yes: options.Yes = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON line for every round, then one for the answer; or the failure.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page: the text by who wrote it, all rounds, for any browser."
+        ),
+    ] = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Show every round of one answer: p and q of each drafted token, what the rule made of them, and why."""
+    from ggufspec.bench import traced
+    from ggufspec.reports.document import to_line
+    from ggufspec.reports.files import check_writable
+    from ggufspec.worker import Interrupted
+
+    if html is not None:
+        check_writable(html)
+    chosen, spec = prepare(
+        files,
+        question,
+        placing,
+        drafting,
+        decoding,
+        choosing,
+        predict,
+        no_draft=no_draft,
+        yes=yes,
+        quiet=quiet,
+        verbose=verbose,
+    )
+    seen: list[TracedRound] = []
+    tokens: list[Written] = []
+
+    def on_round(round_: TracedRound) -> None:
+        seen.append(round_)
+        if _wanted(round_.number, rounds):
+            if json:
+                console.data(to_line(round_))
+            else:
+                _print(round_, likeliest, first=not any(_wanted(one.number, rounds) for one in seen[:-1]))
+
+    interrupted = False
+    try:
+        result: Result | None = traced.measure(spec, on_round=on_round, on_token=tokens.append, verbose=verbose)
+    except Interrupted as stopped:
+        result, interrupted = stopped.partial, True
+    if result is None or not result.answers:
+        raise StopError("interrupted before the answer was there")
+    document = _document(chosen.describe(), spec, result, tokens, len(seen), interrupted)
+    if json:
+        console.data(to_line(document))
+    else:
+        _print_answer(document)
+    if html is not None:
+        _write(html, document, seen)
+    if not json and not quiet:
+        show_statistics(document)
+    if interrupted:
+        console.failure("interrupted", "")
+        return 130
+    return 0
+
+
+def _wanted(number: int, rounds: str | None) -> bool:
+    if rounds is None:
+        return True
+    first, dash, last = rounds.partition("-")
+    return int(first) <= number and (number <= int(last or first) if last or not dash else True)
+
+
+def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
+    from rich.text import Text
+
+    from ggufspec.reports import trace
+
+    out = console.out()
+    if first:
+        out.print(Text(trace.explained(round_), style="dim"))
+    out.print()
+    for line in trace.terminal(round_, out.width, likeliest):
+        out.print(line, soft_wrap=True)
+
+
+def _print_answer(document: TraceDocument) -> None:
+    from rich.text import Text
+
+    from ggufspec.cli.chat_stream import tints
+    from ggufspec.reports import trace
+
+    out = console.out()
+    out.print()
+    out.print(Text("answer:", style="bold"))
+    for line in trace.answer(document.tokens, tints(out)):
+        out.print(line, soft_wrap=True)
+
+
+def _document(
+    pair: dict[str, Any], spec: Any, result: Result, tokens: list[Written], rounds: int, interrupted: bool
+) -> TraceDocument:
+    from ggufspec.bench.versus import notes_of, settings_of, summarise
+    from ggufspec.decoding.options import is_lossy
+    from ggufspec.reports.document import TraceDocument
+
+    answer = result.answers[0]
+    return TraceDocument(
+        pair=pair,
+        settings=settings_of(spec),
+        prompt=spec.prompts[0],
+        text=answer.text,
+        tokens=tuple(tokens),
+        rounds=rounds,
+        stop_reason=answer.statistics.stop_reason,
+        statistics=summarise([result], lossy=is_lossy(spec.options.accept)),
+        notes=notes_of([result]),
+        interrupted=interrupted,
+    )
+
+
+def _write(file: Path, document: TraceDocument, rounds: list[TracedRound]) -> None:
+    from ggufspec.reports.files import write_whole
+    from ggufspec.reports.trace_page import render
+
+    write_whole(file, render(document, rounds))

@@ -1,0 +1,315 @@
+"""The rounds of a trace for people: one set of rows for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ggufspec.reports.document import Written
+from ggufspec.reports.rounds import Added, Judged, Likely, Own, Place, TracedRound
+from ggufspec.reports.tables import counted
+from ggufspec.reports.visible import visible
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+WRITERS = {
+    "draft": "offered by the draft model and kept",
+    "lookup": "offered by the n-gram lookup and kept",
+    "bonus": "the target's own behind a draft that was kept whole",
+    "target": "the target's own",
+}
+_VERDICT_STYLES = {"kept": "green", "refused": "red", "behind": "dim", "added": "bold"}
+_NUMBERS = 6  # columns of q, p and their ratio
+_RULE = 20  # columns of what was compared, at least
+_VERDICT = 12
+_FEWEST_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A token of a round as cells.
+
+    Args:
+        place: number of a drafted token; ``+`` for the target's own.
+        who: offered it, or ``target`` or ``bonus``.
+        token: its text in quotes, escaped.
+        q: probability with which it was drawn; when greedy the draft's before sampling.
+        p: the target's probability of it; when greedy before sampling.
+        ratio: p / q.
+        rule: what was compared; never rounded so that it says another thing than the verdict.
+        verdict: what became of it.
+        kind: ``kept``, ``refused``, ``behind`` or ``added``.
+        draft: the draft's likeliest tokens at its place.
+        target: the target's, where the target chose another one or its own.
+    """
+
+    place: str
+    who: str
+    token: str
+    q: str
+    p: str
+    ratio: str
+    rule: str
+    verdict: str
+    kind: str
+    draft: tuple[Likely, ...] = ()
+    target: tuple[Likely, ...] = ()
+
+
+def heading(round_: TracedRound) -> str:
+    """What a round did, in a line."""
+    parts = ["nothing drafted"]
+    if count := len(round_.places):
+        parts = [f"{count} drafted", f"{round_.accepted} kept", f"draft {milliseconds(round_.draft_s)}"]
+    parts.append(f"verify {milliseconds(round_.verify_s)}")
+    if round_.width > count + 1:
+        parts.append(f"batch of {round_.width}")
+    if round_.added is None:
+        parts.append("then the grammar permits nothing")
+    return f"round {round_.number}: {', '.join(parts)}"
+
+
+def explained(round_: TracedRound) -> str:
+    """The rule in a sentence, and what q and p are."""
+    if round_.rule == "residual":
+        text = "residual: a drafted token stays if coin < min(1, p / q); otherwise one is drawn from max(p − q, 0)"
+    else:
+        choice = "score + noise is the target's highest" if round_.temperature else "logit is the target's highest"
+        text = f"{round_.rule}: a drafted token stays if its {choice}"
+        kind, _, number = round_.rule.partition(":")
+        if kind == "top-k":
+            text += f", or if it is one of the target's {number} likeliest (lossy)"
+        elif kind == "typical":
+            text += f", or if its probability is above min({number}, √{number} · exp(−entropy)) (lossy)"
+    text += "; q and p are the draft's and the target's probability of it, "
+    text += "before sampling" if _unsampled(round_) else "under the sampling settings"
+    return text + ("; ✗ is not permitted by the grammar" if round_.grammar else "")
+
+
+def _unsampled(round_: TracedRound) -> bool:
+    """Whether q and p are shown before sampling: greedy, they would be 1 and 0."""
+    return not round_.temperature and round_.rule != "residual"
+
+
+def rows(round_: TracedRound) -> list[Row]:
+    """The drafted tokens of a round in their order, then the target's own."""
+    drafted = [_drafted(round_, number, place) for number, place in enumerate(round_.places, 1)]
+    return drafted if round_.added is None else [*drafted, _added(round_, round_.added)]
+
+
+def _drafted(round_: TracedRound, number: int, place: Place) -> Row:
+    judged, greedy = place.judged, _unsampled(round_)
+    q: float | None = place.q
+    if place.draft is None:
+        q = place.q if round_.rule == "residual" else None
+    elif greedy:
+        q = place.draft.probability
+    p = None if judged is None else judged.target.probability if greedy else judged.p
+    ratio = None if p is None or not q else p / q
+    return Row(
+        place=str(number),
+        who=place.drafter,
+        token=quoted(place.text),
+        q=probability(q),
+        p=probability(p),
+        ratio=probability(ratio),
+        rule=compared(place.token, judged, greedy=greedy) if judged else "",
+        verdict=_verdict(place),
+        kind=place.verdict,
+        draft=place.draft.likeliest if place.draft else (),
+        target=judged.target.likeliest if judged and place.verdict == "refused" else (),
+    )
+
+
+def _verdict(place: Place) -> str:
+    if place.verdict == "behind":
+        return "not read"
+    judged = place.judged
+    lossy = (
+        place.verdict == "kept" and judged is not None and judged.own is not None and judged.own.token != place.token
+    )
+    return f"{place.verdict}, lossy" if lossy else place.verdict
+
+
+def _added(round_: TracedRound, added: Added) -> Row:
+    greedy = _unsampled(round_)
+    if added.drawn is not None:
+        rule = "from max(p − q, 0)" if added.law == "residual" else "drawn from p"
+    else:
+        rule = _own_choice(added.sum.total if added.sum else 0.0, greedy=greedy, masked=added.masked)
+    verdict = "" if not round_.places else "bonus" if added.source == "bonus" else "instead"
+    refused = added.source == "target" and bool(round_.places)  # its row has the target's likeliest already
+    return Row(
+        place="+",
+        who="target",
+        token=quoted(added.text),
+        q="–",
+        p=probability(added.target.probability if greedy else added.p),
+        ratio="–",
+        rule=rule,
+        verdict=verdict if added.emitted else "left away",
+        kind="added",
+        target=() if refused else added.target.likeliest,
+    )
+
+
+def compared(token: int, judged: Judged, *, greedy: bool) -> str:
+    """What the rule compared for a drafted token, with digits enough to tell both sides apart."""
+    if judged.coin is not None:
+        bound = min(1.0, judged.ratio)
+        return _told_apart(judged.coin, "<" if judged.coin < bound else "≥", bound)
+    own = judged.own
+    if own is None:
+        return "nothing permitted"
+    if own.token == token:
+        return _own_choice(own.sum.total, greedy=greedy, masked=judged.masked)
+    if judged.rank is not None:
+        rank, most = judged.rank.rank, judged.rank.most
+        return f"rank {rank} {'≤' if rank <= most else '>'} {most}"
+    if judged.typical is not None:
+        weighed = judged.typical
+        sign = ">" if weighed.probability > weighed.bar else "≤"
+        return _told_apart(weighed.probability, sign, weighed.bar)
+    return _below(judged, own, greedy=greedy)
+
+
+def _own_choice(total: float, *, greedy: bool, masked: bool) -> str:
+    if masked:
+        return "own, by the grammar"
+    return "own choice" if greedy else f"{total:.2f}, own choice"
+
+
+def _below(judged: Judged, own: Own, *, greedy: bool) -> str:
+    if judged.sum is None:
+        return "cut by sampling"
+    less, more = judged.sum.total, own.sum.total
+    if less == more:
+        return "equal: lower id"
+    if greedy:
+        return f"{more - less:.2g} below" if more - less < 1 else f"{more - less:.2f} below"
+    return _told_apart(less, "<", more, 2)
+
+
+def _told_apart(a: float, sign: str, b: float, digits: int = _FEWEST_DIGITS) -> str:
+    """Two numbers with so many digits that they differ if they do."""
+    while f"{a:.{digits}f}" == f"{b:.{digits}f}" and a != b:
+        digits += 1
+    return f"{a:.{digits}f} {sign} {b:.{digits}f}"
+
+
+def probability(value: float | None) -> str:
+    """A probability, or a ratio of two, in six columns."""
+    if value is None:
+        return "–"
+    if value in (0, 1):
+        return f"{value:.0f}"
+    if 0.0005 <= value < 99.9995:
+        return f"{value:.3f}"
+    return f"{value:.0e}" if value < 1 else f"{value:.0f}" if value < 1e6 else f"{value:.0e}"
+
+
+def percent(value: float) -> str:
+    """A share of a row."""
+    return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}" if value >= 0.0005 else "<0.1%"
+
+
+def milliseconds(seconds: float) -> str:
+    """A time of a round."""
+    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
+def quoted(text: str) -> str:
+    """A token's text in quotes; what cannot be seen is escaped as in Python."""
+    quote = "'" if '"' in text and "'" not in text else '"'
+    return quote + "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text) + quote
+
+
+def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
+    """The lines of a round.
+
+    Args:
+        round_: what is told.
+        width: columns of the terminal.
+        likeliest: how many of the likeliest tokens of a row are listed.
+    """
+    from rich.text import Text
+
+    wide = max(8, min(24, width - _RULE - _VERDICT - 3 * _NUMBERS - 16))
+    yield Text(heading(round_), style="bold")
+    if round_.places:
+        yield Text(_line("", "", "token", "q", "p", "p/q", "rule", "", wide).rstrip(), style="dim")
+    for row in rows(round_):
+        line = Text(_line(row.place, row.who, row.token, row.q, row.p, row.ratio, row.rule, "", wide))
+        line.append(row.verdict, _VERDICT_STYLES[row.kind])
+        if row.kind == "behind":
+            line.stylize("dim")
+        line.rstrip()
+        yield line
+        for name, found in (("draft", row.draft), ("target", row.target)):
+            for text in _listed(name, found[:likeliest], width):
+                yield Text(text, style="dim")
+
+
+def _line(place: str, who: str, token: str, q: str, p: str, ratio: str, rule: str, verdict: str, wide: int) -> str:
+    numbers = " ".join(f"{number:>{_NUMBERS}}" for number in (q, p, ratio))
+    return f"{place:>2} {who:<6} {fitted(token, wide)} {numbers}  {rule:<{_RULE}} {verdict}"
+
+
+def fitted(text: str, width: int) -> str:
+    """A text in exactly so many columns; what is cut off leaves an ellipsis."""
+    from rich.cells import cell_len, set_cell_size
+
+    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _listed(name: str, found: Sequence[Likely], width: int) -> Iterable[str]:
+    """The likeliest tokens of a row, in lines."""
+    from rich.cells import cell_len
+
+    first, indent = f"{'':10}{name}'s: ", " " * 12
+    lines, line = [], first
+    for number, one in enumerate(found, 1):
+        item = f"{'' if one.permitted else '✗'}{fitted_at_most(quoted(one.text), 20)} {percent(one.probability)}"
+        item += "," * (number < len(found))
+        if line not in (first, indent) and cell_len(line) + cell_len(item) > width:
+            lines.append(line.rstrip())
+            line = indent
+        line += f"{item} "
+    return [*lines, line.rstrip()] if found else []
+
+
+def fitted_at_most(text: str, width: int) -> str:
+    """A text in so many columns at most."""
+    from rich.cells import cell_len
+
+    return text if cell_len(text) <= width else fitted(text, width)
+
+
+def answer(tokens: Sequence[Written], tints: Mapping[str, str]) -> Iterator[Text]:
+    """The text in styles by who wrote it, and what they mean."""
+    from rich.text import Text
+
+    text = Text()
+    for token in tokens:
+        text.append(visible(token.text), tints.get(token.source, ""))
+    yield text
+    legend = Text("written by: ", style="dim")
+    for index, (name, count) in enumerate(written(tokens).items()):
+        legend.append(", " * bool(index))
+        legend.append(f"{name} {count}", tints.get(name, ""))
+    yield legend
+
+
+def written(tokens: Sequence[Written]) -> dict[str, int]:
+    """How many tokens of an answer who wrote, those who wrote none left out."""
+    counts = {name: sum(token.source == name and token.token >= 0 for token in tokens) for name in WRITERS}
+    return {name: count for name, count in counts.items() if count}
+
+
+def summary(tokens: Sequence[Written], rounds: int) -> str:
+    """Who wrote the answer, in a sentence."""
+    names = {"draft": "the draft", "lookup": "the lookup", "bonus": "the target as a bonus", "target": "the target"}
+    shares = [f"{count} by {names[who]}" for who, count in written(tokens).items()]
+    return f"{counted(sum(written(tokens).values()), 'token')} in {counted(rounds, 'round')}: {', '.join(shares)}"

@@ -1,0 +1,96 @@
+"""A trace as a page: the text coloured by who wrote each token, and every round; see docs/decisions/016."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ggufspec.reports import page, trace
+from ggufspec.reports.document import TraceDocument
+from ggufspec.reports.rounds import TracedRound
+from ggufspec.reports.tables import counted
+from ggufspec.reports.trace import Row
+from ggufspec.reports.visible import visible
+
+_OPEN = 12  # rounds of a trace that is short enough to show them all unfolded
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A piece of the text: who wrote it in which round, and its row in a sentence."""
+
+    text: str
+    source: str
+    round: int
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    number: int
+    heading: str
+    rows: list[Row]
+
+
+def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
+    """The page of a trace.
+
+    Args:
+        document: its summary.
+        rounds: all of them, in their order.
+    """
+    shown = [_Round(each.number, trace.heading(each), trace.rows(each)) for each in rounds]
+    name = str(document.pair.get("name") or "a pair")
+    return page.filled(
+        "trace.html",
+        ("page.css", "trace.css"),
+        title=f"Trace of {visible(name)}",
+        lead=trace.summary(document.tokens, document.rounds),
+        rule=trace.explained(rounds[0]) if rounds else "",
+        facts=_facts(document),
+        prompt=visible(document.prompt),
+        tokens=_tokens(document, {each.number: each.rows for each in shown}),
+        writers={who: (count, trace.WRITERS[who]) for who, count in trace.written(document.tokens).items()},
+        rounds=shown,
+        unfolded=len(shown) <= _OPEN,
+        notes=document.notes,
+        interrupted=document.interrupted,
+        percent=trace.percent,
+        quoted=trace.quoted,
+    )
+
+
+def _tokens(document: TraceDocument, rows: dict[int, list[Row]]) -> list[_Token]:
+    tokens, place, number = [], 0, 0
+    for one in document.tokens:
+        place = place + 1 if one.round == number else 0
+        number = one.round
+        kept = [row for row in rows.get(number, ()) if row.kind in ("kept", "added")]
+        row = kept[place] if place < len(kept) else None
+        if one.text:
+            tokens.append(_Token(visible(one.text), one.source, number, _told(one.source, number, row)))
+    return tokens
+
+
+def _told(source: str, number: int, row: Row | None) -> str:
+    parts = [f"round {number}: {source}"]
+    if row is not None:
+        numbers = (("q", row.q), ("p", row.p), ("p/q", row.ratio))
+        parts += [row.token, *(f"{name} {value}" for name, value in numbers if value != "–"), row.rule, row.verdict]
+    return ", ".join(filter(None, parts))
+
+
+def _facts(document: TraceDocument) -> list[tuple[str, str]]:
+    pair, settings, run = document.pair, document.settings, document.statistics
+    files = [
+        (name, PurePath(str(pair[key])).name) for name, key in (("Target", "target"), ("Draft", "draft")) if pair[key]
+    ]
+    return [
+        *((name, visible(file)) for name, file in files),
+        ("Temperature", f"{settings['temperature']:g}"),
+        ("Seed", str(settings["seed"])),
+        ("Tokens/s while traced", f"{run.tokens_per_s.median:.1f}"),
+        ("Prompt", f"{counted(len(document.prompt), 'character')}"),
+        ("Ended by", document.stop_reason or "Ctrl-C"),
+    ]

@@ -1,0 +1,33 @@
+"""Text that a terminal shows and does not obey: control characters of a model's output as something to see. Pure.
+
+Every character is looked at alone, so that nothing depends on how a text was cut into tokens: an escape sequence loses
+its first character, whatever comes after it and when, and the rest of it is plain letters.
+
+Source: ECMA-48 for what a terminal obeys (C0, DEL, C1); Unicode 16, section 23.2 and UAX #9 for what reorders lines.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PICTURES = 0x2400  # the block of control pictures, in the order of C0
+_DELETE = "\u2421"
+_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb]")
+
+
+def visible(text: str) -> str:
+    """``text`` without a character that a terminal would obey; tabs and line ends stay.
+
+    C0 and DEL become their pictures (``␛`` for ESC), others their number (``<U+009B>`` for CSI, ``<U+202E>`` for the
+    override of the writing direction), half of a surrogate pair ``�``. ``visible(a + b) == visible(a) + visible(b)``.
+    """
+    return _HARMFUL.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(_PICTURES + code)
+    if code == 0x7F:
+        return _DELETE
+    return "\ufffd" if 0xD800 <= code <= 0xDFFF else f"<U+{code:04X}>"

@@ -1,0 +1,299 @@
+"""What is typed in a chat, and what switches change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ggufspec.cli.chat_commands import (
+    COMMANDS,
+    SHOWN,
+    Command,
+    Message,
+    Settings,
+    candidates,
+    change,
+    is_switch,
+    processor,
+    read,
+    shown,
+    takes_path,
+)
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import UsageError
+
+PAIR = Settings(has_draft=True)
+ALONE = Settings(has_draft=False, ngram="off")
+
+
+def changed(line: str, settings: Settings = PAIR) -> Settings:
+    command = read(line)
+    assert isinstance(command, Command)
+    return change(settings, command)
+
+
+def refused(line: str, settings: Settings = PAIR) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        changed(line, settings)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("typed", "read_as"),
+    [
+        ("hello", Message("hello")),
+        ("  def f(x):\n    return x\n", Message("  def f(x):\n    return x")),
+        ("//text", Message("/text")),
+        ("//", Message("/")),
+        ("a /gamma 4", Message("a /gamma 4")),
+        ("/gamma 4", Command("gamma", "4")),
+        (" /GAMMA   auto ", Command("gamma", "auto")),
+        ("/gamma\t4", Command("gamma", "4")),
+        ("/gamma", Command("gamma", "")),
+        ("/system You are\nterse.", Command("system", "You are\nterse.")),
+        ("/compare\ndef f(", Command("compare", "def f(")),
+        ("/exit", Command("quit", "")),
+        ("/?", Command("help", "")),
+    ],
+)
+def test_what_is_typed(typed: str, read_as: Message | Command) -> None:
+    assert read(typed) == read_as
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("/gama 4", "/gamma"),
+        ("/spec", "/speculative"),
+        ("/targe", "/target"),
+        ("/tints on", "/tint"),
+        ("/exi", "/quit"),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(typed: str, nearest: str) -> None:
+    error = refused(typed)
+    assert f"there is no command {typed.split()[0]}" in error.message
+    assert f"{nearest} is the nearest" in error.hint
+
+
+@pytest.mark.parametrize("typed", ["/usr/bin/python", "/", "/ 4", "/§", "/" + "x" * 500])
+def test_what_is_no_command_at_all_can_be_sent_as_text(typed: str) -> None:
+    error = refused(typed)
+    assert "/help" in error.hint
+    assert "//" in error.hint
+    assert len(error.hint) < 200
+
+
+def test_a_command_without_argument_takes_none() -> None:
+    assert "'now'" in refused("/quit now").message
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("/target", "mode", "target"),
+        ("/drafter", "mode", "drafter"),
+        ("/speculative", "mode", "speculative"),
+        ("/gamma 4", "gamma", 4),
+        ("/gamma 15", "gamma", 15),
+        ("/gamma AUTO", "gamma", None),
+        ("/ngram only", "ngram", "only"),
+        ("/ngram off", "ngram", "off"),
+        ("/length 1,000", "length", 1000),
+        ("/accept residual", "accept", "residual"),
+        ("/accept top-k:3", "accept", "top-k:3"),
+        ("/accept top-k 3", "accept", "top-k:3"),
+        ("/accept typical:0.3", "accept", "typical:0.3"),
+        ("/chat off", "chat", False),
+        ("/cache OFF", "cache", False),
+        ("/debug on", "debug", True),
+        ("/tint on", "tint", True),
+        ("/markdown off", "markdown", False),
+        ("/markdown auto", "markdown", None),
+        ("/system You are terse.", "system", "You are terse."),
+        ("/system off", "system", ""),
+    ],
+)
+def test_switches(line: str, field: str, value: object) -> None:
+    before = replace(PAIR, mode="target", gamma=9, system="old", markdown=True)
+    after = changed(line, before)
+    assert getattr(after, field) == value
+    assert after == replace(before, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("line", "sampling"),
+    [
+        ("greedy", Sampling(0.0, 0, 1.0, 0.0, 7)),
+        ("multinomial", Sampling(0.8, 0, 1.0, 0.0, 7)),
+        ("multinomial 1.5", Sampling(1.5, 0, 1.0, 0.0, 7)),
+        ("topk 0.7 20", Sampling(0.7, 20, 1.0, 0.0, 7)),
+        ("nucleus 0.7 0.9", Sampling(0.7, 0, 0.9, 0.0, 7)),
+        ("TopKNucleus 0.8 40 0.95", Sampling(0.8, 40, 0.95, 0.0, 7)),
+        ("topknucleus", Sampling(0.8, 40, 0.95, 0.0, 7)),
+    ],
+)
+def test_processors_keep_the_seed(line: str, sampling: Sampling) -> None:
+    assert changed(f"/processor {line}", replace(PAIR, sampling=Sampling(seed=7))).sampling == sampling
+    assert changed("/seed 18446744073709551615").sampling == Sampling(seed=2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        (Sampling(), "greedy"),
+        (Sampling(0.8, 0, 1.0, 0.0), "multinomial 0.8"),
+        (Sampling(0.8, 40, 1.0, 0.0), "topk 0.8 40"),
+        (Sampling(0.8, 0, 0.9, 0.0), "nucleus 0.8 0.9"),
+        (Sampling(0.8, 40, 0.95, 0.05), "topknucleus 0.8 40 0.95, min-p 0.05"),
+    ],
+)
+def test_processors_are_shown_as_they_are_typed(sampling: Sampling, words: str) -> None:
+    assert processor(sampling) == words
+    typed = words.partition(",")[0]
+    again = changed(f"/processor {typed}").sampling
+    assert again.temperature == sampling.temperature
+    assert sampling.temperature == 0 or (again.top_k, again.top_p) == (sampling.top_k, sampling.top_p)
+
+
+@pytest.mark.parametrize(
+    ("line", "allowed"),
+    [
+        ("/gamma none", "1 to 15"),
+        ("/gamma 0", "1 to 15"),
+        ("/gamma -1", "1 to 15"),
+        ("/gamma 16", "--draft-max 16"),
+        ("/gamma 1e9", "1 to 15"),
+        ("/ngram maybe", "on, off or only"),
+        ("/length 0", "from 1 up"),
+        ("/length many", "from 1 up"),
+        ("/seed -1", "from 0 up"),
+        ("/seed 18446744073709551616", "from 0 up"),
+        ("/accept exactly", "exact is the nearest"),
+        ("/accept top-k:0", "top-k:N"),
+        ("/accept typical:2", "typical:EPS"),
+        ("/chat yes", "on or off"),
+        ("/markdown yes", "on, off or auto"),
+        ("/processor topp", "topk"),
+        ("/processor magic", "topknucleus"),
+        ("/processor topk 0.8 0", "K is a whole number"),
+        ("/processor topk 0.8 2.5", "K is a whole number"),
+        ("/processor nucleus 0.8 1.5", "P is a probability"),
+        ("/processor multinomial 0", "/processor greedy"),
+        ("/processor multinomial nan", "above 0"),
+        ("/processor greedy 1", "greedy takes no number"),
+        ("/processor topk 0.8 40 0.95", "topk takes two numbers"),
+    ],
+)
+def test_a_bad_argument_says_what_is_allowed(line: str, allowed: str) -> None:
+    error = refused(line)
+    assert allowed in error.hint
+    assert error.exit_code == 2
+
+
+def test_what_is_not_loaded_cannot_be_switched_to() -> None:
+    assert "no draft model" in refused("/drafter", ALONE).message
+    assert "nobody to draft" in refused("/speculative", ALONE).message
+    assert changed("/speculative", changed("/ngram on", ALONE)).drafter == "lookup"
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafter", "alone"),
+    [
+        (PAIR, "both", ""),
+        (replace(PAIR, ngram="off"), "draft", ""),
+        (replace(PAIR, ngram="only"), "lookup", ""),
+        (replace(PAIR, mode="target"), "both", "target"),
+        (replace(PAIR, mode="drafter"), "both", "draft"),
+        (ALONE, "none", ""),
+        (replace(ALONE, ngram="only"), "lookup", ""),
+    ],
+)
+def test_who_drafts_and_who_answers(settings: Settings, drafter: str, alone: str) -> None:
+    assert (settings.drafter, settings.alone) == (drafter, alone)
+
+
+def test_lossy_only_where_the_rule_judges() -> None:
+    lossy = changed("/accept top-k:3")
+    assert lossy.lossy
+    assert "(lossy)" in shown(lossy, "accept")
+    assert not replace(lossy, mode="target").lossy
+    assert not replace(lossy, has_draft=False, ngram="off").lossy
+    assert not changed("/accept residual").lossy
+
+
+def test_markdown_follows_the_template_unless_told() -> None:
+    assert PAIR.renders
+    assert not replace(PAIR, chat=False).renders
+    assert replace(PAIR, chat=False, markdown=True).renders
+    assert not replace(PAIR, markdown=False).renders
+
+
+def test_every_switch_shows_its_value() -> None:
+    for settings in (PAIR, ALONE, replace(PAIR, gamma=3, markdown=True, system="x")):
+        assert all(shown(settings, name) for name in (*SHOWN, "target"))
+    assert shown(replace(PAIR, gamma=3), "gamma") == "3, always"
+    assert shown(ALONE, "speculative") == "target alone: nobody drafts"
+    assert all(is_switch(name) for name in SHOWN)
+    assert not any(is_switch(name) for name in ("help", "quit", "save", "compare"))
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("/ga", ["/gamma"]),
+        ("/s", ["/speculative", "/seed", "/system", "/save", "/settings"]),
+        ("/gamma ", ["auto"]),
+        ("/gamma x", []),
+        ("/ngram o", ["on", "off", "only"]),
+        ("/processor top", ["topk", "topknucleus"]),
+        ("/processor topk 0", []),
+        ("/processor topk ", []),
+        ("/accept t", ["top-k:", "typical:"]),
+        ("/help ga", ["gamma"]),
+        ("/help /ga", ["gamma"]),
+        ("hello /ga", []),
+        ("//ga", []),
+        ("/nothing ", []),
+        ("", []),
+    ],
+)
+def test_completion(before: str, words: list[str]) -> None:
+    assert [word for word, _ in candidates(before)] == words
+
+
+def test_all_commands_are_offered_and_files_where_they_are_wanted() -> None:
+    assert [word for word, _ in candidates("/")] == [f"/{name}" for name in COMMANDS]
+    assert takes_path("/save fo")
+    assert not takes_path("/save")
+    assert not takes_path("/gamma fo")
+    assert not takes_path("save fo")
+
+
+@given(st.text())
+def test_anything_typed_is_a_message_a_command_or_an_error_with_a_hint(typed: str) -> None:
+    try:
+        found = read(typed)
+    except UsageError:
+        refused(typed)
+        return
+    if isinstance(found, Message):
+        assert found.text.strip() in typed.strip()
+    else:
+        assert found.name in COMMANDS
+
+
+@given(st.sampled_from(sorted(COMMANDS)), st.text(min_size=1).filter(str.strip))
+def test_any_argument_is_taken_or_refused(name: str, argument: str) -> None:
+    line = f"/{name} {argument}"
+    try:
+        command = read(line)
+        assert isinstance(command, Command)
+        if is_switch(command.name) and command.argument:
+            assert isinstance(change(PAIR, command), Settings)
+    except UsageError:
+        refused(line)

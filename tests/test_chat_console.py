@@ -1,0 +1,156 @@
+"""The line that is typed in a chat, by keys from a pipe."""
+
+from __future__ import annotations
+
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from ggufspec.cli.chat_console import Typing, _Completions, _history
+
+CTRL_C, CTRL_D, ENTER, ALT_ENTER = "\x03", "\x04", "\r", "\x1b\r"
+
+
+def paste(text: str) -> str:
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+@pytest.fixture
+def keys() -> Iterator[PipeInput]:
+    with create_pipe_input() as pipe:
+        yield pipe
+
+
+def typing(keys: PipeInput, history: Path | None = None) -> Typing:
+    return Typing(history, lambda: [("demo", False), ("lossy", True)], input=keys, output=DummyOutput())
+
+
+def typed(keys: PipeInput, text: str, history: Path | None = None) -> str:
+    keys.send_text(text)
+    return typing(keys, history).read()
+
+
+@pytest.mark.parametrize(
+    ("pressed", "text"),
+    [
+        (f"hello{ENTER}", "hello"),
+        ("hello\n", "hello"),
+        (f"one\\{ENTER}two{ENTER}", "one\ntwo"),
+        (f"one{ALT_ENTER}two{ENTER}", "one\ntwo"),
+        (paste("one\r\ntwo\rthree\n") + ENTER, "one\ntwo\nthree\n"),
+        (paste("one\\") + f"{ENTER}{ENTER}", "one\n"),
+        (f"wrong{CTRL_C}right{ENTER}", "right"),
+    ],
+)
+def test_what_keys_say(keys: PipeInput, pressed: str, text: str) -> None:
+    assert typed(keys, pressed) == text
+
+
+@pytest.mark.parametrize("pressed", [CTRL_D, CTRL_C + CTRL_C, f"text{CTRL_C}{CTRL_C}", f"{CTRL_C}x{CTRL_C}{CTRL_C}"])
+def test_leaving(keys: PipeInput, pressed: str) -> None:
+    with pytest.raises(EOFError):
+        typed(keys, pressed)
+
+
+def test_one_ctrl_c_does_not_leave_later(keys: PipeInput) -> None:
+    assert typed(keys, f"{CTRL_C}a{CTRL_C}b{ENTER}") == "b"
+
+
+@contextmanager
+def sent(keys: PipeInput, text: str) -> Iterator[None]:
+    """More than a pipe holds, sent meanwhile."""
+    sender = threading.Thread(target=keys.send_text, args=(text,))
+    sender.start()
+    yield
+    sender.join()
+
+
+def test_a_large_paste_takes_no_time_and_comes_back_whole(keys: PipeInput) -> None:
+    text = "".join(f"line {number} of a large text\n" for number in range(4000))
+    assert len(text) > 100_000
+    began = time.monotonic()
+    asked = typing(keys)
+    with sent(keys, f"before {paste(text)} between {paste(text[:5000])} after{ENTER}"):
+        said = asked.read()
+    assert said == f"before {text} between {text[:5000]} after"
+    assert time.monotonic() - began < 10
+    keys.send_text(f"[paste 1: 1 characters]{ENTER}")
+    assert asked.read() == "[paste 1: 1 characters]"
+
+
+def test_a_large_paste_of_one_line(keys: PipeInput) -> None:
+    text = "x" * 100_000
+    with sent(keys, paste(text) + ENTER):
+        assert typing(keys).read() == text
+
+
+def test_history_is_kept_for_its_owner_alone(keys: PipeInput, tmp_path: Path) -> None:
+    file = tmp_path / "state" / "chat_history"
+    assert typed(keys, f"first{ENTER}", file) == "first"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    assert typed(keys, paste("y" * 1500 + "\nz") + ENTER, file).endswith("\nz")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(_history(file).load_history_strings()) == ["y" * 1500 + "\nz", "first"]
+    typed(keys, paste("z" * 1900) + paste("z" * 1900) * 6 + ENTER, file)
+    assert "zzz" not in file.read_text(), "too long to be said again"
+
+
+def test_a_history_that_has_grown_is_halved(keys: PipeInput, tmp_path: Path) -> None:
+    file = tmp_path / "chat_history"
+    file.write_text("".join(f"\n# 2026-11-21\n+message {number}\n" for number in range(60_000)))
+    assert file.stat().st_size > 1_000_000
+    assert typed(keys, f"new{ENTER}", file) == "new"
+    assert file.stat().st_size < 600_000
+    assert "+message 59999\n" in file.read_text()
+
+
+def test_without_a_place_for_the_history_the_chat_goes_on(keys: PipeInput, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert typed(keys, f"hello{ENTER}", tmp_path / "file" / "chat_history") == "hello"
+
+
+def test_bytes_that_are_no_text(keys: PipeInput, tmp_path: Path) -> None:
+    file = tmp_path / "chat_history"
+    keys.send_bytes(b"a\xff\xfeb\r")
+    asked = typing(keys, file)
+    assert asked.read().encode("utf-8").startswith(b"a")
+    assert file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("before", "whole"),
+    [
+        ("/gam", "/gamma"),
+        ("/processor top", "/processor topk"),
+        ("/save sa", "/save said.json"),
+        ("/load ./sa", "/load ./said.json"),
+    ],
+)
+def test_completion(before: str, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "said.json").write_text("")
+    monkeypatch.chdir(tmp_path)
+    found = next(iter(_Completions().get_completions(Document(before), CompleteEvent(text_inserted=True))))
+    assert before[: len(before) + found.start_position] + found.text == whole
+
+
+def test_a_narrow_toolbar_shows_what_fits(keys: PipeInput) -> None:
+    asked = Typing(
+        None, lambda: [("a" * 30, False), ("b" * 30, True), ("c" * 30, False)], input=keys, output=DummyOutput()
+    )
+    shown = asked._bottom()  # DummyOutput has 80 columns
+    assert "".join(text for _, text, *_ in shown) == "a" * 30 + " · " + "b" * 30
+    assert [style for style, *_ in shown] == [
+        "class:bottom-toolbar",
+        "class:bottom-toolbar",
+        "class:bottom-toolbar.lossy",
+    ]

@@ -1,0 +1,290 @@
+"""A chat whose pair is a script: what is said when it is stopped, dies, or leaves turns out."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ggufspec.bench.conversation import Conversation
+from ggufspec.bench.session import Ready, Reply, Request, Spec
+from ggufspec.bench.trial import Placed
+from ggufspec.cli import chat_stream
+from ggufspec.cli.chat_commands import Settings
+from ggufspec.cli.chat_talk import Screen, Talk
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.reports import markdown
+from ggufspec.worker import Interrupted
+
+Answer = Callable[["Script", Request, Callable[[dict[str, Any]], None]], Reply]
+
+
+def reply(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> Reply:
+    statistics = Statistics(40, 0.1, len(tokens), 0.5, 2, 4, 3, (4,), (3,), 0.1, 0.3, "end", prompt_read=7)
+    return Reply(text, tokens, statistics, **more)
+
+
+class Script:
+    """Stands for :class:`ggufspec.worker.Session`: answers from a list."""
+
+    def __init__(self, *answers: Answer | Reply, template: bool = True) -> None:
+        self.answers = list(answers)
+        self.asked: list[Request] = []
+        self.opened = self.stops = 0
+        self.is_open = False
+        self._template = template
+
+    def open(self, _module: str, spec: Spec, _kind: type[Ready]) -> Ready:
+        self.opened += 1
+        self.is_open = True
+        placed = Placed("llama", 4, 0, 1000)
+        return Ready(placed, placed, 0.1, ("a note",), ("draft",), self._template, spec.options.n_ctx)
+
+    def ask(self, request: Request, _kind: type[Reply], *, on_event: Callable[[dict[str, Any]], None]) -> Reply:
+        self.asked.append(request)
+        answer = self.answers.pop(0)
+        if callable(answer):
+            return answer(self, request, on_event)
+        for letter in answer.text:
+            on_event({"event": "token", "text": letter, "source": "draft"})
+        return answer
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
+    def start(script: Script, *, quiet: bool = False, streams: bool = True, **settings: Any) -> Talk:
+        spec = Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(n_ctx=512))
+        screen = Screen(Console(theme=markdown.THEME, highlight=False), False, streams=streams, quiet=quiet)
+        made = Talk(spec, Settings(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
+        made._session = script  # type: ignore[assignment]
+        made.open()
+        return made
+
+    return start
+
+
+def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(reply("hello"), reply("again"))
+    chat = talk(script, accept="top-k:3", gamma=4, system="Be terse.")
+    chat.take("hi")
+    out, err = capsys.readouterr()
+    assert out == "hello\n"
+    assert "3 tokens, 6.00 tokens/s, 75% accepted, 1.50 tokens/round, 7 of 40 prompt tokens read, lossy: top-k:3" in err
+    (request,) = script.asked
+    assert request.conversation.messages() == [
+        {"role": "system", "content": "Be terse."},
+        {"role": "user", "content": "hi"},
+    ]
+    assert (request.draft_policy, request.draft_max, request.accept, request.alone) == ("fixed", 4, "top-k:3", "")
+    chat.take("/target")
+    chat.take("more")
+    assert script.asked[1].alone == "target"
+    assert script.asked[1].conversation.turns[0].tokens == (1, 2, 3)
+    assert "lossy" not in capsys.readouterr().err
+
+
+def test_the_first_ctrl_c_stops_the_answer(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+        hear({"event": "token", "text": "part", "source": "target"})
+        signal.raise_signal(signal.SIGINT)
+        assert script.stops == 1
+        return reply("part", stopped=True)
+
+    chat = talk(Script(stopped))
+    before = signal.getsignal(signal.SIGINT)
+    chat.take("hi")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert chat.stopped
+    (turn,) = chat.conversation.turns
+    assert (turn.answer, turn.stopped) == ("part", True)
+    assert ", stopped" in capsys.readouterr().err
+
+
+def test_the_second_ends_the_child_and_keeps_what_was_said(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def killed(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+        hear({"event": "token", "text": "part", "source": "target"})
+        signal.raise_signal(signal.SIGINT)
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            script.close()
+            raise Interrupted(None) from None
+        raise AssertionError
+
+    script = Script(killed, reply("whole"))
+    chat = talk(script)
+    chat.take("hi")
+    (turn,) = chat.conversation.turns
+    assert (turn.answer, turn.stopped, turn.tokens) == ("part", True, ())
+    assert "the next question loads the pair again" in capsys.readouterr().err
+    chat.take("more")
+    assert script.opened == 2
+    assert not chat.stopped
+    assert "loading the pair again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [WorkerError("the child died", "lower -c"), UsageError("too long", "-c 4096")])
+def test_without_an_answer_nothing_has_changed(talk: Callable[..., Talk], error: GgufspecError) -> None:
+    def failed(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+        raise error
+
+    chat = talk(Script(reply("one"), failed, failed, failed))
+    chat.take("first")
+    for line in ("second", "/retry", "/compare"):
+        before = chat.conversation, chat.document()
+        with pytest.raises(type(error)) as caught:
+            chat.take(line)
+        assert error.hint in caught.value.hint
+        assert (chat.conversation, chat.document()) == before
+
+
+def test_what_is_left_out_is_said_even_when_quiet(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def dropping(turns: int) -> Answer:
+        def answer(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+            hear({"event": "dropped", "turns": turns})
+            return reply("ok", dropped=turns)
+
+        return answer
+
+    chat = talk(Script(dropping(1), dropping(1), dropping(3)), quiet=True)
+    said = []
+    for line in ("a", "b", "c"):
+        chat.take(line)
+        said.append(capsys.readouterr().err)
+    assert "the oldest turn does not fit" in said[0]
+    assert said[1] == ""
+    assert "the 3 oldest turns do not fit" in said[2]
+    assert [turn.dropped for turn in chat.document().turns] == [1, 1, 3]
+    assert ("3 left out", True) in chat.status()
+
+
+def test_comparing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(reply("first"), reply("t"), reply("d", (1, 9, 3)), reply("s", (1, 2)), reply("next"))
+    chat = talk(script)
+    chat.take("question")
+    chat.take("/compare")
+    out, err = capsys.readouterr()
+    assert out == "first\nt\nd\ns\n"
+    assert "differs at 2" in err
+    assert "differs at 3" in err
+    assert [request.alone for request in script.asked] == ["", "target", "draft", ""]
+    assert all(request.conversation == Conversation().ask("question") for request in script.asked[1:])
+    assert not any(request.cache for request in script.asked[1:])
+    (turn,) = chat.conversation.turns
+    assert (turn.user, turn.answer, turn.tokens) == ("question", "s", (1, 2))
+    chat.take("next")
+    assert len(chat.conversation.turns) == 2
+
+
+def test_a_comparison_that_is_stopped_keeps_what_is_there(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+        signal.raise_signal(signal.SIGINT)
+        return reply("d", stopped=True)
+
+    chat = talk(Script(reply("t"), stopped))
+    chat.take("/compare question")
+    (turn,) = chat.conversation.turns
+    assert turn.answer == "t"
+    assert chat.stopped
+    assert "both together" not in capsys.readouterr().err.partition("Tokens/s")[2]
+    assert [run.name for run in chat.document().turns[0].compared] == ["target-only", "draft-only"]
+
+
+def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
+    def told(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+        assert request.trace
+        places = [
+            {"text": " a", "verdict": "kept"},
+            {"text": "\x1b", "verdict": "refused"},
+            {"text": "c", "verdict": "behind"},
+        ]
+        hear(
+            {
+                "event": "round",
+                "round": {"number": 1, "places": places, "added": {"text": "b"}, "draft_s": 0.001, "verify_s": 0.002},
+            }
+        )
+        hear({"event": "token", "text": " ab", "source": "draft"})
+        return reply(" ab")
+
+    chat = talk(Script(told), debug=True)
+    chat.take("hi")
+    out, err = capsys.readouterr()
+    assert out == " ab\n"
+    assert 'round   1  ✓" a" ✗"\\x1b" ·"c" +"b"  draft 1.0 ms, verify 2.0 ms' in err
+
+
+def test_one_document_streams_nothing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(Script(reply("hello"), reply("")), streams=False)
+    chat.take("hi")
+    chat.take("empty")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the answer is empty" in err
+    document = chat.document(interrupted=True)
+    assert document.notes == ("a note",)
+    assert document.interrupted
+    assert [turn.answer for turn in document.turns] == ["hello", ""]
+    assert document.turns[0].figures is not None
+    assert document.turns[0].figures.prompt_read == 7
+
+
+def test_a_model_without_template(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
+    chat = talk(Script(template=False))
+    assert not chat.settings.chat
+    with pytest.raises(UsageError, match="no chat template"):
+        chat.take("/chat on")
+    chat.take("/chat")
+    assert "chat: off" in capsys.readouterr().err
+
+
+def test_a_terminal_that_is_gone_is_not_survived(talk: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(chat_stream, "write", gone)
+    chat = talk(Script(reply("hello")))
+    with pytest.raises(BrokenPipeError):
+        chat.take("hi")
+    assert chat.conversation.turns == ()
+
+
+def test_a_conversation_from_a_file(talk: Callable[..., Talk], tmp_path: Path) -> None:
+    chat = talk(Script(reply("one"), reply("two")))
+    chat.take("/system Be terse.")
+    chat.take("first")
+    chat.take(f"/save {tmp_path / 'said.json'}")
+    chat.take("/clear")
+    chat.take("/system off")
+    chat.take(f"/load {tmp_path / 'said.json'}")
+    assert chat.settings.system == "Be terse."
+    assert [(turn.user, turn.answer, turn.tokens) for turn in chat.conversation.turns] == [("first", "one", ())]
+    chat.take("/retry")
+    assert chat.conversation.turns[0].answer == "two"
+    assert len(chat.document().turns) == 1
+
+
+def test_notes_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    screen = Screen(Console(file=written, theme=markdown.THEME, width=40), True)
+    screen.gap()
+    assert written.getvalue() == "\n"
