@@ -372,10 +372,11 @@ class _Listener:
         """
         until = None if patience_s is None else time.monotonic() + patience_s
         while True:
+            ended, outcome = self._ended, self._outcome  # the latest first: what came before them is in the queue then
             if self._arrived.empty():
-                if self._outcome is not None and self._outcome[0] == number:
-                    return self._outcome[1]
-                if self._ended and self._arrived.empty():
+                if outcome is not None and outcome[0] == number:
+                    return outcome[1]
+                if ended:
                     return None
             try:
                 event = self._arrived.get(timeout=None if until is None else max(until - time.monotonic(), 0))
@@ -399,7 +400,8 @@ def _died(code: int, stderr: str) -> WorkerError:
     """The error for a child that ended without a word, with llama.cpp's last words."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
-    last = (telling or lines or ["it said nothing"])[-1]
+    of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
+    last = (of_card or telling or lines or ["it said nothing"])[-1]
     if code < 0:
         name = signal.Signals(-code).name
         reason = "out of memory, most likely" if name == "SIGKILL" else last
@@ -499,6 +501,10 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)  # whatever a library prints to stdout goes to stderr
     if verbosity == "-v":
         logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stderr)
+    else:  # why CUDA aborts is in llama.cpp's log alone: ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu
+        errors = logging.StreamHandler(sys.stderr)
+        errors.setLevel(logging.ERROR)
+        logging.getLogger("ggufspec.llamacpp").addHandler(errors)
 
     def emit(event: Event) -> None:
         channel.write(json.dumps(event) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -30,6 +31,13 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
 def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Result:
     if how == "abort":
         sys.stderr.write("GGML_ASSERT(the last word) failed\n")
+        os.abort()
+    if how == "card":  # ggml_cuda_error in ggml/src/ggml-cuda/ggml-cuda.cu: the reason is in the log, not on stderr
+        log = logging.getLogger("ggufspec.llamacpp")
+        log.warning("error: a warning is no reason")
+        log.error("CUDA error: out of memory")
+        log.error("  cudaGetLastError()")
+        sys.stderr.write("ggml-cuda.cu:104: CUDA error\n")
         os.abort()
     if how == "bug":
         raise RuntimeError("a bug of ours")

@@ -85,6 +85,8 @@ def test_a_large_paste_takes_no_time_and_comes_back_whole(keys: PipeInput) -> No
     assert time.monotonic() - began < 10
     keys.send_text(f"[paste 1: 1 characters]{ENTER}")
     assert asked.read() == "[paste 1: 1 characters]"
+    keys.send_text(f"again [paste 1: {len(text):,} characters, 4,001 lines]{ENTER}")  # as the history brings it back
+    assert asked.read() == f"again {text}"
 
 
 def test_a_large_paste_of_one_line(keys: PipeInput) -> None:
@@ -103,6 +105,9 @@ def test_history_is_kept_for_its_owner_alone(keys: PipeInput, tmp_path: Path) ->
     assert list(_history(file).load_history_strings()) == ["y" * 1500 + "\nz", "first"]
     typed(keys, paste("z" * 1900) + paste("z" * 1900) * 6 + ENTER, file)
     assert "zzz" not in file.read_text(), "too long to be said again"
+    typed(keys, f"see {paste('w' * 3000)}{ENTER}", file)
+    typed(keys, f"see {paste('z' * 20_000)}{ENTER}", file)
+    assert next(iter(_history(file).load_history_strings())) == "see " + "w" * 3000, "no word that means nothing later"
 
 
 def test_a_history_that_has_grown_is_halved(keys: PipeInput, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_the_second_ends_the_child_and_keeps_what_was_said(
     assert script.opened == 2
     assert not chat.stopped
     assert "loading the pair again" in capsys.readouterr().err
+    assert chat.document().notes == ("a note",)
 
 
 @pytest.mark.parametrize("error", [WorkerError("the child died", "lower -c"), UsageError("too long", "-c 4096")])
@@ -163,7 +164,7 @@ def test_what_is_left_out_is_said_even_when_quiet(
 
         return answer
 
-    chat = talk(Script(dropping(1), dropping(1), dropping(3)), quiet=True)
+    chat = talk(Script(dropping(1), dropping(1), dropping(3), reply("all of it"), dropping(2)), quiet=True)
     said = []
     for line in ("a", "b", "c"):
         chat.take(line)
@@ -173,6 +174,12 @@ def test_what_is_left_out_is_said_even_when_quiet(
     assert "the 3 oldest turns do not fit" in said[2]
     assert [turn.dropped for turn in chat.document().turns] == [1, 1, 3]
     assert ("3 left out", True) in chat.status()
+    chat.take("/length 8")
+    chat.take("d")
+    assert not any("left out" in words for words, _ in chat.status())
+    capsys.readouterr()
+    chat.take("e")
+    assert "the 2 oldest turns do not fit" in capsys.readouterr().err
 
 
 def test_comparing(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jobs_call
@@ -20,7 +22,7 @@ from jobs_session import Ready
 from processes import PATIENCE_S, all_end, eventually
 
 from ggufspec.errors import UsageError, WorkerError
-from ggufspec.worker import Interrupted, Session, call
+from ggufspec.worker import Interrupted, Session, _Listener, call
 
 ENDLESS = 1_000_000_000
 
@@ -32,6 +34,15 @@ def _jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def jobs() -> list[psutil.Process]:
+    """The child processes of these tests that are there; others' are none of theirs."""
+    return [
+        one
+        for one in psutil.Process().children()
+        if one.status() != psutil.STATUS_ZOMBIE and jobs_call.__name__ in one.cmdline()
+    ]
 
 
 def opened(session: Session, *, count: int = 0, how: str = "") -> Ready:
@@ -52,6 +63,12 @@ def interrupting(after: int, do: Callable[[], object] | None = None) -> Callable
             os.kill(os.getpid(), signal.SIGINT) if do is None else do()
 
     return listen
+
+
+def stop_until(session: Session, answered: threading.Event) -> None:
+    """Again and again, for the first may come before the request does."""
+    while not answered.wait(0.05):
+        session.stop()
 
 
 # ---- calls ---------------------------------------------------------------------------------------------------------
@@ -75,6 +92,7 @@ def test_a_call_raises_what_the_job_raises() -> None:
     ("how", "says"),
     [
         ("abort", "was ended by SIGABRT: GGML_ASSERT(the last word) failed"),
+        ("card", "was ended by SIGABRT: CUDA error: out of memory"),
         ("bug", "ended with status 1: RuntimeError: a bug of ours"),
     ],
 )
@@ -96,7 +114,7 @@ def test_ctrl_c_does_not_wait_for_a_call_that_does_not_listen(monkeypatch: pytes
     with pytest.raises(Interrupted) as stopped:
         run(Spec(5, "deaf"), on_event=interrupting(5))
     assert stopped.value.partial is None
-    assert not psutil.Process().children()
+    assert not jobs()
 
 
 def test_what_a_listener_raises_ends_the_child() -> None:
@@ -105,7 +123,7 @@ def test_what_a_listener_raises_ends_the_child() -> None:
 
     with pytest.raises(BrokenPipeError):
         run(Spec(ENDLESS), on_event=listen)
-    assert not psutil.Process().children()
+    assert not jobs()
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -129,6 +147,27 @@ def test_events_belong_to_their_request() -> None:
             events.clear()
             session.ask(Spec(count), Result, on_event=events.append)
             assert [event["number"] for event in events] == list(range(count))
+
+
+def test_an_event_right_before_the_outcome_is_heard() -> None:
+    """The reader's thread may bring both between any two steps of the one that listens."""
+    events: list[dict[str, Any]] = []
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w"):
+        listener = _Listener(os.fdopen(reading))
+
+        def empty() -> bool:
+            was = arrived.empty()
+            if listener._outcome is None:
+                arrived.put({"event": "last"})
+                listener._outcome = (0, {"result": 1})
+            return was
+
+        listener._arrived = SimpleNamespace(empty=empty, get=arrived.get, put=arrived.put)  # type: ignore[assignment]
+        assert listener.listen(0, events.append) == {"result": 1}
+    listener.close()
+    assert events == [{"event": "last"}]
 
 
 def test_the_job_frees_what_it_holds_in_the_end(tmp_path: Path) -> None:
@@ -166,10 +205,12 @@ def test_stop_ends_a_request_and_not_the_child(how: str) -> None:
                 reply = session.ask(Spec(ENDLESS), Result, on_event=interrupting(3, session.stop))
                 assert reply.counted >= 3
             else:
-                timer = threading.Timer(0.1, session.stop)
-                timer.start()
+                answered = threading.Event()
+                stopper = threading.Thread(target=stop_until, args=(session, answered), daemon=True)
+                stopper.start()
                 reply = session.ask(Spec(1, "patient"), Result)
-                timer.join()
+                answered.set()
+                stopper.join()
                 assert reply.counted == 0
             assert reply.pid == ready.pid
             assert session.ask(Spec(5), Result) == Result(5, ready.pid)

@@ -67,7 +67,8 @@ class Prompter:
     def __init__(self, model: Tokenizer, template: ChatTemplate | None, now: datetime) -> None:
         self._model, self._template, self._now = model, template, now
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
-        self._special = re.compile(f"(?=({'|'.join(map(re.escape, special))}))") if special else None
+        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
+        self._special = re.compile(f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))") if special else None
         self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
         self._folds = False  # the system prompt goes into the first question
         self.notes: list[str] = []
@@ -193,7 +194,7 @@ class Prompter:
             at, place = 0, start
             while place < len(pieces) and data.startswith(pieces[place], at):
                 at, place = at + len(pieces[place]), place + 1
-                if at and _is_whole(data[at:]):
+                if at and _is_whole(data[at : at + 1]):
                     end, length = place, at
             if end > start and length > len(space[len(space) - taken :].encode()):
                 return answer[start:end], taken, data[length:].decode()

@@ -24,8 +24,8 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
     from ggufspec.planning.history import record_acceptance
 
     every = [answer.statistics for result in results for answer in result.answers]
-    if not every or not chosen.draft or is_lossy(places.pair.accept):
-        return
+    if not every or not chosen.draft or not places.pair.needs_draft or is_lossy(places.pair.accept):
+        return  # what the lookup alone drafted tells nothing of the pair
     accepted, drafted = (
         [sum(column) for column in zip(*rows, strict=True)]
         for rows in ([s.accepted_by_position for s in every], [s.drafted_by_position for s in every])

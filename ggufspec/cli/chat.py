@@ -67,11 +67,11 @@ def chat(
     settings = replace(settings, length=predict, tint=tint, markdown=None if markdown else False, system=said_first)
     talk = _talk(chosen, spec, settings, interactive=interactive, streams=not json, quiet=quiet, verbose=verbose)
     try:
-        talk.open()
-        if load is not None:
+        if load is not None:  # before the pair is loaded: a typo costs no wait
             talk.resume(load)
             if said_first:
                 talk.settings = replace(talk.settings, system=said_first)
+        talk.open()
         if interactive:
             return _converse(talk)
         assert first is not None

@@ -21,6 +21,7 @@ _NGRAM = ("on", "off", "only")
 _MARKDOWN = {"on": True, "off": False, "auto": None}
 _MOST_TOKENS = 2**31 - 1
 _TEMPERATURE, _TOP_K, _TOP_P = 0.8, 40, 0.95  # of a processor that is named without numbers; llama.cpp's
+_WITH_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,7 @@ def is_switch(name: str) -> bool:
 def shown(settings: Settings, name: str) -> str:
     """The present value of a switch, in words."""
     match name:
-        case "speculative" | "target" | "drafter" | "mode":
+        case "speculative" | "target" | "drafter":
             return mode(settings)
         case "gamma":
             if settings.gamma is None:
@@ -318,9 +319,9 @@ def _refuse(name: str, argument: str, allowed: str) -> NoReturn:
 def _mode(name: str) -> Callable[[Settings, str], Settings]:
     def to(settings: Settings, _: str) -> Settings:
         if name == "drafter" and not settings.has_draft:
-            raise UsageError("there is no draft model to answer alone", "start the chat with -md DRAFT")
+            raise UsageError("there is no draft model to answer alone", _WITH_DRAFT)
         if name == "speculative" and settings.drafter == "none":
-            raise UsageError("there is nobody to draft", "/ngram on, or start the chat with -md DRAFT")
+            raise UsageError("there is nobody to draft", f"/ngram on, or {_WITH_DRAFT}")
         return replace(settings, mode=name)
 
     return to

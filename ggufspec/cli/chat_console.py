@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ class Typing:
         output: Output | None = None,
     ) -> None:
         self._toolbar = toolbar
-        self._pasted: list[tuple[str, str]] = []  # (the word that stands for it, the text)
+        self._pasted: dict[str, str] = {}  # by the word that stands for it; kept, for the history may bring it back
         self._leaving = False
         self._session: PromptSession[str] = PromptSession(
             message=[("class:prompt", "> ")],
@@ -63,7 +64,7 @@ class Typing:
             prompt_continuation=_continuation,
             completer=_Completions(),
             complete_while_typing=Condition(self._is_command),
-            history=_history(history) if history else InMemoryHistory(),
+            history=_history(history, self._whole) if history else InMemoryHistory(),
             key_bindings=self._keys(),
             bottom_toolbar=self._bottom,
             style=_STYLE,
@@ -80,10 +81,7 @@ class Typing:
             EOFError: Ctrl-D, or Ctrl-C twice: the user leaves.
         """
         self._leaving = False
-        self._pasted.clear()
-        text = self._session.prompt()
-        for word, pasted in self._pasted:
-            text = text.replace(word, pasted, 1)
+        text = self._whole(self._session.prompt())
         return text.encode("utf-8", "replace").decode("utf-8")  # bytes that were no UTF-8 came as half characters
 
     def _stay(self, _: object) -> None:
@@ -134,7 +132,6 @@ class Typing:
                 event.app.exit(exception=EOFError)
                 return
             event.current_buffer.reset()
-            self._pasted.clear()
             self._leaving = True
 
         return keys
@@ -145,8 +142,14 @@ class Typing:
             return text
         lines = text.count("\n") + 1
         word = f"[paste {len(self._pasted) + 1}: {len(text):,} characters, {lines:,} line{'s' * (lines > 1)}]"
-        self._pasted.append((word, text))
+        self._pasted[word] = text
         return word
+
+    def _whole(self, text: str) -> str:
+        """A text with what was pasted in place of the words that stand for it."""
+        if not self._pasted:
+            return text
+        return re.sub("|".join(map(re.escape, self._pasted)), lambda found: self._pasted[found[0]], text)
 
 
 def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # noqa: ARG001 - what prompt_toolkit gives
@@ -172,16 +175,26 @@ class _Completions(Completer):
 
 
 class _KeptHistory(FileHistory):
-    """Without what is too long to be said again."""
+    """Without what is too long to be said again; of pastes their text, as the next chat knows no word for it."""
+
+    def __init__(self, path: Path, whole: Callable[[str], str]) -> None:
+        super().__init__(str(path))
+        self._whole = whole
 
     def store_string(self, string: str) -> None:
+        string = self._whole(string)
         if len(string) <= _LONG_ENTRY:
             with contextlib.suppress(OSError):
                 super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _history(path: Path) -> History:
-    """What was typed before, in a file that nobody else can read; only of this chat where there can be none."""
+def _history(path: Path, whole: Callable[[str], str] = str) -> History:
+    """What was typed before, in a file that nobody else can read; only of this chat where there can be none.
+
+    Args:
+        path: the file.
+        whole: puts what was pasted into a text that is to be kept.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
@@ -194,7 +207,7 @@ def _history(path: Path) -> History:
                 file.truncate()
     except OSError:
         return InMemoryHistory()
-    return _KeptHistory(str(path))
+    return _KeptHistory(path, whole)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
@@ -253,7 +254,7 @@ class Live:
 
     def __init__(self, write: Write, console: Console, size: Size) -> None:
         self._painting = Painting(write, console, size)
-        self._lock = threading.Lock()
+        self._added: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._news, self._over = threading.Event(), threading.Event()
         self._failure: Exception | None = None
         self._painter = threading.Thread(target=self._paint, daemon=True)
@@ -263,8 +264,7 @@ class Live:
         """Add it; it is on the screen within some hundredths of a second."""
         if self._failure is not None:
             raise self._failure
-        with self._lock:
-            self._painting.add(text)
+        self._added.put(text)
         self._news.set()
 
     def finish(self) -> None:
@@ -274,6 +274,7 @@ class Live:
         self._painter.join()
         if self._failure is not None:
             raise self._failure
+        self._take()
         self._painting.paint(final=True)
 
     def _paint(self) -> None:
@@ -282,11 +283,16 @@ class Live:
                 self._news.wait()
                 self._news.clear()
                 began = time.monotonic()
-                with self._lock:
-                    self._painting.paint()
+                self._take()
+                self._painting.paint()
                 self._over.wait(max(_PAUSE_S, _SHARE * (time.monotonic() - began)))
         except Exception as failure:  # the other thread raises it
             self._failure = failure
+
+    def _take(self) -> None:
+        """Hand what was added over to the painting, which one thread has at a time."""
+        while not self._added.empty():
+            self._painting.add(self._added.get())
 
 
 class Rounds:

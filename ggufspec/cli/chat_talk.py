@@ -25,9 +25,8 @@ from ggufspec.worker import Interrupted, Session
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_LONG_PROMPT = 256  # tokens to read from which it is said that they are being read
+_LONG_PROMPT = 256  # tokens of a prompt from which it is said that it is being read
 _NAMES = {"target": "target-only", "draft": "draft-only", "": "speculative"}
-_TITLES = {"target": "target alone", "draft": "draft model alone", "": "both together"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +163,9 @@ class Talk:
 
     def _note(self, notes: tuple[str, ...]) -> None:
         for note in notes:
-            self.notes.append(note)
-            self.screen.note(note)
+            if note not in self.notes:  # a pair that is loaded again says its own once more
+                self.notes.append(note)
+                self.screen.note(note)
 
     # ---- asking ----------------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class Talk:
             return _Said(hearing.text, (), None, stopped=True, dropped=hearing.dropped)
         except WorkerError as error:
             raise WorkerError(error.message, f"the next question loads the pair again; {error.hint}") from None
-        self._used = reply.context_used
+        self._used, self._dropped = reply.context_used, reply.dropped
         self._note(reply.notes)
         return _Said(reply.text, reply.tokens, reply.statistics, reply.stopped, reply.dropped)
 
@@ -394,7 +394,7 @@ class Talk:
         reference: tuple[int, ...] = ()
         for way in ways:
             if self.screen.streams:
-                self.screen.note(f"── {_TITLES[way]} ──")
+                self.screen.note(f"── {shown.WAYS[_NAMES[way]]} ──")
             said = self._ask(asked, settings, way, cache=False)
             lossy = settings.lossy and not way
             figures = _figures(said.statistics, lossy=lossy)
@@ -488,7 +488,7 @@ class _Hearing:
             case "prompt":
                 if event["tokens"] > _LONG_PROMPT and self._talk.screen.interactive:
                     say = self._waiting.enter_context(console.busy(self._talk.screen.quiet))
-                    say(f"reading {event['tokens']:,} tokens")
+                    say(f"reading a prompt of {event['tokens']:,} tokens")
             case "round":
                 if isinstance(stream := self._begun(), chat_stream.Rounds):
                     stream.round(event["round"])

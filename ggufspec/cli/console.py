@@ -74,10 +74,12 @@ def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet or not console.is_terminal:
         yield lambda _: None
         return
+    from rich.text import Text
+
     status = console.status("")
 
     def say(what: str) -> None:
-        status.update(f"[dim]{what}[/]")
+        status.update(Text(what, "dim"))
         status.start()  # where nothing is said nothing takes long
 
     try:

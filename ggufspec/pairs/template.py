@@ -84,7 +84,8 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos: str = "", eos: str = "", bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
         self._tokens = {"bos_token": bos, "eos_token": eos}
-        self._template = self._bounded(lambda: _environment().from_string(source))
+        environment = _environment()  # its import is none of the template's time
+        self._template = self._bounded(lambda: environment.from_string(source))
 
     def render(self, messages: Sequence[Message], now: datetime) -> str:
         """The prompt for the next answer.

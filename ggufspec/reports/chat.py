@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _STOPS = {"length": "cut at /length", "context": "the context is full", "grammar": "the grammar permits no more"}
-_ROWS = {"target-only": "target alone", "draft-only": "draft model alone", "speculative": "both together"}
+WAYS = {"target-only": "target alone", "draft-only": "draft model alone", "speculative": "both together"}
 
 
 def took(
@@ -67,7 +67,7 @@ def comparison(runs: Iterable[ChatRun]) -> Table:
     for run in runs:
         figures = run.figures
         table.add_row(
-            _ROWS[run.name] + (" (lossy)" if figures.lossy else ""),
+            WAYS[run.name] + (" (lossy)" if figures.lossy else ""),
             str(figures.tokens),
             shown_speed(figures.tokens_per_s),
             f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
