@@ -40,7 +40,7 @@ FILES = (
 )
 STREAMS = (
     "Data goes to standard output, everything else to standard error. With `--json` a command prints one document, on "
-    "failure too."
+    "failure too; trace prints a line for every round before it."
 )
 COMPLETION = (
     "ggufspec --install-completion teaches bash, zsh or fish the commands, their options, the names of profiles and "

@@ -331,7 +331,7 @@ def test_one_answer_at_a_time(files: Pair) -> None:
         assert begun + "".join(emitted.text for emitted in answer) == whole
         left = decoder.generate(PROMPT, max_tokens=24)
         next(left)
-        left.close()  # type: ignore[attr-defined]
+        left.close()
         assert text_of(decoder) == whole
 
 

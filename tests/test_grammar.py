@@ -96,6 +96,14 @@ def test_only_recent_states_are_kept():
     assert path.state(400 - grammar.RECENT - 1) is None
 
 
+def test_the_states_of_the_last_round_are_kept_however_long_it_was():
+    path, text = Path(PAIRS), [1, 2, 1, 3] * 100
+    path.settle(0, text[:100])
+    path.settle(100, text[100:])
+    assert [path.state(position) for position in (100, 400)] == [PAIRS.reads(text[:100]), PAIRS.reads(text)]
+    assert path.state(99) is None
+
+
 def test_wrong_positions_are_refused():
     path = Path(PAIRS)
     path.begin(7)

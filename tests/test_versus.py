@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from ggufspec.bench import trial, versus
+from ggufspec.bench.learned import learn
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.planned import Placed, of_pair
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.pairs.profile import Pair
+from ggufspec.planning import history
 from ggufspec.reports.document import Run, SpeculativeRun, Spread, to_json
 
 
@@ -119,6 +122,16 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
     other = replace(one, plain_rounds=1, lookup_drafted=0, lookup_accepted=0)
     found = versus.summarise([result(one, other, drafters=("draft", "lookup")), result(one, draft=0)])
     assert (found.plain_rounds, found.lookup_drafted, found.lookup_accepted) == (5, 10, 6)
+
+
+def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch):
+    kept = []
+    monkeypatch.setattr(history, "record_acceptance", lambda *told: kept.append(told))
+    files = of_pair(Pair("mine", Path("t.gguf"), Path("d.gguf")))
+    for drafter in ("lookup", "both"):
+        options = DecoderOptions(drafter=drafter)
+        learn(files, Placed(options, options), [pair(drafters=(drafter,))])
+    assert [told[1:] for told in kept] == [("t.gguf", "d.gguf", [7, 5], [8, 8])]
 
 
 # of a target-only token that takes 0.5 s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -90,7 +90,7 @@ class SpeculativeDecoder:
 
     A decoder is one conversation with one cache: it gives one answer at a time. While one is unfinished, another answer
     and :meth:`configure` raise UsageError, from whatever thread they come, and so does :meth:`close` while another
-    thread is in the midst of a round. Different decoders may be used by different threads.
+    thread reads a prompt or is in the midst of a round. Different decoders may be used by different threads.
 
     Args:
         target: path of the target's GGUF file.
@@ -120,7 +120,7 @@ class SpeculativeDecoder:
         self.statistics: Statistics | None = None
         self._closers: list[Model | Context] = []
         self._answering = threading.Lock()
-        self._rounds: Generator[Round] | None = None  # of the answer that is unfinished
+        self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
         self._held: dict[str, list[int]] = {}  # texts that begin with what is in the caches
         draft = draft if options.needs_draft else None
@@ -174,17 +174,21 @@ class SpeculativeDecoder:
 
         Raises:
             UsageError: another option, which needs loading; a value out of range; a drafter or a draft length that the
-                pair was not loaded for; an answer is unfinished.
+                pair was not loaded for; an answer is unfinished, or the decoder is closed.
         """
         if not self._answering.acquire(blocking=False):
             raise _unfinished()
         try:
+            if self._closed:
+                raise _closed()
             before = self.options
             self.options = before.with_answer(changes, has_draft=self.draft is not None, rooms=self._rooms)
             try:
                 self._engage()
             except BaseException:
                 self.options = before
+                self._pace.follow(before)  # which measures nothing: it was followed already
+                self._held.clear()  # nobody knows what a measurement that broke off left in the caches
                 raise
         finally:
             self._answering.release()
@@ -220,7 +224,7 @@ class SpeculativeDecoder:
         cache_prompt: bool = False,
         trace: Trace | None = None,
         rounds: list[Round] | None = None,
-    ) -> Iterator[Emitted]:
+    ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
         Args:
@@ -243,13 +247,14 @@ class SpeculativeDecoder:
         if not self._answering.acquire(blocking=False):
             raise _unfinished()
         try:
-            if self._closed:
-                raise UsageError("the decoder is closed", "make another SpeculativeDecoder")
-            yield from self._answer(
+            self._unfinished = answer = self._answer(
                 prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, rounds
             )
+            if self._closed:  # asked after the line above: whoever closes looks at both in the other order
+                raise _closed()
+            yield from answer
         finally:
-            self._rounds = None
+            self._unfinished = None
             self._answering.release()
 
     def _answer(
@@ -263,7 +268,7 @@ class SpeculativeDecoder:
         cache_prompt: bool,
         trace: Trace | None,
         rounds: list[Round] | None,
-    ) -> Iterator[Emitted]:
+    ) -> Generator[Emitted]:
         check_one_of(alone, ("", "target", "draft"), "model")
         model, context = self.target, self._target
         if alone == "draft":
@@ -293,21 +298,21 @@ class SpeculativeDecoder:
                 draft_kept = self._same("draft", tokens, self._draft, self._drafter.has_read)
             if alone != "draft":
                 kept = self._same("target", tokens, context, context.length)
-            elif draft_kept <= context.length:  # a drafter may have forgotten the text's beginning
+            elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
                 kept = draft_kept
         clock = time.perf_counter
         tally = Tally(draft_max, len(tokens), len(tokens) - kept)
         stream = TextStream(stop)
         text = list(tokens)
-        for name in {alone or "target"} | {one.name for one in drafters if one is self._drafter}:
-            self._held[name] = text
-        if alone == "draft" and self._drafter:
-            self._drafter.let_go()
         try:
+            for name in {alone or "target"} | {one.name for one in drafters if one is self._drafter}:
+                self._held[name] = text
+            if alone == "draft" and self._drafter:
+                self._drafter.let_go()
             began = clock()
             read(context, tokens, drafters, policy, kept=kept, draft_kept=draft_kept)
             tally.prompt_s = clock() - began
-            self._rounds = generate(
+            for round_ in generate(
                 context,
                 tokens,
                 rule,
@@ -318,8 +323,7 @@ class SpeculativeDecoder:
                 draft_max=draft_max,
                 width=self._pace.width if context is self._target else lambda count: count,
                 clock=clock,
-            )
-            for round_ in self._rounds:
+            ):
                 text += round_.emitted
                 tally.add(round_)
                 if rounds is not None:
@@ -331,7 +335,7 @@ class SpeculativeDecoder:
                     piece = stream.push(model.piece(token))
                     dead_end = round_.dead_end and place == len(round_.emitted) - 1
                     tally.stop_reason = self._stop_reason(
-                        token, stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens, dead_end
+                        model.is_end(token), stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens, dead_end
                     )
                     yield Emitted(token, piece + (stream.finish() if tally.stop_reason else ""), round_.source(place))
                     if tally.stop_reason:
@@ -373,11 +377,11 @@ class SpeculativeDecoder:
             said.append("the answer ends where the grammar permits no further token")
         self.notes += [note for note in said if note not in self.notes]
 
-    def _stop_reason(self, token: int, stream: TextStream, length: int, enough: bool, dead_end: bool) -> str:
-        """Why the answer ends with this token; empty where it goes on."""
+    def _stop_reason(self, end: bool, stream: TextStream, length: int, enough: bool, dead_end: bool) -> str:
+        """Why the answer ends with a token; empty where it goes on."""
         if stream.stopped:
             return "stop"
-        if self.target.is_end(token):
+        if end:
             return "end"
         if dead_end:
             return "grammar"
@@ -391,15 +395,18 @@ class SpeculativeDecoder:
         An answer that is unfinished ends.
 
         Raises:
-            UsageError: another thread is in the midst of a round.
+            UsageError: another thread is in the midst of a round, or reads a prompt.
         """
         self._closed = True
-        if self._rounds is not None:
+        if (answer := self._unfinished) is not None:
             try:
-                self._rounds.close()
+                answer.close()
             except ValueError:  # it is running
                 self._closed = False
                 raise _unfinished() from None
+        else:
+            with self._answering:  # configure() in another thread ends first
+                pass
         if (pace := getattr(self, "_pace", None)) and self._closers:
             pace.keep()
         while self._closers:
@@ -456,6 +463,10 @@ class Tally:
             lookup_accepted=self.lookup_accepted,
             prompt_read=self.prompt_read,
         )
+
+
+def _closed() -> UsageError:
+    return UsageError("the decoder is closed", "make another SpeculativeDecoder")
 
 
 def _unfinished() -> UsageError:

@@ -76,7 +76,7 @@ class Path:
         self._tokens[settled + same :] = tokens[same:]
 
     def settle(self, position: int, tokens: Sequence[int]) -> None:
-        """``tokens`` stay: the settled text ends behind them.
+        """``tokens`` stay: the settled text ends behind them. Their states are kept until the next ones are settled.
 
         Raises:
             ValueError: ``position``, the first one's, is not the end of what was settled before.
@@ -85,7 +85,7 @@ class Path:
             raise ValueError(f"tokens at {position} do not follow a text of {self.settled}")
         self.follow(tokens)
         self.settled += len(tokens)
-        old = self.settled - RECENT - self._first
+        old = min(self.settled - RECENT, position) - self._first
         if old > 0:
             self.state(self._first + old)
             del self._states[:old], self._tokens[:old]

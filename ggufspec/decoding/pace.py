@@ -44,6 +44,7 @@ class Pace:
         self.draft_max = options.draft_max
         self._contexts = target, draft
         self._loaded, self._cache = options, cache
+        self._options, self._weariness = options, Weariness()
         self._curves: list[tuple[kept.Key, Curve]] = []
         self._target: Curve | None = None
         self._draft: Curve | None = None
@@ -58,9 +59,11 @@ class Pace:
     def follow(self, options: DecoderOptions) -> None:
         """Answers are decoded like this from now on; curves that this is the first to need are measured.
 
-        The caches stay as they are, but for the first time in strict mode, which empties the target's.
+        The caches stay as they are, but for the first time in strict mode, which empties the target's, and where a
+        text leaves no room behind it for the batches that are timed.
         """
-        self._options, self._weariness = options, Weariness()
+        if options != self._options:
+            self._options, self._weariness = options, Weariness()
         self.draft_max, self.refusal = options.draft_max, ""
         loaded, (target, draft) = self._loaded, self._contexts
         adaptive = options.drafts(with_draft=draft is not None) and options.draft_policy == "adaptive"
@@ -79,6 +82,8 @@ class Pace:
             self.refusal = self._refusal(self._target, target.rewind_kind)
 
     def _curve(self, context: Context, key: kept.Key, budget_s: float = 0.5, *, say: bool = True) -> Curve:
+        if context.capacity - context.length < key.limit:
+            context.rewind(0)
         curve, notes = kept.known_or_measured(context, key, self._cache, time.perf_counter, budget_s=budget_s)
         self.notes += notes if say else ()  # for widths alone a rough guess is good enough
         self._curves.append((key, curve))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ggufspec import DecoderOptions, Emitted, Sampling, SpeculativeDecoder
+from ggufspec.decoding import kept
+from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.loop import Round
 from ggufspec.errors import ModelError, UsageError
 
@@ -139,7 +142,7 @@ def test_an_answer_that_was_left_off_can_be_continued(decoder: SpeculativeDecode
     whole = answer(decoder, prompt)
     stream = decoder.generate(prompt, max_tokens=N)
     some = [next(stream).token for _ in range(7)]
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     rest = ids(decoder.generate([*prompt, *some], max_tokens=N - 7, cache_prompt=True))
     assert [*some, *rest] == whole
     assert decoder.statistics is not None
@@ -155,6 +158,33 @@ def test_the_draft_catches_up_after_answers_without_it(decoder: SpeculativeDecod
     assert [*one, *two, *three] == whole
     assert decoder.statistics is not None
     assert decoder.statistics.accepted > 0
+
+
+def test_a_draft_that_forgot_the_beginning_of_a_text_answers_alone(decoder: SpeculativeDecoder) -> None:
+    """One that was off for long reads the last tokens only: its cache then begins in the midst of the text."""
+    prompt = decoder.target.tokenize(PROMPT * 10)
+    short = prompt[:40]
+    expected = answer(decoder, short, alone="draft")
+    answer(decoder, prompt)
+    drafter = decoder._drafter
+    assert drafter is not None
+    drafter.model.rewind(0)
+    drafter.review(decoder._held["draft"], make_rule("exact", Sampling()), 48)
+    assert len(short) < drafter.model.length < drafter.has_read
+    assert answer(decoder, short, alone="draft", cache_prompt=True) == expected
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == len(short)
+
+
+def test_what_is_first_timed_at_the_end_of_the_context(pair: tuple[Path, Path]) -> None:
+    with SpeculativeDecoder(*pair, replace(OPTIONS, n_ctx=64)) as decoder:
+        prompt = decoder.target.tokenize(PROMPT * 20)[:60]
+        full = ids(decoder.generate(prompt, max_tokens=64))
+        assert decoder.statistics is not None
+        assert decoder.statistics.stop_reason == "context"
+        decoder.configure(draft_policy="adaptive")
+        assert len(ids(decoder.generate(prompt, max_tokens=64, cache_prompt=True))) == len(full)
+        assert decoder.statistics.prompt_read == len(prompt)  # the caches had to be emptied
 
 
 def test_after_a_failure_nothing_is_taken_from_the_cache(
@@ -252,6 +282,25 @@ def test_what_cannot_change(decoder: SpeculativeDecoder, changes: dict[str, obje
     assert answer(decoder) == answer(decoder, alone="target")
 
 
+def test_a_setting_that_breaks_off_leaves_the_one_before_and_nothing_in_the_cache(
+    decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = answer(decoder, cache_prompt=True)
+
+    def failing(*_: object, **__: object) -> None:
+        raise ModelError("broken", "")
+
+    monkeypatch.setattr(kept, "known_or_measured", failing)
+    with pytest.raises(ModelError, match="broken"):
+        decoder.configure(draft_policy="adaptive", draft_max=1)
+    monkeypatch.undo()
+    assert decoder.options == OPTIONS
+    assert answer(decoder, cache_prompt=True) == expected
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_read == decoder.statistics.prompt_tokens
+    assert len(decoder.statistics.drafted_by_position) == OPTIONS.draft_max
+
+
 def test_a_target_that_was_loaded_alone_has_no_room_for_drafts(pair: tuple[Path, Path]) -> None:
     with SpeculativeDecoder(pair[0], None, OPTIONS) as decoder:
         with pytest.raises(UsageError, match="loaded for: 0"):
@@ -320,8 +369,35 @@ def test_closing_ends_an_answer_that_is_unfinished(pair: tuple[Path, Path]) -> N
     stream = decoder.generate(PROMPT, max_tokens=N)
     next(stream)
     decoder.close()
-    left = ids(stream)  # what was emitted already
-    assert len(left) < 8
+    assert ids(stream) == []  # not even what was accepted already: the vocabulary that would spell it is freed
     decoder.close()
     with pytest.raises(UsageError, match="the decoder is closed"):
         answer(decoder)
+    with pytest.raises(UsageError, match="the decoder is closed"):
+        decoder.configure(draft_policy="adaptive")
+
+
+def test_closing_while_another_thread_reads_a_prompt_is_refused(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = SpeculativeDecoder(*pair, OPTIONS)
+    decode, reading, go_on = decoder._target.decode, threading.Event(), threading.Event()
+
+    def waiting(tokens, outputs, width=0):  # type: ignore[no-untyped-def]
+        reading.set()
+        assert go_on.wait(30)
+        return decode(tokens, outputs, width)
+
+    monkeypatch.setattr(decoder._target, "decode", waiting)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(answer(decoder)))
+    thread.start()
+    try:
+        assert reading.wait(30)
+        with pytest.raises(UsageError, match="unfinished"):
+            decoder.close()
+    finally:
+        go_on.set()
+        thread.join()
+    assert len(found) == N
+    decoder.close()
