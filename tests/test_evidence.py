@@ -272,7 +272,7 @@ def test_what_is_under_way_when_the_time_is_up_is_not_failed(
 ) -> None:
     monkeypatch.setattr(evidence, "_GRACE_S", 0.0)
     slow = task("slow", lambda lab: threading.Event().wait(60), expected_s=0.1)
-    outcome = begin(tmp_path / "f", lab, [slow], budget=Budget(0.3)).make()
+    outcome = begin(tmp_path / "f", lab, [slow], budget=Budget(0.3, Clock())).make()
     assert (outcome.failed, outcome.left) == (0, 1)
     row = rows(tmp_path / "f")["slow"]
     assert (row.state, row.error) == ("not run", "the time was up meanwhile")

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec import demo_pair
-from ggufspec.bench import evidence_ways, peers
+from ggufspec.bench import evidence_bytes, evidence_ways, peers
 from ggufspec.bench.evidence_bytes import largest
-from ggufspec.bench.evidence_models import SCALES, File, Shelf, Space, choose_scale, lacking
+from ggufspec.bench.evidence_device import LocalCard
+from ggufspec.bench.evidence_lab import Lab
+from ggufspec.bench.evidence_models import SCALES, File, Shelf, Space, choose_scale, kept_bytes, lacking
 from ggufspec.bench.evidence_speed import predictions
 from ggufspec.bench.evidence_ways import ADAPTIVE, OWN_BEST, TARGET_ONLY, fixed, ways
 from ggufspec.errors import GgufspecError, WorkerError
@@ -26,6 +28,7 @@ from ggufspec.planning.calibration import from_catalogue
 from ggufspec.planning.speed import pass_s
 from ggufspec.reports.evidence import (
     BytesFound,
+    Card,
     Part,
     Placed,
     Row,
@@ -60,6 +63,35 @@ def test_a_good_guess_takes_two_questions() -> None:
 
         assert largest(fits, guess, 81) == 56
         assert len(asked) == 2
+
+
+def on_a_card(tmp_path: Path, vram_bytes: int | None = None) -> Lab:
+    card = Card("CUDA0", "NVIDIA Test", "cuda", 24 << 30, None)
+    return Lab(LocalCard(card), SCALES["tiny"], Shelf(tmp_path / "models", "holes"), 1, vram_bytes)
+
+
+def test_what_is_too_large_is_not_loaded(tmp_path: Path) -> None:
+    lab = on_a_card(tmp_path, 1 << 20)
+    file, context = File(Model("tiny-draft", "Q8_0"), "draft"), lab.options().context(with_draft=True)
+    with pytest.raises(GgufspecError, match=r"tiny-draft-Q8_0-draft.gguf takes .* and 0.0 GiB may be used") as raised:
+        lab.check_room(file, Placement(-1), context)
+    assert "--vram" in raised.value.hint
+    lab.check_room(file, Placement(0), context)
+    on_a_card(tmp_path).check_room(file, Placement(-1), context)
+
+
+def test_only_a_card_that_is_nearly_full_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below that a failure is one of something else, and says nothing of the largest placement."""
+
+    def fail(*arguments: object) -> None:
+        raise WorkerError("the child process ended with status 1")
+
+    monkeypatch.setattr(evidence_bytes, "_load", fail)
+    lab = on_a_card(tmp_path)
+    tried = evidence_bytes._try(lab, 24 << 30, 5, [])
+    assert (tried.fits, tried.why) == (False, "the child process ended with status 1")
+    with pytest.raises(WorkerError):
+        evidence_bytes._try(lab, 12 << 30, 5, [])
 
 
 # ---- ways -----------------------------------------------------------------------------------------
@@ -186,7 +218,9 @@ def test_a_file_is_made_once_and_a_hopeless_one_is_another(tmp_path: Path, monke
     hopeless = replace(file, role="hopeless")
     shelf = Shelf(tmp_path / "models", "holes")
     assert not shelf.has(file)
+    assert kept_bytes(shelf.folder) == 0
     path = shelf.path(file)
+    assert kept_bytes(shelf.folder) == path.stat().st_blocks * 512 > 0
     made = path.stat().st_mtime_ns
     assert shelf.path(file) == path
     assert path.stat().st_mtime_ns == made

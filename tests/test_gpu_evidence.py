@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_evidence"
 pytestmark = pytest.mark.slow
 RPC = ("--device", "rpc", "--shapes", "tiny", "-t", "1")
+MINUTES = 8  # more than all of it takes on a machine that is busy with other tests
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,12 @@ def environment(place: Path) -> dict[str, str]:
     return kept | {"HOME": str(place / "home"), "LC_ALL": "C.UTF-8", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def run(place: Path, *arguments: str | Path) -> Finished:
+def run(place: Path, *arguments: str | Path, patience_s: float = PATIENCE_S) -> Finished:
     done = subprocess.run(
         [sys.executable, SCRIPT, "--models", place / "models", *arguments],
         capture_output=True,
         env=environment(place),
-        timeout=PATIENCE_S,
+        timeout=patience_s,
     )
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -75,14 +76,15 @@ def done(part: Part[Any]) -> dict[str, Any]:
 def measured(place: Path) -> tuple[Path, Finished, float]:
     """One sitting of all parts: (folder, what was said, seconds)."""
     began = time.monotonic()
-    finished = run(place, *RPC, "--quick", "--minutes", "3", "--folder", place / "all", "--peers", place)
+    asked = (*RPC, "--quick", "--minutes", f"{MINUTES}", "--folder", place / "all", "--peers", place)
+    finished = run(place, *asked, patience_s=60 * MINUTES + PATIENCE_S)
     return place / "all", finished, time.monotonic() - began
 
 
 def test_every_part_is_measured_in_the_time(measured: tuple[Path, Finished, float]) -> None:
     folder, finished, seconds = measured
     assert (finished.code, finished.stderr) == (0, "")
-    assert seconds < 60 * 3 + 30
+    assert seconds < 60 * MINUTES + 30
     found, parts = documents(folder)
     assert set(parts) == set(PARTS)
     for letter, part in parts.items():

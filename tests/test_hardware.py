@@ -116,6 +116,21 @@ def test_energy_of_all_cards(fake, cards, joules):
     assert done.stdout.strip() == str(joules)
 
 
+@pytest.mark.parametrize(
+    ("cards", "gib"),
+    [("card,busy", 22), ("", 0), ("card,15@nvmlDeviceGetMemoryInfo,busy", 22), ("card,1@nvmlDeviceGetMemoryInfo", 1)],
+)
+def test_memory_in_use_for_those_who_look_often(fake, cards, gib):
+    done = subprocess.run(
+        [sys.executable, "-c", "from ggufspec.hardware import gpus; print(gpus.in_use_bytes())"],
+        env=os.environ | fake | {"FAKE_NVML": cards},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) == gib * GIB
+
+
 def test_a_narrow_slot(survey):
     (card,) = survey("narrow")["cards"]
     link = {key: value for key, value in card.items() if key.startswith("pcie")}
@@ -167,7 +182,7 @@ def test_no_library_is_no_problem(survey):
 
 def test_without_pynvml_there_are_no_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
-    assert gpus.energy_j() is None
+    assert (gpus.energy_j(), gpus.in_use_bytes()) == (None, 0)
     assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], 0, ())
 
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from ggufspec.bench import rehearse
 from ggufspec.bench.evidence_lab import Lab, Task
-from ggufspec.bench.evidence_models import File, Pair
+from ggufspec.bench.evidence_models import SCALES, File, Pair
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import Bytes, estimate
@@ -17,6 +17,7 @@ from ggufspec.reports.evidence import BytesFound, LargestFound, Sizes, Tried
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 _KV = ("f16", "q8_0")
 _QUICK_S = 1.0  # after which a width is timed no more than it must
+_FULL_SHARE = 0.9  # of a card: a placement that fails below that does not fail for want of its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,15 @@ def bytes_tasks(lab: Lab) -> Iterator[Task]:
         def run(lab: Lab) -> BytesFound:
             layers = round(share * lab.shelf.known(file).header.layers)
             context = lab.options(type_k=kv, type_v=kv).context(with_draft=True)
+            lab.check_room(file, Placement(layers), context)
             return _taken(lab, kind, (_Model(file, Placement(layers), context),))
 
         expected_s = lab.rates.load_s(file) + (lab.rates.reading * scale.depth + 16) * lab.rates.token_s(file, share)
         return Task("a", name, rank, expected_s, run, (file,), (kind, share, kv))
 
-    # The first tells what the driver takes for a process; the pair what it takes for a second model beside it.
+    if not lab.is_remote and scale.name == "full":  # a small pair, so that what is planned later is planned with it
+        yield _pair_task(lab, SCALES["small"].notebook, -1, "what the driver takes for a pair, a small one")
+    # One model tells what the driver takes for a process; the pair what it takes for a second model beside it.
     yield alone("dense", dense, 1.0, "f16", 0, "dense, all layers, f16 cache")
     yield _pair_task(lab, pair, 0)
     yield _planned_task(lab, scale.notebook, 0)
@@ -68,7 +72,7 @@ def _words(share: float) -> str:
     return names.get(share, "no layers")
 
 
-def _pair_task(lab: Lab, pair: Pair, rank: int) -> Task:
+def _pair_task(lab: Lab, pair: Pair, rank: int, name: str = "") -> Task:
     def run(lab: Lab) -> BytesFound:
         options = lab.options()
         lab.fitting(pair)
@@ -85,7 +89,8 @@ def _pair_task(lab: Lab, pair: Pair, rank: int) -> Task:
     seconds += (lab.rates.reading * lab.scale.depth + 16) * (
         lab.rates.token_s(pair.target) + lab.rates.token_s(pair.draft)
     )
-    return Task("a", f"pair {pair.name} together, all layers", rank, seconds, run, (pair.target, pair.draft))
+    name = name or f"pair {pair.name} together, all layers"
+    return Task("a", name, rank, seconds, run, (pair.target, pair.draft))
 
 
 def _planned_task(lab: Lab, pair: Pair, rank: int) -> Task:
@@ -219,17 +224,23 @@ def _largest(lab: Lab, pair: Pair, *, with_draft: bool) -> LargestFound:
 
 
 def _try(lab: Lab, ceiling: int, layers: int, models: Sequence[_Model]) -> Tried:
-    """Load it for real: whether that works, and what it takes. An RPC worker's is llama.cpp's own count."""
+    """Load it for real: whether that works, and what it takes. An RPC worker's is llama.cpp's own count.
+
+    Raises:
+        GgufspecError: it fails although the card has room.
+    """
     device = lab.site.card.name
     lab.say(f"trying {layers} layers")
     with lab.watch(0) as meter:
         try:
             result = _load(lab, models)
         except GgufspecError as error:
+            if ceiling < _FULL_SHARE * lab.site.card.total_bytes:
+                raise
             return Tried(layers, False, None, error.message)
         rise = meter.rise_bytes
     counted = sum(sum(part.bytes.get(device, {}).values()) for part in result.parts)
-    used = counted if rise is None or lab.is_remote else max(rise, counted)
+    used = counted if rise is None or lab.is_remote else max(rise, counted, result.vram_bytes)
     return Tried(layers, used <= ceiling, used, "" if used <= ceiling else "over the ceiling")
 
 

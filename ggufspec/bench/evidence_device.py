@@ -24,12 +24,16 @@ from ggufspec.reports.doctor import gib
 from ggufspec.reports.evidence import Card
 
 RPC = "rpc"
-_LOOK_S = 0.1
+_LOOK_S, _METER_S = 0.1, 0.25  # a meter looks while something is timed
 _OTHERS_BYTES = 2 << 30  # in others' hands, from which on a card is busy; a driver and a desktop take less
 _OTHERS_SHARE = 0.1  # of a card's time
 _OWN_BYTES = 96 << 20  # that an RPC worker takes for itself, its libraries and its messages
 _START_S = 60.0
 _SETTLE_S = 3.0
+_UNWATCHED = (
+    "nobody counts this card's memory, so that no ceiling is watched: NVML, which is asked through nvidia-ml-py, knows "
+    "NVIDIA's alone"
+)
 _OF_LOOPBACK = (
     "the device is an RPC worker on loopback: its speed is this machine's CPU's, and it is planned for as for a card",
     "what the device counts is the worker's resident memory, in which pages are not that were never touched",
@@ -86,7 +90,7 @@ class LocalCard:
 
     def used_bytes(self) -> int | None:
         """As NVML counts it, on all cards; None of a card that is not NVIDIA's."""
-        return gpus.used_bytes() if self.card.driver else None
+        return gpus.in_use_bytes() if self.card.driver else None
 
     def renew(self) -> None:
         """A card keeps nothing of a process that has ended."""
@@ -317,7 +321,7 @@ class Meter:
         return self
 
     def _run(self) -> None:
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_METER_S):
             self.look()
 
     def __exit__(
@@ -352,4 +356,5 @@ def open_site(name: str, threads: int, *, share: bool) -> Iterator[tuple[Site, t
     busy = others(survey) if card.driver else ""
     if busy and not share:
         raise GgufspecError(f"the card is busy with other work: {busy}", "end it, or --busy measures all the same")
-    yield LocalCard(card), ((busy,) if busy else ())
+    notes = (busy, "" if card.driver else _UNWATCHED)
+    yield LocalCard(card), tuple(filter(None, notes))

@@ -36,6 +36,7 @@ def _classes_task(lab: Lab, file: File, share: float, name: str, rank: int) -> T
         header = lab.shelf.known(file).header
         placement = Placement(round(share * header.layers))
         context = lab.options(draft_max=_LIMIT - 1).context(with_draft=True)
+        lab.check_room(file, placement, context)
         spec = classes.Spec(lab.shelf.path(file), placement, context, _LIMIT, lab.site.endpoints())
         with lab.watch():
             result = classes.measure(spec, verbose=lab.verbose)

@@ -19,7 +19,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning import calibration, plan
 from ggufspec.planning.confirm import Confirmer
 from ggufspec.planning.history import PRIOR_ACCEPTANCE
-from ggufspec.planning.memory import Bytes
+from ggufspec.planning.memory import Bytes, estimate
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import MachineSpeed
 from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
@@ -208,7 +208,8 @@ class Lab:
         """What llama.cpp would allocate, by its dry run on this device."""
         cards = (self.site.card.name,)  # a paper card is a worker on loopback too, and needs no endpoint to be known by
         rpc = () if self.is_remote else self.site.endpoints()
-        confirmer = Confirmer(cards, paper=self.is_remote, rpc=rpc, folder=self.cache, verbose=self.verbose)
+        own = "" if self.is_remote else "".join(filter(str.isalnum, self.site.card.description))  # each is a CUDA0
+        confirmer = Confirmer(cards, paper=self.is_remote, rpc=rpc, folder=self.cache / own, verbose=self.verbose)
         return confirmer(requests)
 
     def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:
@@ -249,8 +250,21 @@ class Lab:
             if isinstance(answer, str):
                 raise GgufspecError(f"llama.cpp refuses {pair.name}: {answer}")
             used += answer[self.site.card.name].total
-        if used > self.ceiling_bytes:
+        self._hold(pair.name, used)
+
+    def check_room(self, file: File, placement: Placement, context: ContextOptions) -> None:
+        """Hold one model to the ceiling before it is loaded, by the least that it can take: weights and cache.
+
+        Raises:
+            GgufspecError: it is too large.
+        """
+        device = self.site.card.name
+        takes = estimate(self.shelf.known(file).header, placement, context, (device,))[device]
+        self._hold(file.name, takes.weights + takes.kv)
+
+    def _hold(self, name: str, used_bytes: int) -> None:
+        if used_bytes > self.ceiling_bytes:
             raise GgufspecError(
-                f"{pair.name} takes {gib(used)} GiB on the device, and {gib(self.ceiling_bytes)} may be used",
+                f"{name} takes {gib(used_bytes)} GiB on the device, and {gib(self.ceiling_bytes)} GiB may be used",
                 "give more with --vram, or --shapes small",
             )

@@ -45,6 +45,12 @@ class File:
         """Its size before it is made, a few per cent off."""
         return int(grown.SHAPES[self.model.shape].parameters() * _BITS.get(self.model.type, 6.0) / 8)
 
+    @property
+    def holed_bytes(self) -> int:
+        """About what it takes of the disk where the untrained is holes: mostly the padded vocabulary."""
+        shape = grown.SHAPES[self.model.shape]
+        return int(shape.vocab * shape.width * max(_BITS.get(self.model.type, 6.0), _BITS["Q6_K"]) / 8)
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -209,8 +215,8 @@ def choose_scale(asked: str, space: Space, fill: Fill) -> tuple[Scale, tuple[str
 
     Args:
         asked: ``full``, ``small``, ``tiny`` or ``auto``.
-        space: for ``auto``.
-        fill: holes take no disk.
+        space: for ``auto``; what models take that are there already counts as free disk.
+        fill: holes take little disk.
 
     Raises:
         GgufspecError: the full one is asked for and there is no room for it.
@@ -225,7 +231,9 @@ def choose_scale(asked: str, space: Space, fill: Fill) -> tuple[Scale, tuple[str
     if not short:
         return SCALES["full"], ()
     if asked == "full":
-        raise GgufspecError(f"there is no room for the full shapes: {short}", "--shapes auto takes smaller ones")
+        raise GgufspecError(
+            f"there is no room for the full shapes: {short}", "--shapes auto takes smaller ones in a new --folder"
+        )
     return SCALES["small"], (f"small shapes, since there is no room for the full ones: {short}",)
 
 
@@ -235,8 +243,11 @@ def lacking(scale: Scale, space: Space, fill: Fill) -> str:
     in_memory = 2 if space.in_memory else 1
     memory = in_memory * max(*(pair.about_bytes for pair in pairs), scale.moe.about_bytes) + _ROOM_BYTES
     device = max(int(1.15 * pair.about_bytes) for pair in scale.offloaded) + _SPARE_BYTES
-    files = {file for pair in pairs for file in (pair.target, pair.draft)} | {scale.moe}
-    disk = (sum(file.about_bytes for file in files) if fill == "blocks" else 0) + _SPARE_BYTES
+    own = scale.offloaded[-1]
+    files = {file for pair in pairs for file in (pair.target, pair.draft)}
+    files |= {scale.moe, File(own.draft.model, HOPELESS)}
+    files |= {File(Model(own.target.model.shape, kind)) for kind in scale.types}
+    disk = sum(file.about_bytes if fill == "blocks" else file.holed_bytes for file in files) + _SPARE_BYTES
     said = [
         f"{_gb(have)} of {what}, and {_gb(need)} are needed"
         for what, have, need in (
@@ -247,6 +258,11 @@ def lacking(scale: Scale, space: Space, fill: Fill) -> str:
         if have < need
     ]
     return "; ".join(said)
+
+
+def kept_bytes(folder: Path) -> int:
+    """Disk that the models in a folder take already."""
+    return sum(path.stat().st_blocks * 512 for path in folder.glob("*.gguf"))
 
 
 def _gb(size_bytes: int) -> str:

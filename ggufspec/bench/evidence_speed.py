@@ -56,6 +56,7 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
         context = ContextOptions(
             n_ctx=max(scale.n_ctx, scale.depth + max(widths)), width=max(widths), threads=lab.threads
         )
+        lab.check_room(file, placement, context)
         part = rehearse.Part(lab.shelf.path(file), placement, context, widths)
         spec = rehearse.Spec((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
 

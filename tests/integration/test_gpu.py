@@ -46,7 +46,7 @@ def test_the_planned_bytes_are_not_below_the_truth_and_close_to_it(lab: Lab) -> 
         assert found.formula.total >= found.allocated.total
     again = tasks[-1].run(lab)  # with the driver's share of a pair known
     assert again.device_bytes is not None
-    assert again.device_bytes <= again.planned_bytes * 1.0001
+    assert again.device_bytes <= again.planned_bytes + (4 << 20)  # a driver deals in pieces of 2 MiB
     assert again.planned_bytes <= again.device_bytes * 1.03
 
 
