@@ -331,3 +331,9 @@ def test_the_threads_are_told_as_used(bench, monkeypatch):
 
 def test_the_machine_is_told():
     assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(versus.machine())
+
+
+def test_answers_with_fewer_places_of_a_draft_are_added_up() -> None:
+    """A policy may refuse to draft in one trial and not in the next: curves are measured."""
+    assert versus.by_position([(3, 2, 1), (), (1,)]) == [4, 2, 1]
+    assert versus.by_position([()]) == []

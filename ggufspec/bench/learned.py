@@ -19,6 +19,7 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
         places: where it ran.
         results: what was measured.
     """
+    from ggufspec.bench.versus import by_position
     from ggufspec.decoding.options import is_lossy
     from ggufspec.hardware.host import cache_folder
     from ggufspec.planning.history import record_acceptance
@@ -26,10 +27,8 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
     every = [answer.statistics for result in results for answer in result.answers]
     if not every or not chosen.draft or not places.pair.needs_draft or is_lossy(places.pair.accept):
         return  # what the lookup alone drafted tells nothing of the pair
-    accepted, drafted = (
-        [sum(column) for column in zip(*rows, strict=True)]
-        for rows in ([s.accepted_by_position for s in every], [s.drafted_by_position for s in every])
-    )
+    accepted = by_position(s.accepted_by_position for s in every)
+    drafted = by_position(s.drafted_by_position for s in every)
     record_acceptance(cache_folder(), Path(str(chosen.target)).name, Path(str(chosen.draft)).name, accepted, drafted)
     _learn_overhead(places, results[0])
 

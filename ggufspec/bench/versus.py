@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import Any
 
 from ggufspec import __version__
@@ -288,8 +289,8 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         accepted_by_position=tuple(
             kept / drafted
             for kept, drafted in zip(
-                _columns(s.accepted_by_position for s in every),
-                _columns(s.drafted_by_position for s in every),
+                by_position(s.accepted_by_position for s in every),
+                by_position(s.drafted_by_position for s in every),
                 strict=True,
             )
             if drafted
@@ -306,8 +307,9 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
     )
 
 
-def _columns(rows: Iterable[tuple[int, ...]]) -> list[int]:
-    return [sum(column) for column in zip(*rows, strict=True)]
+def by_position(rows: Iterable[tuple[int, ...]]) -> list[int]:
+    """Counts by place of the draft, added up; answers may have had fewer places, or none."""
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
 def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdict:

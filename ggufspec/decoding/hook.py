@@ -370,8 +370,17 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             raise UsageError("this draft model is closed", "make another DraftModel")
 
     def close(self) -> None:
-        """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten."""
-        self._free()
+        """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten.
+
+        Raises:
+            UsageError: another thread is in the midst of a call.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this draft is in the midst of a call", "close it when the answer has ended")
+        try:
+            self._free()
+        finally:
+            self._busy.release()
 
     def __enter__(self) -> Self:
         return self
