@@ -20,6 +20,23 @@ import psutil
 
 SCRIPT = Path(sys.executable).with_name("ggufspec")
 PATIENCE_S = 180.0
+# Arguments of an answer that does not end by itself
+ENDLESS = (
+    "-p",
+    "def f(",
+    "-n",
+    "1000000",
+    "-c",
+    "1000000",
+    "--temp",
+    "2",
+    "--top-k",
+    "0",
+    "--top-p",
+    "1",
+    "--min-p",
+    "0",
+)
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_S, SCRIPT, Cli, all_end, busy_s, eventually, plain, rest, workers
+from processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, all_end, busy_s, eventually, plain, rest, workers
 
-ENDLESS = (
-    "-p",
-    "def f(",
-    "-n",
-    "1000000",
-    "-c",
-    "1000000",
-    "--temp",
-    "2",
-    "--top-k",
-    "0",
-    "--top-p",
-    "1",
-    "--min-p",
-    "0",
-)
 ENDLESS_BENCH = ("bench", "-p", "def f(", "-n", "8", "-r", "1000000")
 
 

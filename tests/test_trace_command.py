@@ -11,26 +11,10 @@ from typing import Any
 
 import pytest
 import traced_lines
-from processes import Cli, all_end, plain, rest, workers
+from processes import ENDLESS, Cli, all_end, plain, rest, workers
 from rich.cells import cell_len
 
 ASK = ("-p", "import os\n\n\ndef walk(", "-n", "12", "--draft-policy", "fixed", "--draft-max", "4")
-ENDLESS = (
-    "-p",
-    "def f(",
-    "-n",
-    "1000000",
-    "-c",
-    "1000000",
-    "--temp",
-    "2",
-    "--top-k",
-    "0",
-    "--top-p",
-    "1",
-    "--min-p",
-    "0",
-)
 ESCAPE = r'root ::= "\x1B[31mred\x07"'
 
 

@@ -130,7 +130,9 @@ class SpeculativeDecoder:
             self.target = self._own(Model(target, options.placement))
             self.draft = self._own(Model(draft, options.draft_placement)) if draft else None
             if self.draft:
-                _require_same_vocabulary(self.target, self.draft)
+                require_same_vocabulary(
+                    self.target, self.draft, "choose a draft of the target's own family, or --no-draft"
+                )
             self._target = self._own(Context(self.target, options.context(with_draft=draft is not None)))
             self._draft = self._own(Context(self.draft, options.draft_context())) if self.draft else None
             for context in (self._target, self._draft) if drafts else ():
@@ -473,10 +475,12 @@ def _unfinished() -> UsageError:
     return UsageError("an answer of this decoder is unfinished", "exhaust or close() its generator first")
 
 
-def _require_same_vocabulary(target: Model, draft: Model) -> None:
+def require_same_vocabulary(target: Model, draft: Model, hint: str) -> None:
+    """Refuse a draft whose tokens are not the target's.
+
+    Raises:
+        ModelError: they differ, with the first that does and ``hint``.
+    """
     reason = vocabulary_mismatch(*(Vocabulary(*model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
     if reason:
-        raise ModelError(
-            f"{draft.path.name} cannot draft for {target.path.name}: {reason}",
-            "choose a draft of the target's own family, or --no-draft",
-        )
+        raise ModelError(f"{draft.path.name} cannot draft for {target.path.name}: {reason}", hint)

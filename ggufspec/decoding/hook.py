@@ -23,6 +23,7 @@ from ggufspec.decoding import kept, loop
 from ggufspec.decoding.acceptance import Proposal, make_rule
 from ggufspec.decoding.controller import Adaptive, Calibration, Fixed, Outcome, Policy
 from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.decoder import require_same_vocabulary
 from ggufspec.decoding.drafters import Drafter, ModelDrafter
 from ggufspec.decoding.lookup import LookupDrafter
 from ggufspec.decoding.loop import Round
@@ -32,7 +33,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes
 from ggufspec.llamacpp.hook import Borrowed, LlamaDraftModel, calling, close_with, forget_scores, scores_bytes
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.pairs.compat import MAX_SIZE_DIFFERENCE, Vocabulary, vocabulary_mismatch
+from ggufspec.pairs.compat import MAX_SIZE_DIFFERENCE
 
 __all__ = ["DraftModel", "scores_bytes"]
 
@@ -189,7 +190,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 f"{target.path.name} cannot take tokens back (recurrent memory), and Llama does not notice",
                 "ggufspec's own SpeculativeDecoder can draft for it",
             )
-        _require_same_vocabulary(target, self.model)
+        require_same_vocabulary(target, self.model, "choose a draft of the target's own family")
         self.scores_bytes, free = forget_scores(llama), free_memory_bytes()
         if self.scores_bytes > free:
             raise ModelError(
@@ -405,12 +406,3 @@ def _same(held: Ids, ids: Ids) -> int:
     count = min(len(held), len(ids))
     differing = np.flatnonzero(held[:count] != ids[:count])
     return int(differing[0]) if differing.size else count
-
-
-def _require_same_vocabulary(target: Model, draft: Model) -> None:
-    reason = vocabulary_mismatch(*(Vocabulary(*model.vocabulary_kind, model.vocabulary()) for model in (target, draft)))
-    if reason:
-        raise ModelError(
-            f"{draft.path.name} cannot draft for {target.path.name}: {reason}",
-            "choose a draft of the target's own family",
-        )
