@@ -22,17 +22,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.drafters import Hindsight
 from ggufspec.decoding.options import LOOKUP, ROWS
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +127,7 @@ class Fixed:
 
 # Confidences crowd near 1, where the difference between .95 and .99 decides about long drafts.
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997)
-_MIDDLES: Floats = (np.array((0.0, *EDGES)) + np.array((*EDGES, 1.0))) / 2
+_MIDDLES = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
 _PLACES = 3  # the first, the second and all later places of a draft are told apart
 
 
@@ -149,21 +144,26 @@ class Calibration:
 
     def __init__(self) -> None:
         bins = len(_MIDDLES)
-        self._seen = np.zeros((_PLACES + 1, bins))  # the last row pools all places
-        self._kept = np.zeros((_PLACES + 1, bins))
-        self._usual = np.ones((2, bins)) / bins  # how often each bin was offered: first place, later places
+        self._seen = [[0.0] * bins for _ in range(_PLACES + 1)]  # the last row pools all places
+        self._kept = [[0.0] * bins for _ in range(_PLACES + 1)]
+        self._usual = [[1 / bins] * bins for _ in range(2)]  # how often each bin was offered: first place, later places
         self._run = [0.6 * 4, 4.0]  # kept and seen beyond the first place
         self._all = [0.5 * 4, 4.0]  # kept and seen at all
         self._losses = [0.0, 1.0]  # of both forecasts, the confidence and the mean: nats, decayed
-        self.update()
+        self._outlooks: dict[int, list[tuple[float, float]]] = {}  # what was asked since the last change
 
     def chance(self, confidence: float, place: int) -> float:
         """That an offer at this place of a draft (0 first) is kept, if all before it are."""
-        return self._by_place[min(place, _PLACES - 1)][bisect_right(EDGES, confidence)]
+        return self._chance(bisect_right(EDGES, confidence), place)
 
-    def outlook(self, place: int) -> tuple[Floats, Floats]:
-        """(how often each bin is offered at this place, chance of each to be kept); the first sums to 1."""
-        return self._usual[min(place, 1)], self._chances[min(place, _PLACES - 1)]
+    def outlook(self, place: int) -> list[tuple[float, float]]:
+        """Of each bin: how often it is offered at this place, and the chance to be kept; the first sum to 1."""
+        place = min(place, _PLACES - 1)
+        known = self._outlooks.get(place)
+        if known is None:
+            usual = enumerate(self._usual[min(place, 1)])
+            known = self._outlooks[place] = [(share, self._chance(bin_, place)) for bin_, share in usual]
+        return known
 
     @property
     def run(self) -> float:
@@ -172,20 +172,22 @@ class Calibration:
 
     def offered(self, confidence: float, place: int) -> None:
         """An offer was seen, whatever became of it."""
+        self._outlooks.clear()
         usual = self._usual[min(place, 1)]
-        usual *= 0.95
+        usual[:] = [0.95 * share for share in usual]
         usual[bisect_right(EDGES, confidence)] += 0.05
 
     def observe(self, confidence: float, place: int, kept: float) -> None:
-        """An offer was judged: ``kept`` is 1 or 0, or a chance between. Tell of a round, then :meth:`update`."""
+        """An offer was judged: ``kept`` is 1 or 0, or a chance between."""
+        self._outlooks.clear()
         bin_ = bisect_right(EDGES, confidence)
         mean = self._all[0] / self._all[1]
         for forecast, chance in enumerate((_MIDDLES[bin_], mean)):
             loss = -kept * math.log(chance) - (1 - kept) * math.log(1 - chance)
             self._losses[forecast] = 0.98 * self._losses[forecast] + loss
         for row in (min(place, _PLACES - 1), _PLACES):
-            self._seen[row, bin_] = self._seen[row, bin_] * self.DECAY + 1
-            self._kept[row, bin_] = self._kept[row, bin_] * self.DECAY + kept
+            self._seen[row][bin_] = self._seen[row][bin_] * self.DECAY + 1
+            self._kept[row][bin_] = self._kept[row][bin_] * self.DECAY + kept
         self._all = [0.97 * self._all[0] + 0.03 * 0.5 + kept, 0.97 * self._all[1] + 0.03 + 1]  # never 0, never 1
         if place:
             self._run = [0.95 * self._run[0] + kept, 0.95 * self._run[1] + 1]
@@ -200,13 +202,12 @@ class Calibration:
             kept, seen = self._run
             self._run = [(1 - 0.05 * weight) * kept + weight * now, (1 - 0.05 * weight) * seen + weight]
 
-    def update(self) -> None:
-        """Take what was observed into account."""
+    def _chance(self, bin_: int, place: int) -> float:
         doubt = 1 / (1 + math.exp(min(self._losses[1] - self._losses[0], 50.0)))
-        forecast = (1 - doubt) * _MIDDLES + doubt * self._all[0] / self._all[1]
-        pooled = (self._kept[-1] + self.PRIOR * forecast) / (self._seen[-1] + self.PRIOR)
-        self._chances = (self._kept[:-1] + self.PRIOR * pooled) / (self._seen[:-1] + self.PRIOR)
-        self._by_place: list[list[float]] = self._chances.tolist()
+        believed = (1 - doubt) * _MIDDLES[bin_] + doubt * self._all[0] / self._all[1]
+        for row in (_PLACES, min(place, _PLACES - 1)):
+            believed = (self._kept[row][bin_] + self.PRIOR * believed) / (self._seen[row][bin_] + self.PRIOR)
+        return believed
 
 
 @dataclass(slots=True)
@@ -215,7 +216,7 @@ class Weariness:
 
     Args:
         rest: rounds to come in which nobody is asked.
-        rested: seconds of the target's batches in a rest, not told to its curve yet.
+        plain: seconds of the target's batches without a draft, not told to its curve yet.
         plain_s: seconds of a round outside the target if nobody decides.
         learning_s: seconds behind a round otherwise.
         awake: rounds since the last rest.
@@ -224,7 +225,7 @@ class Weariness:
     """
 
     rest: int = 0
-    rested: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
     plain_s: float = 0.0
     learning_s: float = 0.0
     awake: int = 0
@@ -249,6 +250,7 @@ class Adaptive:
     WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
     REST_SHARE = 0.01  # of the time for deciding where that brings nothing
     TRIAL = 16  # rounds in which drafts may show that they bring more than deciding costs
+    TOGETHER = 4  # batches without a draft that the target's curve is told of at once
     CREDIT = 1.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
 
     def __init__(
@@ -289,17 +291,14 @@ class Adaptive:
         return self._resting
 
     def begin(self, limit: int, *, may_trim: bool) -> None:
-        if rested := self._weary.rested:
-            self.target.observe(self.target.width(1), sum(rested) / len(rested))
-            rested.clear()
+        if len(self._weary.plain) >= self.TOGETHER:
+            self._tell_plain()
         self._limit, self._may_trim = min(limit, self.target.limit - 1), may_trim
         self._rate = self.rate
-        self._tables: dict[str, tuple[Floats, Floats]] = {}
+        self._runs: dict[str, list[float]] = {}
         self._asked.clear()
         # (limit + 1,) tokens that the time to verify i drafted tokens and one more is worth
-        self._price = self._rate * np.array(
-            [self.target.seconds(count, self._last_width) for count in range(1, self._limit + 2)]
-        )
+        self._price = [self._rate * seconds for seconds in self.target.up_to(self._limit + 1, self._last_width)]
         self._chain: list[tuple[str, float, float]] = []  # drafter, confidence, chance that all up to here are kept
         self._verified = 0
 
@@ -328,8 +327,9 @@ class Adaptive:
     def verified(self) -> int:
         self._verified = len(self._chain)
         if self._may_trim and self._chain:
-            survivals = [0.0, *(survival for _, _, survival in self._chain)]
-            self._verified = int((np.cumsum(survivals) - self._price[: len(survivals)]).argmax())
+            kept = accumulate((survival for _, _, survival in self._chain), initial=0.0)
+            values = [tokens - price for tokens, price in zip(kept, self._price, strict=False)]
+            self._verified = values.index(max(values))
         return self._verified
 
     def learn(self, outcome: Outcome) -> None:
@@ -343,16 +343,18 @@ class Adaptive:
             weary.learning_s = outcome.learning_s
         if self._resting:
             weary.awake = 0
-            weary.rested.append(outcome.verify_s)
+            weary.plain.append(outcome.verify_s)
             weary.plain_s += (outcome.total_s - outcome.verify_s - weary.plain_s) / 8
             return
-        self.target.observe(outcome.width, outcome.verify_s)
+        if self._verified:
+            self._tell_plain()
+            self.target.observe(outcome.width, outcome.verify_s)
+        else:
+            weary.plain.append(outcome.verify_s)
         self._tire(outcome)
         judged = self._chain[: min(outcome.accepted + 1, self._verified)]
         for place, (name, confidence, _) in enumerate(judged):
             self.calibration(name).observe(confidence, place, float(place < outcome.accepted))
-        for name in {name for name, _, _ in judged}:
-            self.calibration(name).update()
         wanted = bool(self._asked or not self._verified)
         self._wanted = self.MEMORY * self._wanted + (1 - self.MEMORY) * wanted
         if self.draft is not None:
@@ -375,7 +377,12 @@ class Adaptive:
             calibration.observe(one.confidence, 0, one.agreement)
         if name != LOOKUP:  # which had no offer at some places
             calibration.followed([one.agreement for one in seen])
-        calibration.update()
+
+    def _tell_plain(self) -> None:
+        """Tell the target's curve of the batches without a draft, together: that takes as long as telling of one."""
+        if plain := self._weary.plain:
+            self.target.observe(self.target.width(1), sum(plain) / len(plain))
+            plain.clear()
 
     def _tire(self, outcome: Outcome) -> None:
         """Rest if the rounds since the last rest brought less than the target alone would have in their time."""
@@ -412,31 +419,33 @@ class Adaptive:
 
     def _worth_taking(self, name: str, confidence: float, place: int) -> float:
         """Tokens gained by a token of this confidence and the best number of further ones behind it."""
-        run, prices = self._further(name)
-        kept = self._survival * self.calibration(name).chance(confidence, place)
-        return float((kept * run - prices[place]).max())
+        return self._best(self._further(name, place), self._survival * self.calibration(name).chance(confidence, place))
 
     def _worth_asking(self, name: str, pending: int, place: int) -> float:
         """Tokens gained by asking for an offer, which is taken only where that pays then."""
-        run, prices = self._further(name)
-        usual, chances = self.calibration(name).outlook(place)
-        gains = (np.multiply.outer(self._survival * chances, run) - prices[place]).max(axis=1)
-        return float(usual @ gains.clip(0)) - self._rate * self._cost(name, pending)
+        further, survival, price = self._further(name, place), self._survival, self._rate * self._cost(name, pending)
+        outlook = self.calibration(name).outlook(place)
+        most = self._best(further, survival * max(chance for _, chance in outlook))
+        if most <= price:  # it cannot pay, whatever the confidence
+            return most - price
+        return sum(usual * max(0.0, self._best(further, survival * chance)) for usual, chance in outlook) - price
 
-    def _further(self, name: str) -> tuple[Floats, Floats]:
-        """What m offers in a row bring and cost, m from 1: the same for all of a round.
+    def _further(self, name: str, place: int) -> list[tuple[float, float]]:
+        """What m offers in a row from this place on bring and cost, m from 1.
 
         Returns:
-            (limit,) tokens expected, in units of the first one's chance; (limit, limit) tokens that the time is worth
-            to draft m - 1 more behind a place's own offer and verify them all, infinite where the draft would be too
-            long.
+            tokens expected, in units of the first one's chance, and tokens that the time is worth to draft m - 1 more
+            behind the place's own offer and verify them all.
         """
-        known = self._tables.get(name)
-        if known is None:
-            number = np.arange(self._limit)
-            run = np.cumsum(self.calibration(name).run ** number)
-            behind = number[:, None] + number + 1
-            ends = np.append(self._price, np.full(self._limit, np.inf))[behind]
-            drafting = self._rate * self._cost(name, 1) * number
-            known = self._tables[name] = run, ends - self._price[:-1, None] + drafting
-        return known
+        runs = self._runs.get(name)
+        if runs is None:
+            run = self.calibration(name).run
+            runs = self._runs[name] = list(accumulate(run**number for number in range(self._limit)))
+        drafting, before = self._rate * self._cost(name, 1), self._price[place]
+        prices = enumerate(self._price[place + 1 :])
+        return [(runs[number], price - before + drafting * number) for number, price in prices]
+
+    @staticmethod
+    def _best(further: Sequence[tuple[float, float]], chance: float) -> float:
+        """Of the ways to go on: tokens gained if the first one's chance is this."""
+        return max((chance * run - price for run, price in further), default=-math.inf)

@@ -65,12 +65,14 @@ class Curve:
             raise ValueError("only some widths may be used, and the model cannot pad")
 
         # State of the filter: place 0 is the shared factor, the others are the widths that are known, by `_place`.
+        # Lists, and not arrays: for so few numbers, between two batches that empty the caches, they take a quarter.
         self._widths = sorted(points)
         self._place = {width: place for place, width in enumerate(self._widths, 1)}
-        self._state = np.array([0.0, *(log(points[width]) for width in self._widths)])
-        spread = np.full(len(self._state), _MEASURED if trusted else _GUESSED)
-        spread[0] = _SHARED
-        self._covariance = np.diag(spread**2)
+        self._state = [0.0, *(log(points[width]) for width in self._widths)]
+        self._covariance = [[0.0] * len(self._state) for _ in self._state]
+        for place in range(len(self._state)):
+            spread = (_MEASURED if trusted else _GUESSED) if place else _SHARED
+            self._covariance[place][place] = spread**2
         self._last_width = 0
         self._surprises = [0.0] * len(self._state)  # nats by which the last batch was off, and that of each width
 
@@ -99,6 +101,18 @@ class Curve:
         seconds = self._seconds[count] * self._factor
         return seconds if last is None or last == self._best[count] else seconds + self.switch_s
 
+    def up_to(self, most: int, last: int | None = None) -> list[float]:
+        """Seconds of batches of 1 … ``most`` tokens, each as :meth:`seconds` has it.
+
+        Raises:
+            IndexError: no width holds so many.
+        """
+        if most > self.limit:
+            raise IndexError(most)
+        factor, switch_s = self._factor, 0.0 if last is None else self.switch_s
+        widths = zip(self._seconds[1 : most + 1], self._best[1 : most + 1], strict=True)
+        return [seconds * factor + (switch_s if width != last else 0.0) for seconds, width in widths]
+
     def observe(self, width: int, seconds: float) -> None:
         """A batch of this width took so long; batches are told in the order in which they ran.
 
@@ -115,12 +129,13 @@ class Curve:
         place = self._place.get(width) or self._add(width)
 
         state, covariance, surprises = self._state, self._covariance, self._surprises
-        diagonal = covariance.reshape(-1)[:: len(state) + 1]
-        diagonal += _OWN_STEP**2
-        diagonal[0] += _SHARED_STEP**2
-        off = log(seconds) - float(state[0] + state[place])
-        with_all = covariance[0] + covariance[place]  # of this batch's log seconds with every part of the state
-        variance = float(with_all[0] + with_all[place]) + _NOISE**2
+        for part, row in enumerate(covariance):
+            row[part] += _OWN_STEP**2
+        covariance[0][0] += _SHARED_STEP**2
+        off = log(seconds) - state[0] - state[place]
+        # of this batch's log seconds with every part of the state
+        with_all = [shared + own for shared, own in zip(covariance[0], covariance[place], strict=True)]
+        variance = with_all[0] + with_all[place] + _NOISE**2
         cut = _SURPRISE * sqrt(variance)
         surprise = off if abs(off) > cut else 0.0
         changed = next((part for part in (0, place) if surprise * surprises[part] > 0), None)
@@ -128,37 +143,38 @@ class Curve:
         if changed is not None:
             cut = max(cut, _CUT)
             more = min(abs(off), cut) ** 2
-            diagonal[changed] += more
+            covariance[changed][changed] += more
             with_all[changed] += more
             variance += more
-        gain = with_all / variance
-        state += gain * min(max(off, -cut), cut)
-        covariance -= gain[:, None] * with_all
+        believed = min(max(off, -cut), cut)
+        for part, (row, common) in enumerate(zip(covariance, with_all, strict=True)):
+            gain = common / variance
+            state[part] += gain * believed
+            row[:] = [known - gain * other for known, other in zip(row, with_all, strict=True)]
 
         self._factor = exp(state[0])
-        if np.abs(state[1:] - self._built).max() > _MOVED:
+        if any(abs(now - built) > _MOVED for now, built in zip(state[1:], self._built, strict=True)):
             self._build()
 
     def points(self) -> dict[int, float]:
         """Seconds by width as they are now, of the widths that were measured or have run: what to keep."""
-        return {width: exp(float(self._state[0] + self._state[place])) for width, place in sorted(self._place.items())}
+        return {width: exp(self._state[0] + self._state[place]) for width, place in sorted(self._place.items())}
 
     def _add(self, width: int) -> int:
         """Make a width that was interpolated one of its own; its place."""
         place = self._place[width] = len(self._state)
         self._widths = sorted(self._place)
-        self._state = np.append(self._state, log(self._by_width[width]))
+        self._state.append(log(self._by_width[width]))
         self._surprises.append(0.0)
-        covariance = np.zeros((place + 1, place + 1))
-        covariance[:place, :place] = self._covariance
-        covariance[place, place] = _GUESSED**2
-        self._covariance = covariance
-        self._built = self._state[1:].copy()
+        for row in self._covariance:
+            row.append(0.0)
+        self._covariance.append([0.0] * place + [_GUESSED**2])
+        self._built = self._state[1:]
         return place
 
     def _build(self) -> None:
         """Seconds and best width of every count, the shared factor aside."""
-        self._built = self._state[1:].copy()
+        self._built = self._state[1:]
         known = [exp(self._state[self._place[width]]) for width in self._widths]
         first, last = self._widths[0], self._widths[-1]
         by_width = self._by_width = np.interp(np.arange(self.limit + 1), self._widths, known).tolist()

@@ -185,6 +185,7 @@ class LookupDrafter:
         self._untold: list[Hindsight] = []
         self._certain = len(prompt)
         self._index = Index(prompt[: self._told])
+        self._asked = -1, 0  # index length and window of the last guess
         return self._append(prompt, len(prompt), choices)
 
     def pending(self, length: int) -> int:  # noqa: ARG002 - whatever it has to read is read in microseconds
@@ -204,7 +205,9 @@ class LookupDrafter:
 
     def keep(self, length: int) -> None:
         self._certain = length
-        self._index.rewind(length)
+        if length < len(self._index):
+            self._index.rewind(length)
+            self._asked = -1, 0
 
     def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[Hindsight]:
         """Append ``text`` up to ``end``; the hindsight on these places, where ``decided`` or else the text came."""
@@ -221,6 +224,13 @@ class LookupDrafter:
         return told
 
     def _guess(self, window: int) -> Guess | None:
+        """What follows; the same again for the offer and then the hindsight of a round that drafted nothing."""
+        asked = len(self._index), window
+        if asked != self._asked:
+            self._asked, self._answer = asked, self._look_up(window)
+        return self._answer
+
+    def _look_up(self, window: int) -> Guess | None:
         guess = self._index.ask(window)
         if self._corpus and (guess is None or guess.length < REACH):
             other = self._corpus.ask(window)
