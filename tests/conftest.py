@@ -6,9 +6,11 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
+from gguf_files import rewritten
 from processes import Cli
 
 from ggufspec import demo_pair
@@ -89,23 +91,18 @@ def other_token(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> tuple[
 @pytest.fixture(scope="session")
 def small_vocabulary(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> Path:
     """The draft with the first 1,000 of its tokens."""
-    path, kept = tmp_path_factory.mktemp("small") / "small.gguf", 1000
-    reader = gguf.GGUFReader(draft)
-    writer = gguf.GGUFWriter(path, "llama")
-    for field in reader.fields.values():
-        value, kind = field.contents(), field.types[0]
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        if kind == gguf.GGUFValueType.ARRAY:
-            value = value[: 16 if field.name.endswith("merges") else kept]
-        if field.name == "llama.vocab_size":
-            value = kept
-        writer.add_key_value(field.name, value, kind, field.types[-1] if len(field.types) > 1 else None)
-    for tensor in reader.tensors:
-        data = tensor.data[:kept] if tensor.name == "token_embd.weight" else tensor.data
-        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    kept = 1000
+
+    def fewer(name: str, value: Any) -> Any:
+        if name == "llama.vocab_size":
+            return kept
+        if isinstance(value, list):
+            return value[: 16 if name.endswith("merges") else kept]
+        return value
+
+    return rewritten(
+        draft,
+        tmp_path_factory.mktemp("small") / "small.gguf",
+        value=fewer,
+        data=lambda name, data: data[:kept] if name == "token_embd.weight" else data,
+    )

@@ -10,9 +10,10 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import chatting
+import chat_models
 import psutil
 import pytest
+from gguf_files import rewritten
 from processes import PATIENCE_S, SCRIPT, Cli, all_end, eventually, workers
 from screens import Session, flat
 
@@ -21,7 +22,7 @@ SHORT = ("-n", "12", "-c", "512")
 
 @pytest.fixture(scope="module")
 def templated(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
-    return chatting.copy(target, tmp_path_factory.mktemp("chat") / "talks.gguf", template=chatting.TEMPLATE)
+    return rewritten(target, tmp_path_factory.mktemp("chat") / "talks.gguf", template=chat_models.PLAIN)
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ def test_a_paste_of_100_kb(chat: Callable[..., Session]) -> None:
 def test_control_characters_of_a_model_are_shown(
     chat: Callable[..., Session], cli: Cli, target: Path, tmp_path: Path
 ) -> None:
-    hostile = chatting.copy(target, tmp_path / "hostile.gguf", escapes=True)
+    hostile = chat_models.with_escapes(target, tmp_path / "hostile.gguf")
     session = chat("-m", hostile, "-n", "60", "-c", "512")
     before = len(session.raw)
     text = after(session, "def main(", answered(1))
@@ -242,7 +243,7 @@ def test_control_characters_of_a_model_are_shown(
 
 
 def test_a_template_that_fails_is_told(chat: Callable[..., Session], target: Path, tmp_path: Path) -> None:
-    broken = chatting.copy(target, tmp_path / "broken.gguf", template=chatting.FAILING)
+    broken = rewritten(target, tmp_path / "broken.gguf", template=chat_models.FAILING)
     session = chat("-m", broken, *SHORT)
     after(session, "hello", "chat template fails")
     after(session, "/chat off", "chat: off")

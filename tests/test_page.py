@@ -6,12 +6,12 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import kept_results
 import pytest
+from pages import Elements
 
 from ggufspec.errors import GgufspecError
 from ggufspec.reports import charts, compare, figures, figures_compare, plots, report, sections, sweep
@@ -26,25 +26,6 @@ DOCUMENTS = {
     "sweep": kept_results.sweep,
     "tune": kept_results.tune,
 }
-
-
-class Elements(HTMLParser):
-    """Tags and attributes of a page, and its text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
 
 
 @pytest.fixture(scope="module")

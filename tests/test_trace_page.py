@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
+from pages import Elements
 from test_loop import OFF, Case, Draft, Table
 from test_trace import listening
 
@@ -45,25 +45,6 @@ def made(spell=lambda token: WORDS[token % len(WORDS)], *, tokens=40, name="demo
         statistics=Run(0, 4, len(written), SPEED, 100.0, 2**28, 0, 0.1),
     )
     return document, trace.rounds
-
-
-class Elements(HTMLParser):
-    """The tags of a page, and its text by the class that it stands in."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def test_every_token_tells_who_wrote_it_and_leads_to_its_round():

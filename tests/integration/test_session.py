@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import CHATML, END, START, with_template
+from chat_models import CHATML, END, START, with_marks
 from pydantic import TypeAdapter
 
 from ggufspec.bench import session
@@ -47,7 +47,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="session")
 def chat_pair(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Pair:
     folder = tmp_path_factory.mktemp("chat")
-    return with_template(pair[0], folder / "target.gguf"), with_template(pair[1], folder / "draft.gguf")
+    return with_marks(pair[0], folder / "target.gguf"), with_marks(pair[1], folder / "draft.gguf")
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def templated(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Callable[
     folder = tmp_path_factory.mktemp("templated")
 
     def make(template: str) -> Path:
-        return with_template(pair[1], folder / f"{abs(hash(template))}.gguf", template)
+        return with_marks(pair[1], folder / f"{abs(hash(template))}.gguf", template)
 
     return make
 
