@@ -345,6 +345,17 @@ def test_what_is_wrong_without_a_terminal(
     assert "Traceback" not in done.stderr
 
 
+def test_a_line_that_is_wrong_loses_nothing_that_was_said(cli: Cli) -> None:
+    done = cli("chat", "demo", *SHORT, "--json", stdin="def main(\n/gama 4\nnever asked\n")
+    document = done.document()
+    assert done.code == 2
+    assert [turn["user"] for turn in document["turns"]] == ["def main("]
+    assert document["turns"][0]["answer"]
+    assert "no command /gama" in document["error"]
+    assert document["hint"]
+    assert "no command /gama" in done.stderr
+
+
 def test_ctrl_c_without_a_terminal_keeps_what_was_said(cli: Cli) -> None:
     endless = ("-n", "100000", "-c", "100000", "--temp", "2", "--top-k", "0", "--top-p", "1", "--min-p", "0")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -531,6 +531,23 @@ def test_decisions_that_cost_nothing_beside_a_token_are_always_made(process):
     assert world.rests == 0
 
 
+def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatch):
+    policy, told = sure_policy(), []
+    monkeypatch.setattr(policy.target, "observe", lambda width, seconds: told.append((width, seconds)))
+
+    def go(verify_s, offers, width=1):
+        policy.begin(4, may_trim=True)
+        if name := policy.choose(offers, {}):
+            policy.take(name, offers[name])
+        policy.learn(Outcome(width, policy.verified(), policy.verified() + 1, verify_s, verify_s))
+
+    for verify_s in (1.0, 2.0, 3.0, 6.0, 5.0):
+        go(verify_s, {})
+    assert told == [(1, 3.0)]
+    go(7.0, {"draft": 0.999}, width=2)
+    assert told == [(1, 3.0), (1, 5.0), (2, 7.0)]
+
+
 # What the loop asks, by hand.
 
 

@@ -101,6 +101,17 @@ def test_a_switch_of_width_costs():
     assert curve.seconds(3, 3) == curve.seconds(3, 1) == pytest.approx(44)
 
 
+@pytest.mark.parametrize("last", [None, 1, 4])
+def test_all_widths_at_once(last):
+    curve = Curve(Q4_0, switch_s=5)
+    for _ in range(5):
+        curve.observe(2, 100.0)
+    for most in range(curve.limit + 1):
+        assert curve.up_to(most, last) == [curve.seconds(count, last) for count in range(1, most + 1)]
+    with pytest.raises(IndexError):
+        curve.up_to(curve.limit + 1)
+
+
 @pytest.mark.parametrize("points", [{}, {1: 0.0}, {0: 1.0}, {1: -1.0}, {1: math.nan}, {1: math.inf}])
 def test_points_that_are_none(points):
     with pytest.raises(ValueError, match="positive"):

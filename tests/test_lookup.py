@@ -411,3 +411,14 @@ def test_memory_is_as_promised():
         index = Index([place * 7919 % 5000 for place in range(count)])
         held = len(index._tokens) + sum(4 * (len(newest) + len(older)) for _, _, newest, older in index._chains)
         assert held <= 52 * count + 200
+
+
+def test_a_guess_is_not_remembered_for_another_text():
+    """As long as the one before, and with the same end."""
+    once = [random.Random(place).randrange(1000) for place in range(2 * REACH)]
+    drafter = LookupDrafter()
+    for other in (C, D):
+        text = [*once, other, *once]
+        drafter.keep(0)
+        drafter.review(text, RULE, 0)
+        assert drafter.offer(text, RULE).draw().token == other

@@ -118,6 +118,19 @@ def test_run_uses_it_from_then_on_and_a_flag_wins(tuned: tuple[Cli, Finished, Pa
         own(cli).write_text(text)
 
 
+def test_where_nobody_drafts_a_bench_compares_all_the_same(tuned: tuple[Cli, Finished, Path]) -> None:
+    cli = tuned[0]
+    text = own(cli).read_text()
+    try:
+        own(cli).write_text(text.replace(f'drafter = "{load_profile(own(cli)).settings.drafter}"', 'drafter = "none"'))
+        done = cli("bench", "demo", "-p", "def f(", "-n", "4", "-r", "1", "--json")
+        assert done.code == 0, done.stderr
+        assert "nobody drafts for demo" in done.stderr
+        assert done.document()["settings"]["drafter"] == "both"
+    finally:
+        own(cli).write_text(text)
+
+
 def test_the_exports(tuned: tuple[Cli, Finished, Path]) -> None:
     _, done, folder = tuned
     document = done.document()

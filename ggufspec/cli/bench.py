@@ -110,10 +110,9 @@ def bench(
             "a bench compares with a draft, and --drafter none has none", "--drafter lookup needs no model"
         )
     if drafting.drafter is None and chosen.settings.drafter == "none":
-        raise UsageError(
-            f"a bench compares with a draft, and the profile {chosen.name} says that nobody drafts",
-            f"ggufspec bench {chosen.name} --drafter both",
-        )
+        if not quiet:
+            console.note(f"by its profile nobody drafts for {chosen.name}: measured as with --drafter both")
+        drafting = replace(drafting, drafter=options.Drafter.BOTH)
     if engine == "hook":
         hooked.check(planned.decoder(chosen.settings, decoding, drafting))
     pair = planned.of_pair(chosen)

@@ -44,7 +44,8 @@ def chat(
     choosing: given.Choosing,
     yes: options.Yes = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the whole conversation as one JSON document; or the failure.")
+        bool,
+        typer.Option("--json", help="Print the conversation as one JSON document, as far as it came; or the failure."),
     ] = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -155,8 +156,11 @@ def _converse(talk: Talk) -> int:
 
 
 def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> int:
-    """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat."""
-    interrupted = False
+    """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat.
+
+    What was said before is told all the same.
+    """
+    interrupted, failure = False, None
     try:
         line: str | None = first
         while line is not None and talk.take(line) and not talk.stopped:
@@ -164,10 +168,17 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> 
         interrupted = talk.stopped
     except KeyboardInterrupt:
         interrupted = True
+    except GgufspecError as error:
+        if not (json and talk.has_answered):
+            raise
+        failure = error
     if json:
         from ggufspec.reports.document import to_json
 
-        console.data(to_json(talk.document(interrupted=interrupted)))
+        console.data(to_json(talk.document(interrupted=interrupted, failure=failure)))
+    if failure is not None:
+        console.failure(failure.message, failure.hint)
+        return failure.exit_code
     if interrupted:
         console.failure("interrupted", "")
         return 130

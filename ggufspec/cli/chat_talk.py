@@ -16,7 +16,7 @@ from ggufspec.cli import chat_commands, chat_stream, console
 from ggufspec.cli.chat_commands import COMMANDS, Command, Settings
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import LOOKUP
-from ggufspec.errors import StopError, UsageError, WorkerError
+from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports import chat as shown
 from ggufspec.reports.document import ChatDocument, ChatFigures, ChatRun, ChatTurn
 from ggufspec.reports.visible import visible
@@ -434,8 +434,13 @@ class Talk:
         words += [("chat off", False)] * (not settings.chat) + [("cache off", False)] * (not settings.cache)
         return words
 
-    def document(self, *, interrupted: bool = False) -> ChatDocument:
-        """All of it."""
+    @property
+    def has_answered(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._turns)
+
+    def document(self, *, interrupted: bool = False, failure: GgufspecError | None = None) -> ChatDocument:
+        """All of it, and what ended it."""
         return ChatDocument(
             pair=dict(self.about),
             settings=self._as_json(),
@@ -443,6 +448,8 @@ class Talk:
             turns=tuple(self._turns),
             notes=tuple(self.notes),
             interrupted=interrupted,
+            error=failure.message if failure else "",
+            hint=failure.hint if failure else "",
         )
 
     def _as_json(self) -> dict[str, Any]:

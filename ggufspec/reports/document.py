@@ -206,7 +206,8 @@ class ChatTurn:
 class ChatDocument:
     """``ggufspec/chat@1``: a conversation, as it is saved and loaded, and as ``chat --json`` prints it.
 
-    ``pair`` and ``settings`` tell with what it was said; loading leaves them alone.
+    ``pair`` and ``settings`` tell with what it was said; loading leaves them alone. ``error`` and ``hint`` are of the
+    message or command that ended it, if one did.
     """
 
     pair: dict[str, Any]
@@ -215,6 +216,8 @@ class ChatDocument:
     turns: tuple[ChatTurn, ...]
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    error: str = ""
+    hint: str = ""
     schema: str = field(default="ggufspec/chat@1")
 
 
