@@ -282,6 +282,7 @@ def test_the_second_turn_reads_only_what_is_new(files: Pair) -> None:
         ({"accept": "top-k"}, "does not say how many tokens"),
         ({"grammar": "root ::= x"}, "there is no option 'grammar'"),
         ({"lookup_corpus": Path("no such file")}, "cannot be read"),
+        ({"lookup_corpus": "no such file"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_loaded(files: Pair, options: dict[str, Any], message: str) -> None:

@@ -206,11 +206,9 @@ class Lab:
 
     def confirm(self, requests: list[tuple[Path, Placement, ContextOptions]]) -> list[dict[str, Bytes] | str]:
         """What llama.cpp would allocate, by its dry run on this device."""
-        cards = (self.site.card.name,)  # a paper card is a worker on loopback too, and needs no endpoint to be known by
-        rpc = () if self.is_remote else self.site.endpoints()
-        own = "" if self.is_remote else "".join(filter(str.isalnum, self.site.card.description))  # each is a CUDA0
-        confirmer = Confirmer(cards, paper=self.is_remote, rpc=rpc, folder=self.cache / own, verbose=self.verbose)
-        return confirmer(requests)
+        cards = {self.site.card.name: self.site.card.description}
+        rpc = () if self.is_remote else self.site.endpoints()  # a paper card is a worker on loopback too, with its own
+        return Confirmer(cards, paper=self.is_remote, rpc=rpc, folder=self.cache, verbose=self.verbose)(requests)
 
     def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:
         """The planner's answer for a pair under a ceiling; the same until more is known of the driver's share.

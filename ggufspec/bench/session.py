@@ -243,6 +243,7 @@ class Loaded:
             alone=request.alone,
             cache_prompt=request.cache,
             trace=recorder(self._decoder, emit) if request.trace else None,
+            stopping=stopping.is_set,
         ):
             text.append(emitted.text)
             if emitted.token >= 0:

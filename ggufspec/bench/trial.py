@@ -17,7 +17,7 @@ from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
 
-_WARM_UP_TOKENS = 4
+_WARM_UP_PROMPT, _WARM_UP_TOKENS = 64, 4  # tokens of the first prompt, and of an answer to them that is not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ def run(
         load_s = time.perf_counter() - began
         target, draft = placed(decoder)
         emit({"event": "loaded", "seconds": load_s})
-        for _ in decoder.generate(spec.prompts[0], max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
+        beginning = decoder.target.tokenize(spec.prompts[0])[:_WARM_UP_PROMPT]
+        for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
             pass
         answers: list[Answer] = []
         energy_before = gpus.energy_j()
@@ -121,6 +122,7 @@ def run(
                 stop=spec.stop,
                 grammar=spec.grammar,
                 trace=None if trace is None else trace(decoder),
+                stopping=stopping.is_set,
             ):
                 text.append(emitted.text)
                 if emitted.token >= 0:
@@ -130,6 +132,8 @@ def run(
                 if stopping.is_set():
                     break
             assert decoder.statistics is not None
+            if stopping.is_set() and not decoder.statistics.tokens:  # its prompt was not read
+                break
             answers.append(Answer("".join(text), tuple(tokens), decoder.statistics))
             emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():

@@ -85,7 +85,7 @@ def rehearse(
         rpc=rpc,
     )
     plan = planned.make(subject, decoder, asked, quiet=quiet, verbose=verbose).plan
-    confirm = Confirmer(plan.machine.card_names, paper=False, rpc=workers, folder=cache_folder(), verbose=verbose)
+    confirm = Confirmer(plan.machine.described, paper=False, rpc=workers, folder=cache_folder(), verbose=verbose)
     stages = rehearsal.stages(plan, confirm)
     if error := rehearsal.lacking(plan, stages[0]):
         raise error

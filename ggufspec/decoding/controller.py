@@ -333,6 +333,7 @@ class Adaptive:
         return self._verified
 
     def learn(self, outcome: Outcome) -> None:
+        switched = self._last_width not in (None, outcome.width)
         self._last_width = outcome.width
         total_s = outcome.total_s + outcome.learning_s
         self._elapsed_s += total_s
@@ -341,16 +342,15 @@ class Adaptive:
         weary = self._weary
         if weary.awake:  # the round before was
             weary.learning_s = outcome.learning_s
-        if self._resting:
-            weary.awake = 0
-            weary.plain.append(outcome.verify_s)
-            weary.plain_s += (outcome.total_s - outcome.verify_s - weary.plain_s) / 8
-            return
-        if self._verified:
+        if switched or (self._verified and not self._resting):
             self._tell_plain()
             self.target.observe(outcome.width, outcome.verify_s)
         else:
             weary.plain.append(outcome.verify_s)
+        if self._resting:
+            weary.awake = 0
+            weary.plain_s += (outcome.total_s - outcome.verify_s - weary.plain_s) / 8
+            return
         self._tire(outcome)
         judged = self._chain[: min(outcome.accepted + 1, self._verified)]
         for place, (name, confidence, _) in enumerate(judged):
@@ -379,7 +379,10 @@ class Adaptive:
             calibration.followed([one.agreement for one in seen])
 
     def _tell_plain(self) -> None:
-        """Tell the target's curve of the batches without a draft, together: that takes as long as telling of one."""
+        """Tell the target's curve of batches without a draft, together: that takes as long as telling of one.
+
+        None of them was of another width than the batch before it, which costs more.
+        """
         if plain := self._weary.plain:
             self.target.observe(self.target.width(1), sum(plain) / len(plain))
             plain.clear()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -226,6 +227,7 @@ class SpeculativeDecoder:
         cache_prompt: bool = False,
         trace: Trace | None = None,
         rounds: list[Round] | None = None,
+        stopping: Callable[[], bool] | None = None,
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
@@ -240,6 +242,8 @@ class SpeculativeDecoder:
                 other batches than a fresh one would be, so that in a near-tie another token may be chosen.
             trace: records what was weighed in every round.
             rounds: a list to which every round is appended, for those who want the details.
+            stopping: asked between the batches of a long prompt; True ends the answer there, without a token. (A caller
+                that wants no more tokens just leaves off.)
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
@@ -250,7 +254,7 @@ class SpeculativeDecoder:
             raise _unfinished()
         try:
             self._unfinished = answer = self._answer(
-                prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, rounds
+                prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, rounds, stopping
             )
             if self._closed:  # asked after the line above: whoever closes looks at both in the other order
                 raise _closed()
@@ -270,6 +274,7 @@ class SpeculativeDecoder:
         cache_prompt: bool,
         trace: Trace | None,
         rounds: list[Round] | None,
+        stopping: Callable[[], bool] | None,
     ) -> Generator[Emitted]:
         check_one_of(alone, ("", "target", "draft"), "model")
         model, context = self.target, self._target
@@ -312,8 +317,16 @@ class SpeculativeDecoder:
             if alone == "draft" and self._drafter:
                 self._drafter.let_go()
             began = clock()
-            read(context, tokens, drafters, policy, kept=kept, draft_kept=draft_kept)
-            tally.prompt_s = clock() - began
+            try:
+                with self._asking(stopping):
+                    read(context, tokens, drafters, policy, kept=kept, draft_kept=draft_kept)
+            except _LeftOff:
+                tally.prompt_read = context.length - kept
+                if not alone:
+                    self._held.pop("draft", None)  # which may not have begun with it
+                return
+            finally:
+                tally.prompt_s = clock() - began
             for round_ in generate(
                 context,
                 tokens,
@@ -354,6 +367,23 @@ class SpeculativeDecoder:
         finally:
             self.statistics = tally.statistics()
             self._say(tally.stop_reason)
+
+    @contextlib.contextmanager
+    def _asking(self, stopping: Callable[[], bool] | None) -> Iterator[None]:
+        """Between the batches of a long text, ask whether to go on."""
+
+        def ask() -> None:
+            if stopping is not None and stopping():
+                raise _LeftOff
+
+        contexts = [context for context in (self._target, self._draft) if context is not None]
+        for context in contexts:
+            context.between = ask
+        try:
+            yield
+        finally:
+            for context in contexts:
+                context.between = None
 
     def _same(self, name: str, prompt: Sequence[int], context: Context, has_read: int) -> int:
         """How many of the prompt's tokens, of all but the last, are in a cache and can stay there.
@@ -421,6 +451,10 @@ class SpeculativeDecoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _LeftOff(Exception):  # noqa: N818 - nothing is wrong
+    """The caller does not want the answer any more."""
 
 
 class Tally:

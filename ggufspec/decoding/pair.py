@@ -89,7 +89,7 @@ class PairOptions(PlanOptions, total=False):
 
     drafter: str | None
     draft_policy: str | None
-    lookup_corpus: Path | None
+    lookup_corpus: str | Path | None
     accept: str | None
     strict: bool | None
 
@@ -272,9 +272,10 @@ def _asked(chosen: Chosen, given: Mapping[str, Any]) -> Asked:
 
 
 def _decoder(chosen: Chosen, given: Mapping[str, Any]) -> DecoderOptions:
-    return decoder_options(
-        chosen.settings, **{name: value for name, value in given.items() if name not in _OF_THE_PLACEMENT}
-    )
+    of_it = {name: value for name, value in given.items() if name not in _OF_THE_PLACEMENT}
+    if "lookup_corpus" in of_it:
+        of_it["lookup_corpus"] = Path(of_it["lookup_corpus"])
+    return decoder_options(chosen.settings, **of_it)
 
 
 def _chosen(pair: str | Path | Profile | Pair) -> Chosen:

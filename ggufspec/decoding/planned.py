@@ -327,7 +327,7 @@ def make(
         draft_max=asked.draft_max,
     )
     confirm = Confirmer(
-        where.machine.card_names, paper=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose
+        where.machine.described, paper=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose
     )
     asks = replace(
         asks,

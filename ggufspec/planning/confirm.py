@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ class Confirmer:
     """Callable: what llama.cpp would allocate for each request, by device; its words where it refuses.
 
     Args:
-        cards: names of the cards, in llama.cpp's order.
+        cards: what each card is, by llama.cpp's name and in its order: another card may be CUDA0 tomorrow.
         paper: whether paper cards stand for them, since they are not here.
         rpc: RPC workers to ask, where the cards are real.
         folder: where answers are kept.
@@ -30,9 +30,9 @@ class Confirmer:
     """
 
     def __init__(
-        self, cards: Sequence[str], *, paper: bool, rpc: Sequence[str], folder: Path, verbose: bool = False
+        self, cards: Mapping[str, str], *, paper: bool, rpc: Sequence[str], folder: Path, verbose: bool = False
     ) -> None:
-        self._cards = tuple(cards)
+        self._cards = dict(cards)
         self._paper = paper
         self._rpc = tuple(rpc)
         self._folder = folder / "confirmed"
@@ -69,13 +69,13 @@ class Confirmer:
         return found
 
     def _key(self, request: Request) -> str:
-        """Where the answer is kept. Threads change nothing; the cards count by name, since real ones differ."""
+        """Where the answer is kept. Threads change nothing; real cards differ, paper ones do not."""
         context = asdict(request.context) | {"threads": 1}
         question = [
             request.path.name,
             asdict(request.placement),
             context,
-            len(self._cards) if self._paper else self._cards,
+            len(self._cards) if self._paper else list(self._cards.items()),
             self._rpc,
             version("llama-cpp-python"),
         ]

@@ -46,6 +46,11 @@ class Machine:
         """In llama.cpp's order."""
         return tuple(card.name for card in self.cards)
 
+    @property
+    def described(self) -> dict[str, str]:
+        """What each card is, by name and in llama.cpp's order."""
+        return {card.name: card.description for card in self.cards}
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:

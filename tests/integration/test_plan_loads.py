@@ -55,7 +55,7 @@ def cases():
 def test_every_plan_loads_within_its_budget(tiny, tmp_path):
     """One child process loads them all for real, with the decoder's own placements and contexts."""
     requests, wanted, refused = [], [], []
-    confirm = Confirmer(("RPC0",), paper=True, rpc=(), folder=tmp_path)
+    confirm = Confirmer({"RPC0": "a worker"}, paper=True, rpc=(), folder=tmp_path)
     for target, draft, budget, options, acceptance in cases():
         here = Machine((Card("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
         asked = question(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)

@@ -121,6 +121,23 @@ def test_a_fresh_decoder_says_the_same(chat_pair: Pair) -> None:
     assert reply.text == replies[-1].text
 
 
+def test_a_long_prompt_can_be_left_unread(chat_pair: Pair) -> None:
+    """It is stopped between two of its batches, and the next answer goes on where that was."""
+    with loaded(*chat_pair, n_ctx=4096) as one:
+        answer(one, Request(Conversation().ask(QUESTIONS[0]), max_tokens=8))
+        request = Request(Conversation().ask("def walk(tree):\n" * 250), max_tokens=24)
+        stopping = threading.Event()
+        reply = one.answer(request, lambda _: stopping.set(), stopping)
+        assert (reply.text, reply.tokens, reply.stopped) == ("", (), True)
+        assert reply.statistics.prompt_tokens > 1100
+        assert 300 < reply.prompt_read <= 512
+        whole, _ = answer(one, request)
+        assert 700 < whole.prompt_read < whole.statistics.prompt_tokens - 300
+        anew, _ = answer(one, dataclasses.replace(request, cache=False))
+        assert anew.tokens == whole.tokens
+        assert anew.statistics.accepted == whole.statistics.accepted > 0
+
+
 def test_an_answer_that_was_stopped_is_kept(chat_pair: Pair) -> None:
     with loaded(*chat_pair) as one:
         conversation = Conversation().ask(QUESTIONS[0])
