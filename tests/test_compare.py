@@ -93,6 +93,8 @@ def ledger(tmp_path):
     opened = []
 
     def book(facts="this machine"):
+        for one in opened:
+            one.close()
         opened.append(Ledger(tmp_path / "compare.jsonl", facts))
         return opened[-1]
 

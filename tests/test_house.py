@@ -22,6 +22,7 @@ IMPORTERS = {
     "psutil": "hardware/host.py",
     "vl_convert": "reports/charts.py",
     "prompt_toolkit": "cli/chat_console.py",
+    "filelock": "bench/journal.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
 

@@ -78,6 +78,20 @@ def test_a_process_that_is_killed_has_put_what_it_put(path):
     assert kept(path)[0] == {"a": 1, "b": 2}
 
 
+def test_one_process_at_a_time(path):
+    """The second is refused and moves nothing; whoever is killed leaves no lock."""
+    with Journal(path, SCHEMA) as journal:
+        journal.put("a", 1)
+        for fresh in (False, True):
+            with pytest.raises(GgufspecError, match="is being measured already") as error:
+                Journal(path, SCHEMA, fresh=fresh)
+            assert "--results" in error.value.hint
+    assert kept(path)[0] == {"a": 1}
+    with Journal(path, SCHEMA, fresh=True) as journal:
+        assert journal.get("a") is None
+    assert path.with_name("trials.jsonl.old").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(GgufspecError, match="results cannot be kept") as error:

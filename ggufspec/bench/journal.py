@@ -14,6 +14,8 @@ import os
 from pathlib import Path
 from typing import Any, Self
 
+from filelock import FileLock, Timeout
+
 from ggufspec.errors import GgufspecError
 
 
@@ -48,22 +50,28 @@ def put_aside(path: Path) -> Path:
 
 
 class Journal:
-    """A file of measurements, open for more.
+    """A file of measurements, open for more; for one process at a time.
 
     Args:
         path: the file; its folder is made.
         schema: what its values look like, ``ggufspec/compare-journal@1`` say. A file of another schema, or one that is
             damaged, is put aside (:func:`put_aside`), and :attr:`notes` says so.
+        fresh: put aside what is there.
 
     Raises:
-        GgufspecError: the file cannot be written.
+        GgufspecError: the file cannot be written, or another process has it open.
     """
 
-    def __init__(self, path: Path, schema: str) -> None:
+    def __init__(self, path: Path, schema: str, *, fresh: bool = False) -> None:
         self.path, self.notes = path, tuple[str, ...]()
         self._values: dict[str, Any] = {}
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(NotImplementedError):  # a file system without locks
+                self._lock.acquire(timeout=0)
+            if fresh and path.exists():
+                put_aside(path)
             if path.exists() and not self._read(schema):
                 aside = put_aside(path)
                 self.notes = (
@@ -72,6 +80,11 @@ class Journal:
             self._file = path.open("ab")
             if self._file.tell() == 0:
                 self._write({"schema": schema})
+        except Timeout:
+            raise GgufspecError(
+                f"the same is being measured already: another process keeps its results in {path}",
+                "wait for it; --results FOLDER measures apart",
+            ) from None
         except OSError as error:
             raise GgufspecError(
                 f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
@@ -123,6 +136,7 @@ class Journal:
         """Let go of the file. What a full disk did not take, :meth:`put` has told."""
         with contextlib.suppress(OSError):
             self._file.close()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self

@@ -57,13 +57,14 @@ class Ledger:
     Args:
         path: its file.
         facts: what all measurements depend on: the machine and the versions.
+        fresh: put aside what the file has.
 
     Raises:
-        GgufspecError: the file cannot be written.
+        GgufspecError: the file cannot be written, or another process has it open.
     """
 
-    def __init__(self, path: Path, facts: object) -> None:
-        self._journal = Journal(path, SCHEMA)
+    def __init__(self, path: Path, facts: object, *, fresh: bool = False) -> None:
+        self._journal = Journal(path, SCHEMA, fresh=fresh)
         self._facts = key_of(facts)
         self._times_done: int = self._journal.get("done") or 0
 

@@ -76,7 +76,6 @@ def compare(
     command goes on where it was stopped. Quality is judged against the largest target.
     """
     from ggufspec.bench.compare import Comparison
-    from ggufspec.bench.journal import put_aside
     from ggufspec.bench.ledger import Ledger
     from ggufspec.bench.versus import machine
     from ggufspec.hardware.host import results_folder
@@ -89,9 +88,7 @@ def compare(
     pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)
     stem = (results or results_folder()) / f"compare-{wanted.key(pairings)}"
     journal, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
-    if fresh and journal.exists():
-        put_aside(journal)
-    ledger = Ledger(journal, machine())
+    ledger = Ledger(journal, machine(), fresh=fresh)
     interrupted = False
     try:
         check_writable(kept)

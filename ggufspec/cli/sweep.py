@@ -119,9 +119,7 @@ def measure(
 
     name = f"sweep-{experiment.pair['name']}-{experiment.option}-{identity(experiment)[:8]}".replace(" ", "-")
     path = (results or results_folder()) / f"{name}.jsonl"
-    if fresh and path.exists():
-        put_aside(path)
-    with Journal(path, JOURNAL) as journal:
+    with Journal(path, JOURNAL, fresh=fresh) as journal:
         sweep = Sweep(experiment, journal)
         for note in () if quiet else (*journal.notes, *_resumed(sweep)):
             console.note(note)

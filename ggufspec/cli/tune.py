@@ -89,7 +89,7 @@ def tune(
     or the budget is spent. What wins goes to a profile of yours: run and bench use it from then on. A trial that runs
     out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
     """
-    from ggufspec.bench.journal import Journal, put_aside
+    from ggufspec.bench.journal import Journal
     from ggufspec.bench.tune import JOURNAL, Tuning, journal_path
     from ggufspec.hardware.host import results_folder
     from ggufspec.reports.document import to_json
@@ -120,10 +120,8 @@ def tune(
     )
     folder = results or results_folder()
     path = journal_path(folder, experiment)
-    if fresh and path.exists():
-        put_aside(path)
     interrupted = False
-    with Journal(path, JOURNAL) as journal:
+    with Journal(path, JOURNAL, fresh=fresh) as journal:
         run = Tuning(experiment, journal)
         if run.resumed and not quiet:
             many = "s" * (run.resumed != 1)
