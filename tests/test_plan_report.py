@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ggufspec.reports import plan as report
 from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.reports.sizes import of_memory
 
 GIB = 2**30
 
@@ -84,7 +85,7 @@ def test_the_columns_add_up(sizes, width):
     [(0, "0 MiB"), (2**20, "1 MiB"), (1023 * 2**20, "1,023 MiB"), (GIB, "1.0 GiB"), (31 * GIB, "31.0 GiB")],
 )
 def test_sizes(size, text):
-    assert report.gib(size) == text
+    assert of_memory(size) == text
 
 
 @pytest.mark.parametrize(

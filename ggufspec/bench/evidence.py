@@ -29,7 +29,6 @@ from ggufspec.bench.versus import machine
 from ggufspec.bench.watch import Watch
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.planning.speed import MachineSpeed
-from ggufspec.reports.doctor import gib
 from ggufspec.reports.evidence import (
     PARTS,
     RUN_FILE,
@@ -47,6 +46,7 @@ from ggufspec.reports.evidence import (
 )
 from ggufspec.reports.evidence_pages import summary
 from ggufspec.reports.files import check_writable, write_whole
+from ggufspec.reports.sizes import gib
 
 VALUE = "gadehbcf"  # parts, the most telling first; plans go by the calibration and by what the driver takes
 _OF_PEERS = (

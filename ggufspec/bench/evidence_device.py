@@ -20,8 +20,8 @@ from ggufspec.errors import GgufspecError, UsageError, WorkerError
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import installed, serve
 from ggufspec.llamacpp.devices import Device
-from ggufspec.reports.doctor import gib
 from ggufspec.reports.evidence import Card
+from ggufspec.reports.sizes import gib
 
 RPC = "rpc"
 _LOOK_S, _METER_S = 0.1, 0.25  # a meter looks while something is timed

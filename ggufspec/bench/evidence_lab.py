@@ -23,8 +23,8 @@ from ggufspec.planning.memory import Bytes, estimate
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import MachineSpeed
 from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
-from ggufspec.reports.doctor import gib
 from ggufspec.reports.evidence import Placed
+from ggufspec.reports.sizes import gib
 
 Say = Callable[[str], object]
 

@@ -17,8 +17,8 @@ from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.plan import Option, Plan, Subject
 from ggufspec.planning.search import ByDevice
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
-from ggufspec.reports.plan import gib
 from ggufspec.reports.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
+from ggufspec.reports.sizes import of_memory
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)
@@ -77,11 +77,13 @@ def lacking(plan: Plan, stage: Stage) -> ModelError | None:
     bits = 8 * header.weight_bytes() / sum(math.prod(tensor.shape) for tensor in header.tensors)
     fitting = bits * (1 - short / header.weight_bytes())
     message = (
-        f"{what} needs {gib(need.total)} of host memory with {stage.target.offloaded(header.blocks)}/{header.layers} "
-        f"target layers on a card (weights {gib(need.weights)}, KV {gib(need.kv)}, compute {gib(need.compute)}), "
-        f"and {gib(max(free, 0))} are free: {gib(short)} too few. Only more layers on cards or less to hold help"
+        f"{what} needs {of_memory(need.total)} of host memory with "
+        f"{stage.target.offloaded(header.blocks)}/{header.layers} target layers on a card "
+        f"(weights {of_memory(need.weights)}, KV {of_memory(need.kv)}, compute {of_memory(need.compute)}), "
+        f"and {of_memory(max(free, 0))} are free: {of_memory(short)} too few. "
+        "Only more layers on cards or less to hold help"
     )
-    ways = [f"{gib(short)} more on cards (--rpc HOST:PORT adds another machine's)"]
+    ways = [f"{of_memory(short)} more on cards (--rpc HOST:PORT adds another machine's)"]
     if fitting >= _FEWEST_BITS:
         ways.append(f"a target file of at most {fitting:.1f} bits a weight instead of {bits:.1f}")
     if draft and plan.alone.used(HOST).total + _PROCESS_BYTES <= free:

@@ -89,7 +89,7 @@ def _model_folder() -> Path:
 def _show(document: DoctorDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.reports.doctor import gib
+    from ggufspec.reports.sizes import gib
 
     out, llama, machine = console.out(), document.llama_cpp, document.machine
     facts = [
@@ -131,7 +131,7 @@ def _pairs(rows: list[Any]) -> Table:
 def _devices(document: DoctorDocument) -> Table:
     from rich.text import Text
 
-    from ggufspec.reports.doctor import gib
+    from ggufspec.reports.sizes import gib
 
     table = _table("Device", "Description", "Kind", "Free GiB", "Total GiB", left=3)
     for device in document.llama_cpp.devices:
@@ -144,7 +144,8 @@ def _cards(document: DoctorDocument) -> Table:
     """One row per card; whoever has memory on it is in the rows below."""
     from rich.text import Text
 
-    from ggufspec.reports.doctor import gib, link
+    from ggufspec.reports.doctor import link
+    from ggufspec.reports.sizes import gib
 
     table = _table("Card", "Name", "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB", left=2)
     for card in document.cards:

@@ -15,7 +15,7 @@ from ggufspec.bench.learned import learn
 from ggufspec.cli import console
 from ggufspec.cli.options import kv_types as parse_kv_types
 from ggufspec.decoding import planned as core
-from ggufspec.decoding.planned import Asked, Chosen, Made, OnEvent, Placed, of_pair, shown_size, site
+from ggufspec.decoding.planned import Asked, Chosen, Made, OnEvent, Placed, of_pair, site
 from ggufspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ __all__ = [
     "placement_asked",
     "settle",
     "show_shapes",
-    "shown_size",
     "site",
     "telling",
 ]

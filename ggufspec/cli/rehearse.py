@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, options, planned
+from ggufspec.reports.sizes import of_file
 
 if TYPE_CHECKING:
     from ggufspec.bench.rehearsal import Stage
@@ -134,9 +135,7 @@ def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool
         needed = sum(standin.needed_bytes(known) for known in subject.headers)
         size = sum(known.header.size_bytes for known in subject.headers)
         if not quiet:
-            console.note(
-                f"stand-ins for {planned.shown_size(size)} of weights take at most {needed / 1e6:.0f} MB of disk"
-            )
+            console.note(f"stand-ins for {of_file(size)} of weights take at most {needed / 1e6:.0f} MB of disk")
         with console.busy(quiet or verbose) as say:
             for known in subject.headers:
                 say(f"writing a stand-in for {known.header.name}")

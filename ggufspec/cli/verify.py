@@ -11,6 +11,7 @@ import typer
 
 from ggufspec.cli import console, given, options, planned
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.reports.sizes import of_file
 
 if TYPE_CHECKING:
     from ggufspec.bench.certificate import Spec
@@ -320,7 +321,7 @@ def _show(document: VerifyDocument) -> None:
 
 def _size(described: dict[str, Any], file: dict[str, Any]) -> str:
     parts = [described["description"]] if "description" in described else []
-    return f"({', '.join([*parts, planned.shown_size(file['size_bytes'])])})"
+    return f"({', '.join([*parts, of_file(file['size_bytes'])])})"
 
 
 def _count(number: Any, thing: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.errors import UsageError
+from ggufspec.reports.sizes import of_file
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
@@ -53,14 +54,7 @@ class Chosen:
 def _shape(known: Known) -> str:
     header = known.header
     experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
-    return (
-        f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {shown_size(header.weight_bytes())})"
-    )
-
-
-def shown_size(size: int) -> str:
-    """Bytes of a file for people."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+    return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {of_file(header.weight_bytes())})"
 
 
 def of_profile(profile: Profile) -> Chosen:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import Cell, ComparedModel, CompareDocument, Quality, SpeculativeRun
+from ggufspec.reports.sizes import of_file, of_memory
 from ggufspec.reports.tables import escaped, layers, speed, with_spread
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def columns(document: CompareDocument) -> tuple[Column, ...]:
         Column("Tokens/s", lambda cell: speed(cell.run) if cell.run else "", _speed, "max"),
         Column("Speedup", lambda cell: f"{cell.speedup.median:.2f}×" if cell.speedup else "", _speedup, "max"),
         Column("Accepted", _percent, _accepted, "max"),
-        Column(where, lambda cell: _size(_memory(cell, where)), lambda cell: _memory(cell, where), "min"),
+        Column(where, lambda cell: of_memory(_memory(cell, where)), lambda cell: _memory(cell, where), "min"),
         Column("Load", lambda cell: f"{cell.run.load_s:.1f} s" if cell.run else "", _load, "min"),
     ]
     if where != "VRAM":
@@ -123,12 +124,6 @@ def _percent(cell: Cell) -> str:
     if share is None:
         return "–" if isinstance(cell.run, SpeculativeRun) else ""  # none was drafted, which is not none accepted
     return f"{share:.0%}"
-
-
-def _size(size: float | None) -> str:
-    if size is None:
-        return ""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def _energy(cell: Cell) -> str:
@@ -259,7 +254,7 @@ def targets(document: CompareDocument, width: int = 100) -> Table:
     room = max(12, width - 58)
     names = {model.name: _fit(model.name, room) for model in document.targets}
     for model in document.targets:
-        table.add_row(Text(names[model.name]), _bytes(model.size_bytes), *quality_cells(model))
+        table.add_row(Text(names[model.name]), of_file(model.size_bytes), *quality_cells(model))
     return table
 
 
@@ -276,10 +271,6 @@ def quality_cells(model: ComparedModel) -> tuple[str, str, str]:
         f"{found.mean_kl:.4f} ± {_HALF * found.mean_kl_error:.4f}",
         f"{found.top1_agreement:.1%} ± {_HALF * found.top1_agreement_error:.1%}",
     )
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def failures(document: CompareDocument) -> list[str]:
@@ -352,7 +343,7 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
             "| --- | ---: | ---: | ---: | ---: |",
         ]
         for model in document.targets:
-            cells = [escaped(model.name), _bytes(model.size_bytes), *quality_cells(model)]
+            cells = [escaped(model.name), of_file(model.size_bytes), *quality_cells(model)]
             lines.append("| " + " | ".join(cells) + " |")
     lines += ["", verdict(document)]
     lines += ["", *(f"- Warning: {text}" for text in document.warnings)] if document.warnings else []

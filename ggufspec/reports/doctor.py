@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ggufspec.hardware.gpus import Gpu, Survey
+from ggufspec.reports.sizes import gib
 
 # Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -162,11 +163,6 @@ def _machine(machine: Machine) -> Iterator[Finding]:
         )
     if machine.hub_is_offline:
         yield Finding("ok", "HF_HUB_OFFLINE is set: nothing is downloaded", "unset HF_HUB_OFFLINE")
-
-
-def gib(size_bytes: int) -> str:
-    """A size for people, in GiB."""
-    return f"{size_bytes / 2**30:.1f}"
 
 
 def link(card: Gpu) -> str:

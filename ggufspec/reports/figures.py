@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from ggufspec.reports.document import PlanDocument, Run, SpeculativeRun, Spread
-from ggufspec.reports.plan import gib
+from ggufspec.reports.sizes import of_memory
 
 ALONE = "target alone"
 EXPECTED = "expected before it"
@@ -224,7 +224,7 @@ def memory(
     for pairing, device, parts in bars:
         for part in (*PARTS, *(part for part in parts if part not in PARTS)):
             if parts.get(part):
-                told = f"{pairing}, {device}: {part} {gib(parts[part])}"
+                told = f"{pairing}, {device}: {part} {of_memory(parts[part])}"
                 panel = device if len(devices) > 1 else ""
                 marks.append(Mark(part, pairing, parts[part] / GIB, told, panel=panel))
         by_role = [
@@ -232,8 +232,8 @@ def memory(
         ]
         sizes = (sum(parts.values()), *by_role, parts.get("overhead", 0))
         where = (device,) if len(devices) > 1 else ()
-        rows.append((pairing, *where, *(gib(size) if size >= 2**19 else "–" for size in sizes)))
-    marks += [Mark(limit, "", size / GIB, f"{limit}: {gib(size)}", kind="limit") for size in limits]
+        rows.append((pairing, *where, *(of_memory(size) if size >= 2**19 else "–" for size in sizes)))
+    marks += [Mark(limit, "", size / GIB, f"{limit}: {of_memory(size)}", kind="limit") for size in limits]
     series = tuple(part for part in PARTS if any(mark.series == part for mark in marks))
     others = tuple(dict.fromkeys(m.series for m in marks if m.series not in series and m.kind != "limit"))
     return Figure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
+from ggufspec.reports.sizes import of_memory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,13 +20,6 @@ PARTS = (
     ("overhead", "overhead", "•", "red"),
     ("free", "free", "·", "dim"),
 )
-
-
-def gib(size: int) -> str:
-    """Bytes for a table: GiB from 1 GiB on, MiB below."""
-    if size >= 2**30:
-        return f"{size / 2**30:.1f} GiB"
-    return f"{size / 2**20:,.0f} MiB"
 
 
 def parts(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
@@ -71,7 +65,9 @@ def bars(document: PlanDocument, width: int) -> list[Text]:
             sizes = parts(option, device)
             used = sum(sizes.values()) - sizes["free"]
             title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
-            title.append(f"  {name.replace('_', '-')}: {gib(used)} of {gib(device.budget_bytes)}", style="dim")
+            title.append(
+                f"  {name.replace('_', '-')}: {of_memory(used)} of {of_memory(device.budget_bytes)}", style="dim"
+            )
             lines += [title, *_bar(sizes, width)]
     return lines
 
@@ -84,7 +80,7 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
     for key, word, mark, style in PARTS:
         bar.append(mark * columns[key], style=style)
         if sizes[key] >= 2**19:
-            item = Text.assemble((mark, style), f" {word} {gib(sizes[key])}")
+            item = Text.assemble((mark, style), f" {word} {of_memory(sizes[key])}")
             if legend[-1] and len(legend[-1]) + 2 + len(item) > width:
                 legend.append(Text())
             legend[-1] += Text("  " if legend[-1] else "") + item

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ggufspec.reports.sizes import of_file
 from ggufspec.reports.tables import shortened
 
 if TYPE_CHECKING:
@@ -88,13 +89,6 @@ class CheckDocument:
     schema: str = field(default="ggufspec/profile-check@1")
 
 
-def size(size_bytes: int | None) -> str:
-    """A file's size as the hub shows it; empty where it is not known."""
-    if size_bytes is None:
-        return ""
-    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
-
-
 def rows(document: ProfilesDocument) -> list[tuple[str, ...]]:
     """Cells of the list: name, target, its size, draft, its size, what fits; the user's own have a star."""
     return [
@@ -111,7 +105,7 @@ def rows(document: ProfilesDocument) -> list[tuple[str, ...]]:
 def _model(model: ProfileModel | None) -> tuple[str, str]:
     if model is None:
         return "", ""
-    return model.file.rpartition("/")[2].removesuffix(".gguf"), size(model.size_bytes)
+    return model.file.rpartition("/")[2].removesuffix(".gguf"), of_file(model.size_bytes)
 
 
 def table(document: ProfilesDocument, width: int) -> Table:
@@ -147,7 +141,7 @@ def checks(document: CheckDocument) -> Table:
         said += [Text(warning, "yellow") for warning in row.warnings]
         said += [Text(f"next: {hint}", "dim") for hint in dict.fromkeys(row.hints) if hint]
         found = Text("\n").join(said) if said else Text("good", "green")
-        made.add_row(row.name, size(row.target_bytes), size(row.draft_bytes), found)
+        made.add_row(row.name, of_file(row.target_bytes), of_file(row.draft_bytes), found)
     return made
 
 
@@ -191,7 +185,7 @@ def _source(model: ProfileModel | None) -> str:
     where = f"{model.repo}/{model.file}" if model.repo else model.file
     where += f"@{model.revision}" if model.revision else ""
     layers = f"{model.layers} layers" if model.layers else ""
-    known = ", ".join(filter(None, (size(model.size_bytes), layers)))
+    known = ", ".join(filter(None, (of_file(model.size_bytes), layers)))
     return f"{where}  ({known})" if known else where
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports.document import Spread
-from ggufspec.reports.plan import gib, rate
+from ggufspec.reports.plan import rate
+from ggufspec.reports.sizes import of_memory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +86,7 @@ def runs(document: RehearseDocument) -> Table:
     """What was measured: each model where it was, alone or beside the other."""
     made = _table(("Run", "Model", "GPU layers", "Tokens/s", "Load", "RAM", "VRAM"))
     for run in document.runs:
-        memory = (gib(run.ram_bytes), gib(run.vram_bytes) if run.vram_bytes else "–")
+        memory = (of_memory(run.ram_bytes), of_memory(run.vram_bytes) if run.vram_bytes else "–")
         for role, model in (("target", run.target), ("draft", run.draft)):
             if model is not None:
                 layers = f"{model.gpu_layers}/{model.layers + 1}"

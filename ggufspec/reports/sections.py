@@ -27,8 +27,9 @@ from ggufspec.reports.document import (
     TuneDocument,
 )
 from ggufspec.reports.figures import Figure, Row, Table, base_name, times
-from ggufspec.reports.plan import gib, rate
+from ggufspec.reports.plan import rate
 from ggufspec.reports.reading import Result
+from ggufspec.reports.sizes import of_memory
 from ggufspec.reports.tables import with_spread
 
 _FEWEST = 3  # trials of which an interval can be told
@@ -112,18 +113,18 @@ def _section(document: Result, plans: Sequence[PlanDocument]) -> Section:
 def _machine(document: Result) -> tuple[str, tuple[tuple[str, str], ...], str]:
     """(name, facts, what it is known by)."""
     if isinstance(document, PlanDocument):
-        devices = [f"{d.description or d.name} ({gib(d.total_bytes)})" for d in document.devices]
+        devices = [f"{d.description or d.name} ({of_memory(d.total_bytes)})" for d in document.devices]
         name = "Planned for " + ", ".join(_card_names(document))
         if name == "Planned for ":
             name = "Planned without a card"
         return name, (("Devices", ", ".join(devices)),), f"plan {devices}"
     machine = document.machine
-    shown = [f"{name} ({gib(size)})" if size else name for name, size in figures.cards_of(machine)]
+    shown = [f"{name} ({of_memory(size)})" if size else name for name, size in figures.cards_of(machine)]
     cpu, cores = str(machine.get("cpu") or "an unnamed processor"), machine.get("cores")
     facts = [("Cards", ", ".join(shown) or "none seen")]
     facts.append(("Processor", f"{cpu}, {cores} cores" if cores else cpu))
     if isinstance(machine.get("memory_bytes"), int):
-        facts.append(("Memory", gib(machine["memory_bytes"])))
+        facts.append(("Memory", of_memory(machine["memory_bytes"])))
     if machine.get("system"):
         facts.append(("System", str(machine["system"])))
     name = " + ".join(_card_names(document)) or cpu

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ggufspec.reports import compare, figures, figures_compare, tables
 from ggufspec.reports.document import CompareDocument, SpeculativeRun
 from ggufspec.reports.figures import Row, Table, times
-from ggufspec.reports.plan import gib
+from ggufspec.reports.sizes import of_memory
 from ggufspec.reports.tables import with_spread
 
 _BEFORE, _AFTER = ("Target", "Draft", "Tokens/s", "Speedup", "Accepted", "GPU layers"), ("Load", "J/token", "Mean KL")
@@ -37,7 +37,7 @@ def cells(document: CompareDocument) -> Table:
                 times(cell.speedup) if cell.draft else "",
                 figures.acceptance_of(run),
                 tables.layers(run),
-                gib(used) if used else "–",
+                of_memory(used) if used else "–",
                 f"{run.load_s:.1f} s",
                 f"{energy:.2f}" if energy is not None else "",
                 f"{kl.mean_kl:.4f}" if kl else "",
