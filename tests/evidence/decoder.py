@@ -178,7 +178,7 @@ class Decoders:
     def run(self, mode: str, prompt: str, tokens: int) -> Run:
         """One answer."""
         if mode.startswith("theirs"):
-            run = self._theirs(prompt, tokens, int(mode.split()[1]))
+            run = theirs(self.target, self.draft, prompt, tokens, int(mode.split()[1]), self.threads)
         else:
             run = ours(self._decoder(mode), mode, prompt, tokens)
         self._said(mode, run)
@@ -218,12 +218,6 @@ class Decoders:
             self._models[path] = Model(path, placement)
             self._models[path].close = lambda: None  # type: ignore[method-assign]
         return self._models[path]
-
-    def _theirs(self, prompt: str, tokens: int, length: int) -> Run:
-        for _ in range(5):
-            with contextlib.suppress(AttributeError):  # its log, written by a thread, is lost at times when it exits
-                return theirs(self.target, self.draft, prompt, tokens, length, self.threads)
-        raise RuntimeError("llama-speculative-simple says no figures; see against_peers.py")
 
     def _said(self, mode: str, run: Run) -> None:
         if self.verbose:
