@@ -216,6 +216,35 @@ def test_a_comparison_that_is_stopped_keeps_what_is_there(
     assert [run.name for run in chat.document().turns[0].compared] == ["target-only", "draft-only"]
 
 
+def unread(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    """Ctrl-C while the prompt is read."""
+    signal.raise_signal(signal.SIGINT)
+    return reply("", (), stopped=True)
+
+
+def test_a_question_that_was_not_read_is_not_kept(
+    talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = talk(Script(reply("one"), unread, unread, reply("two")))
+    chat.take("question")
+    before = chat.conversation
+    for typed in ("another", "/retry"):
+        chat.take(typed)
+        assert chat.conversation == before
+        assert "is not kept" in capsys.readouterr().err
+        assert [turn.answer for turn in chat.document().turns] == ["one"]
+    chat.take("/retry")
+    assert [turn.answer for turn in chat.conversation.turns] == ["two"]
+
+
+def test_a_comparison_keeps_the_answer_that_is_there(talk: Callable[..., Talk]) -> None:
+    chat = talk(Script(reply("t"), reply("d"), unread))
+    chat.take("/compare question")
+    (turn,) = chat.conversation.turns
+    assert turn.answer == "t"
+    assert [run.name for run in chat.document().turns[0].compared] == ["target-only", "draft-only"]
+
+
 def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     def told(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
         assert request.trace

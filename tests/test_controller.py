@@ -541,11 +541,14 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
             policy.take(name, offers[name])
         policy.learn(Outcome(width, policy.verified(), policy.verified() + 1, verify_s, verify_s))
 
-    for verify_s in (1.0, 2.0, 3.0, 6.0, 5.0):
+    for verify_s in (9.0, 1.0, 2.0, 3.0, 6.0, 5.0):  # the first may come after any width
         go(verify_s, {})
-    assert told == [(1, 3.0)]
+    assert told == [(1, 9.0), (1, 3.0)]
     go(7.0, {"draft": 0.999}, width=2)
-    assert told == [(1, 3.0), (1, 5.0), (2, 7.0)]
+    assert told[2:] == [(1, 5.0), (2, 7.0)]
+    go(8.0, {})
+    go(4.0, {})
+    assert told[4:] == [(1, 8.0)]
 
 
 # What the loop asks, by hand.

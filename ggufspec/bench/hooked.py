@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import worker
-from ggufspec.bench.trial import Answer, Placed, Result, Spec
+from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, Placed, Result, Spec
 from ggufspec.decoding.decoder import Tally
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -73,10 +73,11 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         load_s = time.perf_counter() - began
         emit({"event": "loaded", "seconds": load_s})
         asked = _Asked(llama, target, draft, spec)
-        asked.answer(spec.prompts[0], _WARM_UP_TOKENS, stopping)
+        prompts = [target.tokenize(prompt) for prompt in spec.prompts]
+        asked.answer(prompts[0][:WARM_UP_PROMPT], _WARM_UP_TOKENS, stopping)
         answers: list[Answer] = []
         energy_before = gpus.energy_j()
-        for prompt in spec.prompts:
+        for prompt in prompts:
             answers.append(asked.answer(prompt, spec.max_tokens, stopping))
             emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
@@ -127,9 +128,8 @@ class _Asked:
         self.n_ctx, self.draft_max = spec.options.n_ctx, spec.options.draft_max
         self.sampling: Sampling = spec.sampling
 
-    def answer(self, prompt: str, max_tokens: int, stopping: threading.Event) -> Answer:
-        """One answer; cut short where ``stopping`` is set."""
-        tokens = self.target.tokenize(prompt)
+    def answer(self, tokens: list[int], max_tokens: int, stopping: threading.Event) -> Answer:
+        """The answer to a prompt's tokens; cut short where ``stopping`` is set."""
         if not tokens or len(tokens) > self.n_ctx:
             raise ModelError(
                 f"the prompt has {len(tokens):,} tokens and the context holds {self.n_ctx:,}",

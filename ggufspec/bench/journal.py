@@ -7,6 +7,7 @@ what was measured, whole or not there: a line that a crash cut short is dropped.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -17,6 +18,8 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from ggufspec.errors import GgufspecError
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none
 
 
 def key_of(*facts: Any) -> str:
@@ -68,27 +71,41 @@ class Journal:
         self._lock = FileLock(path.with_name(f".{path.name}.lock"))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(NotImplementedError):  # a file system without locks
-                self._lock.acquire(timeout=0)
-            if fresh and path.exists():
-                put_aside(path)
-            if path.exists() and not self._read(schema):
-                aside = put_aside(path)
-                self.notes = (
-                    f"the results in {path} are of another version or damaged: kept as {aside.name}, measured again",
-                )
-            self._file = path.open("ab")
-            if self._file.tell() == 0:
-                self._write({"schema": schema})
-        except Timeout:
-            raise GgufspecError(
-                f"the same is being measured already: another process keeps its results in {path}",
-                "wait for it; --results FOLDER measures apart",
-            ) from None
+            self._take()
+            self._open(schema, fresh=fresh)
         except OSError as error:
+            self._lock.release()
             raise GgufspecError(
                 f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
             ) from None
+        except GgufspecError:
+            self._lock.release()
+            raise
+
+    def _take(self) -> None:
+        """Lock the file, where its file system can."""
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise GgufspecError(
+                f"the same is being measured already: another process keeps its results in {self.path}",
+                "wait for it; --results FOLDER measures apart",
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+
+    def _open(self, schema: str, *, fresh: bool) -> None:
+        if fresh and self.path.exists():
+            put_aside(self.path)
+        if self.path.exists() and not self._read(schema):
+            aside = put_aside(self.path)
+            self.notes = (
+                f"the results in {self.path} are of another version or damaged: kept as {aside.name}, measured again",
+            )
+        self._file = self.path.open("ab")
+        if self._file.tell() == 0:
+            self._write({"schema": schema})
 
     def _read(self, schema: str) -> bool:
         """Take what the file has; False if it is of another schema. A torn last line is cut off."""

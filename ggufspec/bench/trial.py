@@ -17,7 +17,7 @@ from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
 
-_WARM_UP_PROMPT, _WARM_UP_TOKENS = 64, 4  # tokens of the first prompt, and of an answer to them that is not counted
+WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of an answer to them that is not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def run(
         load_s = time.perf_counter() - began
         target, draft = placed(decoder)
         emit({"event": "loaded", "seconds": load_s})
-        beginning = decoder.target.tokenize(spec.prompts[0])[:_WARM_UP_PROMPT]
+        beginning = decoder.target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT]
         for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
             pass
         answers: list[Answer] = []

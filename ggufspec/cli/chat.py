@@ -160,7 +160,7 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> 
 
     What was said before is told all the same.
     """
-    interrupted, failure = False, None
+    interrupted, failure, loaded = False, None, talk.turns
     try:
         line: str | None = first
         while line is not None and talk.take(line) and not talk.stopped:
@@ -169,7 +169,7 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> 
     except KeyboardInterrupt:
         interrupted = True
     except GgufspecError as error:
-        if not (json and talk.has_answered):
+        if not json or talk.turns == loaded:
             raise
         failure = error
     if json:

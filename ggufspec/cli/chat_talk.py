@@ -182,8 +182,8 @@ class Talk:
             self.say(read.text)
         return True
 
-    def say(self, text: str) -> None:
-        """Ask, and show the answer.
+    def say(self, text: str) -> bool:
+        """Ask, and show the answer. Whether there is one: stopped before it began, the conversation is as it was.
 
         Raises:
             GgufspecError: there is no answer; the conversation is as it was.
@@ -191,6 +191,10 @@ class Talk:
         settings = self.settings
         asked = replace(self.conversation, system=settings.system).ask(text)
         said = self._ask(asked, settings, settings.alone)
+        if said.stopped and not said.text and not said.tokens:
+            self.screen.tell("stopped before the answer began: the question is not kept")
+            self.screen.gap()
+            return False
         self.conversation = asked.reply(said.text, said.tokens, stopped=said.stopped)
         figures = _figures(said.statistics, lossy=settings.lossy)
         reason = said.statistics.stop_reason if said.statistics else ""
@@ -203,6 +207,7 @@ class Talk:
         if not said.text.strip() and not said.stopped:
             self.screen.tell("the answer is empty")
         self.screen.gap()
+        return True
 
     def _ask(self, asked: Conversation, settings: Settings, alone: str, *, cache: bool | None = None) -> _Said:
         """The answer of one model or both, shown as it comes."""
@@ -336,11 +341,12 @@ class Talk:
         before, turns = self.conversation, list(self._turns)
         text = before.turns[-1].user
         self._take_back()
+        answered = False
         try:
-            self.say(text)
-        except BaseException:
-            self.conversation, self._turns = before, turns
-            raise
+            answered = self.say(text)
+        finally:
+            if not answered:
+                self.conversation, self._turns = before, turns
 
     def _take_back(self) -> None:
         self.conversation = self.conversation.undo()
@@ -398,7 +404,7 @@ class Talk:
             said = self._ask(asked, settings, way, cache=False)
             lossy = settings.lossy and not way
             figures = _figures(said.statistics, lossy=lossy)
-            if figures is None:
+            if figures is None or (said.stopped and not said.tokens):
                 break
             if way == "target":
                 reference = said.tokens
@@ -435,9 +441,9 @@ class Talk:
         return words
 
     @property
-    def has_answered(self) -> bool:
-        """Whether there is something to tell."""
-        return bool(self._turns)
+    def turns(self) -> int:
+        """How many there are, those of a file that was loaded among them."""
+        return len(self._turns)
 
     def document(self, *, interrupted: bool = False, failure: GgufspecError | None = None) -> ChatDocument:
         """All of it, and what ended it."""

@@ -111,11 +111,10 @@ def measure(
         GgufspecError: results cannot be kept.
         StopError: Ctrl-C before anything was measured.
     """
-    from ggufspec.bench.journal import Journal, put_aside
+    from ggufspec.bench.journal import Journal
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
     from ggufspec.hardware.host import results_folder
     from ggufspec.reports.document import to_json
-    from ggufspec.reports.files import write_whole
 
     name = f"sweep-{experiment.pair['name']}-{experiment.option}-{identity(experiment)[:8]}".replace(" ", "-")
     path = (results or results_folder()) / f"{name}.jsonl"
@@ -132,31 +131,35 @@ def measure(
                 raise StopError("interrupted before anything was measured") from None
             interrupted = True
         document = sweep.document(interrupted=interrupted)
+        kept = path.with_suffix(".json")
+        failed = None if interrupted else _replace(path, kept, to_json(document) + "\n")
     code = _report(document, exports, json=json, quiet=quiet)
     if interrupted:
         console.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
         return 130
-    kept = path.with_suffix(".json")
-    try:
-        if kept.exists():  # an earlier measurement of the same
-            put_aside(kept)
-        write_whole(kept, to_json(document) + "\n")
-        _forget(path)  # the next run of this command is a new measurement
-    except GgufspecError as error:  # the result is shown, as one document with --json
-        console.failure(error.message, error.hint)
-        return code or error.exit_code
+    if failed is not None:  # the result was shown, as one document with --json
+        console.failure(failed.message, failed.hint)
+        return code or failed.exit_code
     if not quiet:
         console.note(f"kept in {kept}")
     return code
 
 
-def _forget(path: Path) -> None:
+def _replace(journal: Path, kept: Path, text: str) -> GgufspecError | None:
+    """Keep the document in place of the journal: the next run of this command is a new measurement. What failed."""
+    from ggufspec.bench.journal import put_aside
+    from ggufspec.reports.files import write_whole
+
     try:
-        path.unlink(missing_ok=True)
+        if kept.exists():  # an earlier measurement of the same
+            put_aside(kept)
+        write_whole(kept, text)
+        journal.unlink(missing_ok=True)
+    except GgufspecError as error:
+        return error
     except OSError as error:
-        raise GgufspecError(
-            f"{path} cannot be removed: {error.strerror}", "--results FOLDER names another folder"
-        ) from None
+        return GgufspecError(f"{journal} cannot be removed: {error.strerror}", "--results FOLDER names another folder")
+    return None
 
 
 def _resumed(sweep: Sweep) -> tuple[str, ...]:

@@ -216,7 +216,7 @@ class Weariness:
 
     Args:
         rest: rounds to come in which nobody is asked.
-        plain: seconds of the target's batches without a draft, not told to its curve yet.
+        plain: width and seconds of the target's batches without a draft, not told to its curve yet.
         plain_s: seconds of a round outside the target if nobody decides.
         learning_s: seconds behind a round otherwise.
         awake: rounds since the last rest.
@@ -225,7 +225,7 @@ class Weariness:
     """
 
     rest: int = 0
-    plain: list[float] = field(default_factory=list)
+    plain: list[tuple[int, float]] = field(default_factory=list)
     plain_s: float = 0.0
     learning_s: float = 0.0
     awake: int = 0
@@ -333,7 +333,7 @@ class Adaptive:
         return self._verified
 
     def learn(self, outcome: Outcome) -> None:
-        switched = self._last_width not in (None, outcome.width)
+        switched = self._last_width != outcome.width
         self._last_width = outcome.width
         total_s = outcome.total_s + outcome.learning_s
         self._elapsed_s += total_s
@@ -346,7 +346,7 @@ class Adaptive:
             self._tell_plain()
             self.target.observe(outcome.width, outcome.verify_s)
         else:
-            weary.plain.append(outcome.verify_s)
+            weary.plain.append((outcome.width, outcome.verify_s))
         if self._resting:
             weary.awake = 0
             weary.plain_s += (outcome.total_s - outcome.verify_s - weary.plain_s) / 8
@@ -384,7 +384,7 @@ class Adaptive:
         None of them was of another width than the batch before it, which costs more.
         """
         if plain := self._weary.plain:
-            self.target.observe(self.target.width(1), sum(plain) / len(plain))
+            self.target.observe(plain[0][0], sum(seconds for _, seconds in plain) / len(plain))
             plain.clear()
 
     def _tire(self, outcome: Outcome) -> None:

@@ -38,7 +38,7 @@ class Statistics:
     ``lookup_accepted`` those that the n-gram lookup offered. ``plain_rounds`` had no draft.
     ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
     permits no further token), or empty where the caller left off. ``prompt_read`` tokens of the prompt were decoded for
-    this answer: all of them, unless its beginning was in the cache.
+    this answer: all of them, unless its beginning was in the cache or the caller left off before.
     """
 
     prompt_tokens: int
@@ -322,7 +322,7 @@ class SpeculativeDecoder:
                     read(context, tokens, drafters, policy, kept=kept, draft_kept=draft_kept)
             except _LeftOff:
                 tally.prompt_read = context.length - kept
-                if not alone:
+                if self._drafter in drafters:
                     self._held.pop("draft", None)  # which may not have begun with it
                 return
             finally:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ggufspec.decoding import kept, loop
 from ggufspec.decoding.acceptance import Proposal, make_rule
-from ggufspec.decoding.controller import Adaptive, Calibration, Fixed, Outcome, Policy
+from ggufspec.decoding.controller import Adaptive, Calibration, Fixed, Outcome, Policy, Weariness
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.decoder import require_same_vocabulary
 from ggufspec.decoding.drafters import Drafter, ModelDrafter
@@ -133,6 +133,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._cache, self._clock = cache, time.perf_counter
         self._rule = make_rule("exact", Sampling())
         self._calibrations: dict[str, Calibration] = {}
+        self._weariness = Weariness()
         self._context: Context | None = None
         self._target: Curve | None = None
         self._alone_s: list[float] = []
@@ -317,7 +318,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         """Who decides how far to draft; None as long as it is not known what the target takes."""
         if self.options.draft_policy == "fixed":
             return Fixed()
-        return Adaptive(self._target, self._drafts, self._calibrations) if self._target is not None else None
+        if self._target is None:
+            return None
+        return Adaptive(self._target, self._drafts, self._calibrations, self._weariness)
 
     def _learn(self, emitted: tuple[int, ...], now: float) -> None:
         """How the last round went: all emitted tokens but the last one were drafted."""
