@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from ggufspec.errors import GgufspecError
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # where there are none
 
 
 def key_of(*facts: Any) -> str:
@@ -68,22 +69,24 @@ class Journal:
     def __init__(self, path: Path, schema: str, *, fresh: bool = False) -> None:
         self.path, self.notes = path, tuple[str, ...]()
         self._values: dict[str, Any] = {}
-        self._lock = FileLock(path.with_name(f".{path.name}.lock"))
+        # Not beside the results, where people look and file systems may have no locks.
+        name = key_of(str(Path.home()), str(path.resolve()))
+        self._lock = FileLock(Path(tempfile.gettempdir()) / f"ggufspec-{name}.lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._take()
             self._open(schema, fresh=fresh)
         except OSError as error:
-            self._lock.release()
+            self._let_go()
             raise GgufspecError(
                 f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
             ) from None
         except GgufspecError:
-            self._lock.release()
+            self._let_go()
             raise
 
     def _take(self) -> None:
-        """Lock the file, where its file system can."""
+        """Lock the file, where the system can."""
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -94,6 +97,12 @@ class Journal:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
+
+    def _let_go(self) -> None:
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):
+                Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
 
     def _open(self, schema: str, *, fresh: bool) -> None:
         if fresh and self.path.exists():
@@ -153,7 +162,7 @@ class Journal:
         """Let go of the file. What a full disk did not take, :meth:`put` has told."""
         with contextlib.suppress(OSError):
             self._file.close()
-        self._lock.release()
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self
