@@ -7,7 +7,6 @@ what was measured, whole or not there: a line that a crash cut short is dropped.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import json
@@ -19,8 +18,6 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from ggufspec.errors import GgufspecError
-
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # where there are none
 
 
 def key_of(*facts: Any) -> str:
@@ -86,7 +83,7 @@ class Journal:
             raise
 
     def _take(self) -> None:
-        """Lock the file, where the system can."""
+        """Lock the file; where the system cannot, that is no reason not to measure."""
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -94,9 +91,8 @@ class Journal:
                 f"the same is being measured already: another process keeps its results in {self.path}",
                 "wait for it; --results FOLDER measures apart",
             ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
+        except OSError:
+            return
 
     def _let_go(self) -> None:
         if self._lock.is_locked:

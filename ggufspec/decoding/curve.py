@@ -65,7 +65,7 @@ class Curve:
             raise ValueError("only some widths may be used, and the model cannot pad")
 
         # State of the filter: place 0 is the shared factor, the others are the widths that are known, by `_place`.
-        # Lists, and not arrays: for so few numbers, between two batches that empty the caches, they take a quarter.
+        # Lists, and not arrays: for so few numbers, between two batches that empty the caches, they take half as long.
         self._widths = sorted(points)
         self._place = {width: place for place, width in enumerate(self._widths, 1)}
         self._state = [0.0, *(log(points[width]) for width in self._widths)]
