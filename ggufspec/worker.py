@@ -29,7 +29,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Any, Protocol, Self, TypeVar
 
 from pydantic import TypeAdapter
@@ -336,18 +336,62 @@ class _Child:
         return _died(code, last.decode("utf-8", "replace"))
 
 
+class _Interrupts:
+    """Holds Ctrl-C back while messages are taken, so that each is heeded whole or not taken; a second one is not held.
+
+    It does nothing where Ctrl-C does not raise KeyboardInterrupt here: in other threads, and where the caller has a
+    handler of its own.
+
+    Args:
+        wake: called when one has come; safe in the handler of a signal.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._came = False
+        self._holds = False
+
+    def _hold(self, _: int, __: FrameType | None) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+        self._came = True
+        self._wake()
+
+    def __enter__(self) -> Self:
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):
+            self._holds = True
+            signal.signal(signal.SIGINT, self._hold)
+        return self
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if one has come."""
+        if self._came:
+            raise KeyboardInterrupt
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._holds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if error is None:
+            self.check()
+
+
 class _Listener:
     """Takes the child's messages: events, and one outcome (a result or an error) for each request.
 
     A thread reads them, since an interrupted read would lose the part of a line that it had. It keeps the outcome,
-    since an interrupt may come between taking a message and heeding it.
+    which is there for whoever listens again after an interrupt.
     """
 
     def __init__(self, lines: IO[str]) -> None:
         self._lines = lines
         self._outcome: tuple[int, Event] | None = None  # the newest, by its request
         self._ended = False
-        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: an outcome, or the end
+        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: look, something else has come
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -369,21 +413,24 @@ class _Listener:
 
         Raises:
             TimeoutError: neither within ``patience_s``.
+            KeyboardInterrupt: Ctrl-C; the messages that were taken have been heeded.
         """
         until = None if patience_s is None else time.monotonic() + patience_s
-        while True:
-            ended, outcome = self._ended, self._outcome  # the latest first: what came before them is in the queue then
-            if self._arrived.empty():
-                if outcome is not None and outcome[0] == number:
-                    return outcome[1]
-                if ended:
-                    return None
-            try:
-                event = self._arrived.get(timeout=None if until is None else max(until - time.monotonic(), 0))
-            except queue.Empty:
-                raise TimeoutError from None
-            if event is not None and on_event is not None:
-                on_event(event)
+        with _Interrupts(lambda: self._arrived.put(None)) as interrupts:
+            while True:
+                interrupts.check()
+                ended, outcome = self._ended, self._outcome  # first: what came before them is in the queue then
+                if self._arrived.empty():
+                    if outcome is not None and outcome[0] == number:
+                        return outcome[1]
+                    if ended:
+                        return None
+                try:
+                    event = self._arrived.get(timeout=None if until is None else max(until - time.monotonic(), 0))
+                except queue.Empty:
+                    raise TimeoutError from None
+                if event is not None and on_event is not None:
+                    on_event(event)
 
     def ends(self, patience_s: float) -> bool:
         """Whether the child closes its end within that time."""

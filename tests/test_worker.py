@@ -109,6 +109,37 @@ def test_ctrl_c_gives_what_a_call_had() -> None:
     assert not psutil.pid_exists(stopped.value.partial.pid)
 
 
+def test_ctrl_c_in_the_midst_of_an_event_waits_for_its_end_and_none_is_lost() -> None:
+    began: list[int] = []
+    ended: list[int] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        began.append(event["number"])
+        if len(began) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        ended.append(event["number"])
+
+    with pytest.raises(Interrupted) as stopped:
+        run(Spec(ENDLESS), on_event=listen)
+    assert began == ended == list(range(stopped.value.partial.counted))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_cuts_an_event_short() -> None:
+    ended: list[int] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["number"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        ended.append(event["number"])
+
+    with pytest.raises(Interrupted):
+        run(Spec(ENDLESS), on_event=listen)
+    assert 2 not in ended
+    assert ended[:2] == [0, 1]
+
+
 def test_ctrl_c_does_not_wait_for_a_call_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ggufspec.worker._GRACE_S", 0.2)
     with pytest.raises(Interrupted) as stopped:
