@@ -695,6 +695,32 @@ def test_old_observations_fade():
     assert calibration.chance(0.7, 0) > 0.7
 
 
+def test_the_next_answer_may_be_another_kind_of_text():
+    """What an earlier one taught is the first guess, and a few offers put it right."""
+    calibrations = {LOOKUP: taught(lambda _: 1.0, lambda _: 0.4)}
+    before = calibrations[LOOKUP].chance(0.4, 0)
+    calibration = Adaptive(Curve(F16), None, calibrations).calibration(LOOKUP)
+    assert calibration is calibrations[LOOKUP]
+    assert calibration.chance(0.4, 0) == pytest.approx(before, abs=0.15)
+    same_answer = taught(lambda _: 1.0, lambda _: 0.4)
+    for _ in range(8):
+        calibration.observe(0.4, 0, 0.0)
+        same_answer.observe(0.4, 0, 0.0)
+    assert calibration.chance(0.4, 0) < 0.6 < same_answer.chance(0.4, 0)
+
+
+def test_the_next_answer_learns_anew_how_runs_go_on():
+    calibration = Calibration()
+    for _ in range(200):
+        calibration.observe(0.7, 1, 1.0)
+    run = calibration.run
+    calibration.fade()
+    assert calibration.run == pytest.approx(run)
+    for _ in range(8):
+        calibration.observe(0.7, 1, 0.0)
+    assert calibration.run < 0.4
+
+
 def test_an_agreement_between_counts_as_such():
     calibration = Calibration()
     for _ in range(300):

@@ -141,6 +141,8 @@ class Calibration:
 
     PRIOR = 6.0  # observations that the forecast counts as, and the pooled bin
     DECAY = 0.98  # of a bin's counts at each of its observations: some fifty count
+    CARRIED = 0.2  # of a bin's counts, from one answer to the next
+    CARRIED_RUN = 6.0  # observations of runs, at most
 
     def __init__(self) -> None:
         bins = len(_MIDDLES)
@@ -169,6 +171,14 @@ class Calibration:
     def run(self) -> float:
         """The chance that a token behind a kept one is kept too."""
         return min(self._run[0] / self._run[1], 0.98)
+
+    def fade(self) -> None:
+        """Another answer begins, which may be another kind of text: what was seen so far counts for less."""
+        self._outlooks.clear()
+        for counts in (self._seen, self._kept):
+            counts[:] = [[self.CARRIED * count for count in row] for row in counts]
+        share = min(1.0, self.CARRIED_RUN / self._run[1])
+        self._run = [share * count for count in self._run]
 
     def offered(self, confidence: float, place: int) -> None:
         """An offer was seen, whatever became of it."""
@@ -239,19 +249,19 @@ class Adaptive:
     Args:
         target: the target's verify curve.
         draft: the draft's seconds by tokens read, or None without one.
-        calibrations: what earlier answers taught about the drafters; this one adds to it.
+        calibrations: what earlier answers taught about the drafters; it fades, and this one adds to it.
         weariness: what they taught about deciding. An answer begins awake; where the one before ended without a gain,
             it has to show one sooner.
     """
 
-    REVIEW_SHARE = 0.006  # of the time for a draft that is off and reads along
+    REVIEW_SHARE = 0.004  # of the time for a draft that is off and reads along
     AMORTISED = 8  # rounds over which a draft that lags behind pays for catching up, if it is wanted in all of them
     MEMORY = 0.93  # of the rate, per round
     WINDOW = 4 * ROWS  # tokens that a draft reads along where all that it missed would cost too much
     REST_SHARE = 0.01  # of the time for deciding where that brings nothing
     TRIAL = 16  # rounds in which drafts may show that they bring more than deciding costs
     TOGETHER = 4  # batches without a draft that the target's curve is told of at once
-    CREDIT = 1.0  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
+    CREDIT = 0.5  # target-only tokens' time that it may read along beyond its share, to learn what it is worth
 
     def __init__(
         self,
@@ -262,6 +272,8 @@ class Adaptive:
     ) -> None:
         self.target, self.draft = target, draft
         self._calibrations = {} if calibrations is None else calibrations
+        for calibration in self._calibrations.values():
+            calibration.fade()
         self._weary = weariness or Weariness()
         self._trial = self.TRIAL // 4 if self._weary.gain < 0 else self.TRIAL
         self._weary.rest = self._weary.awake = 0
