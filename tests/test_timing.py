@@ -95,10 +95,21 @@ def test_the_budget_is_kept_beyond_the_widths_that_are_needed(budget_s):
     model = TimedModel(table(Q4_0, 1 / 5))
     measured = found(model, limit=256, budget_s=budget_s)
     needed = TimedModel(model.cost)
-    found(needed, limit=8, budget_s=0.0)
-    assert model.now <= max(budget_s, needed.now) + 1e-9
+    found(needed, limit=8, budget_s=budget_s)
+    assert model.now <= max(budget_s, needed.now + 2 * model.cost(16)) + 1e-9
     assert set(measured.points) >= {1, 2, 4, 8}
+    assert (16 in measured.points) == (budget_s > 0)
     assert (len(measured.points) > 6) == (budget_s >= 1)
+
+
+@pytest.mark.parametrize("milliseconds", [Q4_0, F16])
+def test_a_wide_batch_is_timed_beyond_the_budget_and_twice(milliseconds):
+    """Kernels may be good at sixteen tokens: from narrower ones nobody would know, and never try."""
+    model = TimedModel(lambda width: table(milliseconds)(width) if width < 16 else 0.7 * table(milliseconds)(16))
+    measured = found(model)
+    assert measured.points[16] == pytest.approx(model.cost(16))
+    assert [width for width, _ in model.batches].count(16) == 2
+    assert model.now < 1.5 + model.cost(16)
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ class SpeculativeDecoder:
 
     def __init__(
         self,
-        target: Path,
-        draft: Path | None = None,
+        target: str | Path,
+        draft: str | Path | None = None,
         options: DecoderOptions | None = None,
         *,
         cache: Path | None = None,
@@ -128,8 +128,8 @@ class SpeculativeDecoder:
         drafts = options.drafts(with_draft=draft is not None)
         self._rooms = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
-            self.target = self._own(Model(target, options.placement))
-            self.draft = self._own(Model(draft, options.draft_placement)) if draft else None
+            self.target = self._own(Model(Path(target), options.placement))
+            self.draft = self._own(Model(Path(draft), options.draft_placement)) if draft else None
             if self.draft:
                 require_same_vocabulary(
                     self.target, self.draft, "choose a draft of the target's own family, or --no-draft"

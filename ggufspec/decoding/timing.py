@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ggufspec.decoding.model import Model
 
 _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
+_WIDE = 16  # where kernels may be far better than narrower widths tell: timed in the end
+_WIDE_PATIENCE = 3  # within so many budgets
 _ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most telling first
 _AGREE = 1.25  # two timings of a width that are further apart were disturbed
 _TRIES = 3  # further timings of a width that do not agree, before it is given up
@@ -56,7 +58,8 @@ def measure(
         model: whose batches are timed.
         clock: seconds, monotonic.
         limit: the widest batch that is asked for.
-        budget_s: seconds to spend; the widths 1, 2, 4 and 8 are timed even if they take more.
+        budget_s: seconds to spend; the widths 1, 2, 4 and 8 are timed even if they take more, and 16 within
+            three times as much.
         allowed: the widths that may be used; None: all up to ``limit``.
         outputs: rows of logits of a batch at most; None: all, as a verification has.
         depth: tokens to have in the cache, at least.
@@ -84,6 +87,10 @@ def measure(
     for width in timer.suspects():
         if timer.spent_s <= _PATIENCE * budget_s:
             timer.visit(width)
+    if _WIDE in others and _WIDE not in timer.timings:
+        for _ in range(2):
+            if timer.spent_s + timer.guess_s(_WIDE) <= _WIDE_PATIENCE * budget_s:
+                timer.again(_WIDE)
     if depth > found:
         model.rewind(found)
     return timer.result()
@@ -127,6 +134,10 @@ class _Timer:
         """Seconds of the widest batch so far."""
         return min(self.timings[max(self.timings)])
 
+    def guess_s(self, width: int) -> float:
+        """Seconds of a batch of a width beyond the widest so far, if it is no better."""
+        return self.widest_s * width / max(self.timings)
+
     def visit(self, width: int) -> None:
         """Time a width, which may have been timed before."""
         first = self.once(width)
@@ -141,8 +152,8 @@ class _Timer:
                 known.append(self.once(width))
 
     def again(self, width: int) -> None:
-        """Time a slow width once more."""
-        self.timings[width].append(self.once(width))
+        """Time a slow width once, or once more."""
+        self.timings.setdefault(width, []).append(self.once(width))
 
     def suspects(self) -> list[int]:
         """Widths whose timings contradict each other, or those of other widths."""

@@ -22,7 +22,7 @@ N = 24
 
 @pytest.fixture
 def decoder(pair: tuple[Path, Path]) -> Iterator[SpeculativeDecoder]:
-    with SpeculativeDecoder(*pair, OPTIONS) as one:
+    with SpeculativeDecoder(*map(str, pair), options=OPTIONS) as one:
         yield one
 
 
