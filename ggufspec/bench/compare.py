@@ -11,7 +11,7 @@ from pathlib import Path
 from ggufspec.bench import attempt, drift, quality, trial
 from ggufspec.bench.ledger import ByDevice, Kept, Ledger
 from ggufspec.bench.stats import paired_ratios, spread
-from ggufspec.bench.versus import Progress, machine, notes_of, speed, summarise
+from ggufspec.bench.versus import Progress, busy_notes, machine, notes_of, speed, summarise
 from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.errors import GgufspecError
@@ -249,7 +249,7 @@ class Comparison:
             drafts=tuple(self._model(one, None) for one in self.experiment.drafts),
             cells=cells,
             warnings=tuple(self._warnings(leaders)),
-            notes=(*self.ledger.notes, *_once(notes_of(results))),
+            notes=(*self.ledger.notes, *_once(notes_of(results)), *busy_notes(results)),
             interrupted=interrupted,
         )
 

@@ -13,7 +13,7 @@ from ggufspec.bench import drift, trial
 from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
 from ggufspec.bench.stats import paired_ratios
-from ggufspec.bench.versus import alone, machine, notes_of, settings_of, speed, summarise
+from ggufspec.bench.versus import alone, busy_notes, machine, notes_of, settings_of, speed, summarise
 from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.reports.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
@@ -177,7 +177,7 @@ class Sweep:
             settings=settings | {asked.option: [one.shown for one in asked.values], "repetitions": asked.repetitions},
             option=asked.option,
             points=tuple(self._point(one) for one in asked.values),
-            notes=(*asked.notes, *self._nowhere(), *self._drifted(), *seen, *notes_of(results)),
+            notes=(*asked.notes, *self._nowhere(), *self._drifted(), *seen, *notes_of(results), *busy_notes(results)),
             interrupted=interrupted,
         )
 

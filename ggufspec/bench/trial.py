@@ -60,7 +60,8 @@ class Result:
     """What was measured. ``vram_bytes`` is what all cards' use rose by; ``finished`` is False after a stop.
 
     ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
-    all cards used from the first prompt to the last token, where NVML counts it.
+    all cards used from the first prompt to the last token, where NVML counts it, and ``others_cpus`` the CPUs that
+    other programs kept busy meanwhile.
     """
 
     answers: tuple[Answer, ...]
@@ -73,6 +74,7 @@ class Result:
     drafters: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     energy_j: float | None = None
+    others_cpus: float = 0.0
 
 
 def placed(decoder: SpeculativeDecoder) -> tuple[Placed, Placed | None]:
@@ -112,7 +114,7 @@ def run(
         for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
             pass
         answers: list[Answer] = []
-        energy_before = gpus.energy_j()
+        energy_before, cpu_before = gpus.energy_j(), host.cpu_use()
         for prompt in spec.prompts:
             text, tokens = [], []
             for emitted in decoder.generate(
@@ -138,7 +140,7 @@ def run(
             emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
-        energy_after = gpus.energy_j()
+        energy_after, cpu_after = gpus.energy_j(), host.cpu_use()
         return Result(
             answers=tuple(answers),
             target=target,
@@ -150,6 +152,7 @@ def run(
             drafters=decoder.drafters,
             notes=tuple(decoder.notes),
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
+            others_cpus=cpu_after.others_since(cpu_before),
         )
 
 

@@ -282,7 +282,7 @@ class _Space:
             split=target_split,
             draft_split=draft_split,
             cpu_experts=s.cpu_experts,
-            threads=s.threads,
+            threads=0 if self.options.threads == 0 and s.threads == self.cores else s.threads,
             type_k=s.type_k,
             type_v=s.type_v,
             flash_attention=s.flash_attention,

@@ -34,6 +34,7 @@ AT_PAIR = "target_only_at_pair"
 LLAMA_ALONE, LLAMA_HOOK = "llama_target_only", "llama_hook"
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
 _FEWEST_TRIALS = 3
+BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
 
 Progress = Callable[[int, int, str], None]
 
@@ -199,7 +200,7 @@ class Bench:
         speedup = paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
         return BenchDocument(
             pair=self.experiment.pair.describe(),
-            machine=machine(),
+            machine=machine() | {"others_cpus": {m: [r.others_cpus for r in rs] for m, rs in self.results.items()}},
             plan=plan_of(self.results) | ({"planned": asdict(self.experiment.plan)} if self.experiment.plan else {}),
             settings=settings_of(spec) | {"repetitions": self.experiment.repetitions},
             runs=runs,
@@ -208,7 +209,10 @@ class Bench:
             identity_check={"note": self.identity_note},
             divergences=self.divergences,
             verdict=judge(speedup, runs["target_only"], runs["speculative"]),
-            notes=notes_of(self.results["speculative"]),
+            notes=(
+                *notes_of(self.results["speculative"]),
+                *busy_notes(result for results in self.results.values() for result in results),
+            ),
             interrupted=interrupted,
             hook=self._hook() if self.experiment.engine == "hook" else None,
         )
@@ -348,6 +352,15 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
 def notes_of(results: list[trial.Result]) -> tuple[str, ...]:
     """What the decoders had to say, once each."""
     return tuple(dict.fromkeys(note for result in results for note in result.notes))
+
+
+def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
+    """A sentence where other programs were at work during half of the trials."""
+    others = sorted(result.others_cpus for result in results)
+    if not others or others[len(others) // 2] < BUSY_CPUS:
+        return ()
+    used = f"other programs used {others[0]:.1f} to {others[-1]:.1f} of {host.usable_cpus()} CPUs during the trials"
+    return (f"{used}: an idle machine reaches more tokens/s; ratios are of trials that took turns",)
 
 
 def machine() -> dict[str, object]:

@@ -75,6 +75,7 @@ def _machine() -> Machine:
         free_memory_bytes=host.free_memory_bytes(),
         model_folder=str(folder),
         free_disk_bytes=host.free_disk_bytes(folder),
+        others_cpus=host.others_cpus(),
         hub_is_offline=os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
     )
 

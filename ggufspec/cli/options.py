@@ -178,7 +178,14 @@ JsonSchemaFile = Annotated[
     Path | None, _option("-jf", "--json-schema-file", metavar="FILE", help="The same, from a file.")
 ]
 Threads = Annotated[
-    int | None, _option("-t", "--threads", metavar="N", help="CPU threads.  [physical cores]", variable="THREADS")
+    int | None,
+    _option(
+        "-t",
+        "--threads",
+        metavar="N",
+        help="CPU threads.  [physical cores, fewer beside busy programs]",
+        variable="THREADS",
+    ),
 ]
 TypeK = Annotated[
     str | None,

@@ -196,10 +196,9 @@ def prepare(
     searched = _TUNED + _CACHE * (allow_kv is not None)
     settings = chosen.settings.model_copy(update=dict.fromkeys(searched))
     base = planned.decoder(settings, decoding, drafting)
-    base = replace(base, threads=base.threads or physical_cores())
     pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, draft_gpu_layers=None))
     asked = planned.asked_of(pair, placing, drafting, allow_kv=allow_kv)
-    where = planned.site(asked, base.threads)
+    where = planned.site(asked, base.threads or physical_cores())
     made = planned.make(pair, base, asked, where=where, quiet=quiet, verbose=verbose)
     free = _free(base, asked, placing, drafting, decoding, with_draft=chosen.draft is not None)
     space = candidates(made.plan, base, free)
@@ -228,9 +227,21 @@ def prepare(
         threshold=threshold / 100,
         budget_s=None if budget is None else _in_seconds(budget),
         repeats=repetitions,
-        notes=made.plan.notes,
+        notes=(*made.plan.notes, *_busy()),
         verbose=verbose,
     )
+
+
+def _busy() -> tuple[str, ...]:
+    """What a search on a machine that is at work is worth."""
+    from ggufspec.bench.versus import BUSY_CPUS
+    from ggufspec.hardware.host import others_cpus, usable_cpus
+
+    others = others_cpus()
+    if others < BUSY_CPUS:
+        return ()
+    used = f"other programs use {others:.1f} of {usable_cpus()} CPUs"
+    return (f"{used}: what is fastest beside them may not be on an idle machine; tune again with --fresh then",)
 
 
 def _in_seconds(text: str) -> float:
@@ -248,6 +259,7 @@ def _free(
 ) -> Free:
     """What the command line leaves open."""
     from ggufspec.bench.tuning_space import Free, policies, thread_counts
+    from ggufspec.hardware.host import physical_cores
 
     drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
     if base.accept != "exact" or drafting.drafter is not None:
@@ -258,7 +270,7 @@ def _free(
     if drafting.draft_max is not None:
         lengths = tuple(dict.fromkeys((policy, drafting.draft_max) for policy, _ in lengths))
     return Free(
-        threads=(base.threads,) if decoding.threads else thread_counts(base.threads),
+        threads=(base.threads,) if base.threads else thread_counts(physical_cores()),
         drafters=drafters,
         policies=lengths,
         flash_attention=(base.flash_attention,) if decoding.flash_attn else ("auto", "off"),

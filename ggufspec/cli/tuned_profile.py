@@ -144,10 +144,11 @@ def _own_draft(files: given.Files) -> bool:
 def _settings(s: TunedSetting, base: DecoderOptions) -> dict[str, object]:
     """A setting as a profile has it; what is as usual is left away."""
     from ggufspec.bench.tuning_space import DEFAULT_MICRO_BATCH
+    from ggufspec.hardware.host import physical_cores
 
     return {
         "n_ctx": base.n_ctx,
-        "threads": s.threads,
+        "threads": s.threads if base.threads or s.threads < physical_cores() else None,
         "drafter": s.drafter,
         "draft_policy": s.draft_policy if s.drafted else None,
         "draft_max": s.draft_max if s.drafted else None,

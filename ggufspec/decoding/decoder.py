@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,10 @@ from ggufspec.decoding.options import LOOKUP, ROWS, AnswerOptions, DecoderOption
 from ggufspec.decoding.pace import Pace
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
+from ggufspec.decoding.threads import Threads
 from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
@@ -116,7 +118,9 @@ class SpeculativeDecoder:
         *,
         cache: Path | None = None,
     ) -> None:
-        self.options = options = options or DecoderOptions()
+        options = options or DecoderOptions()
+        # Flash attention adds up in an order that depends on the number of threads, which strict mode therefore fixes.
+        self._threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
         self.statistics: Statistics | None = None
         self._closers: list[Model | Context] = []
@@ -134,6 +138,7 @@ class SpeculativeDecoder:
                 require_same_vocabulary(
                     self.target, self.draft, "choose a draft of the target's own family, or --no-draft"
                 )
+            self.options = options = replace(options, threads=self._threads.start())
             self._target = self._own(Context(self.target, options.context(with_draft=draft is not None)))
             self._draft = self._own(Context(self.draft, options.draft_context())) if self.draft else None
             for context in (self._target, self._draft) if drafts else ():
@@ -339,6 +344,7 @@ class SpeculativeDecoder:
                 width=self._pace.width if context is self._target else lambda count: count,
                 clock=clock,
             ):
+                self._follow_threads()
                 text += round_.emitted
                 tally.add(round_)
                 if rounds is not None:
@@ -373,6 +379,7 @@ class SpeculativeDecoder:
         """Between the batches of a long text, ask whether to go on."""
 
         def ask() -> None:
+            self._follow_threads()
             if stopping is not None and stopping():
                 raise _LeftOff
 
@@ -384,6 +391,13 @@ class SpeculativeDecoder:
         finally:
             for context in contexts:
                 context.between = None
+
+    def _follow_threads(self) -> None:
+        """Give llama.cpp as many threads as other programs leave CPUs for."""
+        if self._threads.look():
+            for context in (self._target, self._draft):
+                if context is not None:
+                    context.use_threads(self._threads.count)
 
     def _same(self, name: str, prompt: Sequence[int], context: Context, has_read: int) -> int:
         """How many of the prompt's tokens, of all but the last, are in a cache and can stay there.
@@ -407,6 +421,8 @@ class SpeculativeDecoder:
         ]
         if stop_reason == "grammar":
             said.append("the answer ends where the grammar permits no further token")
+        if self._threads.note:
+            said.append(self._threads.note)
         self.notes += [note for note in said if note not in self.notes]
 
     def _stop_reason(self, end: bool, stream: TextStream, length: int, enough: bool, dead_end: bool) -> str:
@@ -439,8 +455,8 @@ class SpeculativeDecoder:
         else:
             with self._answering:  # configure() in another thread ends first
                 pass
-        if (pace := getattr(self, "_pace", None)) and self._closers:
-            pace.keep()
+        if (pace := getattr(self, "_pace", None)) and self._closers and not self._threads.changed:
+            pace.keep()  # it is kept for the number of threads that was begun with
         while self._closers:
             self._closers.pop().close()
 

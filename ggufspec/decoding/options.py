@@ -49,7 +49,8 @@ class DecoderOptions:
         split: shares of the target's offloaded layers for each device; empty leaves it to llama.cpp (free memory).
         draft_split: the same of the draft.
         cpu_experts: the target's expert tensors of the first so many blocks stay on the CPU.
-        threads: CPU threads; 0 means the physical cores.
+        threads: CPU threads; 0 means the physical cores, and fewer while other programs use the CPUs
+            (:mod:`ggufspec.decoding.threads`).
         type_k: type of the target's key cache, f16 or q8_0 say.
         type_v: type of the target's value cache.
         flash_attention: auto, on or off.

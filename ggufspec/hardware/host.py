@@ -9,7 +9,9 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,11 +25,57 @@ def physical_cores() -> int:
 
     llama.cpp gains nothing from two threads on one core.
     """
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = min(cores, len(os.sched_getaffinity(0)))
+    cores = min(psutil.cpu_count(logical=False) or psutil.cpu_count() or 1, usable_cpus())
     quota = _cgroup_cores(_ROOT)
     return max(1, min(cores, quota) if quota else cores)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """Seconds since some moment in the past; only differences mean something.
+
+    Args:
+        clock_s: that went by.
+        all_s: of CPU time that every program took on the CPUs which this process may use, and what a hypervisor gave
+            to others.
+        own_s: of CPU time that this process took.
+    """
+
+    clock_s: float
+    all_s: float
+    own_s: float
+
+    def others_since(self, before: CpuUse) -> float:
+        """CPUs that other programs kept busy since ``before``, on average."""
+        busy_s = self.all_s - before.all_s - (self.own_s - before.own_s)
+        return max(busy_s, 0.0) / max(self.clock_s - before.clock_s, 1e-9)
+
+
+def usable_cpus() -> int:
+    """Logical CPUs that this process may use."""
+    return len(_affinity()) or psutil.cpu_count() or 1
+
+
+def cpu_use() -> CpuUse:
+    """How busy the CPUs have been; the system counts in steps of about 10 ms."""
+    allowed, per_cpu = _affinity(), psutil.cpu_times(percpu=True)
+    if allowed and max(allowed) < len(per_cpu):
+        per_cpu = [per_cpu[cpu] for cpu in allowed]
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")
+    all_s = sum(getattr(cpu, part, 0.0) for cpu in per_cpu for part in busy)
+    return CpuUse(time.monotonic(), all_s, time.process_time())
+
+
+def others_cpus(look_s: float = 0.3) -> float:
+    """CPUs that other programs keep busy now, seen over a moment of ``look_s`` seconds."""
+    before = cpu_use()
+    time.sleep(look_s)
+    return cpu_use().others_since(before)
+
+
+def _affinity() -> set[int]:
+    """The CPUs that this process is bound to; empty where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def peak_rss_bytes() -> int:

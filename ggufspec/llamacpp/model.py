@@ -323,6 +323,10 @@ class Context:
             raise ModelError(f"{name} cannot go back to token {length}, only to {self.floor}", "run it with --no-draft")
         self.length = length
 
+    def use_threads(self, count: int) -> None:
+        """Decode with so many CPU threads from now on."""
+        self._lib.llama_set_n_threads(self._handle, count, count)
+
     @property
     def floor(self) -> int:
         """The least length, besides 0, that :meth:`rewind` can go back to now."""

@@ -13,6 +13,7 @@ from ggufspec.reports.sizes import gib
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LITTLE_MEMORY_BYTES = 4 * 2**30
 _LITTLE_DISK_BYTES = 20 * 10**9
+_BUSY_CPUS = 0.5
 _BUSY_SHARE = 0.5  # of a card's memory, in others' hands
 
 
@@ -49,7 +50,9 @@ class LlamaCpp:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The host: ``cores`` and ``free_memory_bytes`` are what this process may use, ``model_folder`` is the cache."""
+    """The host: ``cores`` and ``free_memory_bytes`` are what this process may use, ``model_folder`` is the cache;
+    ``others_cpus`` are CPUs that other programs keep busy.
+    """
 
     cpu: str
     cores: int
@@ -58,6 +61,7 @@ class Machine:
     model_folder: str
     free_disk_bytes: int
     hub_is_offline: bool = False
+    others_cpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +158,14 @@ def _machine(machine: Machine) -> Iterator[Finding]:
             f"only {gib(machine.free_memory_bytes)} GiB of memory can be had (the machine has "
             f"{gib(machine.total_memory_bytes)}): layers that stay on the CPU need more",
             "ps -eo rss,comm --sort=-rss | head",
+        )
+    if machine.others_cpus > _BUSY_CPUS:
+        yield Finding(
+            "warning",
+            f"other programs keep {machine.others_cpus:.1f} CPUs busy: layers on the CPU run slower than they could, "
+            "with as many threads as CPUs are left (with all of them they would wait for each other, and run at a "
+            "fifth or less of their speed)",
+            "ps -eo pcpu,comm --sort=-pcpu | head",
         )
     if machine.free_disk_bytes < _LITTLE_DISK_BYTES:
         yield Finding(

@@ -1,0 +1,106 @@
+"""How many CPU threads llama.cpp gets while other programs run beside it.
+
+llama.cpp's threads wait for each other after every operation. Where another program holds one of the CPUs, each wait
+lasts until the scheduler gives that CPU back, and the speed falls to a fifth or less; a thread fewer, on the CPUs that
+are left, keeps most of it (docs/decisions/024). What the others use is read from the system's own counters, which
+costs a fraction of a millisecond twice a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import ceil
+
+from ggufspec.hardware import host
+from ggufspec.hardware.host import CpuUse
+
+_FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
+_INTERVAL_S = 0.5
+_STALE_S = 2.0  # between two answers: what was used then says nothing of now
+_TOLERATED = 0.5  # of a CPU: with so much in others' hands one thread more and one thread fewer are equally fast
+
+
+def threads_left(cores: int, cpus: int, others: float) -> int:
+    """Threads that each get a CPU of their own.
+
+    Args:
+        cores: threads on an idle machine.
+        cpus: logical CPUs; where cores have two each, others fit beside ``cores`` threads.
+        others: CPUs that other programs keep busy.
+    """
+    return max(1, min(cores, ceil(cpus - others - _TOLERATED)))
+
+
+class Threads:
+    """Follows what other programs use, from the moment it is made.
+
+    Args:
+        fixed: so many threads whatever else runs; 0 follows.
+        cores: threads on an idle machine.
+        cpus: logical CPUs.
+        usage: reads the system's counters.
+        clock: seconds, monotonic.
+        sleep: waits until there is something to be read.
+
+    Attributes:
+        count: threads now.
+        lowered: whether there were ever fewer than ``cores``.
+        changed: whether ``count`` has changed since :meth:`start`.
+    """
+
+    def __init__(
+        self,
+        fixed: int = 0,
+        *,
+        cores: int | None = None,
+        cpus: int | None = None,
+        usage: Callable[[], CpuUse] = host.cpu_use,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._follows = fixed == 0
+        self._cores = fixed or cores or host.physical_cores()
+        self._cpus = cpus or host.usable_cpus()
+        self._usage, self._clock, self._sleep = usage, clock, sleep
+        self.count, self.lowered, self.changed = self._cores, False, False
+        self._next = clock() + _FIRST_LOOK_S
+        if self._follows:
+            self._before = usage()
+
+    def start(self) -> int:
+        """Threads to begin with, by what the others have used since this was made."""
+        if self._follows:
+            self._sleep(max(0.0, self._next - self._clock()))
+            self._look()
+            self.changed = False
+        return self.count
+
+    def look(self) -> bool:
+        """Whether :attr:`count` is another than before; to be called often, it reads the counters twice a second."""
+        return self._follows and self._clock() >= self._next and self._look()
+
+    def _look(self) -> bool:
+        before, self._before = self._before, self._usage()
+        late_s = self._clock() - self._next
+        self._next = self._clock() + _INTERVAL_S
+        if late_s > _STALE_S:
+            return False
+        others = self._before.others_since(before)
+        count = threads_left(self._cores, self._cpus, others)
+        if count < self._cores:
+            self.lowered = True
+        if count == self.count:
+            return False
+        self.count, self.changed = count, True
+        return True
+
+    @property
+    def note(self) -> str:
+        """A sentence for the user where others were in the way, else empty."""
+        if not self.lowered:
+            return ""
+        return (
+            f"other programs are using the CPUs: llama.cpp gets fewer than {self._cores} threads while they do "
+            "(-t sets a number of threads for good)"
+        )
