@@ -1,19 +1,52 @@
-"""What the tests of the command line share: the pair that ships, a clean environment, damaged files."""
+"""The two tiers, and what tests share: the pair that ships and its curves, a clean environment, damaged files."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import forks
 import gguf
 import pytest
 from gguf_files import rewritten
+from hypothesis import is_hypothesis_test, settings
 from processes import Cli
 
-from ggufspec import demo_pair
+from ggufspec import DecoderOptions, demo_pair, worker
+from ggufspec.decoding import kept
+from ggufspec.llamacpp.model import Context, Model
+
+# Properties are held with few examples, the same ones each time; in the full tier with many, found anew.
+settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True, database=None)
+settings.register_profile("full", max_examples=400, deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=("quick", "full"), help="only the tests of one tier; without it, all")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("full" if config.getoption("tier") == "full" else "quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The full tier is what is marked ``full``, and the properties once more."""
+    tier = config.getoption("tier")
+    if tier is None:
+        return
+
+    def chosen(item: pytest.Item) -> bool:
+        full = item.get_closest_marker("full") is not None
+        return not full if tier == "quick" else full or is_hypothesis_test(getattr(item, "obj", None))
+
+    config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+    items[:] = [item for item in items if chosen(item)]
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +59,37 @@ def draft() -> Path:
     return demo_pair()[1]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked_children() -> Iterator[None]:
+    """Children that run llama.cpp are forks, too, where tests call the library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "subprocess", forks.FORKING)
+        yield
+
+
+@pytest.fixture(scope="session")
+def curves(tmp_path_factory: pytest.TempPathFactory, target: Path, draft: Path) -> Path:
+    """T(n) of the pair that ships by one thread, measured once for all tests: a folder with the cache's file."""
+    folder = tmp_path_factory.mktemp("curves")
+    options = DecoderOptions(threads=1)
+    wanted = (
+        (target, options.placement, options.context(with_draft=True), None, False),
+        (target, options.placement, options.context(with_draft=True), None, True),
+        (draft, options.draft_placement, options.draft_context(), 1, False),
+    )
+    for path, placement, context_options, outputs, strict in wanted:
+        key = kept.key(path, placement, context_options, outputs=outputs, strict=strict)
+        with Model(path, placement) as model, closing(Context(model, context_options)) as context:
+            curve, _ = kept.known_or_measured(context, key, None, time.perf_counter)
+        kept.save(folder, key, kept.Kept(curve.points(), curve.switch_s, curve.widths))  # of a busy machine, too
+    return folder
+
+
 @pytest.fixture
-def cli(tmp_path_factory: pytest.TempPathFactory) -> Cli:
-    """One thread (llama.cpp's threads spin), nothing of the user's own, no network."""
+def cli(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Cli:
+    """One thread (llama.cpp's threads spin), nothing of the user's own but curves, no network."""
     home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("folder")
+    shutil.copytree(curves, home / ".cache" / "ggufspec")
     own = ("GGUFSPEC_", "HF_", "HUGGINGFACE_", "XDG_", "PYTEST_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
     for key in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forks
 import pexpect
 import psutil
+from forks import SCRIPT
 
-SCRIPT = Path(sys.executable).with_name("ggufspec")
 PATIENCE_S = 180.0
 # Arguments of an answer that does not end by itself
 ENDLESS = (
@@ -55,21 +56,26 @@ class Finished:
 
 @dataclass(frozen=True)
 class Cli:
-    """``cli("run", "-p", "x")`` runs the console script to its end; keywords are environment variables."""
+    """``cli("run", "-p", "x")`` runs the console script to its end; keywords are environment variables.
+
+    It is a fork, and so are its children: as real, and without the seconds that Python takes to start and import (see
+    :mod:`forks`). What :meth:`start` and :meth:`terminal` start are processes of their own.
+    """
 
     folder: Path
     environment: dict[str, str]
 
     def __call__(self, *arguments: str | Path, stdin: str | bytes = b"", **more: str) -> Finished:
-        done = subprocess.run(
-            [SCRIPT, *arguments],
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            env=self.environment | more,
-            cwd=self.folder,
-            timeout=PATIENCE_S,
-        )
-        return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
+        pipe = subprocess.PIPE
+        words, environment = [SCRIPT, *arguments], self.environment | more
+        with forks.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=self.folder) as process:
+            try:
+                data = stdin.encode() if isinstance(stdin, str) else stdin
+                stdout, stderr = process.communicate(data, timeout=PATIENCE_S)
+            except BaseException:
+                process.kill()
+                raise
+        return Finished(process.returncode, stdout.decode(), stderr.decode())
 
     def start(
         self, *arguments: str | Path, first: Callable[[], None] | None = None, **pipes: Any

@@ -5,8 +5,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding import acceptance
 from ggufspec.decoding.acceptance import (
@@ -342,7 +343,7 @@ SAMPLINGS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.booleans(), SAMPLINGS, st.data())
 def test_exact_rule_any_drafter_and_any_stop_give_the_text_of_target_only(seed, vocab, ties, sampling, data):
     target, rule = Logits(seed, vocab, ties), ExactRule(sampling)
@@ -350,7 +351,7 @@ def test_exact_rule_any_drafter_and_any_stop_give_the_text_of_target_only(seed, 
     assert decode(target, rule, 12, lambda _: data.draw(guesses)) == target_only(target, rule, 12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(0, 2**32), SAMPLINGS, st.floats(0, 1), st.integers(1, 4))
 def test_exact_rule_may_drop_tokens_because_of_their_own_probability(seed, sampling, p_min, length):
     target, draft, rule = Logits(seed, 5), Logits(seed + 1, 5), ExactRule(sampling)
@@ -369,7 +370,7 @@ def test_exact_rule_may_drop_tokens_because_of_their_own_probability(seed, sampl
     assert decode(target, rule, 12, chain) == target_only(target, rule, 12)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.sampled_from(NAMES), st.integers(0, 2**32), st.integers(1, 6), SAMPLINGS)
 def test_the_target_as_its_own_draft_is_always_accepted(name, seed, length, sampling):
     target, rule = Logits(seed, 5), make_rule(name, sampling)
@@ -380,7 +381,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(name, seed, length, samp
     assert rule.verify(rows, proposals, 0).accepted == length
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(0, 2**32), st.data())
 def test_at_temperature_0_lossless_rules_and_the_best_of_one_are_greedy(seed, data):
     target = Logits(seed, 4)
@@ -534,7 +535,7 @@ def test_acceptance_at_one_position_is_of_that_positions_row():
     assert rule.verify(np.stack([likely, unlikely, likely]), [Proposal(1), Proposal(1)], 0) == Verdict(1, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(0, 2**32), st.integers(1, 6), SAMPLINGS, st.data())
 def test_the_best_of_one_at_temperature_0_is_the_exact_rule(seed, vocab, sampling, data):
     target = Logits(seed, vocab, ties=True)

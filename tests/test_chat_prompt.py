@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.bench.chat_prompt import Prompter
 from ggufspec.bench.conversation import Conversation, Turn
@@ -262,7 +263,7 @@ def test_half_a_character_is_no_text() -> None:
 WORDS = st.lists(st.sampled_from(["a", "b", " ", "\n", "<|e|>", "<|s|>user\n", "</s>", "<", "|e|>", "é"]), max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.tuples(WORDS.map("".join), WORDS.map("".join)), min_size=1, max_size=4), st.booleans())
 def test_turns_are_the_templates_alone_and_caches_stay_of_use(said: list[tuple[str, str]], spaced: bool) -> None:
     """Whatever is said: one end for each message, and what was emitted is the beginning of what follows."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from rich.console import Console
 from screens import Terminal
 from test_markdown import TEXTS, letters
@@ -33,7 +34,7 @@ def painted(text: str, terminal: Terminal, cuts: int = 1) -> str:
     return terminal.text
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TEXTS, st.lists(st.integers(min_value=1, max_value=40), min_size=1), st.integers(20, 60), st.integers(4, 12))
 def test_every_letter_is_on_the_screen_once_at_any_time(text: str, cuts: list[int], columns: int, rows: int) -> None:
     terminal = Terminal(columns, rows)

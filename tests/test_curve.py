@@ -5,7 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec.decoding.curve import Curve
@@ -260,7 +260,6 @@ tables = st.dictionaries(st.integers(1, 24), st.floats(1e-4, 10), min_size=1)
 batches = st.lists(st.tuples(st.integers(1, 24), st.floats(1e-5, 100)), max_size=40)
 
 
-@settings(deadline=None)
 @given(tables, batches, st.booleans(), st.one_of(st.none(), st.sets(st.integers(1, 24), min_size=1)))
 def test_whatever_runs_a_width_holds_its_tokens_and_is_allowed(points, batches, can_pad, widths):
     curve = Curve(points, limit=24, widths=widths, can_pad=can_pad or widths is not None)

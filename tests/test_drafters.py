@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.drafters import Hindsight, ModelDrafter
@@ -291,7 +292,7 @@ def test_agreement_under_the_residual_rule_is_the_chance_to_propose_what_came():
         assert one.agreement == pytest.approx(math.exp(scores[text[place]]) / np.exp(scores).sum())
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_hindsight_is_what_an_offer_would_have_been(data):
     """Whatever was read, offered, kept and reviewed before; at any temperature under the exact rule."""

@@ -23,7 +23,6 @@ from ggufspec.reports.evidence import PARTS, Part, Run, read_part, read_run
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_evidence"
-pytestmark = pytest.mark.slow
 RPC = ("--device", "rpc", "--shapes", "tiny", "-t", "1")
 MINUTES = 8  # more than all of it takes on a machine that is busy with other tests
 
@@ -81,6 +80,7 @@ def measured(place: Path) -> tuple[Path, Finished, float]:
     return place / "all", finished, time.monotonic() - began
 
 
+@pytest.mark.full
 def test_every_part_is_measured_in_the_time(measured: tuple[Path, Finished, float]) -> None:
     folder, finished, seconds = measured
     assert (finished.code, finished.stderr) == (0, "")
@@ -97,6 +97,7 @@ def test_every_part_is_measured_in_the_time(measured: tuple[Path, Finished, floa
     assert all(any(line.startswith(f"  {letter}  ") for line in lines) for letter in PARTS)
 
 
+@pytest.mark.full
 def test_the_planner_s_bytes_are_llama_cpp_s(measured: tuple[Path, Finished, float]) -> None:
     _, parts = documents(measured[0])
     for row in done(parts["a"]).values():
@@ -108,6 +109,7 @@ def test_the_planner_s_bytes_are_llama_cpp_s(measured: tuple[Path, Finished, flo
         assert 0 < row.found.largest < row.found.target.layers  # the ceiling holds a part of it
 
 
+@pytest.mark.full
 def test_times_and_ways_are_those_that_were_asked_for(measured: tuple[Path, Finished, float]) -> None:
     _, parts = documents(measured[0])
     widths = next(iter(done(parts["c"]).values())).found
@@ -125,6 +127,7 @@ def test_times_and_ways_are_those_that_were_asked_for(measured: tuple[Path, Fini
     assert hopeless.acceptance_rate < 0.5 * drafted.acceptance_rate
 
 
+@pytest.mark.full
 def test_speeds_are_predicted_for_what_was_run(measured: tuple[Path, Finished, float]) -> None:
     _, parts = documents(measured[0])
     rows = [row for row in parts["g"].rows if row.name != "calibration"]
@@ -132,6 +135,7 @@ def test_speeds_are_predicted_for_what_was_run(measured: tuple[Path, Finished, f
     assert all(row.found.measured > 0 and row.found.predicted > 0 for row in rows)
 
 
+@pytest.mark.full
 def test_strict_mode_is_kept(measured: tuple[Path, Finished, float]) -> None:
     _, parts = documents(measured[0])
     certificate = next(row.found for name, row in done(parts["h"]).items() if name.startswith("certificate"))
@@ -141,6 +145,7 @@ def test_strict_mode_is_kept(measured: tuple[Path, Finished, float]) -> None:
     assert all(check.status != "failed" for check in certificate.checks)
 
 
+@pytest.mark.full
 def test_the_summary_is_readable(measured: tuple[Path, Finished, float]) -> None:
     text = (measured[0] / "README.md").read_text(encoding="utf-8")
     assert [line[3] for line in text.splitlines() if line.startswith("## ")] == list(PARTS)
@@ -148,6 +153,7 @@ def test_the_summary_is_readable(measured: tuple[Path, Finished, float]) -> None
     assert "nan" not in text
 
 
+@pytest.mark.full
 def test_a_second_sitting_keeps_the_rows_of_the_first(measured: tuple[Path, Finished, float], place: Path) -> None:
     folder = shutil.copytree(measured[0], place / "again")
     _, before = documents(folder)
@@ -165,6 +171,7 @@ def first_row(folder: Path, letter: str) -> Any:
     return next(iter(done(part).values()), None) if part else None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_keeps_what_is_done_and_leaves_nothing_running(place: Path, number: signal.Signals) -> None:
     folder = place / f"interrupted-{number.name}"
@@ -183,6 +190,7 @@ def test_ctrl_c_keeps_what_is_done_and_leaves_nothing_running(place: Path, numbe
     assert (folder / "README.md").exists()
 
 
+@pytest.mark.full
 def test_a_kill_loses_no_row(place: Path) -> None:
     folder = place / "killed"
     child = start(place, *RPC, "--only", "a", "--minutes", "5", "--folder", folder)
@@ -199,6 +207,7 @@ def test_a_kill_loses_no_row(place: Path) -> None:
     assert done(parts["a"])[row.name] == row
 
 
+@pytest.mark.full
 def test_a_damaged_model_costs_its_own_rows(place: Path) -> None:
     shelf = Shelf(place / "damaged", "holes")
     shelf.folder.mkdir(parents=True)
@@ -242,6 +251,7 @@ def test_bad_input(place: Path, arguments: tuple[str, ...], code: int, said: str
     assert hint in second
 
 
+@pytest.mark.full
 def test_other_settings_in_the_same_folder(measured: tuple[Path, Finished, float], place: Path) -> None:
     finished = run(place, *RPC, "--vram", "64MiB", "--folder", measured[0])
     assert finished.code == 2

@@ -4,8 +4,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from test_acceptance import FULL, NAMES, SAMPLINGS, Logits, law_of, row
 
 from ggufspec.decoding import acceptance, grammar
@@ -64,7 +65,7 @@ def automata(draw):
 # --- paths ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(automata(), st.integers(0, 5), st.data())
 def test_the_state_is_a_function_of_the_text_however_it_came_about(automaton, start, data):
     path, settled = Path(automaton), []
@@ -209,7 +210,7 @@ def nothing(_rule, _text):
     return []
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(automata(), st.integers(0, 2**32), st.lists(st.integers(0, 3), min_size=1, max_size=3), SAMPLINGS, st.data())
 def test_exact_rule_any_drafter_gives_the_text_of_target_only(automaton, seed, prompt, sampling, data):
     target, guesses = Logits(seed, 4), st.lists(st.integers(0, 3).map(Proposal), max_size=4)
@@ -230,7 +231,7 @@ def test_exact_rule_any_drafter_gives_the_text_of_target_only(automaton, seed, p
     assert decode(target, make_rule("exact", sampling, automaton), prompt, 12, model)[0] == alone[0]
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(automata(), st.integers(0, 2**32), SAMPLINGS)
 def test_exact_rule_chooses_freely_where_that_is_permitted_and_among_the_rest_where_not(automaton, seed, sampling):
     target, free = Logits(seed, 4), ExactRule(sampling)
@@ -253,7 +254,7 @@ def test_a_permitted_choice_needs_no_mask():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(automata(), st.integers(0, 2**32), SAMPLINGS, st.data())
 def test_every_text_is_in_the_language(name, automaton, seed, sampling, data):
     target, draft = Logits(seed, 4), Logits(seed + 1, 4)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 from pydantic import TypeAdapter
 from shapes import SHAPES, write, write_split
 
@@ -255,7 +256,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_metadata_is_read_or_refused(shapes: dict[str, Gguf], data: st.DataObject) -> None:
     part = shapes[data.draw(st.sampled_from(sorted(shapes)))]

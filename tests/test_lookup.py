@@ -3,8 +3,9 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding import lookup
 from ggufspec.decoding.acceptance import Proposal, make_rule
@@ -332,7 +333,7 @@ def expected_offer(drafter, text, corpus, now):
     return best and (best.token, best.confidence)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(words, max_size=20), st.lists(words, max_size=20), steps, st.sampled_from([2, 8, 1024]))
 def test_any_course_of_rounds_equals_a_search(prompt, corpus, rounds, buckets):
     with pytest.MonkeyPatch.context() as patch:
@@ -352,7 +353,7 @@ def test_any_course_of_rounds_equals_a_search(prompt, corpus, rounds, buckets):
             assert bytes(drafter._index._tokens[4 * REACH :]) == b"".join(t.to_bytes(4, "little") for t in text)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(words, max_size=60), st.integers(0, 60), st.integers(0, 60), st.sampled_from([2, 1024]))
 def test_built_appended_and_taken_back_are_the_same(tokens, built, kept, buckets):
     with pytest.MonkeyPatch.context() as patch:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding import loop
 from ggufspec.decoding.acceptance import ExactRule, Proposal, make_rule
@@ -502,26 +503,26 @@ def cases(draw, *, damage=False, wrong=True, **more):
     return Case(**made, others=tuple(others))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cases())
 def test_any_drafters_any_policy_and_any_width_give_the_text_of_target_only(case):
     case.check()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.fixed_dictionaries(frame), scripts, st.integers(0, 2))
 def test_any_scripted_drafter_gives_the_text_of_target_only(made, script, lags):
     Case(**made, others=(lambda: Scripted(script, lags=lags),)).check()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.fixed_dictionaries(frame), plans)
 def test_a_drafter_that_knows_the_text_up_to_some_place_gives_the_text_of_target_only(made, plan):
     """Long acceptances, which random scripts hardly reach, on either side of every border."""
     Case(**made, others=(lambda: Prophet(made["table"], plan),)).check()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.fixed_dictionaries(frame))
 def test_without_a_drafter_every_round_is_one_token(made):
     case = Case(**made)
@@ -529,7 +530,7 @@ def test_without_a_drafter_every_round_is_one_token(made):
     assert [(r.drafted, r.accepted, len(r.emitted)) for r in case.rounds] == [((), 0, 1)] * len(answer)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cases(damage=True))
 def test_a_draft_that_is_damaged_changes_no_text_and_is_left_alone(case):
     """Its rows have NaN or infinity anywhere: in the prompt, in an offer, in a review. The model refuses more calls."""
@@ -539,7 +540,7 @@ def test_a_draft_that_is_damaged_changes_no_text_and_is_left_alone(case):
 edges = st.lists(st.dictionaries(st.integers(0, 6), st.integers(0, 3), max_size=5), min_size=4, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cases(), edges)
 def test_with_any_grammar_the_text_is_that_of_target_only_with_it(case, edges):
     case.constraint = Automaton(edges, case.table.vocab)
@@ -549,7 +550,7 @@ def test_with_any_grammar_the_text_is_that_of_target_only_with_it(case, edges):
         state = edges[state][token]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(cases(), st.sampled_from(["residual", "top-k:2", "typical:0.3"]))
 def test_every_other_rule_keeps_the_books_too(case, accept):
     case.accept = accept
@@ -660,7 +661,7 @@ def test_a_draft_that_proposes_the_end_wrongly_does_not_end_the_text():
     assert [round_.emitted for round_ in case.rounds] == [(0, 1), (2, 2, 2), (2,)]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(tables, prompts, samplings)
 def test_a_draft_that_is_the_target_is_always_right(table, prompt, sampling):
     """At any temperature: draft and target meet the same noise at the same position."""
@@ -849,7 +850,7 @@ class Listening(Fixed):
         self.told.setdefault(name, []).extend(seen)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(tables, st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 8), st.integers(-2, 2))
 def test_drafters_are_judged_on_the_prompt_by_what_the_target_would_have_said(table, prompt, quality, more_vocab):
     draft = Draft(table, quality, max(END + 1, table.vocab + more_vocab))

@@ -6,8 +6,9 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from rich.console import Console
 
 from ggufspec.reports import markdown
@@ -74,7 +75,7 @@ def letters(text: str) -> Counter[str]:
     return Counter(character for character in text if character.isalnum())
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(TEXTS.map(visible), st.integers(min_value=8, max_value=100))
 def test_no_letter_is_lost_and_no_line_is_too_wide(source: str, width: int) -> None:
     done, open_ = split(source)
@@ -87,7 +88,7 @@ def test_no_letter_is_lost_and_no_line_is_too_wide(source: str, width: int) -> N
         assert not any("\n" in segment.text or "\x1b" in segment.text for line in shown for segment in line)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(TEXTS.map(visible), st.data())
 def test_what_is_final_stays(source: str, data: st.DataObject) -> None:
     """However much of a text is there, the blocks that are final then are the first ones of all that is there later."""

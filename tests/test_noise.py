@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from scipy import stats
 
 from ggufspec.decoding import noise
@@ -140,7 +141,7 @@ def test_the_noise_tells_seeds_positions_and_their_sums_apart():
     assert gumbel(2**64 - 1, 0, np.arange(4)).tolist() != gumbel(0, 0, np.arange(4)).tolist()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     seed=st.integers(0, MASK),
     position=st.integers(0, 10**6),
@@ -185,7 +186,7 @@ def test_one_tokens_noise_is_that_of_many(seed, position, token):
     assert one == pytest.approx(gumbel(seed, position, np.array([token]))[0], rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     seed=st.integers(0, MASK),
     count=st.sampled_from([2, noise._FEW, noise._FEW + 1, BLOCK, BLOCK + 1, 5000]),

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding import sampling as module
 from ggufspec.decoding.sampling import Candidates, Sampling, candidates, confidence, likeliest
@@ -57,7 +58,7 @@ def samplings(low=0.05):
     )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.one_of(st.floats(-20, 20, width=32), st.sampled_from([0.0, 1.0, -math.inf])), min_size=1, max_size=50),
     samplings(),
@@ -67,7 +68,7 @@ def test_small_rows_with_ties_and_masks(values, sampling):
     assert_matches_reference(np.array(values, np.float32), sampling)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 2**32), st.integers(50, 3000), st.sampled_from([0.01, 0.5, 3.0, 10.0]), samplings())
 def test_large_rows(seed, vocab, spread, sampling):
     rng = np.random.default_rng(seed)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import shapes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.placing import Layers, placed, question
@@ -247,7 +248,7 @@ def test_the_sweep_ends_where_the_budget_does(model):
     assert max(known) <= best.alone.tokens_per_s
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gib=st.floats(1, 40),
     host=st.floats(5e9, 1e11),

@@ -3,8 +3,9 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.bench.stats import paired_ratios, spread
 
@@ -29,14 +30,14 @@ def test_no_samples_have_no_median():
         spread([])
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(samples)
 def test_the_interval_holds_the_median_and_is_among_the_samples(values):
     found = spread(values)
     assert min(values) <= found.ci95[0] <= found.median <= found.ci95[1] <= max(values)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(samples)
 def test_the_same_samples_give_the_same_interval(values):
     assert spread(values) == spread(values)

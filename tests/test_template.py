@@ -10,8 +10,9 @@ import time
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.errors import ModelError
 from ggufspec.pairs.template import Bounds, ChatTemplate, Piece, RefusalError
@@ -257,7 +258,7 @@ def test_a_template_that_looks_at_what_is_said_is_one_piece() -> None:
     assert ChatTemplate(fails).pieces(SAID, NOW, never) == [Piece("Hi <b>", None)]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.lists(
         st.lists(

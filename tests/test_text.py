@@ -3,8 +3,9 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding.text import TextStream
 
@@ -123,7 +124,7 @@ def cut_up(data, places):
     return [data[a:b] for a, b in pairwise(borders)]
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(st.text("abéc", max_size=20), stops, cuts)
 @example("abc", ["abc", "b"], [2])
 def test_any_split_of_a_text_gives_the_same_text(text, stop, places):
@@ -132,7 +133,7 @@ def test_any_split_of_a_text_gives_the_same_text(text, stop, places):
     assert stopped == any(one in text for one in stop)
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(st.lists(st.sampled_from([*"aé€𝄞".encode(), 0xFF, 0xED, 0xA0]), max_size=20).map(bytes), stops, cuts)
 def test_any_split_of_any_bytes_gives_the_same_text(data, stop, places):
     whole, split = told([data], stop), told(cut_up(data, places), stop)

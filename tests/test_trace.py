@@ -10,8 +10,9 @@ from itertools import product
 import numpy as np
 import pytest
 import traced_lines
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 from rich.cells import cell_len
 from test_loop import GREEDY, OFF, Automaton, Case, Draft, Scripted, Table, cases
 
@@ -57,7 +58,7 @@ def run_traced(case):
 # ---- it changes nothing, and its numbers give its decisions
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cases(accept=st.sampled_from(RULES)))
 def test_the_numbers_of_every_rule_give_its_decisions(case):
     trace = run_traced(case)
@@ -70,7 +71,7 @@ def test_the_numbers_of_every_rule_give_its_decisions(case):
             traced_lines.check_whole(line)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     cases(accept=st.sampled_from(RULES)),
     st.lists(st.dictionaries(st.integers(0, 6), st.integers(0, 3), min_size=0, max_size=5), min_size=4, max_size=4),
@@ -259,7 +260,7 @@ HOLDS = {"<": lambda a, b: a < b, "≥": lambda a, b: a >= b, ">": lambda a, b: 
 KEEPS = {"residual": "<", "top-k": "≤", "typical": ">"}
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(cases(accept=st.sampled_from(RULES)))
 def test_what_is_shown_never_says_another_thing_than_the_verdict(case):
     for round_ in run_traced(case).rounds:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.full
 
 
 def finished(*command: str | Path, folder: Path, **environment: str) -> str:

@@ -4,8 +4,9 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import examples
 
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.widths import DEPTHS, classes, noise, strict_widths
@@ -255,7 +256,7 @@ counts = st.lists(st.integers(1, 16), min_size=30, max_size=30)
 slow_narrow = Curve({width: 1 / width for width in range(1, 17)})  # a curve that pads whatever it may
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.sampled_from([fours, fours_to_eight, all_differ, deep_one_apart, k_quants, beyond_five]), counts, st.booleans()
 )

@@ -184,9 +184,10 @@ def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
     monkeypatch.setenv("HOME", cli.environment["HOME"])
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     options, folder = DecoderOptions(threads=1), host.cache_folder()
+    file = folder / "curves.json"
+    file.unlink()
     key = kept.key(pair[0], options.placement, options.context(with_draft=True))
     kept.save(folder, key, kept.Kept({1: 1e-9, 2: 1.0, 16: 9.0}, 0.0, None))
-    file = folder / "curves.json"
     curves = json.loads(file.read_text())
     (entry,) = curves.values()
     assert entry["machine"] == json.loads(json.dumps(asdict(kept.this_machine())))

@@ -33,6 +33,7 @@ def matrix(grown: Callable[[str], Path], drafts: list[Path]) -> tuple[str, ...]:
     return ("compare", "-m", targets, "-md", ",".join(map(str, drafts)), "-p", "def main(", "-n", "16")
 
 
+@pytest.mark.full
 def test_three_by_three_with_quality_and_page(cli: Cli, matrix: tuple[str, ...], tmp_path: Path) -> None:
     page, result = tmp_path / "page.html", tmp_path / "result.json"
     files = ("--results", str(tmp_path / "kept"), "--export-json", str(result), "--html", str(page))

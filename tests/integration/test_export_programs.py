@@ -25,6 +25,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.planning.export import ModelFile, export
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.full
 BUILD_S = 3600  # 12 minutes on two cores that have nothing else to do
 WORKER = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', 1, ('CPU', 'CPU'))"
 DECODER = """

@@ -17,7 +17,7 @@ from ggufspec.bench.evidence_models import SCALES, Shelf
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.host import physical_cores
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")

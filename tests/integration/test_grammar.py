@@ -298,7 +298,7 @@ print("survived")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "text", [text for text in FATAL if text.startswith(("root ::= b", "root ::= (("))], ids=lambda t: repr(t[:20])
 )

@@ -20,7 +20,7 @@ from ggufspec.reports.sections import report
 from ggufspec.reports.trace_page import render as render_trace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 
 FLAGS = (
     "--no-sandbox",

@@ -1,0 +1,249 @@
+"""Whether the quick tier finds faults: each is put into a copy of the checkout, one at a time, and the tests run there.
+
+.venv/bin/python tests/evidence/injected_faults.py                # about 10 minutes
+.venv/bin/python tests/evidence/injected_faults.py --only leaked  # those whose name has this in it; not saved
+
+A fault is a few characters of one module. The tests of the files that its line names are run, of the quick tier alone,
+up to the first that fails; the same tests without a fault come first and must pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, save
+
+PATIENCE_S = 600  # of a fault that makes a test wait for ever
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``old`` becomes ``new`` in a file of the package, where it occurs once; ``tests`` are the files that are run."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = (
+    Fault(
+        "a wrong acceptance: a tenth too often at p/q",
+        "decoding/acceptance.py",
+        "return np.minimum(1, p / q)",
+        "return np.minimum(1, p * 11 / (q * 10))",
+        "test_acceptance test_acceptance_statistics",
+    ),
+    Fault(
+        "a wrong acceptance: after a rejection the target's whole distribution",
+        "decoding/acceptance.py",
+        "excess = np.maximum(p - q, 0)",
+        "excess = np.maximum(p, 0)",
+        "test_acceptance test_acceptance_statistics",
+    ),
+    Fault(
+        "a wrong bonus token: by the row before the last",
+        "decoding/acceptance.py",
+        "own = self._choose(rows[len(proposals)], position + len(proposals))",
+        "own = self._choose(rows[max(len(proposals) - 1, 0)], position + len(proposals))",
+        "test_acceptance test_loop integration/test_identity",
+    ),
+    Fault(
+        "the noise of another place of the text",
+        "decoding/acceptance.py",
+        "own = self._choose(rows[i], position + i)",
+        "own = self._choose(rows[i], position + i + 1)",
+        "test_acceptance test_loop integration/test_identity",
+    ),
+    Fault(
+        "a rejected token stays in the cache",
+        "decoding/loop.py",
+        "        target.rewind(len(tokens) - 1)\n        for",
+        "        target.rewind(len(tokens))\n        for",
+        "test_loop integration/test_identity",
+    ),
+    Fault(
+        "a lost byte in the planner: of the weights of the host",
+        "planning/memory.py",
+        "found[0] += self.input_bytes",
+        "found[0] += self.input_bytes - 1",
+        "test_memory test_search integration/test_plan_loads",
+    ),
+    Fault(
+        "a lost byte in the planner: every value of the cache",
+        "planning/memory.py",
+        "// block_v * bytes_v)",
+        "// block_v * (bytes_v - 1))",
+        "test_memory test_search integration/test_plan_loads",
+    ),
+    Fault(
+        "a leaked child: one at work is neither ended nor waited for",
+        "worker.py",
+        """            if not self._listener.ends(patience_s):
+                self._process.kill()
+        except BaseException:
+            self._process.kill()
+            raise
+        finally:
+            self._process.wait()
+            self._listener.close()
+            self._complaints.close()""",
+        """            self._listener.ends(patience_s)
+        finally:
+            self._complaints.close()""",
+        "test_worker integration/test_session test_interrupt",
+    ),
+    Fault(
+        "an orphan: a child at work outlives its parent",
+        "worker.py",
+        "_serve(module, _Inbox(sys.stdin, end), emit)",
+        "_serve(module, _Inbox(sys.stdin, lambda: None), emit)",
+        "test_worker test_interrupt",
+    ),
+    Fault(
+        "a bad exit code: 0 of what failed",
+        "cli/app.py",
+        "return _fail(arguments, error.message, error.hint, error.exit_code)",
+        "return _fail(arguments, error.message, error.hint, 0)",
+        "test_bad_input test_cli",
+    ),
+    Fault(
+        "a bad exit code: 1 of wrong usage",
+        "cli/app.py",
+        "_message(error), _usage_hint(error), 2)",
+        "_message(error), _usage_hint(error), 1)",
+        "test_bad_input test_cli",
+    ),
+    Fault(
+        "a verdict from the median alone",
+        "bench/versus.py",
+        "return Verdict(enough and low > 1, text)",
+        "return Verdict(enough and speedup.median > 1, text)",
+        "test_versus",
+    ),
+    Fault(
+        "an interval that is too narrow",
+        "bench/stats.py",
+        "(2.5, 97.5)",
+        "(5, 95)",
+        "test_stats test_versus",
+    ),
+    Fault(
+        "a kept curve of another machine is believed",
+        "decoding/kept.py",
+        "if then.cpu != now.cpu:",
+        "if then.cpu == '':",
+        "test_kept integration/test_command",
+    ),
+    Fault(
+        "a damaged download is taken",
+        "pairs/growing.py",
+        "return not self.known or self._etag in (self._sha256.hexdigest(), self._git.hexdigest())",
+        "return True",
+        "test_pull",
+    ),
+    Fault(
+        "a draft of another vocabulary is taken",
+        "pairs/compat.py",
+        "return target.tokenizer.digest != draft.tokenizer.digest",
+        "return False",
+        "test_compat test_bad_input",
+    ),
+)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the checkout's files: those that git knows, and new ones that it does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def tested(folder: Path, tests: str) -> tuple[list[str], bool, float]:
+    """(tests that failed, whether all passed, seconds) of the copy's quick tier, up to the first failure."""
+    files = [f"tests/{name}.py" for name in tests.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tier", "quick", *files]
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise SystemExit(f"the tests hang: {late.stdout}") from None
+    failed = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+(?: \S+)*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return failed, done.returncode == 0, time.monotonic() - began
+
+
+def injected(folder: Path, fault: Fault) -> dict[str, Any]:
+    """What the tests say of one fault; the copy is whole again afterwards."""
+    file = folder / "ggufspec" / fault.file
+    whole = file.read_text(encoding="utf-8")
+    assert whole.count(fault.old) == 1, f"{fault.file} has not once: {fault.old}"
+    file.write_text(whole.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        failed, passed, seconds = tested(folder, fault.tests)
+    finally:
+        file.write_text(whole, encoding="utf-8")
+    return {
+        "fault": fault.name,
+        "file": f"ggufspec/{fault.file}",
+        "before": fault.old,
+        "after": fault.new,
+        "tests": fault.tests.split(),
+        "found": not passed,
+        "found_by": failed,
+        "seconds": round(seconds, 1),
+    }
+
+
+def main() -> None:
+    """Inject, print, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="those whose name has this in it; nothing is saved")
+    only = parser.parse_args().only
+    results = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = copied(Path(place))
+        for tests in sorted({fault.tests for fault in FAULTS if only in fault.name}):
+            failed, passed, seconds = tested(folder, tests)
+            print(f"without a fault {seconds:4.0f} s  {tests}", flush=True)
+            assert passed, f"these fail without a fault: {failed}"
+        for fault in FAULTS:
+            if only in fault.name:
+                results.append(injected(folder, fault))
+                found = ", ".join(results[-1]["found_by"]) if results[-1]["found"] else "NOT FOUND"
+                print(f"{results[-1]['seconds']:4.0f} s  {fault.name}: {found}", flush=True)
+    if not only:
+        save("injected-faults", {"found": sum(row["found"] for row in results), "of": len(results), "faults": results})
+    if not all(row["found"] for row in results):
+        sys.exit("a fault was not found")
+
+
+if __name__ == "__main__":
+    main()
