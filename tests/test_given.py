@@ -23,7 +23,7 @@ def test_a_group_stands_for_its_options() -> None:
     shown = given.spread(command)
     names = list(inspect.signature(shown).parameters)
     assert names == ["pair", "model", "model_draft", "hf_repo", "hf_repo_draft", "count", "ctx_size", "threads",
-                     "cache_type_k", "cache_type_v", "flash_attn"]  # fmt: skip
+                     "cache_type_k", "cache_type_v", "flash_attn", "ubatch_size"]  # fmt: skip
     assert (shown.__doc__, shown.__name__) == ("Help.", "command")
     told = dict.fromkeys(names) | {"pair": "demo", "count": 4, "threads": 2}
     assert shown(**told) == 7

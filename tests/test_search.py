@@ -148,9 +148,14 @@ def test_a_card_too_small_for_anything_is_left_alone(model):
         make_plan(ask(model), replace(here, headroom_bytes=GIB))
 
 
-def test_more_layers_than_there_are_is_wrong_usage(model):
-    with pytest.raises(UsageError, match="has 81 layers, not 82"):
-        ask(model, layers=Layers(82))
+def test_more_layers_than_there_are_are_all_of_them(model):
+    here, everything = machine(80), Layers(99)
+    plan = make_plan(ask(model, layers=everything, draft_layers=everything), here)
+    assert (plan.pair.target.gpu_layers, plan.pair.draft.gpu_layers) == (81, 33)
+    assert plan.pair == make_plan(ask(model, layers=Layers(-1), draft_layers=Layers(-1)), here).pair
+
+
+def test_what_is_absurd_is_wrong_usage(model):
     with pytest.raises(UsageError, match="no experts"):
         ask(model, layers=Layers(cpu_experts=3))
     with pytest.raises(UsageError, match="no share"):

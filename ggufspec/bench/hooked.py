@@ -112,6 +112,7 @@ def _draft(spec: Spec) -> DraftModel:
         split=options.draft_split,
         threads=options.threads,
         flash_attention=options.flash_attention,
+        micro_batch=options.micro_batch,
         cache=host.cache_folder(),
     )
 

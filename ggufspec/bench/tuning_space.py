@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.llamacpp.options import Placement
+from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
 from ggufspec.planning.speed import cost, expected_tokens, pass_s
@@ -232,7 +232,7 @@ class _Space:
         assert self.question.draft is not None
         layers = self.question.draft.header.layers
         if self.free.draft_gpu_layers is not None:
-            return [_capped(self.free.draft_gpu_layers, layers)]
+            return [offloaded(self.free.draft_gpu_layers, layers)]
         return list(dict.fromkeys((0, layers // 2, layers))) if self.machine.cards else [0]
 
     def _placements(
@@ -248,7 +248,7 @@ class _Space:
         experts_free = header.experts and self.free.cpu_experts is None
         placed = [(count, self.free.cpu_experts or 0) for count in range(layers + 1)]
         if self.free.gpu_layers is not None:
-            placed = [(_capped(self.free.gpu_layers, layers), self.free.cpu_experts or 0)]
+            placed = [(offloaded(self.free.gpu_layers, layers), self.free.cpu_experts or 0)]
         if experts_free and placed[-1][0] == layers:  # ordered by what they take: experts on the CPU, then fewer layers
             placed = [*placed[:-1], *((layers, count) for count in range(blocks, -1, -1))]
 
@@ -449,7 +449,3 @@ class _Space:
             _KV * (s.type_k != "f16"),
             _EXPERTS * bool(s.cpu_experts),
         )
-
-
-def _capped(asked: int, layers: int) -> int:
-    return layers if asked < 0 else min(asked, layers)

@@ -387,11 +387,12 @@ def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
 
 
 def settings_of(spec: trial.Spec) -> dict[str, object]:
-    """What was asked for; the threads as used."""
+    """What was asked for; threads and micro-batch as used."""
     sampling: Sampling = spec.sampling
     corpus = spec.options.lookup_corpus
     options = asdict(spec.options) | {
         "threads": spec.options.threads or host.physical_cores(),
+        "micro_batch": spec.options.context(with_draft=spec.draft is not None).computed,
         "lookup_corpus": str(corpus) if corpus else None,
         "lossy": is_lossy(spec.options.accept),
     }

@@ -102,7 +102,7 @@ class Drafting:
 
     drafter: options.DrafterName = None
     draft_policy: options.DraftPolicy = None
-    draft_max: options.DraftCap = None
+    draft_max: options.DraftMax = None
     lookup_corpus: options.LookupCorpus = None
     accept: options.Accept = "exact"
     strict: options.Strict = False
@@ -110,13 +110,14 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Context, threads and KV cache."""
+    """Context, threads, KV cache and compute buffers."""
 
     ctx_size: options.ContextSize = None
     threads: options.Threads = None
     cache_type_k: options.TypeK = None
     cache_type_v: options.TypeV = None
     flash_attn: options.FlashAttention = None
+    ubatch_size: options.MicroBatch = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +256,7 @@ SWEEPABLE = {  # by the options' names here: what their documents call them, and
     "cache_type_k": ("type_k", "-ctk"),
     "cache_type_v": ("type_v", "-ctv"),
     "flash_attn": ("flash_attention", "-fa"),
+    "ubatch_size": ("micro_batch", "-ub"),
 }
 _MOST_VALUES = 64
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range

@@ -97,7 +97,7 @@ GpuLayers = Annotated[
         "--gpu-layers",
         metavar="N|auto|all",
         parser=_layer_count,
-        help="Target layers on the GPU.  [auto]",
+        help="Target layers on the GPU; more than it has is all.  [auto]",
         variable="NGL",
     ),
 ]
@@ -140,13 +140,15 @@ Acceptance = Annotated[
 ContextSize = Annotated[
     int | None, _option("-c", "--ctx-size", metavar="N", help="Tokens of context.  [2048]", variable="CTX_SIZE")
 ]
+LONGEST_DRAFT = "The longest draft of a round, in tokens."
 DraftMax = Annotated[
     int | None,
-    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [as planned]", variable="DRAFT_MAX"),
-]
-DraftCap = Annotated[
-    int | None,
-    _option("--draft-max", metavar="N", help="Drafted tokens a round at most.  [15; 4 if fixed]", variable="DRAFT_MAX"),
+    _option(
+        "--draft-max",
+        metavar="N",
+        help=f"{LONGEST_DRAFT}  [15; if fixed, what the plan finds best, or 4]",
+        variable="DRAFT_MAX",
+    ),
 ]
 DrafterName = Annotated[
     Drafter | None,
@@ -194,6 +196,16 @@ TypeK = Annotated[
 TypeV = Annotated[
     str | None, _option("-ctv", "--cache-type-v", metavar="TYPE", help="Value cache type.  [f16]", variable="CTV")
 ]
+MicroBatch = Annotated[
+    int | None,
+    _option(
+        "-ub",
+        "--ubatch-size",
+        metavar="N",
+        help="Prompt tokens computed at once; fewer take less memory.  [512]",
+        variable="UBATCH_SIZE",
+    ),
+]
 FlashAttention = Annotated[
     str | None, _option("-fa", "--flash-attn", metavar="WHEN", help="auto, on or off.  [auto]", variable="FA")
 ]
@@ -235,7 +247,7 @@ PromptFile = Annotated[Path | None, _option("-f", "--file", metavar="FILE", help
 def epilog(*examples: str) -> str:
     """The end of a command's help."""
     shown = "\n".join(f"  {example}" for example in examples)
-    variables = "MODEL, MODEL_DRAFT, NGL, NGLD, CTX_SIZE, DRAFTER, DRAFT_MAX, THREADS, CTK, CTV and FA"
+    variables = "MODEL, MODEL_DRAFT, NGL, NGLD, CTX_SIZE, UBATCH_SIZE, DRAFTER, DRAFT_MAX, THREADS, CTK, CTV and FA"
     return (
         f"\b\nExamples:\n{shown}\n\nOptions can be set as GGUFSPEC_… variables too, GGUFSPEC_NGL=45 say: {variables}. "
         "A flag wins over a variable, a variable over the profile, the profile over the default."

@@ -33,6 +33,7 @@ def plan(
         typer.Option("--allow-kv", metavar="TYPES", help="KV types that the plan may choose: q8_0, or q8_0,q4_0."),
     ] = None,
     flash_attn: options.FlashAttention = None,
+    ubatch_size: options.MicroBatch = None,
     draft_max: options.DraftMax = None,
     acceptance: options.Acceptance = None,
     threads: options.Threads = None,
@@ -62,6 +63,7 @@ def plan(
         type_k=cache_type_k,
         type_v=cache_type_v,
         flash_attention=flash_attn,
+        micro_batch=ubatch_size,
     )
     if calibrate:
         planned.calibrate(decoder.threads or physical_cores(), tuple(rpc or ()), quiet=quiet, verbose=verbose)

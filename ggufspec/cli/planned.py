@@ -217,6 +217,7 @@ def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> Decod
         type_k=decoding.cache_type_k,
         type_v=decoding.cache_type_v,
         flash_attention=decoding.flash_attn,
+        micro_batch=decoding.ubatch_size,
         drafter=drafting.drafter,
         draft_policy=drafting.draft_policy,
         draft_max=drafting.draft_max,

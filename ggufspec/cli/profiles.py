@@ -90,7 +90,7 @@ def new(
         int | None, typer.Option("-c", "--ctx-size", metavar="N", min=2, help="Tokens of context.")
     ] = None,
     draft_max: Annotated[
-        int | None, typer.Option("--draft-max", metavar="N", min=1, help="Drafted tokens a round at most.")
+        int | None, typer.Option("--draft-max", metavar="N", min=1, help=options.LONGEST_DRAFT)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a profile of yours.")] = False,
     json: options.Json = False,

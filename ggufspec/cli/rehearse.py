@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ggufspec.planning.plan import Plan
     from ggufspec.reports.rehearse import RehearseDocument, RehearsedRun
 
-_LONGEST_DRAFT = 15  # so that batches of up to 16 tokens are timed
-
 
 def rehearse(
     pair: options.PairName = None,
@@ -40,6 +38,7 @@ def rehearse(
     cache_type_k: options.TypeK = None,
     cache_type_v: options.TypeV = None,
     flash_attn: options.FlashAttention = None,
+    ubatch_size: options.MicroBatch = None,
     draft_max: options.DraftMax = None,
     threads: options.Threads = None,
     depth: Annotated[
@@ -73,6 +72,7 @@ def rehearse(
         type_k=cache_type_k,
         type_v=cache_type_v,
         flash_attention=flash_attn,
+        micro_batch=ubatch_size,
     )
     workers = tuple(rpc or ())
     asked = planned.placement_asked(
@@ -81,7 +81,7 @@ def rehearse(
         gpu_layers_draft=gpu_layers_draft,
         tensor_split=tensor_split,
         n_cpu_moe=n_cpu_moe,
-        draft_max=draft_max or _LONGEST_DRAFT,
+        draft_max=draft_max,
         headroom=headroom,
         rpc=rpc,
     )

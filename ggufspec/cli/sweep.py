@@ -67,6 +67,7 @@ def prepare(
     from ggufspec.bench.sweep import Experiment, Value, value
     from ggufspec.reports.document import Failure
 
+    several, notes = _distinct(several, chosen)
     decoders = [  # all of them first: a typo is no row
         planned.decoder(chosen.settings, several.put(decoding, one), several.put(drafting, one))
         for _, one in several.values
@@ -91,7 +92,31 @@ def prepare(
         values.append(
             value(shown, replace(spec, draft=draft, options=places.pair), places.pair if at_each else places.alone)
         )
-    return Experiment(chosen.describe(), several.key, tuple(values), repetitions, _notes(several, values), verbose)
+    return Experiment(
+        chosen.describe(), several.key, tuple(values), repetitions, notes + _notes(several, values), verbose
+    )
+
+
+def _distinct(several: given.Several, chosen: Pair) -> tuple[given.Several, tuple[str, ...]]:
+    """The option without numbers of layers that mean what another one means, and a note where there were some."""
+    from ggufspec.decoding.planned import layers_asked
+    from ggufspec.llamacpp.options import offloaded
+    from ggufspec.pairs.source import read_headers
+
+    file = {"gpu_layers": chosen.target, "draft_gpu_layers": chosen.draft}.get(several.key)
+    if file is None:
+        return several, ()
+    layers = read_headers([file])[0].header.layers
+    meant: dict[int | None, tuple[str, str]] = {}
+    for shown, one in several.values:
+        count = layers_asked(one)
+        meant.setdefault(None if count is None else offloaded(count, layers), (shown, one))
+    left = tuple(meant.values())
+    same = [shown for shown, _ in several.values if shown not in dict(left)]
+    if not same:
+        return several, ()
+    note = f"{several.flag} {meant[layers][0]} is all {layers} layers; so are {', '.join(same)}, which were left out"
+    return replace(several, values=left), (note,)
 
 
 def _notes(several: given.Several, values: list[Value]) -> tuple[str, ...]:

@@ -274,6 +274,7 @@ def _free(
         drafters=drafters,
         policies=lengths,
         flash_attention=(base.flash_attention,) if decoding.flash_attn else ("auto", "off"),
+        **({"micro_batches": (base.micro_batch,)} if decoding.ubatch_size else {}),
         kv_types=tuple(dict.fromkeys(((base.type_k, base.type_v), *asked.kv_types))),
         gpu_layers=asked.layers.gpu_layers,
         draft_gpu_layers=asked.draft_layers.gpu_layers,

@@ -27,7 +27,7 @@ from ggufspec.decoding.decoder import require_same_vocabulary
 from ggufspec.decoding.drafters import Drafter, ModelDrafter
 from ggufspec.decoding.lookup import LookupDrafter
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DRAFT_MAX, FIXED_DRAFT_MAX, DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes
@@ -39,7 +39,6 @@ __all__ = ["DraftModel", "scores_bytes"]
 
 Ids = npt.NDArray[np.intc]
 
-_DRAFT_MAX, _FIXED_DRAFT_MAX = 15, 4
 _SOME_CONTEXT = 4096  # tokens, where no Llama is known that would say
 _TIMED = 3  # rounds without a draft at the very first, which tell what the target takes alone
 _PAUSE = 8.0  # times the seconds of its batch: a round that took longer waited for whoever reads
@@ -76,14 +75,15 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     Args:
         path: the draft's GGUF file.
         target: the ``Llama`` that it serves (:meth:`bind`), or that one's file, whose vocabulary is compared now.
-        draft_max: drafted tokens a round at most; 15, or 4 of the fixed policy.
+        draft_max: the longest draft of a round, in tokens: 15, or 4 of the fixed policy.
         draft_policy: ``adaptive`` drafts as far as it pays, which may be not at all; ``fixed`` always as far.
         lookup: whether n-grams of the text draft too.
         n_ctx: tokens of its context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.
-        gpu_layers: its layers on the GPU, the output layer included; negative means all.
+        gpu_layers: its layers on the GPU, the output layer included; negative, or more than it has, means all.
         split: shares of these layers for each device; empty leaves it to llama.cpp.
         threads: CPU threads; 0 means the physical cores.
         flash_attention: auto, on or off.
+        micro_batch: tokens of a prompt that are computed at once; 0: 512.
         cache: folder in which the draft's measured speed is kept; None keeps none.
 
     Attributes:
@@ -120,6 +120,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         split: tuple[float, ...] = (),
         threads: int = 0,
         flash_attention: str = "auto",
+        micro_batch: int = 0,
         cache: Path | None = None,
     ) -> None:
         self.notes: list[str] = []
@@ -146,9 +147,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 draft_split=split,
                 threads=threads,
                 flash_attention=flash_attention,
+                micro_batch=micro_batch,
                 drafter="both" if lookup else "draft",
                 draft_policy=draft_policy,
-                draft_max=(_FIXED_DRAFT_MAX if draft_policy == "fixed" else _DRAFT_MAX)
+                draft_max=(FIXED_DRAFT_MAX if draft_policy == "fixed" else DRAFT_MAX)
                 if draft_max is None
                 else draft_max,
             )

@@ -22,6 +22,8 @@ from ggufspec.llamacpp.options import (
 LOOKUP = "lookup"  # the drafter whose offers cost nothing
 DRAFTERS = ("draft", LOOKUP, "both", "none")
 POLICIES = ("adaptive", "fixed")
+DRAFT_MAX = 15  # tokens; the longest draft of a round, where nobody says another
+FIXED_DRAFT_MAX = 4  # the same of the fixed policy, without a plan
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
 RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # the acceptance rules; those with a number are lossy
 MAX_TOP_K = 1000
@@ -58,7 +60,7 @@ class DecoderOptions:
         drafter: who guesses: ``draft`` (the model), ``lookup`` (n-grams of the text), ``both``, or ``none``; without
             a draft model, ``lookup`` alone can guess.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
-        draft_max: drafted tokens a round at most; with the fixed policy always so many.
+        draft_max: the longest draft of a round, in tokens; with the fixed policy every draft is so long.
         pad: whether a batch may be padded to a width that is faster.
         lookup_corpus: a text file whose n-grams the lookup knows too.
         accept: name of the acceptance rule.
@@ -78,7 +80,7 @@ class DecoderOptions:
     micro_batch: int = 0
     drafter: str = "both"
     draft_policy: str = "adaptive"
-    draft_max: int = 15
+    draft_max: int = DRAFT_MAX
     pad: bool = True
     lookup_corpus: Path | None = None
     accept: str = "exact"

@@ -49,7 +49,7 @@ class PlanOptions(TypedDict, total=False):
 
     Args:
         n_ctx: tokens of context, prompt and answer together.
-        gpu_layers: layers of the target on the cards, the output layer included; ``all``, or ``auto`` for the plan's.
+        gpu_layers: layers of the target on the cards, the output layer included, or more for all; ``all``; ``auto``.
         draft_gpu_layers: the same of the draft.
         split: shares of the target's layers for each card.
         cpu_experts: the experts of the target's first so many blocks stay on the CPU.
@@ -57,7 +57,8 @@ class PlanOptions(TypedDict, total=False):
         type_k: type of the target's key cache, ``q8_0`` say.
         type_v: type of its value cache.
         flash_attention: ``auto``, ``on`` or ``off``.
-        draft_max: drafted tokens a round at most.
+        micro_batch: tokens of a prompt that are computed at once, 512 by default; fewer take less memory.
+        draft_max: the longest draft of a round, in tokens.
         headroom: what to leave free on each card: bytes, or ``512MiB``.
         rpc: endpoints (``host:port``) of llama.cpp's RPC workers, as further cards.
     """
@@ -71,6 +72,7 @@ class PlanOptions(TypedDict, total=False):
     type_k: str | None
     type_v: str | None
     flash_attention: str | None
+    micro_batch: int | None
     draft_max: int | None
     headroom: int | str | None
     rpc: Sequence[str] | None

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import DRAFT_MAX, DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.pairs.header import ModelHeader
 from ggufspec.planning.plan import Option, Question, Subject
-
-_LONGEST_DRAFT = 8  # that a plan considers unless it is told
-_BLOCKS = "ask for as many as it has, or leave them to the plan with auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +42,17 @@ def question(
         layers: the target's layers where they are fixed.
         draft_layers: the draft's.
         kv_types: (type_k, type_v) that the plan may choose for the target besides those of ``options``.
-        draft_max: the longest draft to consider; None leaves the length to the plan too.
+        draft_max: the longest draft to consider; None is ``DRAFT_MAX``.
 
     Raises:
-        UsageError: more layers are asked for than there are, a number is absurd.
+        UsageError: experts are asked for where there are none, a number is absurd.
     """
     if not 0 <= acceptance <= 1:
         raise UsageError(f"an acceptance of {acceptance} is no share", "give it from 0 to 1, 0.7 say")
     for (header, _), asked in ((target, layers), (draft, draft_layers)) if draft else ((target, layers),):
-        if asked.gpu_layers is not None and asked.gpu_layers > header.layers:
-            raise UsageError(f"{header.name} has {header.layers} layers, not {asked.gpu_layers}", _BLOCKS)
         if asked.cpu_experts and not header.experts:
             raise UsageError(f"{header.name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
-    longest = draft_max or _LONGEST_DRAFT
+    longest = draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
 
     def subject(model: tuple[ModelHeader, Path], asked: Layers, with_draft: bool) -> Subject:

@@ -27,7 +27,6 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 _INT32_MAX = 2**31 - 1
 _LOOK_BYTES = 2**16
-_FIXED_DRAFT = 4  # tokens, where nobody says how far a fixed draft goes
 
 
 @dataclass
@@ -118,12 +117,12 @@ def asked(
 
     Args:
         chosen: the pair.
-        gpu_layers: layers of the target on the cards: a number, ``all`` or ``auto``.
+        gpu_layers: layers of the target on the cards: a number (more than it has is all), ``all`` or ``auto``.
         draft_gpu_layers: the same of the draft.
         split: shares of the target's layers for each card.
         cpu_experts: the experts of the target's first so many blocks stay on the CPU.
         kv_types: (type_k, type_v) that the plan may choose besides.
-        draft_max: the longest draft to plan for.
+        draft_max: the longest draft of a round.
         acceptance: the share of drafted tokens to expect, 0 to 1.
         gpu: cards that are not here, by name.
         vram: cards that are not here, by memory: ``24GiB``.
@@ -137,8 +136,8 @@ def asked(
 
     experts = chosen.settings.cpu_experts if cpu_experts is None else cpu_experts
     return Asked(
-        layers=Layers(_layers(gpu_layers, chosen.target_gpu_layers), tuple(split), experts),
-        draft_layers=Layers(_layers(draft_gpu_layers, chosen.draft_gpu_layers)),
+        layers=Layers(layers_asked(gpu_layers, chosen.target_gpu_layers), tuple(split), experts),
+        draft_layers=Layers(layers_asked(draft_gpu_layers, chosen.draft_gpu_layers)),
         kv_types=tuple(kv_types),
         draft_max=draft_max or chosen.settings.draft_max,
         acceptance=acceptance,
@@ -149,8 +148,12 @@ def asked(
     )
 
 
-def _layers(given: int | str | None, profile: int | None) -> int | None:
-    """A number of layers, -1 for all; None leaves it to the plan."""
+def layers_asked(given: int | str | None, profile: int | None = None) -> int | None:
+    """A number of layers, which may be more than there are; -1 is all. None leaves it to the plan.
+
+    Raises:
+        UsageError: it is no number, and neither ``all`` nor ``auto``.
+    """
     if given is None:
         return profile
     if given in ("auto", "all"):
@@ -170,6 +173,7 @@ def decoder_options(
     type_k: str | None = None,
     type_v: str | None = None,
     flash_attention: str | None = None,
+    micro_batch: int | None = None,
     drafter: str | None = None,
     draft_policy: str | None = None,
     lookup_corpus: Path | None = None,
@@ -182,20 +186,20 @@ def decoder_options(
     Raises:
         UsageError: a value is out of range, or a name is not known.
     """
-    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.decoding.options import FIXED_DRAFT_MAX, DecoderOptions
 
     if lookup_corpus is not None:
         _check_text(lookup_corpus)  # a typo is not to cost the time to load the models
     policy = draft_policy or settings.draft_policy or "adaptive"
     given = {
         "n_ctx": _first(n_ctx, settings.n_ctx),
-        "draft_max": _first(draft_max, settings.draft_max, _FIXED_DRAFT if policy == "fixed" else None),
+        "draft_max": _first(draft_max, settings.draft_max, FIXED_DRAFT_MAX if policy == "fixed" else None),
         "drafter": _first(drafter, settings.drafter),
         "threads": _first(threads, settings.threads),
         "type_k": _first(type_k, settings.type_k),
         "type_v": _first(type_v, settings.type_v),
         "flash_attention": _first(flash_attention, settings.flash_attention),
-        "micro_batch": settings.micro_batch,
+        "micro_batch": _first(micro_batch, settings.micro_batch),
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     if n_ctx is not None and n_ctx > _INT32_MAX // 2:

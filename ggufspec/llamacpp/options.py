@@ -28,6 +28,16 @@ AGAIN_MAX = 4
 _CELLS_STEP = 256  # src/llama-context.cpp
 
 
+def offloaded(gpu_layers: int, layers: int) -> int:
+    """How many of a model's layers ``-ngl gpu_layers`` offloads: a negative number, or one beyond them, means all.
+
+    Args:
+        gpu_layers: as it was asked for, -1 or 99 say.
+        layers: of the model, the output included.
+    """
+    return layers if gpu_layers < 0 else min(gpu_layers, layers)
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Which layers of one model are where.
@@ -36,7 +46,7 @@ class Placement:
     The offloaded layers are divided over the devices in order, as ``split`` says. Source: src/llama-model.cpp.
 
     Args:
-        gpu_layers: layers offloaded as llama.cpp counts them, the output included; negative means all.
+        gpu_layers: layers offloaded as llama.cpp counts them, the output included; see :func:`offloaded`.
         split: share of the offloaded layers for each device; empty: by the devices' free memory.
         cpu_experts: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
     """
@@ -47,7 +57,7 @@ class Placement:
 
     def offloaded(self, blocks: int) -> int:
         """How many of ``blocks`` + 1 layers are offloaded."""
-        return blocks + 1 if self.gpu_layers < 0 else min(self.gpu_layers, blocks + 1)
+        return offloaded(self.gpu_layers, blocks + 1)
 
 
 @dataclass(frozen=True, slots=True)

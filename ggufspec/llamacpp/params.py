@@ -46,6 +46,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     return params
 
 
+_INT32_MAX = 2**31 - 1
 _BF16 = 30  # enum ggml_type; the one of KV_TYPES that llama-cpp-python does not name
 
 
@@ -61,7 +62,7 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
     Source: llama.cpp common/common.h, llm_ffn_exps_block_regex.
     """
     params = lib.llama_model_default_params()
-    params.n_gpu_layers = placement.gpu_layers
+    params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
     alive: list[Any] = []
     if placement.split:
         shares = (ctypes.c_float * lib.llama_max_devices())(*placement.split)

@@ -14,8 +14,6 @@ from ggufspec.planning.memory import Bytes
 from ggufspec.planning.rehearsed import Pace
 from ggufspec.planning.speed import MachineSpeed
 
-_LONGEST_DRAFT = 16
-
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -79,16 +77,16 @@ class Question:
         alone: the target without a draft: fewer rows of logits are reserved.
         draft: the draft, or None.
         acceptance: the expected share of drafted tokens that the target keeps, 0 to 1.
-        kv_types: (type_k, type_v) of the target's cache that may be chosen besides the one asked for.
         draft_max: the longest draft to consider.
+        kv_types: (type_k, type_v) of the target's cache that may be chosen besides the one asked for.
     """
 
     target: Subject
     alone: Subject
     draft: Subject | None
     acceptance: float
+    draft_max: int
     kv_types: tuple[tuple[str, str], ...] = ()
-    draft_max: int = _LONGEST_DRAFT
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
+from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, offloaded
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
@@ -197,7 +197,7 @@ class _Search:
         if subject is self.question.draft:  # a part of the draft is rarely best: a few steps tell
             counts = sorted({round(step * layers / _DRAFT_STEPS) for step in range(_DRAFT_STEPS + 1)}, reverse=True)
         if subject.gpu_layers is not None:
-            counts = [layers if subject.gpu_layers < 0 else min(subject.gpu_layers, layers)]
+            counts = [offloaded(subject.gpu_layers, layers)]
         found = []
         for count in counts:
             for split in self._splits(subject, count):

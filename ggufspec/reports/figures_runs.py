@@ -121,6 +121,7 @@ OPTION_WORDS = {
     "type_k": "K cache",
     "type_v": "V cache",
     "flash_attention": "flash attention",
+    "micro_batch": "micro-batch",
 }
 
 

@@ -159,6 +159,7 @@ _SETTINGS = (
     ("type_k", "K cache"),
     ("type_v", "V cache"),
     ("flash_attention", "Flash attention"),
+    ("micro_batch", "Micro-batch"),
     ("threads", "Threads"),
     ("drafter", "Drafter"),
     ("draft_policy", "Draft policy"),

@@ -26,6 +26,7 @@ FLAGS = {  # options by what documents call them
     "type_k": "-ctk",
     "type_v": "-ctv",
     "flash_attention": "-fa",
+    "micro_batch": "-ub",
 }
 COLUMNS = ("GPU layers", "Target-only", "Speculative", "Gain", "Accepted", "Tokens/round", "Failure")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
