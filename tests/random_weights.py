@@ -15,9 +15,9 @@ _STD = 0.08
 _PIECE = 256 * 4096  # numbers made at a time; a larger tensor repeats them
 
 
-def write(path: Path, shape: shapes.Shape) -> Path:
+def write(path: Path, shape: shapes.Shape, *, tokenizer: bool = False) -> Path:
     """Write ``shape`` with random weights, equal ones for an equal shape; norms are about one, decays negative."""
-    shapes.write(path, shape)
+    shapes.write(path, shape, tokenizer=tokenizer)
     with path.open("r+b") as file:
         offset = path.stat().st_size - shape.nbytes
         for tensor in shape.tensors:

@@ -222,17 +222,29 @@ BAD = {
         (header(BIG), header(SMALL, keys={"attention.causal": False})),
         "the draft is an embedding model",
     ),
-    "a recurrent draft": (
-        (header(BIG), header("mamba-1b")),
-        "the draft is recurrent (mamba): its state cannot take rejected tokens back",
+    "a draft whose state llama.cpp does not keep": (
+        (header(BIG), renamed(header(SMALL), "deepseek4")),
+        "the draft is hybrid (deepseek4): its state cannot take rejected tokens back",
     ),
-    "a recurrent target": ((header("rwkv7-1b"), header(SMALL)), "the target is recurrent (rwkv7)"),
+}
+AGAIN = "after a rejection it decodes once more what was kept"
+STATEFUL = {
+    "a recurrent draft": ((header(BIG), header("mamba-1b")), f"the draft is recurrent (mamba): {AGAIN}"),
+    "a recurrent target": ((header("rwkv7-1b"), header("tiny-llama")), f"the target is recurrent (rwkv7): {AGAIN}"),
     "a hybrid target": (
         (header("qwen3next-80b-a3b", "qwen2"), header(QWEN_SMALL, "qwen2")),
-        "the target is hybrid (qwen3next)",
+        f"the target is hybrid (qwen3next): {AGAIN}",
     ),
     "state and cache side by side": ((header("falcon-h1-1.5b"), header("tiny-llama")), "the target is hybrid"),
-    "short convolutions": ((header("lfm2-1.2b"), header("tiny-llama")), "the target is hybrid (lfm2)"),
+    "short convolutions": (
+        (header("lfm2-1.2b"), header("tiny-llama")),
+        "the target is hybrid (lfm2): it keeps a state for each token of a draft",
+    ),
+    "a hybrid draft": ((header(BIG), header("lfm2-1.2b")), f"the draft is hybrid (lfm2): {AGAIN}"),
+    "a target whose states llama.cpp keeps": (
+        (renamed(header(BIG), "deepseek4"), header(SMALL)),
+        "the target is hybrid (deepseek4): it keeps a state",
+    ),
 }
 HEADS = {
     "EAGLE-3": (renamed(header("tiny-llama"), "eagle3"), "an EAGLE-3 head", "--spec-type draft-eagle3"),
@@ -280,6 +292,14 @@ def test_a_draft_that_does_not_serve(name: str) -> None:
     assert words in verdict.reasons[0]
 
 
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_that_takes_tokens_back_at_a_price(name: str) -> None:
+    (target, draft), words = STATEFUL[name]
+    verdict = judge(target, replace(draft, tokenizer=target.tokenizer), compare=lambda: None)
+    assert verdict.answer == "yes-with-warning"
+    assert sum(words in reason for reason in verdict.reasons) == 1
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_a_drafter_that_needs_the_targets_hidden_states(name: str) -> None:
     draft, what, flag = HEADS[name]
@@ -306,9 +326,9 @@ def test_texts_are_compared_where_the_digests_differ_and_nowhere_else() -> None:
 
 
 def test_every_reason_is_said() -> None:
-    verdict = judge(header("mamba-1b"), renamed(header("tiny-llama"), "bert"))
+    verdict = judge(renamed(header(BIG), "llada"), renamed(header("tiny-llama"), "bert"))
     assert [reason.split(" (")[0] for reason in verdict.reasons] == [
-        "the target is recurrent",
+        "the target is a diffusion model",
         "the draft is an encoder",
     ]
     warned = judge(header(SMALL, template=LLAMA3), header(BIG, eos_token_id=7, pre="tekken"))
@@ -421,7 +441,7 @@ def test_drafts_of_the_catalogue() -> None:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A target that is named like Llama 3, a draft with other ends, one with another vocabulary, a recurrent one."""
+    """A target that is named like Llama 3, a draft with other ends, one with another vocabulary."""
     folder = tmp_path_factory.mktemp("files")
 
     def write(name: str, shape: str, *, words: str = "text", **keys: Any) -> Path:
@@ -435,7 +455,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "target": write("Llama-3.3-70B-Instruct-Q4_K_M", "tiny-moe"),
         "other end": write("other-end", "tiny-llama", eos_token_id=2),
         "other words": write("other-words", "tiny-llama", words="word"),
-        "recurrent": write("recurrent", "tiny-mamba"),
     }
 
 
@@ -448,10 +467,7 @@ def test_a_plan_has_the_warning(cli: Cli, files: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize(
     ("draft", "words"),
-    [
-        ("other words", "token 5 is 'text 5' to the target and 'word 5' to the draft; 4,091 tokens differ"),
-        ("recurrent", "the draft is recurrent (mamba)"),
-    ],
+    [("other words", "token 5 is 'text 5' to the target and 'word 5' to the draft; 4,091 tokens differ")],
 )
 def test_a_plan_refuses_and_names_drafts_that_would_serve(
     cli: Cli, files: dict[str, Path], draft: str, words: str

@@ -39,6 +39,8 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import AGAIN_MAX, ContextOptions
+from ggufspec.llamacpp.rewind import way_back
+from ggufspec.pairs.architecture import kind_of_state
 
 VOCABULARY = 1024
 REWIND = 7
@@ -396,6 +398,18 @@ def test_an_attention_cache_forgets_as_ever(models):
         one.rewind(0)
         one.decode(some(2, 1), 2, width=4)
         assert library.calls == {"llama_memory_seq_rm": 2, "llama_memory_clear": 1}
+
+
+def test_what_is_known_before_a_model_is_here(models):
+    """Headers are judged by the names of architectures, contexts are made by what llama.cpp says of a loaded model."""
+    for name, model in models.items():
+        lib, handle = model._lib, model._handle
+        said = "recurrent" * lib.llama_model_is_recurrent(handle) + "hybrid" * lib.llama_model_is_hybrid(handle)
+        assert kind_of_state(name) == said
+        for by in ("auto", "checkpoint"):
+            expected = way_back(name, by) if said else "exact"
+            with closing(context(model, by)) as one:
+                assert one.rewind_kind == expected
 
 
 def test_an_unknown_way(models):

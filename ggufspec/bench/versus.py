@@ -145,7 +145,7 @@ class Bench:
         except GgufspecError as error:
             if "strict mode cannot be kept" not in error.message:
                 raise
-            self.identical, self.identity_note = False, error.message
+            self.identical, self.identity_note = None, error.message
             return
         self.identical, compared = _compared(with_draft, without)
         self.identity_note = f"{compared} in strict mode"

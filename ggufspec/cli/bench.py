@@ -176,6 +176,8 @@ def _show(document: BenchDocument) -> None:
     if document.identical_output is not None:
         same = "the same text with and without draft" if document.identical_output else "NOT the same text"
         out.print(f"[dim]Strict check: {same} ({document.identity_check['note']}).[/]")
+    elif why := document.identity_check.get("note"):
+        out.print(f"[dim]Strict check: not made, {why}.[/]")
     if document.hook is not None:
         _show_hook(out, document.hook)
     run = document.runs.get("speculative")

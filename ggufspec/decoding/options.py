@@ -12,6 +12,7 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import (
     MAX_THREADS,
     MAX_WIDTH,
+    REWIND_BY,
     ContextOptions,
     Placement,
     check_flash_attention,
@@ -165,6 +166,7 @@ class DecoderOptions:
             flash_attention=self.flash_attention,
             micro_batch=self.micro_batch,
             rewind=width - 1 if drafts else 0,
+            rewind_by=REWIND_BY["target"],
         )
 
     def draft_context(self) -> ContextOptions:
@@ -176,7 +178,7 @@ class DecoderOptions:
             flash_attention=self.flash_attention,
             micro_batch=self.micro_batch,
             rewind=max(ROWS, self.draft_max + 1),
-            rewind_by="checkpoint",  # a chain is several batches
+            rewind_by=REWIND_BY["draft"],
         )
 
 

@@ -20,6 +20,7 @@ KV_TYPES = {
 }
 FLASH_ATTENTION = ("auto", "on", "off")
 REWINDS = ("auto", "snapshots", "checkpoint")
+REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's chain is several batches
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
 MAX_WIDTH = 256  # tokens whose logits one call may ask for
 MAX_MICRO_BATCH = 4096

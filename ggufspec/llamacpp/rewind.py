@@ -22,15 +22,30 @@ from typing import Any
 from ggufspec.llamacpp.options import ContextOptions
 
 # llm_arch_supports_rs_rollback, src/llama-arch.cpp
-SNAPSHOTS = {"qwen35", "qwen35moe", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
-SNAPSHOTS |= {"kimi-k3", "glm5-next", "bailingmoe3", "deepseek4"}
+_SNAPSHOTS = {"qwen35", "qwen35moe", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe"}
+_SNAPSHOTS |= {"kimi-k3", "glm5-next", "bailingmoe3", "deepseek4"}
 _NO_CHECKPOINT = {"deepseek4"}  # its cache is of a kind of its own: src/llama-kv-cache-dsv4.cpp
 
 _TEXT, _CHECKPOINT = 0, 1  # llama.cpp's sequence ids
 
 
+def way_back(architecture: str, rewind_by: str = "auto") -> str:
+    """How a recurrent or hybrid architecture takes tokens back: ``snapshots``, ``checkpoint``, or ``none``.
+
+    The one place that says so: contexts are made by it, memory is planned by it, and pairs are judged by it before
+    anything is downloaded.
+
+    Args:
+        architecture: as the GGUF names it.
+        rewind_by: one of :data:`ggufspec.llamacpp.options.REWINDS`.
+    """
+    if architecture in _SNAPSHOTS and rewind_by != "checkpoint":
+        return "snapshots"
+    return "none" if architecture in _NO_CHECKPOINT else "checkpoint"
+
+
 def choose(lib: Any, model: Any, options: ContextOptions) -> str:
-    """How tokens are taken back: ``exact`` (llama.cpp's own), ``snapshots`` or ``checkpoint``.
+    """How tokens are taken back: ``exact`` (llama.cpp's own), or as :func:`way_back` says.
 
     Args:
         lib: llama.cpp.
@@ -41,10 +56,7 @@ def choose(lib: Any, model: Any, options: ContextOptions) -> str:
         return "exact"
     buffer = ctypes.create_string_buffer(64)
     lib.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
-    architecture = buffer.value.decode()
-    if architecture in SNAPSHOTS and options.rewind_by != "checkpoint":
-        return "snapshots"
-    return "exact" if architecture in _NO_CHECKPOINT else "checkpoint"
+    return way_back(buffer.value.decode(), options.rewind_by)
 
 
 class Exact:

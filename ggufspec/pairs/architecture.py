@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def kind_of_state(name: str) -> str:
+    """``recurrent`` or ``hybrid``, as ``llama_model_is_recurrent`` and ``llama_model_is_hybrid`` say; else empty."""
+    return "recurrent" if name in RECURRENT else "hybrid" if name in HYBRID else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Which blocks have a sliding window (``set_swa_pattern`` in src/llama-hparams.cpp).
@@ -69,6 +74,9 @@ STATE_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "m
 
 # Every block keeps both.
 STATE_AND_CACHE = frozenset({"falcon-h1"})
+
+# Some blocks keep a state and some a cache: llm_arch_is_hybrid in src/llama-arch.cpp.
+HYBRID = STATE_WITHOUT_HEADS | NEMOTRON_H | STATE_INTERVAL.keys() | STATE_AND_CACHE | {"deepseek4"}
 
 # The state comes from this key alone.
 KDA = frozenset({"kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next"})

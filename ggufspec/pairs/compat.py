@@ -1,8 +1,8 @@
 """May this draft serve this target? Pure: headers or vocabularies in, a verdict with its reasons out.
 
 The rules are llama.cpp's (``common_speculative_are_compatible`` in common/speculative.cpp) and those of this project's
-own loop, which takes rejected tokens back out of both caches. What the vocabularies' texts are is asked for only where
-it can change the answer: :mod:`ggufspec.pairs.vocabulary` reads them.
+own loop, which takes rejected tokens back out of both memories (:mod:`ggufspec.llamacpp.rewind`). What the
+vocabularies' texts are is asked for only where it can change the answer: :mod:`ggufspec.pairs.vocabulary` reads them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ggufspec.llamacpp.options import REWIND_BY
+from ggufspec.llamacpp.rewind import way_back
 from ggufspec.pairs import architecture
 from ggufspec.pairs.header import ModelHeader, Tokenizer, block_of
 
@@ -47,6 +49,12 @@ _HEADS = {
     "eagle3": ("an EAGLE-3 head", "draft-eagle3"),
     "dflash": ("a DFlash drafter", "draft-dflash"),
     "gemma4-assistant": ("a head for multi-token prediction", "draft-mtp"),
+}
+
+# What it costs to take rejected tokens back out of a state: ggufspec/llamacpp/rewind.py
+_COSTS = {
+    "snapshots": "it keeps a state for each token of a draft, which takes memory",
+    "checkpoint": "after a rejection it decodes once more what was kept, so that only a good draft pays",
 }
 
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
@@ -206,9 +214,14 @@ def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
         header.metadata.get(f"{own}.attention.causal") is False
     ):
         yield f"the {role} is an embedding model ({header.name}): it predicts no next token"
-    elif any(header.recurrent):
-        kind = "recurrent" if not any(header.cached) else "hybrid"
-        yield f"the {role} is {kind} ({own}): its state cannot take rejected tokens back"
+    elif _way_back(header, role) == "none":
+        yield f"the {role} is {architecture.kind_of_state(own)} ({own}): its state cannot take rejected tokens back"
+
+
+def _way_back(header: ModelHeader, role: str) -> str:
+    """How a recurrent or hybrid model takes rejected tokens back; empty for one that has a cache alone."""
+    own = header.architecture
+    return way_back(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
 
 
 def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:
@@ -270,5 +283,9 @@ def _warnings(target: ModelHeader, draft: ModelHeader, compare: Compare | None) 
             f"the target's chat template is {family}, the draft's {other_family}: "
             "expect fewer accepted tokens in a chat"
         )
+    for header, role in ((target, "target"), (draft, "draft")):
+        if way := _way_back(header, role):
+            own = header.architecture
+            yield f"the {role} is {architecture.kind_of_state(own)} ({own}): {_COSTS[way]}"
     if draft.weight_bytes() >= target.weight_bytes():
         yield "the draft is no smaller than the target"

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
-from ggufspec.llamacpp.rewind import SNAPSHOTS
+from ggufspec.llamacpp.rewind import way_back
 from ggufspec.pairs.header import ModelHeader, block_of
 from ggufspec.planning.allocator import ALIGNMENT
 from ggufspec.planning.compute import graph
@@ -276,12 +276,11 @@ class _Sizes:
         return found
 
     def _states(self, context: ContextOptions) -> int:
-        """Recurrent states that are kept, so that tokens can be taken back: llamacpp/rewind."""
+        """Recurrent states that are kept, so that tokens can be taken back: llamacpp/params."""
         if not context.rewind:
             return 1
-        if self.header.architecture in SNAPSHOTS and context.rewind_by != "checkpoint":
-            return 1 + min(context.rewind, context.computed - 2)
-        return 2
+        more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}
+        return 1 + more[way_back(self.header.architecture, context.rewind_by)]
 
     def compute(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions, count: int) -> tuple[int, ...]:
         """Bytes of compute buffers by device."""

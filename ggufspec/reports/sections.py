@@ -244,6 +244,8 @@ def _bench(document: BenchDocument, plans: Sequence[PlanDocument]) -> Section:
         notes += (f"The same text with and without draft: {checked}.",)
     elif document.identical_output is not None:
         warnings += (f"NOT the same text with and without draft: {checked}.",)
+    elif why := document.identity_check.get("note"):
+        notes += (f"Not compared in strict mode: {why}.",)
     if document.hook is not None:
         notes += (document.hook.text, *document.hook.notes)
         checked = document.hook.identity_check.get("note", "checked greedily")
