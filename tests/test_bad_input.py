@@ -192,7 +192,7 @@ def test_a_corpus_that_is_no_text(cli: Cli, target: Path, tmp_path: Path) -> Non
     missing, binary = tmp_path / "corpus.txt", tmp_path / "corpus.bin"
     binary.write_bytes(b"\xff\xfe")
     for command in ("run", "bench"):
-        lookup = (command, *PROMPT, "--json", "--lookup-corpus")
+        lookup = (command, "demo", *PROMPT, "--json", "--lookup-corpus")
         refused(cli(*lookup, missing), 2, f"{missing} cannot be read: No such file", f"ls {tmp_path}")
         refused(cli(*lookup, tmp_path), 2, f"{tmp_path} cannot be read: Is a directory")
         refused(cli(*lookup, binary), 2, f"{binary} is not UTF-8 text", "convert it to UTF-8")

@@ -18,7 +18,7 @@ COMMANDS = (
     *("compare", "tune", "report", "trace"),
 )
 PROMPT = ("-p", "def f(")
-SHORT_BENCH = ("bench", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
+SHORT_BENCH = ("bench", "demo", *PROMPT, "-r", "1", "-n", "8", "-t", "1")
 
 RUN_KEYS = {"gpu_layers", "tokens", "tokens_per_s", "prompt_tokens_per_s", "peak_rss_bytes", "vram_bytes"}
 SPECULATIVE_KEYS = RUN_KEYS | {
@@ -193,10 +193,10 @@ def test_the_table_is_whole_and_a_full_disk_costs_the_file_alone(cli: Cli, tmp_p
 
     lines = result.splitlines()
     assert max(map(len, lines)) <= columns
-    assert any(re.search(r"Run +GPU layers +Tokens/s +Gain +Accepted +Tokens/round", line) for line in lines)
-    row = r"speculative \(lossy\) +\d+/\d+ \+ \d+/\d+ +[\d.]+ +[\d.]+× +\d+% +[\d.]+"
+    assert any(re.search(r"Run +Tokens/s +Gain +Accepted +Tokens/round", line) for line in lines)
+    row = r"speculative \(lossy\) +[\d.]+ +[\d.]+× +\d+% +[\d.]+"
     assert any(re.search(row, line) for line in lines)
-    assert "Accepted by position of the draft:" in result
+    assert "No verdict from so few trials" in result
 
 
 def test_colour_only_where_it_is_wanted(cli: Cli) -> None:

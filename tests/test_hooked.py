@@ -187,7 +187,7 @@ def test_random_numbers_are_not_compared(bench, monkeypatch):
 
 # ---- the command ----------------------------------------------------------------------------------------------------
 
-SHORT = ("bench", "--engine", "hook", "-p", "import os\nimport sys\n\n\ndef main(", "-n", "24", "-r", "1")
+SHORT = ("bench", "demo", "--engine", "hook", "-p", "import os\nimport sys\n\n\ndef main(", "-n", "24", "-r", "1")
 
 
 def test_the_command_with_json_and_files(cli, tmp_path):

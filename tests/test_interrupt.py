@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, all_end, busy_s, eventually, plain, rest, workers
 
-ENDLESS_BENCH = ("bench", "-p", "def f(", "-n", "8", "-r", "1000000")
+ENDLESS_BENCH = ("bench", "demo", "-p", "def f(", "-n", "8", "-r", "1000000")
 
 
 def test_ctrl_c_keeps_what_was_streamed(cli: Cli) -> None:

@@ -70,7 +70,7 @@ def document(**changes):
         "identical_output": True,
         "identity_check": {"note": "96 tokens"},
         "divergences": (Divergence(0, 7, 11, 12, 0.01, 0.1, True),),
-        "verdict": Verdict(True, "Worth it: 6.17×."),
+        "verdict": Verdict(True, "Worth it: 6.17×.", "A round gives 2.50 tokens."),
     }
     return BenchDocument(**fields | changes)
 
@@ -94,7 +94,11 @@ def test_the_bench_document_keeps_its_contract():
     }
     assert told["speedup"]["ci95"] == [6.0, 6.5]
     assert told["runs"]["speculative"]["accepted_by_position"] == [0.8, 0.5]
-    assert told["verdict"] == {"worth_it": True, "text": "Worth it: 6.17×."}
+    assert told["verdict"] == {
+        "worth_it": True,
+        "text": "Worth it: 6.17×.",
+        "why": "A round gives 2.50 tokens.",
+    }
     assert told["identical_output"] is True
     assert told["divergences"][0] == {
         "prompt": 0,
@@ -175,7 +179,12 @@ def test_markdown_has_the_same_cells_and_the_verdict():
     assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[:4]]
     assert [cells[0], *cells[2:]] == [tables.COLUMNS, *tables.rows(document())]
-    assert lines[4:] == ["", "Worth it: 6.17×."]
+    assert lines[4:] == ["", "Worth it: 6.17×. A round gives 2.50 tokens."]
+
+
+def test_markdown_begins_with_what_it_must_be_read_with():
+    pair = {"name": "mine", "note": "An expanded pair."}
+    assert tables.markdown(document(pair=pair)) == f"An expanded pair.\n\n{tables.markdown(document())}"
 
 
 def test_csv_has_a_line_per_trial_with_raw_numbers():
@@ -200,10 +209,36 @@ def test_the_terminal_shows_all_but_the_positions_in_80_columns(bench):
     assert all(cell in shown for row in (tables.COLUMNS, *tables.rows(bench)) for cell in row[:-1])
 
 
-def test_acceptance_by_position_has_a_line_of_its_own():
-    assert (tables.by_position(document()), tables.by_position(document(runs={}))) == ("80% 50%", "")
+def test_where_there_is_no_gpu_the_terminal_shows_no_layers():
+    runs = {"target_only": replace(ALONE, gpu_layers=0), "speculative": replace(PAIR, gpu_layers=0, draft_gpu_layers=0)}
+    bench, out = document(runs=runs), Console(file=io.StringIO(), width=80)
+    out.print(tables.terminal(bench))
+    shown = out.file.getvalue()
+    assert "GPU layers" not in shown
+    assert "0/81" not in shown
+    assert all(cell in shown for row in tables.rows(bench) for cell in (row[0], *row[2:-1]))
+
+
+def test_only_the_first_positions_are_shown():
     long = replace(PAIR, accepted_by_position=(0.5,) * 15)
-    assert tables.by_position(document(runs={"speculative": long})) == "50% " * 8 + "…"
+    assert tables.rows(document(runs={"speculative": long}))[0][-1] == "50% " * 8 + "…"
+
+
+def test_the_line_about_the_text():
+    """A near tie is no other text; what is unexplained is counted too."""
+    settings = {"prompts": 4}
+    told = tables.same_text(document(settings=settings))
+    assert told == (
+        "The same text with and without a draft: 96 tokens. Without --strict 1 of 4 answers differ, "
+        "1 of them at a near tie that rounding decides."
+    )
+    wrong = replace(document().divergences[0], explained=False)
+    assert "2 of 4 answers differ, 1 of them" in tables.same_text(
+        document(settings=settings, divergences=(wrong, *document().divergences))
+    )
+    assert tables.same_text(document(divergences=())) == "The same text with and without a draft: 96 tokens."
+    assert tables.same_text(document(divergences=(), identical_output=False)).startswith("NOT the same text")
+    assert tables.same_text(document(identical_output=None)) == ""
 
 
 # files

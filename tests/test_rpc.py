@@ -113,14 +113,14 @@ def test_nobody_answers(cli: Cli) -> None:
 
 def test_a_bench_measures_the_rival_at_its_own_placement(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
     """Four target layers are asked for beside the draft; the target alone may have all of them, and has."""
-    done = cli("bench", *FLAGS, "--draft-policy", "fixed", "--rpc", worker[0], "-r", "1", "--json")
+    done = cli("bench", "demo", *FLAGS, "--draft-policy", "fixed", "--rpc", worker[0], "-r", "1", "--json")
     assert (done.code, done.stderr) == (0, "")
     document = done.document()
     runs = document["runs"]
     planned = document["plan"]["planned"]["options"]["target_only"]["target"]["gpu_layers"]
     assert runs["target_only"]["gpu_layers"] == planned != 4
     assert runs["speculative"]["gpu_layers"] == runs["target_only_at_pair"]["gpu_layers"] == 4
-    assert f"its own best placement, {planned}/9 layers against 4/9" in document["verdict"]["text"]
+    assert f"its own best placement, {planned}/9 layers against 4/9" in document["verdict"]["why"]
     speedup = runs["speculative"]["tokens_per_s"]["samples"][0] / runs["target_only"]["tokens_per_s"]["samples"][0]
     assert document["speedup"]["samples"] == [pytest.approx(speedup)]
     plan = cli("plan", "demo", "--json").document()

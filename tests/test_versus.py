@@ -14,7 +14,7 @@ from ggufspec.decoding.planned import Placed, of_pair
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.pairs.profile import Pair
 from ggufspec.planning import history
-from ggufspec.reports.document import Run, SpeculativeRun, Spread, to_json
+from ggufspec.reports.document import Run, SpeculativeRun, Spread, Verdict, to_json
 
 
 def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
@@ -135,27 +135,40 @@ def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch):
 
 
 # of a target-only token that takes 0.5 s
-WHY = "a round gives 2.50 tokens and costs as much as 1.25 target-only tokens (verifying 1.00, drafting 0.25)"
-WHY_NOT = "a round gives 2.50 tokens and costs as much as 3.12 target-only tokens (verifying 2.50, drafting 0.62)"
-NEITHER = "a round gives 2.50 tokens and costs as much as 2.27 target-only tokens (verifying 1.82, drafting 0.45)"
+WHY = "A round gives 2.50 tokens in the time of 1.25 without a draft: 1.00 to verify, 0.25 to draft."
+WHY_NOT = "A round gives 2.50 tokens in the time of 3.12 without a draft: 2.50 to verify, 0.62 to draft."
+NEITHER = "A round gives 2.50 tokens in the time of 2.27 without a draft: 1.82 to verify, 0.45 to draft."
 
 
 @pytest.mark.parametrize(
-    ("speedup", "worth_it", "text"),
+    ("speedup", "worth_it", "text", "why"),
     [
-        ((2.0, 1.9, 2.1), True, f"Worth it: 2.00× target-only (95 % interval 1.90 to 2.10), since {WHY}."),
-        ((0.8, 0.7, 0.9), False, f"Not worth it: 0.80× target-only (95 % interval 0.70 to 0.90), since {WHY_NOT}."),
+        ((2.0, 1.9, 2.1), True, "Worth it: 2.00× as fast as without a draft (95 % interval 1.90 to 2.10).", WHY),
+        (
+            (0.8, 0.7, 0.9),
+            False,
+            "Not worth it: 0.80× as fast as without a draft (95 % interval 0.70 to 0.90).",
+            WHY_NOT,
+        ),
         (
             (1.1, 0.9, 1.3),
             False,
-            f"Not shown to be worth it: 1.10× target-only (95 % interval 0.90 to 1.30) is within the noise; {NEITHER}.",
+            "Not shown to be worth it: 1.10× as fast as without a draft, within the noise "
+            "(95 % interval 0.90 to 1.30).",
+            NEITHER,
         ),
     ],
 )
-def test_the_verdict(speedup, worth_it, text):
+def test_the_verdict(speedup, worth_it, text, why):
     median, low, high = speedup
     verdict = versus.judge(Spread(median, (low, high), (low, median, high)), run(), speculative())
-    assert (verdict.worth_it, verdict.text) == (worth_it, text)
+    assert verdict == Verdict(worth_it, text, why)
+
+
+@pytest.mark.parametrize(("plain", "said"), [(8, "In 100% of the rounds no"), (5, "In 62% of the rounds no"), (4, "")])
+def test_where_no_draft_paid_the_verdict_says_so(plain, said):
+    verdict = versus.judge(SPEEDUP, run(), replace(speculative(), plain_rounds=plain))
+    assert (said or "rounds no") in verdict.why if said else "rounds no" not in verdict.why
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.2), (0.9, 1.0)])
@@ -186,9 +199,9 @@ def test_no_verdict_when_interrupted(measured):
 
 def test_a_rival_at_another_placement_is_named():
     same = versus.judge(SPEEDUP, run(gpu_layers=9), speculative(4.0, 9, 5))
-    assert "placement" not in same.text
+    assert "placement" not in same.why
     better = versus.judge(SPEEDUP, run(gpu_layers=14), speculative(4.0, 9, 5))
-    assert "its own best placement, 14/17 layers against 9/17" in better.text
+    assert "its own best placement, 14/17 layers against 9/17" in better.why
     assert better.worth_it
 
 

@@ -317,36 +317,43 @@ def by_position(rows: Iterable[tuple[int, ...]]) -> list[int]:
 
 
 def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdict:
-    """Worth it or not, and why, in one sentence."""
+    """Worth it or not in one sentence, and why in the next."""
     if speedup is None or alone is None or pair is None:
         return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
     if not isinstance(pair, SpeculativeRun):
         return Verdict(False, "Not worth it: nobody drafts for this target, since no draft could pay; it ran alone.")
     low, high = speedup.ci95
-    ratio = f"{speedup.median:.2f}× target-only (95 % interval {low:.2f} to {high:.2f})"
-    cost = pair.tokens_per_round / speedup.median  # of a round, in target-only tokens
-    round_s = pair.tokens_per_round / pair.tokens_per_s.median
-    why = (
-        f"a round gives {pair.tokens_per_round:.2f} tokens and costs as much as {cost:.2f} target-only tokens "
-        f"(verifying {cost * pair.verify_s / round_s:.2f}, drafting {cost * pair.draft_s / round_s:.2f})"
-    )
+    ratio, interval = f"{speedup.median:.2f}× as fast as without a draft", f"95 % interval {low:.2f} to {high:.2f}"
     enough = len(speedup.samples) >= _FEWEST_TRIALS
     if not enough:
-        text = f"No verdict from so few trials: {speedup.median:.2f}× target-only without an interval; {why}."
+        text = f"No verdict from so few trials: {ratio}, without an interval."
     elif low > 1:
-        text = f"Worth it: {ratio}, since {why}."
+        text = f"Worth it: {ratio} ({interval})."
     elif high < 1:
-        text = f"Not worth it: {ratio}, since {why}."
+        text = f"Not worth it: {ratio} ({interval})."
     else:
-        text = f"Not shown to be worth it: {ratio} is within the noise; {why}."
+        text = f"Not shown to be worth it: {ratio}, within the noise ({interval})."
+    if pair.lossy:
+        text += " The rule is lossy: the text is not the target's own."
+    return Verdict(enough and low > 1, text, _why(speedup.median, alone, pair))
+
+
+def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
+    """What a round gives and what it costs, in tokens without a draft; and where the rival had more layers."""
+    cost = pair.tokens_per_round / ratio
+    round_s = pair.tokens_per_round / pair.tokens_per_s.median
+    text = (
+        f"A round gives {pair.tokens_per_round:.2f} tokens in the time of {cost:.2f} without a draft: "
+        f"{cost * pair.verify_s / round_s:.2f} to verify, {cost * pair.draft_s / round_s:.2f} to draft."
+    )
+    if 2 * pair.plain_rounds > pair.rounds:
+        text += f" In {pair.plain_rounds / pair.rounds:.0%} of the rounds no draft would have paid, and none was made."
     if alone.gpu_layers != pair.gpu_layers:
         text += (
             f" Target-only ran at its own best placement, {alone.gpu_layers}/{alone.layers + 1} layers "
             f"against {pair.gpu_layers}/{pair.layers + 1} beside the draft."
         )
-    if pair.lossy:
-        text += " The rule is lossy: the text is not the target's own."
-    return Verdict(enough and low > 1, text)
+    return text
 
 
 def notes_of(results: list[trial.Result]) -> tuple[str, ...]:

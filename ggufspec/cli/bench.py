@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ggufspec.reports.document import BenchDocument, HookComparison
 
 
+DEFAULT_PAIR = "demo-0.5b"
+TOKENS = 128
+
+
 class Engine(StrEnum):
     """Of :data:`ggufspec.bench.versus.ENGINES`."""
 
@@ -31,7 +35,7 @@ def bench(
     files: given.Files,
     prompt: options.PromptText = None,
     file: options.PromptFile = None,
-    predict: options.MaxTokens = 128,
+    predict: options.BenchTokens = None,
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each run.")
     ] = 5,
@@ -57,7 +61,8 @@ def bench(
 ) -> int:
     """Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
 
-    Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used.
+    Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used. Without a
+    pair, demo-0.5b: the demo pair at the cost of a real one, in about two minutes.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command goes on after an interruption.
@@ -70,6 +75,7 @@ def bench(
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.reports.tables import counted
 
     swept = sweeping.asked(several, sweep=sweep)
     if swept is None and (fresh or results is not None):
@@ -82,14 +88,21 @@ def bench(
     exports.check()
     drafters = [value for _, value in swept.values] if swept and swept.name == "drafter" else [drafting.drafter]
     alone = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
+    if drafting.drafter == "none" and swept is None:
+        raise UsageError(
+            "a bench compares with a draft, and --drafter none has none", "--drafter lookup needs no model"
+        )
+    if files == given.Files():
+        files = given.Files(pair=DEFAULT_PAIR)
     chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
+    prompts = (own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS[: chosen.bench.prompts])
     spec = Spec(
         target=chosen.target,
         draft=chosen.draft,
         options=DecoderOptions(),
         sampling=choosing.sampling(),
-        prompts=(own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS),
-        max_tokens=predict,
+        prompts=prompts,
+        max_tokens=predict or chosen.bench.max_tokens or TOKENS,
         rpc=tuple(placing.rpc or ()),
     )
     if swept:
@@ -105,10 +118,6 @@ def bench(
             verbose=verbose,
         )
         return sweeping.measure(experiment, exports, results=results, fresh=fresh, json=json, quiet=quiet)
-    if drafting.drafter == "none":
-        raise UsageError(
-            "a bench compares with a draft, and --drafter none has none", "--drafter lookup needs no model"
-        )
     if drafting.drafter is None and chosen.settings.drafter == "none":
         if not quiet:
             console.note(f"by its profile nobody drafts for {chosen.name}: measured as with --drafter both")
@@ -123,6 +132,11 @@ def bench(
     spec = replace(spec, draft=chosen.draft if places.pair.needs_draft else None, options=places.pair)
     run = Bench(Experiment(chosen, spec, repetitions, verbose, places.alone, places.plan, engine))
     interrupted = False
+    if not (quiet or json):
+        modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
+        usual = predict is None and own_prompt is None
+        minutes = f"; about {chosen.bench.minutes:g} minutes on two cores" if usual and chosen.bench.minutes else ""
+        console.note(f"measuring {chosen.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
     try:
         with console.progress(quiet or verbose) as progress:
             run.run(progress)
@@ -157,45 +171,25 @@ def _show(document: BenchDocument) -> None:
     from rich.text import Text
 
     from ggufspec.reports import tables
-    from ggufspec.reports.document import SpeculativeRun
 
     out = console.out()
-    settings, plan = document.settings, document.plan
+    if note := document.pair.get("note"):
+        out.print(Text(note))
     for role in ("target", "draft"):
-        placed = plan.get(role)
+        placed = document.plan.get(role)
         if placed:
             name = Path(str(document.pair[role])).name
             out.print(
                 f"[bold]{role:<6}[/] {name}  [dim]({placed['description']}, {placed['size_bytes'] / 1e6:,.0f} MB)[/]"
             )
-    out.print(f"[dim]{tables.conditions(settings)}[/]")
+    out.print(f"[dim]{tables.conditions(document.settings)}[/]")
     out.print(tables.terminal(document))
-    if by_position := tables.by_position(document):
-        out.print(f"[dim]Accepted by position of the draft: {by_position}.[/]")
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
-    if document.identical_output is not None:
-        same = "the same text with and without draft" if document.identical_output else "NOT the same text"
-        out.print(f"[dim]Strict check: {same} ({document.identity_check['note']}).[/]")
-    elif why := document.identity_check.get("note"):
-        out.print(f"[dim]Strict check: not made, {why}.[/]")
+    for line in (document.verdict.why, tables.same_text(document)):
+        if line:
+            out.print(Text(line, style="dim"))
     if document.hook is not None:
         _show_hook(out, document.hook)
-    run = document.runs.get("speculative")
-    if isinstance(run, SpeculativeRun):
-        told = []
-        if run.plain_rounds:
-            told.append(f"{run.plain_rounds / run.rounds:.0%} of the rounds had no draft")
-        if run.lookup_accepted:
-            told.append(f"{run.lookup_accepted / run.accepted:.0%} of the accepted tokens came from the lookup")
-        if told:
-            out.print(f"[dim]{'; '.join(told)}.[/]")
-    if document.divergences:
-        explained = sum(d.explained for d in document.divergences)
-        out.print(
-            f"[dim]{len(document.divergences)} of {tables.counted(settings['prompts'], 'answer')} left target-only's "
-            f"text, {explained} of them at a near tie that rounding between batch widths explains. --strict avoids "
-            "it.[/]"
-        )
 
 
 def _show_hook(out: Console, hook: HookComparison) -> None:

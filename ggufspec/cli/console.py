@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,9 +59,17 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     if quiet or not console.is_terminal:
         yield lambda *_: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
@@ -86,3 +94,13 @@ def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield say
     finally:
         status.stop()
+
+
+@contextmanager
+def making(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Says on an interactive stderr how far the expanded models of a profile are that are made when first wanted.
+
+    The value takes the events of :func:`ggufspec.pairs.sparse.fill`.
+    """
+    with busy(quiet) as say:
+        yield lambda event: say(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")

@@ -238,6 +238,10 @@ Results = Annotated[
 ]
 Fresh = Annotated[bool, _option("--fresh", help="Start over: measure again what is kept already.")]
 MaxTokens = Annotated[int, _option("-n", "--predict", metavar="N", min=1, help="Tokens to emit at most.")]
+BenchTokens = Annotated[
+    int | None,
+    _option("-n", "--predict", metavar="N", min=1, help="Tokens to emit at most.  [the profile's, or 128]"),
+]
 PromptText = Annotated[
     str | None, _option("-p", "--prompt", metavar="TEXT", help="The prompt; - reads standard input.")
 ]
@@ -275,7 +279,7 @@ def choose_pair(
     """
     from dataclasses import replace
 
-    from ggufspec.cli import pull
+    from ggufspec.cli import console, pull
     from ggufspec.llamacpp.model import check_gguf
     from ggufspec.pairs.hub import hub_file
     from ggufspec.pairs.profile import Pair, load_profile, on_hub, resolve
@@ -310,7 +314,8 @@ def choose_pair(
         paths = list(
             pull.have([s for s in (*models, own_draft) if s], f"profile {profile.name!r}", again, yes=yes, quiet=quiet)
         )
-        pair = resolve(profile)
+        with console.making(quiet) as tell:
+            pair = resolve(profile, tell)
         if draft is not None or own_draft is not None:
             pair = replace(pair, draft=paths[-1] if own_draft else draft)
     for file in (pair.target, pair.draft):

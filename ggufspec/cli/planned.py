@@ -66,7 +66,8 @@ def choose(name: str | None, model: str | None, draft: str | None, repo: str | N
             raise UsageError("both a PAIR and a model are given", "give one of them")
         target = hub_file(repo) if repo else str(model)
         return Chosen(Path(str(model or repo)).stem, target, own_draft, Settings())
-    chosen = core.of_profile(load_profile(name or "demo"))
+    with console.making(quiet=False) as tell:
+        chosen = core.of_profile(load_profile(name or "demo"), tell)
     return replace(chosen, draft=own_draft, draft_gpu_layers=None) if own_draft else chosen
 
 

@@ -224,15 +224,22 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
     from ggufspec.reports.profiles import ProfileModel
 
     size, layers = (known.header.size_bytes, known.header.layers) if known else (None, None)
-    return ProfileModel(source.repo, source.file, source.revision, source.gpu_layers, size, layers)
+    file = source.file
+    if source.expand:
+        from ggufspec.pairs.expanded import file_name
+
+        file = file_name(Path(file).stem, source.expand)
+    return ProfileModel(source.repo, file, source.revision, source.gpu_layers, size, layers)
 
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
-    from ggufspec.pairs.profile import sources
+    from ggufspec.pairs.profile import is_made, sources
     from ggufspec.pairs.source import read_headers, remembered
 
     try:
+        if not is_made(profile):
+            return None, None
         places = sources(profile)
     except GgufspecError:
         return None, None
@@ -289,7 +296,7 @@ def _comment(path: Path) -> str:
 
 def _check(name: str) -> CheckRow:
     """Everything about one profile that can be wrong; a failure is a row and not the end."""
-    from ggufspec.pairs.profile import load_profile, on_hub
+    from ggufspec.pairs.profile import load_profile, on_hub, source
     from ggufspec.pairs.vocabulary import judge_known
     from ggufspec.reports.profiles import CheckRow
 
@@ -303,7 +310,7 @@ def _check(name: str) -> CheckRow:
             if model is None:
                 continue
             try:
-                place = on_hub(model) or profile.folder / Path(model.file).expanduser()
+                place = on_hub(model) or source(model, profile)
                 sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
                 known.append(_header(place, sizes[index]))
                 sizes[index] = known[-1].header.size_bytes

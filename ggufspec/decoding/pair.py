@@ -210,7 +210,7 @@ def at_hand(pair: str | Path | Profile | Pair, *, download: bool = False, on_eve
         profile = pair if isinstance(pair, Profile) else load_profile(pair)
         if download:
             _fetch(profile, on_event)
-        files = resolve(profile)
+        files = resolve(profile, on_event)
     for file in (files.target, files.draft):
         if file is not None:
             check_gguf(file)

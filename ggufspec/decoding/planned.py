@@ -56,15 +56,20 @@ def _shape(known: Known) -> str:
     return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {of_file(header.weight_bytes())})"
 
 
-def of_profile(profile: Profile) -> Chosen:
+def of_profile(profile: Profile, on_event: OnEvent | None = None) -> Chosen:
     """The pair of a profile; its files need not be here.
+
+    Args:
+        profile: whose pair it is.
+        on_event: told of expanded models that are made: :func:`ggufspec.pairs.profile.sources`.
 
     Raises:
         ModelError: a file that is not on the hub is not here.
+        GgufspecError: an expanded one cannot be made.
     """
     from ggufspec.pairs.profile import sources
 
-    target, draft = sources(profile)
+    target, draft = sources(profile, on_event)
     return Chosen(
         profile.name,
         target,

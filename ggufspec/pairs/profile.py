@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from ggufspec import worker
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.pairs.download import here
 from ggufspec.pairs.hub import HubFile, stays_inside
@@ -21,9 +22,14 @@ class _Strict(BaseModel):
 
 
 class ModelSource(_Strict):
-    """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``."""
+    """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``.
+
+    ``expand`` makes a model of a published shape and a type of the file beside the profile, ``qwen2.5-0.5b:F16`` say
+    (:mod:`ggufspec.pairs.expanded`).
+    """
 
     file: str
+    expand: str | None = None
     repo: str | None = None
     revision: str | None = None
     gpu_layers: int | None = None
@@ -46,6 +52,17 @@ class Settings(_Strict):
     draft_policy: Literal["adaptive", "fixed"] | None = None
     cpu_experts: Annotated[int, Field(ge=0)] | None = None
     micro_batch: Annotated[int, Field(ge=1)] | None = None
+
+
+class Measuring(_Strict):
+    """What ``bench`` measures of the profile's pair where its options do not say it.
+
+    ``prompts`` is how many of the bundled ones, ``minutes`` about how long it takes on two cores.
+    """
+
+    prompts: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
 
 
 class Tuned(_Strict):
@@ -84,6 +101,7 @@ class Profile(_Strict):
     target: ModelSource
     draft: ModelSource | None = None
     settings: Settings = Field(default_factory=Settings)
+    bench: Measuring = Field(default_factory=Measuring)
     tuned: Tuned | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
 
@@ -91,9 +109,16 @@ class Profile(_Strict):
     def folder(self) -> Path:
         return self._folder
 
+    @property
+    def note(self) -> str:
+        """What every result must be read with; empty where the models are what they seem to be."""
+        return self.why if any(model and model.expand for model in (self.target, self.draft)) else ""
+
     @model_validator(mode="after")
     def _inside(self) -> Profile:
         for model in (self.target, self.draft):
+            if model and model.repo and model.expand:
+                raise ValueError("only a file of this machine can be expanded, and repo names one of the hub")
             if model and model.repo and not stays_inside(model.file):
                 raise ValueError(f"{model.file!r} leaves the repository")
             if model and model.revision is not None and not stays_inside(model.revision):
@@ -105,7 +130,7 @@ class Profile(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and a draft whose files are here."""
+    """A target and a draft whose files are here. ``note`` is the profile's: what every result must be read with."""
 
     name: str
     target: Path
@@ -113,10 +138,13 @@ class Pair:
     target_gpu_layers: int | None = None
     draft_gpu_layers: int | None = None
     settings: Settings = field(default_factory=Settings)
+    bench: Measuring = field(default_factory=Measuring)
+    note: str = ""
 
     def describe(self) -> dict[str, Any]:
         """For the JSON documents."""
-        return {"name": self.name, "target": str(self.target), "draft": str(self.draft) if self.draft else None}
+        files = {"name": self.name, "target": str(self.target), "draft": str(self.draft) if self.draft else None}
+        return files | ({"note": self.note} if self.note else {})
 
 
 def bundled_folder() -> Path:
@@ -186,13 +214,19 @@ def load_profile(name: str | Path) -> Profile:
     return profile
 
 
-def resolve(profile: Profile) -> Pair:
-    """The pair with its files on this machine.
+def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
+    """The pair with its files on this machine; those that are expanded are made where they are not there yet.
+
+    Args:
+        profile: whose pair it is.
+        on_event: told of what is written: :func:`ggufspec.pairs.expanded.expanded`.
 
     Raises:
         ModelError: a file is not here; the hint is the command that fetches it.
+        GgufspecError: an expanded one cannot be made.
     """
-    target, draft = (_locate(model, profile) if model else None for model in (profile.target, profile.draft))
+    models = (profile.target, profile.draft)
+    target, draft = (_locate(model, profile, on_event) if model else None for model in models)
     assert target is not None
     return Pair(
         profile.name,
@@ -201,16 +235,25 @@ def resolve(profile: Profile) -> Pair:
         profile.target.gpu_layers,
         profile.draft.gpu_layers if profile.draft else None,
         profile.settings,
+        profile.bench,
+        profile.note,
     )
 
 
-def sources(profile: Profile) -> tuple[Path | HubFile, Path | HubFile | None]:
+def sources(profile: Profile, on_event: worker.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
     """Where the pair's headers can be read, for a plan before download: (target, draft or None).
+
+    Args:
+        profile: as in :func:`resolve`.
+        on_event: as in :func:`resolve`.
 
     Raises:
         ModelError: a file that is not on the hub is not here.
+        GgufspecError: an expanded one cannot be made.
     """
-    return _source(profile.target, profile), _source(profile.draft, profile) if profile.draft else None
+    target, draft = (source(model, profile, on_event) if model else None for model in (profile.target, profile.draft))
+    assert target is not None
+    return target, draft
 
 
 def on_hub(model: ModelSource) -> HubFile | None:
@@ -218,20 +261,42 @@ def on_hub(model: ModelSource) -> HubFile | None:
     return HubFile(model.repo, model.file, model.revision) if model.repo else None
 
 
-def _source(model: ModelSource, profile: Profile) -> Path | HubFile:
-    source = on_hub(model)
-    if source is None:
-        return _locate(model, profile)
-    return here(source) or source
+def source(model: ModelSource, profile: Profile, on_event: worker.Emit | None = None) -> Path | HubFile:
+    """:func:`sources` of one model."""
+    wanted = on_hub(model)
+    if wanted is None:
+        return _locate(model, profile, on_event)
+    return here(wanted) or wanted
 
 
-def _locate(model: ModelSource, profile: Profile) -> Path:
+def is_made(profile: Profile) -> bool:
+    """Whether every expanded model of a profile is there; None of them is made.
+
+    Raises:
+        GgufspecError: a file is not here, or ``expand`` names no shape.
+    """
+    from ggufspec.pairs.expanded import place
+
+    models = (profile.target, profile.draft)
+    return all(place(_file(one, profile), one.expand).is_file() for one in models if one and one.expand)
+
+
+def _file(model: ModelSource, profile: Profile) -> Path:
+    path = profile.folder / Path(model.file).expanduser()
+    if path.is_file():
+        return path
+    raise ModelError(f"profile {profile.name!r} names {path}, which is not there", f"ls {path.parent}")
+
+
+def _locate(model: ModelSource, profile: Profile, on_event: worker.Emit | None) -> Path:
     source, name = on_hub(model), profile.name
     if source is None:
-        path = profile.folder / Path(model.file).expanduser()
-        if path.is_file():
+        path = _file(model, profile)
+        if model.expand is None:
             return path
-        raise ModelError(f"profile {name!r} names {path}, which is not there", f"ls {path.parent}")
+        from ggufspec.pairs.expanded import expanded  # which needs numpy
+
+        return expanded(path, model.expand, on_event)
     cached = here(source)
     if cached is None:
         raise ModelError(f"{model.file} of profile {name!r} is not on this machine", f"ggufspec pull {name}")
@@ -245,6 +310,9 @@ def demo_pair() -> tuple[Path, Path]:
     return pair.target, pair.draft
 
 
+_TABLES = {"target": ModelSource, "draft": ModelSource, "settings": Settings, "bench": Measuring, "tuned": Tuned}
+
+
 def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError:
     errors = invalid.errors(include_url=False)
     # A mistyped key is missing too: say that it is unknown, since only that names what was typed.
@@ -255,9 +323,7 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     if first["type"] == "extra_forbidden":
         model: Any = Profile
         for part in first["loc"][:-1]:
-            model = {"target": ModelSource, "draft": ModelSource, "settings": Settings, "tuned": Tuned}.get(
-                str(part), model
-            )
+            model = _TABLES.get(str(part), model)
         known = list(model.model_fields)
         hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
         return GgufspecError(f"{place}: unknown key {key!r}", hint)

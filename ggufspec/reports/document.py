@@ -79,10 +79,11 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer to the question that the bench was run for."""
+    """The answer to the question that the bench was run for; ``why`` is what a round gives and costs, in a sentence."""
 
     worth_it: bool
     text: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ def _bench(document: BenchDocument, plans: Sequence[PlanDocument]) -> Section:
     return Section(
         "bench",
         f"Bench of {_pair(document.pair)}",
-        document.verdict.text,
+        f"{document.verdict.text} {document.verdict.why}".strip(),
         document.verdict.worth_it,
         (*_settings(document.settings), *_versions(document.machine)),
         (Table("Results", columns, rows),),

@@ -102,12 +102,6 @@ def layers(run: Run) -> str:
     return text
 
 
-def by_position(document: BenchDocument) -> str:
-    """Acceptance at the first places of the draft, for the line under the table: it would be the widest column."""
-    run = document.runs.get("speculative")
-    return _by_position(run) if isinstance(run, SpeculativeRun) else ""
-
-
 def _by_position(run: SpeculativeRun) -> str:
     """A long draft's last places are reached so seldom that their rates say little."""
     rates = run.accepted_by_position
@@ -130,21 +124,42 @@ def speed(run: Run) -> str:
 
 
 def terminal(document: BenchDocument) -> Table:
-    """A rich table, 80 columns wide at most; acceptance by position is left to a line of its own."""
+    """A rich table, 80 columns wide at most: without acceptance by position, nor layers where there is no GPU."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for index, column in enumerate(COLUMNS[:-1]):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    on_gpu = any(run.gpu_layers or getattr(run, "draft_gpu_layers", 0) for run in document.runs.values() if run)
+    shown = [index for index, column in enumerate(COLUMNS[:-1]) if on_gpu or column != "GPU layers"]
+    for index in shown:
+        table.add_column(COLUMNS[index], justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows(document):
-        table.add_row(*row[:-1], style="bold" if row[0].startswith("speculative") else None)
+        table.add_row(*(row[index] for index in shown), style="bold" if row[0].startswith("speculative") else None)
     return table
 
 
 def markdown(document: BenchDocument) -> str:
-    """A Markdown table and the verdict."""
-    return f"{markdown_table(COLUMNS, rows(document))}\n\n{document.verdict.text}\n"
+    """A Markdown table and the verdict, and what it must be read with before them."""
+    note = f"{document.pair['note']}\n\n" if document.pair.get("note") else ""
+    verdict = f"{document.verdict.text} {document.verdict.why}".strip()
+    return f"{note}{markdown_table(COLUMNS, rows(document))}\n\n{verdict}\n"
+
+
+def same_text(document: BenchDocument) -> str:
+    """Whether the draft changed the text, in a line; empty where it was not compared."""
+    if document.identical_output is None:
+        why = document.identity_check.get("note")
+        return f"Whether a draft changes the text was not checked: {why}." if why else ""
+    same = "The same text" if document.identical_output else "NOT the same text"
+    line = f"{same} with and without a draft: {document.identity_check['note']}."
+    if document.divergences:
+        explained = sum(one.explained for one in document.divergences)
+        answers = counted(document.settings["prompts"], "answer")
+        line += (
+            f" Without --strict {len(document.divergences)} of {answers} differ, "
+            f"{explained} of them at a near tie that rounding decides."
+        )
+    return line
 
 
 def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:

@@ -80,10 +80,11 @@ def test_the_drafter_by_variable_and_a_flag_over_it(cli):
 
 def test_bench_of_a_lookup(cli, pair):
     done = cli("bench", "-m", pair[0], "--drafter", "lookup", *FIXED, "-p", PROMPT * 3, "-n", "8", "-r", "1")
-    assert (done.code, done.stderr) == (0, "")
+    assert done.code == 0
+    assert done.stderr.startswith("measuring ")
     assert "n-gram lookup (4 tokens a round)" in done.stdout
     assert "draft-only" not in done.stdout
-    assert "Strict check: the same text with and without draft" in done.stdout
+    assert "The same text with and without a draft: " in done.stdout
     assert "No verdict from so few trials" in done.stdout
 
 
