@@ -153,8 +153,10 @@ NEITHER = "A round gives 2.50 tokens in the time of 2.27 without a draft: 1.82 t
         (
             (1.1, 0.9, 1.3),
             False,
-            "Not shown to be worth it: 1.10× as fast as without a draft, within the noise "
-            "(95 % interval 0.90 to 1.30).",
+            (
+                "Not shown to be worth it: 1.10× as fast as without a draft, within the noise "
+                "(95 % interval 0.90 to 1.30)."
+            ),
             NEITHER,
         ),
     ],
