@@ -101,7 +101,8 @@ class _Job:
     """The sections, one after the other. One decoder at a time: two would not fit the card of a planned pair."""
 
     def __init__(self, spec: Spec, emit: worker.Emit, stopping: threading.Event) -> None:
-        self.spec = spec
+        # All answers with as many threads: flash attention adds up in an order that depends on them.
+        self.spec = replace(spec, options=replace(spec.options, threads=spec.options.threads or host.physical_cores()))
         self.checks: list[Check] = []
         self.notes: list[str] = []
         self.placed: tuple[Placed | None, Placed | None] = (None, None)
