@@ -79,9 +79,15 @@ def test_the_list_asks_nobody(cli: Cli, hub) -> None:
     assert rows["demo"]["target"]["size_bytes"] > rows["demo"]["draft"]["size_bytes"] > 1_000_000
     assert rows["demo"]["target"]["layers"] == 9
     big = rows["llama3-70b"]
-    assert (big["fits"], big["target"]["size_bytes"], big["mine"]) == ("unknown", None, False)
+    model = big["target"]
+    assert (model["size_bytes"], model["layers"], model["read"], big["mine"]) == (30_912_000_000, 81, False, False)
+    assert rows["demo"]["target"]["read"]
     assert big["settings"]["acceptance"] == 0.84
-    assert set(document["budgets"]) == {"CPU"}
+    memory = document["budgets"].pop("CPU")
+    assert not document["budgets"]
+    assert all(row["fits"] in ("whole", "no") and row["fits_layers"] is None for row in rows.values())
+    assert rows["llama3.1-70b"]["fits"] == ("whole" if memory > 46e9 else "no")
+    assert rows["gpt2-xl"]["fits"] == ("whole" if memory > 3e9 else "no")
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -89,7 +95,7 @@ def test_the_list_in_a_terminal(cli: Cli, columns: int) -> None:
     child = cli.terminal("profiles", columns=columns)
     lines = plain(rest(child)).splitlines()
     assert child.exitstatus == 0
-    assert max(map(len, lines)) <= columns or "? is not known" in max(lines, key=len)
+    assert max(map(len, lines)) <= columns
     assert all(any(line.lstrip().startswith(name) for line in lines) for name in BUNDLED)
     assert any(line.split()[0] == "demo" and "fits whole" in line for line in lines if line.strip())
 
@@ -100,12 +106,27 @@ def test_a_draft_is_below_its_target_where_the_line_is_short(cli: Cli, columns: 
     at = next(i for i, line in enumerate(lines) if line.strip().startswith("llama3-70b"))
     assert "Meta-Llama-3-70B-Instruct-Q3_K_S" in lines[at]
     assert "Meta-Llama-3-8B-Instruct.Q3_K_L" in lines[at + below]
-    assert lines[at].rstrip().endswith("?")
+    assert lines[at].split()[-2:] in (["fits", "whole"], ["too", "large"])
     pairs = len(BUNDLED)
     assert len([line for line in lines if line.strip()]) == 2 + pairs * (1 + below)  # no name is folded
     longest = next(line for line in lines if "mistral-small-24b" in line)
     assert ("…" in longest) == (columns == "80")
     assert "Q4_K_M" in longest
+
+
+def test_sizes_of_a_profile_are_not_needed(cli: Cli, mine: Path) -> None:
+    (mine / "good.toml").write_text(GOOD)
+    (mine / "half.toml").write_text(GOOD.replace("[draft]", "size_bytes = 1000\nlayers = 3\n[draft]"))
+    done = cli("profiles", "list", "--json")
+    rows = {row["name"]: row for row in done.document()["profiles"]}
+    assert (rows["good"]["fits"], rows["good"]["target"]["size_bytes"]) == ("unknown", None)
+    assert (rows["half"]["fits"], rows["half"]["target"]["size_bytes"]) == ("unknown", 1000)
+    shown = cli("profiles", "list")
+    assert next(line for line in shown.stdout.splitlines() if line.strip().startswith("good*")).rstrip().endswith("?")
+    assert "? is not known until its headers are read" in shown.stderr
+    (mine / "half.toml").write_text(GOOD.replace("[draft]", "size_byte = 1000\n[draft]"))
+    wrong = cli("profiles", "show", "half", "--json")
+    assert (wrong.code, wrong.document()["hint"]) == (1, "did you mean 'size_bytes'?")
 
 
 def test_your_own_have_a_star_and_win_and_a_broken_one_is_a_row(cli: Cli, mine: Path) -> None:
@@ -129,7 +150,11 @@ def test_show(cli: Cli) -> None:
     assert document["comment"].startswith("The pair that ships")
     assert document["profile"]["why"]
     shown = cli("profiles", "show", "llama3.1-8b").stdout
-    for words in ("bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf", "0.89", "unknown until"):
+    for words in (
+        "bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf",
+        "0.89",
+        "1.3 GB, 17 layers, by the",
+    ):
         assert words in shown
     unknown = cli("profiles", "show", "dmeo", "--json")
     assert (unknown.code, unknown.document()["hint"]) == (2, "did you mean 'demo'?")
@@ -145,8 +170,11 @@ def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
     path = Path(done.stdout.strip())
     assert path == Path(cli.environment["HOME"]) / ".config" / "ggufspec" / "profiles" / "my-pair.toml"
     written = tomllib.loads(path.read_text())
-    assert written["target"] == {"repo": "user/big-GGUF", "file": "big-Q4_K_M.gguf"}
-    assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf"}
+    sizes = [written[role].pop("size_bytes") for role in ("target", "draft")]
+    assert all(size > 1_000_000 for size in sizes)
+    outline = {"layers": 5, "cache_bytes": 4096}  # 4 blocks of 2 heads, 64 wide, twice, in f16
+    assert written["target"] == {"repo": "user/big-GGUF", "file": "big-Q4_K_M.gguf"} | outline
+    assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf"} | outline
     assert (written["name"], written["why"]) == ("my-pair", 'to "try"')
     assert written["settings"] == {"n_ctx": 512, "draft_max": 3}
     assert "user/big-GGUF" in written["source"]
@@ -232,6 +260,13 @@ def test_a_good_profile_and_the_one_that_ships(cli: Cli, mine: Path, online: dic
     assert (document["schema"], document["ok"]) == ("ggufspec/profile-check@1", True)
     assert [row["name"] for row in document["checks"]] == ["good", "demo"]
     assert all(row["ok"] and not row["problems"] and row["target_bytes"] > 0 for row in document["checks"])
+
+
+def test_sizes_that_are_wrong_are_warned_of(cli: Cli, mine: Path, online: dict[str, str]) -> None:
+    (mine / "good.toml").write_text(GOOD.replace("[draft]", "layers = 7\n[draft]"))
+    (row,) = cli("profiles", "check", "good", "--json", **online).document()["checks"]
+    assert row["ok"]
+    assert row["warnings"] == ["the profile's layers of big-Q4_K_M.gguf is 7, and its header says 5"]
 
 
 def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> None:

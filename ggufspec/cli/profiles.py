@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_module
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,15 +15,19 @@ from ggufspec.cli import console, options
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 
 if TYPE_CHECKING:
+    from ggufspec.llamacpp.options import ContextOptions
     from ggufspec.pairs.catalogue import Broken, Listed
+    from ggufspec.pairs.header import ModelHeader
     from ggufspec.pairs.hub import HubFile
     from ggufspec.pairs.profile import ModelSource, Profile
     from ggufspec.pairs.source import Known
+    from ggufspec.planning.outline import Fit
     from ggufspec.planning.plan import Machine
     from ggufspec.reports.profiles import CheckRow, ProfileModel, ProfileRow
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _HELP = "A profile's name."
+_NEAR = 0.005  # of a size
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=options.profile_names)]
 
@@ -30,7 +35,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=
 def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> int:
     """List the profiles, yours marked with a star, and what fits on this machine.
 
-    Nothing is asked of the hub: what fits is known of pairs whose headers were read before, by plan or check.
+    Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's.
+    Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
     """
     from ggufspec.pairs.catalogue import catalogue
     from ggufspec.pairs.profile import user_folder
@@ -122,7 +128,7 @@ def new(
         name,
         why.strip() or "A pair of my own.",
         f"{_page(target)} with {_page(draft)}",
-        {"target": target, "draft": draft},
+        {"target": (target, known[0]), "draft": (draft, known[1])},
         {"n_ctx": ctx_size, "draft_max": draft_max},
     )
     try:
@@ -204,9 +210,10 @@ def _row(
     from ggufspec.reports.profiles import ProfileRow
 
     if isinstance(entry, Broken):
-        return ProfileRow(entry.path.stem, str(entry.path), False, "", "", None, None, {}, "unknown", entry.error)
+        return ProfileRow(entry.path.stem, str(entry.path), False, "", "", None, None, {}, "unknown", error=entry.error)
     profile = entry.profile
     target, draft = known or _known(profile)
+    fits = _fits(profile, target, draft, machine)
     return ProfileRow(
         name=entry.path.stem,
         path=str(entry.path),
@@ -216,20 +223,21 @@ def _row(
         target=_model(profile.target, target),
         draft=_model(profile.draft, draft) if profile.draft else None,
         settings=profile.settings.model_dump(),
-        fits=_fits(profile, target, draft, machine),
+        fits=fits.answer if fits else "unknown",
+        fits_layers=fits.layers if fits else None,
     )
 
 
 def _model(source: ModelSource, known: Known | None) -> ProfileModel:
     from ggufspec.reports.profiles import ProfileModel
 
-    size, layers = (known.header.size_bytes, known.header.layers) if known else (None, None)
+    size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
     file = source.file
     if source.expand:
         from ggufspec.pairs.expanded import file_name
 
         file = file_name(Path(file).stem, source.expand)
-    return ProfileModel(source.repo, file, source.revision, source.gpu_layers, size, layers)
+    return ProfileModel(source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None)
 
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
@@ -255,30 +263,32 @@ def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     return found[0], found[1]
 
 
-def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> str:
-    """Whether all layers of both fit, by formula: on the cards together, or in memory where there is none."""
-    from ggufspec.decoding.placing import question
+def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> Fit | None:
+    """What of the pair fits on this machine; None where that is not known."""
     from ggufspec.decoding.planned import decoder_options
-    from ggufspec.llamacpp.options import Placement
-    from ggufspec.planning.memory import HOST, estimate
+    from ggufspec.planning import outline
 
-    if machine is None or target is None or (profile.draft is not None and draft is None):
-        return "unknown"
+    if machine is None:
+        return None
     try:
         decoder = decoder_options(profile.settings)
     except GgufspecError:
-        return "unknown"
-    asks = question(
-        (target.header, target.skeleton), (draft.header, draft.skeleton) if draft else None, decoder, acceptance=0.5
-    )
-    cards = machine.card_names
-    used = sum(card.overhead_bytes for card in machine.cards)
-    for subject in (asks.target, asks.draft):
-        if subject is not None:
-            layers = subject.header.layers if cards else 0
-            placed = estimate(subject.header, Placement(layers), subject.context, cards)
-            used += sum(placed[name].total for name in cards or (HOST,))
-    return "whole" if used <= sum(_budgets(machine).values()) else "partly"
+        return None
+
+    def part(known: Known | None, model: ModelSource, context: ContextOptions) -> outline.Part | None:
+        if known:
+            return outline.of_header(known.header, context, machine.card_names)
+        if model.size_bytes is None or model.layers is None or model.cache_bytes is None:
+            return None
+        return outline.of_outline(outline.Outline(model.size_bytes, model.layers, model.cache_bytes), context)
+
+    placed = part(target, profile.target, decoder.context(with_draft=profile.draft is not None))
+    beside = part(draft, profile.draft, decoder.draft_context()) if profile.draft else None
+    if placed is None or (beside is None) != (profile.draft is None):
+        return None
+    overhead = sum(card.overhead_bytes for card in machine.cards)
+    room = sum(_budgets(machine).values()) - overhead if machine.cards else None
+    return outline.fit(placed, beside, room, machine.memory_bytes)
 
 
 def _comment(path: Path) -> str:
@@ -303,6 +313,7 @@ def _check(name: str) -> CheckRow:
     failures: list[GgufspecError] = []
     known: list[Known] = []
     warnings: tuple[str, ...] = ()
+    stale: list[str] = []
     sizes: list[int | None] = [None, None]
     try:
         profile = load_profile(name)
@@ -314,6 +325,7 @@ def _check(name: str) -> CheckRow:
                 sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
                 known.append(_header(place, sizes[index]))
                 sizes[index] = known[-1].header.size_bytes
+                stale += _stale(model, known[-1])
             except GgufspecError as error:
                 failures.append(error)
         if len(known) == 2:
@@ -329,10 +341,18 @@ def _check(name: str) -> CheckRow:
         not failures,
         tuple(error.message for error in failures),
         tuple(error.hint for error in failures),
-        warnings,
+        (*warnings, *stale),
         sizes[0],
         sizes[1],
     )
+
+
+def _stale(model: ModelSource, known: Known) -> Iterator[str]:
+    """Sizes of the profile that are not the header's; those of the files that ship were computed, and are near."""
+    for key, true in _sizes(known.header).items():
+        said = getattr(model, key)
+        if said is not None and abs(said - true) > _NEAR * true:
+            yield f"the profile's {key} of {model.file} is {said:,}, and its header says {true:,}"
 
 
 def _size_on_hub(place: HubFile) -> int:
@@ -396,18 +416,35 @@ def _page(place: Path | HubFile) -> str:
     return str(place) if isinstance(place, Path) else page(place.repo)
 
 
-def _toml(name: str, why: str, source: str, models: dict[str, Path | HubFile], settings: dict[str, int | None]) -> str:
-    """A profile as TOML."""
+def _toml(
+    name: str,
+    why: str,
+    source: str,
+    models: dict[str, tuple[Path | HubFile, Known]],
+    settings: dict[str, int | None],
+) -> str:
+    """A profile as TOML, with the sizes of models that are not here, as their headers say them."""
     lines = ["# Made with: ggufspec profiles new", *_pairs({"name": name, "why": why, "source": source})]
-    for table, place in models.items():
+    for table, (place, known) in models.items():
         lines += ["", f"[{table}]"]
         if isinstance(place, Path):
             lines += _pairs({"file": str(place)})
         else:
             lines += _pairs({"repo": place.repo, "file": place.file, "revision": place.revision})
+            lines += _pairs(_sizes(known.header))
     if any(value is not None for value in settings.values()):
         lines += ["", "[settings]", *_pairs(settings)]
     return "\n".join(lines) + "\n"
+
+
+def _sizes(header: ModelHeader) -> dict[str, int]:
+    """What the list of profiles needs to know of a model that is not here."""
+    numbers = sum(
+        header.keys(block) + (0 if header.latent else header.values(block))
+        for block in range(header.blocks)
+        if header.cached[block]
+    )
+    return {"size_bytes": header.size_bytes, "layers": header.layers, "cache_bytes": 2 * numbers}
 
 
 def _pairs(values: dict[str, Any]) -> list[str]:

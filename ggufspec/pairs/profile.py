@@ -26,6 +26,9 @@ class ModelSource(_Strict):
 
     ``expand`` makes a model of a published shape and a type of the file beside the profile, ``qwen2.5-0.5b:F16`` say
     (:mod:`ggufspec.pairs.expanded`).
+
+    Sizes are for the list of profiles, which asks nobody: bytes of the file, layers as ``-ngl`` counts them, and bytes
+    of the f16 KV cache for each token. A header that was read wins over them.
     """
 
     file: str
@@ -33,6 +36,9 @@ class ModelSource(_Strict):
     repo: str | None = None
     revision: str | None = None
     gpu_layers: int | None = None
+    size_bytes: Annotated[int, Field(ge=1)] | None = None
+    layers: Annotated[int, Field(ge=2)] | None = None
+    cache_bytes: Annotated[int, Field(ge=0)] | None = None
 
 
 class Settings(_Strict):

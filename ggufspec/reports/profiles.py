@@ -13,14 +13,19 @@ if TYPE_CHECKING:
 
 FITS = {
     "whole": "fits whole",
-    "partly": "partly",
+    "partly": "in part",
+    "no": "too large",
     "unknown": "unknown until its header is read",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileModel:
-    """One model of a profile. ``size_bytes`` and ``layers`` are None until its header is read."""
+    """One model of a profile.
+
+    ``size_bytes`` and ``layers`` are from its header where that was read, else from the profile; ``read`` says which.
+    None is not known.
+    """
 
     repo: str | None
     file: str
@@ -28,11 +33,16 @@ class ProfileModel:
     gpu_layers: int | None
     size_bytes: int | None
     layers: int | None
+    read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """One profile. ``fits`` is ``whole``, ``partly`` or ``unknown``; ``error`` says why a file is no profile."""
+    """One profile. ``fits`` is ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``.
+
+    ``fits_layers`` are the target's layers that fit on this machine's cards beside the whole draft, as ``-ngl`` counts
+    them; None without a card. ``error`` says why a file is no profile.
+    """
 
     name: str
     path: str
@@ -43,6 +53,7 @@ class ProfileRow:
     draft: ProfileModel | None
     settings: dict[str, Any]
     fits: str
+    fits_layers: int | None = None
     error: str = ""
 
 
@@ -96,10 +107,18 @@ def rows(document: ProfilesDocument) -> list[tuple[str, ...]]:
             row.name + ("*" if row.mine else ""),
             *_model(row.target),
             *_model(row.draft),
-            "no profile" if row.error else "?" if row.fits == "unknown" else FITS[row.fits],
+            "no profile" if row.error else "?" if row.fits == "unknown" else _here(row),
         )
         for row in document.profiles
     ]
+
+
+def _here(row: ProfileRow) -> str:
+    """What fits, with the target's layers where only some of them do."""
+    if row.fits != "partly" or row.target is None or row.fits_layers is None:
+        return FITS[row.fits]
+    about = "" if row.target.read else "≈ "
+    return f"{about}{row.fits_layers}/{row.target.layers} layers"
 
 
 def _model(model: ProfileModel | None) -> tuple[str, str]:
@@ -173,7 +192,7 @@ def _facts(document: ProfileDocument) -> list[tuple[str, str]]:
         ("why", row.why),
         ("source", row.source),
         ("comment", document.comment),
-        ("here", FITS[row.fits]),
+        ("here", _here(row)),
         ("compatible", verdict + "; ".join(document.reasons)),
         ("file", row.path),
     ]
@@ -185,7 +204,8 @@ def _source(model: ProfileModel | None) -> str:
     where = f"{model.repo}/{model.file}" if model.repo else model.file
     where += f"@{model.revision}" if model.revision else ""
     layers = f"{model.layers} layers" if model.layers else ""
-    known = ", ".join(filter(None, (of_file(model.size_bytes), layers)))
+    source = "" if model.read or not model.size_bytes else "by the profile"
+    known = ", ".join(filter(None, (of_file(model.size_bytes), layers, source)))
     return f"{where}  ({known})" if known else where
 
 

@@ -1,0 +1,95 @@
+"""What of a pair fits, at a glance: for the list of profiles, where nothing is downloaded and no dry run is made. Pure.
+
+With a header the formula of :mod:`ggufspec.planning.memory` says what layers take; without one, the few sizes that a
+profile has. A plan reads headers and asks llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
+from ggufspec.pairs.header import ModelHeader
+from ggufspec.planning.memory import HOST, estimate
+
+# Of compute buffers, where the header is not known: Llama-3-70B's have 202 MiB.
+_BUFFERS_BYTES = 200 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Sizes of a model whose header was not read.
+
+    Args:
+        size_bytes: of the file.
+        layers: as ``-ngl`` counts them.
+        cache_bytes: of the f16 KV cache, for each token.
+    """
+
+    size_bytes: int
+    layers: int
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model: what ``n`` of its layers take of the cards, ``on_cards(n)``, and all of them of the host's memory."""
+
+    layers: int
+    on_cards: Callable[[int], int]
+    on_host: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What fits: all of it, a part, or not even with the rest in the host's memory.
+
+    ``layers`` are those of the target that fit on the cards beside the whole draft; None without a card.
+    """
+
+    answer: Literal["whole", "partly", "no"]
+    layers: int | None = None
+
+
+def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ...]) -> Part:
+    """By the formula."""
+
+    def on_cards(count: int) -> int:
+        placed = estimate(header, Placement(count), context, cards)
+        return sum(placed[name].total for name in cards)
+
+    return Part(header.layers, on_cards, estimate(header, Placement(0), context, ())[HOST].total)
+
+
+def of_outline(outline: Outline, context: ContextOptions) -> Part:
+    """By sizes alone: as if all layers were alike."""
+    per_number = [size / numbers for numbers, size in (KV_TYPES[kind] for kind in (context.type_k, context.type_v))]
+    cache = outline.cache_bytes * sum(per_number) / 4 * context.cells  # f16 has two bytes a number, twice
+    whole = int(outline.size_bytes + cache)
+
+    def on_cards(count: int) -> int:
+        return whole * count // outline.layers + (_BUFFERS_BYTES if count else 0)
+
+    return Part(outline.layers, on_cards, whole + _BUFFERS_BYTES)
+
+
+def fit(target: Part, draft: Part | None, cards_bytes: int | None, memory_bytes: int) -> Fit:
+    """What of a pair fits.
+
+    Args:
+        target: the target.
+        draft: the draft, or None.
+        cards_bytes: what models may take of all cards together; None without a card.
+        memory_bytes: the host's memory that is free.
+    """
+    all_of_it = target.on_host + (draft.on_host if draft else 0)
+    if cards_bytes is None:
+        return Fit("whole" if all_of_it <= memory_bytes else "no")
+    room = cards_bytes - (draft.on_cards(draft.layers) if draft else 0)
+    if target.on_cards(target.layers) <= room:
+        return Fit("whole", target.layers)
+    fits = (count for count in range(target.layers, 0, -1) if target.on_cards(count) <= room)
+    layers = next(fits, 0)
+    return Fit("partly" if all_of_it <= memory_bytes + cards_bytes else "no", layers)
