@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import shapes
 from processes import Cli, plain, rest
 from server import COMMIT, serving
 
+from ggufspec.cli import planned
+from ggufspec.cli.app import main
 from ggufspec.pairs.profile import bundled_folder
+from ggufspec.planning.survey import Site
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 TARGET, DRAFT = "user/big-GGUF:Q4_K_M", "user/small-GGUF:Q8_0"
@@ -88,6 +93,29 @@ def test_the_list_asks_nobody(cli: Cli, hub) -> None:
     assert all(row["fits"] in ("whole", "no") and row["fits_layers"] is None for row in rows.values())
     assert rows["llama3.1-70b"]["fits"] == ("whole" if memory > 46e9 else "no")
     assert rows["gpt2-xl"]["fits"] == ("whole" if memory > 3e9 else "no")
+
+
+def test_on_a_card_the_list_says_how_many_layers_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    here = planned.site
+
+    def with_a_card(asked: planned.Asked, threads: int) -> Site:
+        found = here(replace(asked, vram=("24GiB",)), threads)
+        return replace(found, machine=replace(found.machine, memory_bytes=64 << 30))
+
+    monkeypatch.setattr(planned, "site", with_a_card)
+    monkeypatch.setenv("COLUMNS", "120")
+    for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    assert main(["profiles", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["profiles"]}
+    assert (rows["qwen3-32b"]["fits"], rows["qwen3-32b"]["fits_layers"]) == ("whole", 65)
+    layers = rows["llama3-70b"]["fits_layers"]
+    assert rows["llama3-70b"]["fits"] == "partly"
+    assert 49 <= layers <= 54  # the plan for such a card: 52
+    assert main(["profiles", "list"]) == 0
+    assert f"≈ {layers}/81 layers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [80, 120])
