@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ggufspec.reports.document import BenchDocument, HookComparison
 
 
-DEFAULT_PAIR = "demo-0.5b"
+DEFAULT_PAIR = "demo-360m"
 TOKENS = 128
 
 
@@ -62,7 +62,7 @@ def bench(
     """Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
 
     Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used. Without a
-    pair, demo-0.5b: the demo pair at the cost of a real one, in about two minutes.
+    pair, demo-360m: the demo pair at the cost of a real one, in about two minutes.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command goes on after an interruption.

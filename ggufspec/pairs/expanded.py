@@ -19,7 +19,7 @@ from ggufspec.pairs.grown import SHAPES, Model, make
 
 
 def parse(expand: str) -> Model:
-    """``SHAPE:TYPE``, ``qwen2.5-0.5b:F16`` say.
+    """``SHAPE:TYPE``, ``smollm2-360m:F16`` say.
 
     Raises:
         UsageError: there is no such shape or type.
@@ -31,7 +31,7 @@ def parse(expand: str) -> Model:
 
 
 def file_name(stem: str, expand: str) -> str:
-    """What the expanded model of a file without its ending is called: demo-target-as-qwen2.5-0.5b-F16.gguf.
+    """What the expanded model of a file without its ending is called: demo-target-as-smollm2-360m-F16.gguf.
 
     Raises:
         UsageError: as :func:`parse`.

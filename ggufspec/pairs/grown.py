@@ -47,8 +47,9 @@ SHAPES = {
     "llama3.2-1b": Shape(2048, 16, 32, 8, 8192, 128256, 64),
     "qwen2.5-14b": Shape(5120, 48, 40, 8, 13824, 152064, 128, tied=False),
     "qwen2.5-0.5b": Shape(896, 24, 14, 2, 4864, 151936, 64),
-    "qwen2.5-draft": Shape(384, 2, 6, 2, 1024, 151936, 64),  # of no published model: a draft for the smallest one
+    "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49152, 64),
     "mixtral-8x7b": Shape(4096, 32, 32, 8, 14336, 32000, 128, tied=False, experts=8, experts_used=2),
+    "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # of no published model
     # For machines without the room, and for tests.
     "small": Shape(1536, 16, 24, 6, 4096, 16384, 64, tied=False),
     "small-draft": Shape(768, 6, 12, 3, 2048, 16384, 64),

@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 class ModelSource(_Strict):
     """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``.
 
-    ``expand`` makes a model of a published shape and a type of the file beside the profile, ``qwen2.5-0.5b:F16`` say
+    ``expand`` makes a model of a published shape and a type of the file beside the profile, ``smollm2-360m:F16`` say
     (:mod:`ggufspec.pairs.expanded`).
 
     Sizes are for the list of profiles, which asks nobody: bytes of the file, layers as ``-ngl`` counts them, and bytes
