@@ -177,11 +177,11 @@ def test_show(cli: Cli) -> None:
     assert (document["compatible"], document["reasons"]) == ("yes", [])
     assert document["comment"].startswith("The pair that ships")
     assert document["profile"]["why"]
-    shown = cli("profiles", "show", "llama3.1-8b").stdout
+    shown = " ".join(cli("profiles", "show", "llama3.1-8b", COLUMNS="200").stdout.split())
     for words in (
         "bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf",
         "0.89",
-        "1.3 GB, 17 layers, by the",
+        "(1.3 GB, 17 layers, by the profile)",
     ):
         assert words in shown
     unknown = cli("profiles", "show", "dmeo", "--json")
@@ -200,7 +200,7 @@ def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
     written = tomllib.loads(path.read_text())
     sizes = [written[role].pop("size_bytes") for role in ("target", "draft")]
     assert all(size > 1_000_000 for size in sizes)
-    outline = {"layers": 5, "cache_bytes": 4096}  # 4 blocks of 2 heads, 64 wide, twice, in f16
+    outline = {"layers": 5, "cache_bytes": 2048}  # 4 blocks of 2 heads, 64 wide, twice, in f16
     assert written["target"] == {"repo": "user/big-GGUF", "file": "big-Q4_K_M.gguf"} | outline
     assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf"} | outline
     assert (written["name"], written["why"]) == ("my-pair", 'to "try"')
