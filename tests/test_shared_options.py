@@ -42,8 +42,15 @@ def test_a_plan_takes_it(cli: Cli) -> None:
 
 
 def test_a_variable_takes_it(cli: Cli) -> None:
-    plan = cli("plan", "demo", *CARD, "--json", GGUFSPEC_NGL="99", GGUFSPEC_NGLD="99").document()
-    assert layers(plan["options"]["speculative"]) == (9, 3)
+    everything = {"GGUFSPEC_NGL": "99", "GGUFSPEC_NGLD": "99"}
+    few, many = (
+        cli("plan", "demo", *CARD, "--json", GGUFSPEC_UBATCH_SIZE=size, **everything).document()["options"][
+            "speculative"
+        ]
+        for size in ("32", "512")
+    )
+    assert layers(few) == layers(many) == (9, 3)
+    assert few["target"]["bytes"]["GPU0"]["compute"] < many["target"]["bytes"]["GPU0"]["compute"]
 
 
 def test_a_profile_takes_it(cli: Cli, target: Path, draft: Path) -> None:
