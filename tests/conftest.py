@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,27 +85,37 @@ def curves(tmp_path_factory: pytest.TempPathFactory, target: Path, draft: Path) 
     return folder
 
 
+@pytest.fixture(scope="session")
+def new_cli(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Callable[[], Cli]:
+    """Makes command lines: one thread (llama.cpp's threads spin), nothing of the user's own but curves, no network."""
+
+    def make() -> Cli:
+        home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("folder")
+        shutil.copytree(curves, home / ".cache" / "ggufspec")
+        own = ("GGUFSPEC_", "HF_", "HUGGINGFACE_", "XDG_", "PYTEST_")
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+        for key in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+            inherited.pop(key, None)
+        return Cli(
+            folder,
+            inherited
+            | {
+                "GGUFSPEC_THREADS": "1",
+                "HF_HOME": str(home / "hub"),
+                "HF_HUB_OFFLINE": "1",
+                "HOME": str(home),
+                "LC_ALL": "C.UTF-8",
+                "TERM": "xterm-256color",
+            },
+        )
+
+    return make
+
+
 @pytest.fixture
-def cli(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Cli:
-    """One thread (llama.cpp's threads spin), nothing of the user's own but curves, no network."""
-    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("folder")
-    shutil.copytree(curves, home / ".cache" / "ggufspec")
-    own = ("GGUFSPEC_", "HF_", "HUGGINGFACE_", "XDG_", "PYTEST_")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(own)}
-    for key in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
-        kept.pop(key, None)
-    return Cli(
-        folder,
-        kept
-        | {
-            "GGUFSPEC_THREADS": "1",
-            "HF_HOME": str(home / "hub"),
-            "HF_HUB_OFFLINE": "1",
-            "HOME": str(home),
-            "LC_ALL": "C.UTF-8",
-            "TERM": "xterm-256color",
-        },
-    )
+def cli(new_cli: Callable[[], Cli]) -> Cli:
+    """The command line of one test."""
+    return new_cli()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ import json
 import os
 import secrets
 import select
-import selectors
+import signal
 import socket
 import struct
 import subprocess
@@ -127,7 +127,7 @@ def _start() -> str:
 
 
 def serve(address: str) -> None:
-    """Fork what is asked for; returns in each fork, and in the server when its parent is gone."""
+    """Fork what is asked for; returns in each fork, and ends with the parent."""
     global _address
     from ggufspec import worker
 
@@ -137,29 +137,30 @@ def serve(address: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
+    ended, end = os.pipe()
+    os.set_blocking(end, False)
+    signal.set_wakeup_fd(end)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    clients: dict[int, socket.socket] = {}  # by the process that was forked
     os.write(1, b"+")
-    waiting = selectors.DefaultSelector()
-    waiting.register(listener, selectors.EVENT_READ)
-    waiting.register(0, selectors.EVENT_READ)
     while True:
-        for key, _ in waiting.select():
-            if key.fileobj == 0:
-                os._exit(0)
-            if key.data is None:
-                client = listener.accept()[0]
-                request, streams = _taken(client)
-                pid = os.fork()
-                if pid == 0:
-                    _become(request, streams)
-                    return
-                for fd in streams:
-                    os.close(fd)
-                waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, client))
-                client.sendall(struct.pack("!I", pid))
-            else:
-                waiting.unregister(key.fd)
-                os.close(key.fd)
-                _bury(*key.data)
+        ready = select.select([0, listener, ended], [], [])[0]
+        if 0 in ready:
+            os._exit(0)
+        if ended in ready:
+            os.read(ended, 512)
+            _bury(clients)
+        if listener in ready:
+            client = listener.accept()[0]
+            request, streams = _taken(client)
+            pid = os.fork()
+            if pid == 0:
+                _become(request, streams)
+                return
+            for fd in streams:
+                os.close(fd)
+            clients[pid] = client
+            client.sendall(struct.pack("!I", pid))
 
 
 def _taken(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -169,12 +170,13 @@ def _taken(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
         return json.loads(data.read(struct.unpack("!I", head)[0])), streams
 
 
-def _bury(pid: int, client: socket.socket) -> None:
-    """Say how a fork ended, if anybody still wants to know."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(OSError):
-        client.sendall(str(code).encode())
-    client.close()
+def _bury(clients: dict[int, socket.socket]) -> None:
+    """Say how forks ended, where anybody still wants to know."""
+    for pid in list(clients):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            with clients.pop(pid) as client, contextlib.suppress(OSError):
+                client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _preload() -> None:
@@ -197,6 +199,8 @@ def _preload() -> None:
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
     """Make this fork what a started process would be."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if request["session"]:
         os.setsid()
     for own, fd in enumerate(streams):

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,11 @@ def kept(cli: Cli) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cli, Finished, Path]:
+def tuned(new_cli: Callable[[], Cli]) -> tuple[Cli, Finished, Path]:
     """(the command line that tuned the demo pair, how that ended, its page)."""
-    import os
-
-    folder = tmp_path_factory.mktemp("tuned")
-    keep = {key: value for key, value in os.environ.items() if key in ("PATH", "LANG")}
-    cli = Cli(folder, keep | {"HOME": str(folder), "GGUFSPEC_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    cli = new_cli()
     exports = ("--export-markdown", "table.md", "--export-csv", "trials.csv", "--html", "page.html")
-    return cli, cli("tune", *SMALL, "--json", *exports), folder
+    return cli, cli("tune", *SMALL, "--json", *exports), cli.folder
 
 
 def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:

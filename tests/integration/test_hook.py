@@ -86,8 +86,9 @@ def slowed(llama, draft):
     llama.eval = evaluate
 
 
+@pytest.mark.parametrize("every", [20, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("policy", ["adaptive", "fixed"])
-def test_fifty_answers_are_those_of_llama_alone(pair, prompts, made, policy):
+def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
     """Prompts of up to a thousand tokens, in batches of 128."""
     alone = made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH)
     draft = DraftModel(pair[1], threads=1, draft_policy=policy, lookup=policy == "adaptive")
@@ -96,23 +97,24 @@ def test_fifty_answers_are_those_of_llama_alone(pair, prompts, made, policy):
     if policy == "adaptive":
         slowed(both, draft)
     longest = drafted = accepted = 0
-    for number, prompt in enumerate(prompts[::2]):
+    for number, prompt in enumerate(prompts[::every]):
         assert greedy(both, prompt) == greedy(alone, prompt), number
         longest = max(longest, both.n_tokens)
         drafted += sum(len(one.drafted) for one in draft.rounds)
         accepted += sum(one.accepted for one in draft.rounds)
     assert longest > 6 * N_BATCH
-    assert 250 < accepted < drafted  # the draft was really used, and was really wrong
+    assert 300 / every < accepted < drafted  # the draft was really used, and was really wrong
 
 
-def test_at_f16_answers_differ_only_at_ties(demo, prompts, made):
+@pytest.mark.parametrize("every", [20, pytest.param(2, marks=pytest.mark.full)])
+def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     """Where they do, both tokens are as likely to Llama alone as far as rounding goes."""
     options = {"n_ctx": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
     alone, told = made(demo[0], **options), made(demo[0], logits_all=True, **options)
     both = made(demo[0], **options)
     draft = DraftModel(demo[1], target=both, threads=1, draft_policy="fixed")
     differing = 0
-    for number, prompt in enumerate(prompts[::2]):
+    for number, prompt in enumerate(prompts[::every]):
         ours, theirs = greedy(both, prompt), greedy(alone, prompt)
         if ours != theirs:
             differing += 1
