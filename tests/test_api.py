@@ -212,7 +212,7 @@ def test_without_a_network_the_reason_is_told(far: Cli) -> None:
     [
         ({"n_cxt": 512}, "there is no option 'n_cxt'", "did you mean 'n_ctx'?"),
         ({"gpu_layers": "many"}, "'many' is no number of layers", "45, all or auto"),
-        ({"gpu_layers": 99}, "has 9 layers, not 99", "auto"),
+        ({"micro_batch": 4097}, "a micro-batch of 4097 tokens", "1 to 4096"),
         ({"type_k": "q9"}, "'q9' is no KV type", "f16"),
         ({"n_ctx": 1}, "a context of 1 tokens", "-c 2048"),
         ({"acceptance": 1.5}, "an acceptance of 1.5", "0 to 1"),
