@@ -11,6 +11,9 @@ from processes import Cli
 from shapes import Dims, Label, Ssm, hybrid, lfm2, pure_mamba, transformer
 from test_rpc import worker as card  # noqa: F401
 
+from ggufspec.errors import ModelError
+from ggufspec.hook import DraftModel
+
 VOCABULARY = 1024
 BIG, SMALL = Dims(4, 256, 4, 2, 512, VOCABULARY), Dims(1, 256, 4, 2, 512, VOCABULARY)
 MODELS = (
@@ -79,3 +82,10 @@ def test_they_are_compared(cli: Cli, models: dict[str, Path], card: Card) -> Non
         done = cli("compare", *flags, *more)
         assert done.code == 0, done.stderr
         assert [cell["failure"] for cell in done.document()["cells"]] == [None] * 6
+
+
+def test_a_llama_does_not_take_their_tokens_back(models: dict[str, Path]) -> None:
+    """Our loop does; a ``Llama`` with a draft goes on from a state that was never taken back, and says nothing."""
+    for name in ("mamba", "granite", "lfm2"):
+        with pytest.raises(ModelError, match="cannot take tokens back"):
+            DraftModel(models["small"], target=models[name], threads=1)

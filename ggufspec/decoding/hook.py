@@ -189,10 +189,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             )
         target = Borrowed(llama)
         if not target.can_forget:
-            raise ModelError(
-                f"{target.path.name} cannot take tokens back (recurrent memory), and Llama does not notice",
-                "ggufspec's own SpeculativeDecoder can draft for it",
-            )
+            raise _unnoticed(target.path.name)
         require_same_vocabulary(target, self.model, "choose a draft of the target's own family")
         self.scores_bytes, free = forget_scores(llama), free_memory_bytes()
         if self.scores_bytes > free:
@@ -212,10 +209,14 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         return self
 
     def _compare_with_file(self, target: Path) -> None:
+        from ggufspec.pairs.architecture import kind_of_state
         from ggufspec.pairs.source import read_headers
         from ggufspec.pairs.vocabulary import check_pair
 
-        self.notes += check_pair(*read_headers([target, self.model.path]))
+        known = read_headers([target, self.model.path])
+        if kind_of_state(known[0].header.architecture):  # our own loop takes its tokens back, and a Llama does not
+            raise _unnoticed(target.name)
+        self.notes += check_pair(*known)
 
     def _own(self, thing: _Owned) -> _Owned:
         self._closers.append(thing)
@@ -411,3 +412,10 @@ def _same(held: Ids, ids: Ids) -> int:
     count = min(len(held), len(ids))
     differing = np.flatnonzero(held[:count] != ids[:count])
     return int(differing[0]) if differing.size else count
+
+
+def _unnoticed(name: str) -> ModelError:
+    return ModelError(
+        f"{name} cannot take tokens back (recurrent memory), and Llama does not notice",
+        "ggufspec's own SpeculativeDecoder can draft for it",
+    )
