@@ -39,7 +39,8 @@ def data(text: str) -> None:
 
 def note(text: str) -> None:
     """Say something that is no data."""
-    err().print(text, style="dim", markup=False, soft_wrap=True)
+    console = err()
+    console.print(text, style="dim", markup=False, soft_wrap=not console.is_terminal)  # words stay whole
 
 
 def failure(message: str, hint: str) -> None:
