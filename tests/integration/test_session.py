@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 from chat_models import CHATML, END, START, with_marks
 from pydantic import TypeAdapter
 
+from ggufspec import worker
 from ggufspec.bench import session
 from ggufspec.bench.chat_prompt import Prompter
 from ggufspec.bench.conversation import Conversation
@@ -328,7 +330,8 @@ def test_a_template_that_fails_is_told_and_can_be_left_off(
 # ---- in a child process --------------------------------------------------------------------------------------------
 
 
-def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair) -> None:
+def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "subprocess", subprocess)  # a child of this process, for child_pid
     spec = Spec(*chat_pair, OPTIONS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     events: list[dict[str, Any]] = []
