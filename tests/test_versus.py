@@ -166,10 +166,11 @@ def test_the_verdict(speedup, worth_it, text, why):
 
 
 @pytest.mark.parametrize(("plain", "said"), [(8, "100%"), (5, "62%"), (4, "")])
-def test_where_no_draft_paid_the_verdict_says_so(plain, said):
-    verdict = versus.judge(SPEEDUP, run(), replace(speculative(), plain_rounds=plain))
+def test_where_it_was_not_worth_it_since_no_draft_paid_it_says_so(plain, said):
+    drafted = replace(speculative(), plain_rounds=plain)
     more = f" In {said} of the rounds no draft would have paid, and none was made." if said else ""
-    assert verdict.why == WHY + more
+    assert versus.judge(Spread(2.0, (0.9, 2.1), (0.9, 2.0, 2.1)), run(), drafted).why == WHY + more
+    assert versus.judge(SPEEDUP, run(), drafted).why == WHY
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.2), (0.9, 1.0)])

@@ -335,7 +335,10 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
         text = f"Not shown to be worth it: {ratio}, within the noise ({interval})."
     if pair.lossy:
         text += " The rule is lossy: the text is not the target's own."
-    return Verdict(enough and low > 1, text, _why(speedup.median, alone, pair))
+    why = _why(speedup.median, alone, pair)
+    if low <= 1 and 2 * pair.plain_rounds > pair.rounds:
+        why += f" In {pair.plain_rounds / pair.rounds:.0%} of the rounds no draft would have paid, and none was made."
+    return Verdict(enough and low > 1, text, why)
 
 
 def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
@@ -346,8 +349,6 @@ def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
         f"A round gives {pair.tokens_per_round:.2f} tokens in the time of {cost:.2f} without a draft: "
         f"{cost * pair.verify_s / round_s:.2f} to verify, {cost * pair.draft_s / round_s:.2f} to draft."
     )
-    if 2 * pair.plain_rounds > pair.rounds:
-        text += f" In {pair.plain_rounds / pair.rounds:.0%} of the rounds no draft would have paid, and none was made."
     if alone.gpu_layers != pair.gpu_layers:
         text += (
             f" Target-only ran at its own best placement, {alone.gpu_layers}/{alone.layers + 1} layers "

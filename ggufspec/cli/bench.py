@@ -178,10 +178,9 @@ def _show(document: BenchDocument) -> None:
     for role in ("target", "draft"):
         placed = document.plan.get(role)
         if placed:
-            name = Path(str(document.pair[role])).name
-            out.print(
-                f"[bold]{role:<6}[/] {name}  [dim]({placed['description']}, {placed['size_bytes'] / 1e6:,.0f} MB)[/]"
-            )
+            name, size = Path(str(document.pair[role])).name, f"{placed['size_bytes'] / 1e6:,.0f} MB"
+            about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
+            out.print(f"[bold]{role:<6}[/] {name}  [dim]({about})[/]")
     out.print(f"[dim]{tables.conditions(document.settings)}[/]")
     out.print(tables.terminal(document))
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
