@@ -1,0 +1,118 @@
+"""``ggufspec bench`` in this process: what is measured without a pair, and what is seen of the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_reports import ALONE, PAIR, document
+
+from ggufspec.bench import versus
+from ggufspec.bench.prompts import PROMPTS
+from ggufspec.cli import bench, options
+from ggufspec.cli.app import main
+from ggufspec.pairs.profile import Measuring, Pair
+from ggufspec.reports.document import BenchDocument, Verdict
+
+Run = Callable[..., tuple[str | None, versus.Experiment]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The name of the pair that a command line chose and what it would have measured; nothing is."""
+    seen: list[tuple[str | None, versus.Experiment]] = []
+    names: list[str | None] = []
+
+    def choose(name: str | None, *_: object, **__: object) -> Pair:
+        names.append(name)
+        small = Measuring(prompts=3, max_tokens=48, minutes=2) if name == bench.DEFAULT_PAIR else Measuring()
+        return Pair(name or "files", tmp_path / "t.gguf", tmp_path / "d.gguf", bench=small)
+
+    def measure(self: versus.Bench, progress: object) -> None:
+        seen.append((names[-1], self.experiment))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(options, "choose_pair", choose)
+    monkeypatch.setattr(versus.Bench, "run", measure)
+
+    def command(*arguments: str) -> tuple[str | None, versus.Experiment]:
+        assert main(["bench", *arguments]) == 130
+        return seen[-1]
+
+    return command
+
+
+def test_without_a_pair_it_measures_the_expanded_one_and_says_how_long(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, experiment = run()
+    assert (name, experiment.repetitions) == ("demo-360m", 5)
+    assert experiment.spec.prompts == tuple(prompt.text for prompt in PROMPTS[:3])
+    assert experiment.spec.max_tokens == 48
+    first = capfd.readouterr().err.splitlines()[0]
+    assert first.startswith("measuring demo-360m: target-only, draft-only, speculative, 5 trials each; about 2 minutes")
+
+
+def test_what_the_command_line_says_goes_over_the_profile(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    _, experiment = run("-n", "7", "-p", "a text", "-r", "3")
+    assert (experiment.spec.prompts, experiment.spec.max_tokens, experiment.repetitions) == (("a text",), 7, 3)
+    assert "minutes" not in capfd.readouterr().err  # it is no longer what was timed
+
+
+def test_a_pair_that_is_named_is_measured_as_ever(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    name, experiment = run("demo")
+    assert (name, len(experiment.spec.prompts), experiment.spec.max_tokens) == ("demo", len(PROMPTS), 128)
+    assert run("-m", "t.gguf", "-md", "d.gguf")[0] is None
+    capfd.readouterr()
+    run("demo", "-q")
+    assert "measuring" not in capfd.readouterr().err
+
+
+SETTINGS = {
+    "prompts": 3,
+    "max_tokens": 48,
+    "drafter": "both",
+    "draft_policy": "adaptive",
+    "draft_max": 15,
+    "temperature": 0,
+    "accept": "exact",
+    "lossy": False,
+    "strict": False,
+    "threads": 2,
+    "repetitions": 5,
+}
+
+
+def result() -> BenchDocument:
+    alone, pair = (replace(one, gpu_layers=0) for one in (ALONE, PAIR))
+    why = "A round gives 2.03 tokens in the time of 1.54 without a draft: 1.47 to verify, 0.12 to draft."
+    model = {"description": "llama 3B F16", "size_bytes": 724_000_000}
+    return document(
+        pair={"name": "x", "target": "a/t.gguf", "draft": "a/d.gguf", "note": "The pair, expanded to another shape."},
+        plan={"target": model, "draft": model},
+        settings=SETTINGS,
+        runs={"target_only": alone, "draft_only": None, "speculative": replace(pair, draft_gpu_layers=0)},
+        verdict=Verdict(True, "Worth it: 1.31× as fast as without a draft (95 % interval 1.11 to 1.51).", why),
+    )
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_result_reads_at_a_glance(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first line is what it must be read with; two sentences stand behind the verdict, and nothing is cut."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    bench._show(result())
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= columns
+    text = re.sub(r"\s+", " ", shown)
+    assert text.startswith(
+        "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) 3 prompts"
+    )
+    verdict = result().verdict
+    assert text.rstrip().partition(verdict.text)[2].startswith(f" {verdict.why} The same text with and without a draft")
+    assert "GPU layers" not in shown
