@@ -30,7 +30,17 @@ class ModelError(GgufspecError):
 
 
 class WorkerError(GgufspecError):
-    """A child process ended before it gave its result."""
+    """A child process ended before it gave its result.
+
+    Args:
+        message: what went wrong, in one sentence.
+        hint: what to do next.
+        ended_by: the name of the signal that ended it, ``silence`` where it was ended for that, or empty.
+    """
+
+    def __init__(self, message: str, hint: str = "", ended_by: str = "") -> None:
+        super().__init__(message, hint)
+        self.ended_by = ended_by
 
 
 class StopError(GgufspecError):

@@ -40,7 +40,10 @@ Event = dict[str, Any]
 Emit = Callable[[Event], None]
 Result = TypeVar("Result")
 
+CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
+
 _GRACE_S = 5.0
+_OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # want of memory ends otherwise
 
 
 class Interrupted(KeyboardInterrupt):
@@ -69,7 +72,13 @@ class Serving(Protocol):
 
 
 def call(
-    module: str, spec: object, result_type: type[Result], *, on_event: Emit | None = None, verbose: bool = False
+    module: str,
+    spec: object,
+    result_type: type[Result],
+    *,
+    on_event: Emit | None = None,
+    verbose: bool = False,
+    silence_s: float | None = None,
 ) -> Result:
     """Run ``module``'s job in a child process and return its result.
 
@@ -79,14 +88,15 @@ def call(
         result_type: the job's ``Result``.
         on_event: called with each event as it comes.
         verbose: let llama.cpp's log through to stderr.
+        silence_s: the longest that the child may say nothing; then it is ended.
 
     Raises:
         GgufspecError: as the job raised it.
-        WorkerError: the child ended without a result.
+        WorkerError: the child ended without a result; ``ended_by`` names the signal, or is ``silence``.
         Interrupted: Ctrl-C; holds what the child had when it was asked to stop.
     """
     with Session(verbose=verbose) as session:
-        return session.open(module, spec, result_type, on_event=on_event)
+        return session.open(module, spec, result_type, on_event=on_event, silence_s=silence_s)
 
 
 class Session:
@@ -108,7 +118,15 @@ class Session:
         """Whether there is a child that can be asked."""
         return self._child is not None and self._child.lives
 
-    def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
+    def open(
+        self,
+        module: str,
+        spec: object,
+        ready_type: type[Result],
+        *,
+        on_event: Emit | None = None,
+        silence_s: float | None = None,
+    ) -> Result:
         """Start the child and give it its spec; one that was there is ended.
 
         Args:
@@ -116,6 +134,7 @@ class Session:
             spec: its ``Spec``.
             ready_type: its ``Ready``; of a call its ``Result``.
             on_event: called with each event as it comes; what it raises ends the child.
+            silence_s: as :func:`call`.
 
         Raises:
             GgufspecError: as the job raised it; the child has ended.
@@ -125,7 +144,12 @@ class Session:
         self.close()
         child = self._child = _Child(module, verbose=self._verbose)
         try:
-            outcome = child.ask("spec", spec, on_event)
+            outcome = child.ask("spec", spec, on_event, silence_s)
+        except TimeoutError:
+            self._kill()
+            raise WorkerError(
+                f"the child process that ran llama.cpp said nothing for {silence_s:.0f} s", CHECK_HINT, "silence"
+            ) from None
         except KeyboardInterrupt:
             try:
                 partial = _partial(child.last_word(on_event), ready_type)
@@ -251,11 +275,12 @@ class _Child:
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, kind: str, value: object, on_event: Emit | None) -> Event:
+    def ask(self, kind: str, value: object, on_event: Emit | None, silence_s: float | None = None) -> Event:
         """The outcome of a request.
 
         Raises:
             WorkerError: the child has ended.
+            TimeoutError: it said nothing for ``silence_s``.
         """
         self._said, self._number = False, self._number + 1
         self.works = True
@@ -266,10 +291,10 @@ class _Child:
         self._said = True
         if self._unwanted == self._number:  # since before it was said
             self.stop()
-        return self._listen(on_event)
+        return self._listen(on_event, silence_s)
 
-    def _listen(self, on_event: Emit | None) -> Event:
-        outcome = self._listener.listen(self._number, on_event)
+    def _listen(self, on_event: Emit | None, silence_s: float | None = None) -> Event:
+        outcome = self._listener.listen(self._number, on_event, silence_s, afresh=True)
         if outcome is None:
             raise self._death()
         self.works = False
@@ -408,11 +433,13 @@ class _Listener:
         self._ended = True
         self._arrived.put(None)
 
-    def listen(self, number: int, on_event: Emit | None, patience_s: float | None = None) -> Event | None:
+    def listen(
+        self, number: int, on_event: Emit | None, patience_s: float | None = None, *, afresh: bool = False
+    ) -> Event | None:
         """Take messages until the outcome of request ``number``; None if the child closes its end before.
 
         Raises:
-            TimeoutError: neither within ``patience_s``.
+            TimeoutError: neither within ``patience_s``, which ``afresh`` begins again with every event.
             KeyboardInterrupt: Ctrl-C; the messages that were taken have been heeded.
         """
         until = None if patience_s is None else time.monotonic() + patience_s
@@ -431,6 +458,8 @@ class _Listener:
                     raise TimeoutError from None
                 if event is not None and on_event is not None:
                     on_event(event)
+                if event is not None and afresh and patience_s is not None:
+                    until = time.monotonic() + patience_s
 
     def ends(self, patience_s: float) -> bool:
         """Whether the child closes its end within that time."""
@@ -452,10 +481,12 @@ def _died(code: int, stderr: str) -> WorkerError:
     if code < 0:
         name = signal.Signals(-code).name
         reason = "out of memory, most likely" if name == "SIGKILL" else last
-        return WorkerError(
-            f"the child process that ran llama.cpp was ended by {name}: {reason}",
-            "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log",
-        )
+        hint = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
+        if name in _OF_KERNELS:
+            hint = CHECK_HINT
+        elif name == "SIGABRT" and not of_card:
+            hint = f"{CHECK_HINT}; {hint}"
+        return WorkerError(f"the child process that ran llama.cpp was ended by {name}: {reason}", hint, name)
     return WorkerError(f"the child process ended with status {code}: {last}", "-v shows llama.cpp's log")
 
 

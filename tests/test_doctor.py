@@ -11,10 +11,22 @@ import pytest
 from processes import Cli, Finished, plain, rest
 
 from ggufspec.hardware.gpus import Gpu, GpuProcess, Survey
-from ggufspec.reports.doctor import Finding, LlamaCpp, LlamaDevice, Machine, examine
+from ggufspec.reports.doctor import (
+    Build,
+    CheckRow,
+    CheckStep,
+    Finding,
+    LlamaCpp,
+    LlamaDevice,
+    Machine,
+    SelfCheck,
+    examine,
+    features,
+    unused,
+)
 
 GIB = 2**30
-KEYS = {"schema", "ggufspec", "python", "llama_cpp", "machine", "driver", "cards", "findings"}
+KEYS = {"schema", "ggufspec", "python", "llama_cpp", "machine", "driver", "cards", "findings", "build", "self_check"}
 
 # what it finds, from facts
 
@@ -132,6 +144,115 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return nvml.build(tmp_path_factory.mktemp("nvml"))
 
 
+AVX512 = ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl")
+SYSTEM = "CUDA : ARCHS = 890 | USE_GRAPHS = 1 | CPU : SSE3 = 1 | AVX = 1 | AVX2 = 1 | FMA = 1 | F16C = 1 | REPACK = 1"
+
+
+def test_the_system_line_is_read_by_backend() -> None:
+    assert features(SYSTEM) == dict.fromkeys(["SSE3", "AVX", "AVX2", "FMA", "F16C", "REPACK"], "1")
+    assert features("CPU : AVX2 = 0 | FMA = 1") == {"FMA": "1"}
+    assert features("") == {}
+    assert features("something else") == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (("avx2", "fma", "f16c"), ()),
+        (("avx2", *AVX512), ("AVX512",)),
+        (("avx2", *AVX512[:-1]), ()),
+        ((*AVX512, "amx_int8"), ("AVX512", "AMX_INT8")),
+        (("asimd", "asimddp", "i8mm"), ("NEON", "DOTPROD", "MATMUL_INT8")),
+        ((), ()),
+    ],
+)
+def test_what_the_library_leaves_unused(flags: tuple[str, ...], missing: tuple[str, ...]) -> None:
+    assert unused(SYSTEM, flags) == missing
+    assert unused("", flags) == ()
+
+
+def built(
+    system: str, flags: tuple[str, ...], build: Build | None = None, check: SelfCheck | None = None
+) -> list[Finding]:
+    llama = replace(LLAMA, system=system)
+    return [
+        finding
+        for finding in examine(llama, replace(MACHINE, cpu_flags=flags), NO_DRIVER, build, check)
+        if "AVX" in finding.text or "AMX" in finding.text or "--cpu" in finding.text or "self-check" in finding.text
+    ]
+
+
+def test_a_wheel_without_avx2_is_told_with_what_it_costs_and_what_to_type() -> None:
+    (one,) = built("CPU : SSE3 = 1 | AVX = 1", ("avx", "avx2", "fma", "f16c"))
+    assert one.level == "warning"
+    assert "without AVX2, FMA, F16C, which this processor has" in one.text
+    assert "several times slower" in one.text
+    assert one.fix.startswith("CMAKE_ARGS=")
+    assert f"--no-binary llama-cpp-python llama-cpp-python=={LLAMA.version}" in one.fix
+    (other,) = built("CPU : AVX = 1", ("avx2",), Build("native", "", "-DGGML_AVX2=off"))
+    assert other.fix == "CMAKE_ARGS= scripts/bootstrap --cpu auto"
+
+
+def test_what_bootstrap_left_out_is_told_once_and_why() -> None:
+    flags = ("avx2", "fma", "f16c", *AVX512, "amx_int8")
+    why = "a self-check failed: Q8_0 crashes"
+    (one,) = built(f"{SYSTEM} | AVX512 = 1", flags, Build("no-amx", why, ""))
+    assert (one.level, "--cpu no-amx" in one.text, why in one.text) == ("warning", True, True)
+    assert one.fix.startswith("scripts/bootstrap --cpu auto")
+    (one,) = built(f"{SYSTEM} | AVX512 = 1 | AMX_INT8 = 1", flags, Build("tile-load", "this compiler is wrong", ""))
+    assert (one.level, one.fix) == ("ok", "")
+    assert len(built(SYSTEM, flags, Build("no-amx", why, ""))) == 2  # AVX-512 is missing for another reason
+
+
+def checked(*rows: CheckRow) -> SelfCheck:
+    return SelfCheck(rows, 7.4, 0.06)
+
+
+def test_a_self_check_that_is_passed() -> None:
+    rows = [CheckRow(CheckStep(kind, "host", "on", 1), 0.01, "ok") for kind in ("F16", "Q8_0")]
+    (one,) = built("", (), None, checked(*rows))
+    assert one.level == "ok"
+    assert "F16, Q8_0 are computed right on the host (" in one.text
+    (two,) = built("", (), None, checked(*rows, CheckRow(CheckStep("F16", "device", "on", 1), 0.02, "ok")))
+    assert "on the host and on the device (largest error 0.020" in two.text
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (
+            CheckRow(CheckStep("Q8_0", "host", "on", 4), None, "SIGSEGV", "x"),
+            "Q8_0, batch size 4, flash attention on: it crashes (SIGSEGV)",
+        ),
+        (CheckRow(CheckStep("Q8_0", "host", "off", 1), None, "SIGILL"), "it crashes (SIGILL)"),
+        (CheckRow(CheckStep("Q8_0", "host", "on", 16), None, "silence"), "it hangs"),
+        (CheckRow(CheckStep("Q4_0", "host", "on", 16), 0.5, "wrong"), "wrong numbers (error 0.5, allowed 0.06)"),
+        (
+            CheckRow(CheckStep("Q4_0"), None, "failed", "the disk is full"),
+            "before anything was decoded, Q4_0: the disk is full",
+        ),
+    ],
+)
+def test_every_way_to_fail_is_told_apart(row: CheckRow, words: str) -> None:
+    (one,) = built("CPU : AMX_INT8 = 1", (), Build("native", "", ""), checked(row))
+    assert (one.level, one.fix) == ("error", "scripts/bootstrap --check")
+    assert words in one.text
+    (elsewhere,) = built("CPU : AMX_INT8 = 1", (), None, checked(row))
+    assert "-mno-amx-int8" in elsewhere.fix
+    assert "pip install --force-reinstall" in elsewhere.fix
+    (plain,) = built("CPU : AVX2 = 1", (), None, checked(row))
+    assert "-DGGML_NATIVE=off" in plain.fix
+
+
+def test_failures_alike_are_one_line_and_a_device_is_another() -> None:
+    rows = [CheckRow(CheckStep("Q4_0", "host", "on", batch), 0.5, "wrong") for batch in (1, 2, 3, 4, 5)]
+    device = CheckRow(CheckStep("Q4_0", "device", "on", 1), 0.7, "wrong")
+    one, two = built("", (), Build("native", "", ""), checked(*rows, device))
+    assert "and 2 more" in one.text
+    assert "on the device" in two.text
+    assert "--backend cpu" in two.fix
+
+
 def well(done: Finished) -> None:
     """The exit code says whether there is an error, and nothing is said beside the document."""
     document = done.document()
@@ -146,7 +267,7 @@ def well(done: Finished) -> None:
 
 
 def test_document(cli: Cli, library: dict[str, str]) -> None:
-    done = cli("doctor", "--json", FAKE_NVML="card,busy,15@nvmlDeviceGetMemoryInfo", **library)
+    done = cli("doctor", "--quick", "--json", FAKE_NVML="card,busy,15@nvmlDeviceGetMemoryInfo", **library)
     well(done)
     document = done.document()
     llama, machine = document["llama_cpp"], document["machine"]
@@ -171,13 +292,13 @@ def test_document(cli: Cli, library: dict[str, str]) -> None:
     "variables", [{"HF_HUB_CACHE": "/a/b"}, {"HF_HUB_CACHE": "", "HF_HOME": "", "XDG_CACHE_HOME": "/c"}]
 )
 def test_where_models_are_kept_is_where_the_hub_keeps_them(cli: Cli, variables: dict[str, str]) -> None:
-    folder = cli("doctor", "--json", HF_HUB_OFFLINE="0", **variables).document()["machine"]
+    folder = cli("doctor", "--quick", "--json", HF_HUB_OFFLINE="0", **variables).document()["machine"]
     assert folder["model_folder"] == (variables["HF_HUB_CACHE"] or "/c/huggingface/hub")
     assert folder["hub_is_offline"] is False
 
 
 def test_llama_cpp_that_cannot_be_loaded(cli: Cli, tmp_path: Path) -> None:
-    done = cli("doctor", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
+    done = cli("doctor", "--quick", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
     well(done)
     assert done.code == 1
     first = done.document()["findings"][0]
@@ -191,7 +312,7 @@ def test_llama_cpp_that_crashes_does_not_take_the_doctor_with_it(cli: Cli, tmp_p
     source, library = tmp_path / "abort.c", tmp_path / "libllama.so"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n")
     nvml.compile_library(source, library)
-    done = cli("doctor", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
+    done = cli("doctor", "--quick", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
     well(done)
     first = done.document()["findings"][0]
     assert (done.code, first["level"], first["fix"]) == (1, "error", "scripts/bootstrap")
@@ -200,15 +321,17 @@ def test_llama_cpp_that_crashes_does_not_take_the_doctor_with_it(cli: Cli, tmp_p
 
 @pytest.mark.parametrize("cards", ["", "card", "bare", "narrow,hidden", "1@nvmlDeviceGetHandleByIndex_v2"])
 def test_odd_machines(cli: Cli, library: dict[str, str], cards: str) -> None:
-    well(cli("doctor", "--json", FAKE_NVML=cards, **library))
-    shown = cli("doctor", FAKE_NVML=cards, **library)
+    well(cli("doctor", "--quick", "--json", FAKE_NVML=cards, **library))
+    shown = cli("doctor", "--quick", FAKE_NVML=cards, **library)
     assert shown.stderr == ""
     assert shown.stdout.count("RTX 4090") >= len([word for word in cards.split(",") if word and "@" not in word])
 
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_what_people_see_fits_the_terminal(cli: Cli, library: dict[str, str], columns: int) -> None:
-    child = cli.terminal("doctor", columns=columns, FAKE_NVML="busy,narrow,15@nvmlDeviceGetMemoryInfo", **library)
+    child = cli.terminal(
+        "doctor", "--quick", columns=columns, FAKE_NVML="busy,narrow,15@nvmlDeviceGetMemoryInfo", **library
+    )
     raw = rest(child)
     lines = plain(raw).splitlines()
     assert "\x1b[" in raw
@@ -224,8 +347,8 @@ def test_what_people_see_fits_the_terminal(cli: Cli, library: dict[str, str], co
 
 def test_without_colour_it_says_the_same(cli: Cli, library: dict[str, str]) -> None:
     cards = {"FAKE_NVML": "busy,narrow"}
-    colour = rest(cli.terminal("doctor", **cards, **library))
-    bare = rest(cli.terminal("doctor", NO_COLOR="1", **cards, **library))
+    colour = rest(cli.terminal("doctor", "--quick", **cards, **library))
+    bare = rest(cli.terminal("doctor", "--quick", NO_COLOR="1", **cards, **library))
     assert "\x1b[3" in colour
     assert "\x1b[3" not in bare
 
@@ -234,3 +357,17 @@ def test_without_colour_it_says_the_same(cli: Cli, library: dict[str, str]) -> N
         return [line for line in text.splitlines() if not line.startswith(("memory", "models", "CPU"))]
 
     assert words(bare) == words(colour)
+
+
+@pytest.mark.full
+def test_the_self_check_is_in_the_document_and_shown(cli: Cli) -> None:
+    document = cli("doctor", "--json").document()
+    check = document["self_check"]
+    assert check["seconds"] > 0
+    assert {row["outcome"] for row in check["rows"]} == {"ok"}
+    assert check["rows"][0]["step"] == {"type": "F16", "place": "", "flash": "", "batch": 0}
+    shown = cli.terminal("doctor", columns=80)
+    text = plain(rest(shown))
+    assert "are computed right on the host" in " ".join(text.split())
+    assert "self-check: Q4_K_M" in text  # what it is at, while it is
+    assert "CPU : " in text

@@ -173,7 +173,7 @@ def test_on_loopback_there_is_none(cli: Cli, host: str) -> None:
 
 
 def test_without_names_it_serves_the_gpus_or_else_the_cpu(cli: Cli) -> None:
-    here = cli("doctor", "--json").document()["llama_cpp"]["devices"]
+    here = cli("doctor", "--quick", "--json").document()["llama_cpp"]["devices"]
     best = [device["name"] for device in here if device["kind"] in ("gpu", "igpu")] or ["CPU"]
     with serving(cli) as (_, document):
         assert [device["name"] for device in document["devices"]] == best

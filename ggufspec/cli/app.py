@@ -127,7 +127,7 @@ _register(
 _register(
     doctor,
     "ggufspec doctor",
-    "ggufspec doctor --json",
+    "ggufspec doctor --quick --json",
 )
 _register(
     export,

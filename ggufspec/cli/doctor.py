@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ggufspec.cli import console, options
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ggufspec.reports.doctor import DoctorDocument, LlamaCpp, Machine
+    from ggufspec.reports.doctor import Build, DoctorDocument, LlamaCpp, Machine, SelfCheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
-def doctor(json: options.Json = False) -> int:
+def doctor(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Leave out the self-check, which computes known models: 5 to 15 seconds.")
+    ] = False,
+    json: options.Json = False,
+) -> int:
     """Show what is installed and what is wrong with it; the exit code is 1 if something is an error."""
     import platform
 
@@ -25,7 +33,8 @@ def doctor(json: options.Json = False) -> int:
     from ggufspec.reports.doctor import DoctorDocument, examine
     from ggufspec.reports.document import to_json
 
-    llama, machine, survey = _llama_cpp(), _machine(), gpus.survey()
+    llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), _build()
+    self_check = None if quick or llama.error is not None else _self_check()
     document = DoctorDocument(
         ggufspec=__version__,
         python=platform.python_version(),
@@ -33,7 +42,9 @@ def doctor(json: options.Json = False) -> int:
         machine=machine,
         driver=survey.driver,
         cards=survey.cards,
-        findings=examine(llama, machine, survey),
+        findings=examine(llama, machine, survey, build, self_check),
+        build=build,
+        self_check=self_check,
     )
     if json:
         console.data(to_json(document))
@@ -60,7 +71,27 @@ def _llama_cpp() -> LlamaCpp:
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
     devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
-    return LlamaCpp(number, found.backends, devices)
+    return LlamaCpp(number, found.backends, devices, system=found.system)
+
+
+def _build() -> Build | None:
+    """What scripts/bootstrap wrote into the environment that it made, if this is one."""
+    import json
+
+    from ggufspec.reports.doctor import Build
+
+    try:
+        stamp = json.loads((Path(sys.prefix) / "bootstrap.json").read_text())
+        return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _self_check() -> SelfCheck:
+    from ggufspec.bench import selfcheck
+
+    with console.busy(quiet=False) as say:
+        return selfcheck.check(on_step=lambda step: say(f"self-check: {step.type}"))
 
 
 def _machine() -> Machine:
@@ -77,6 +108,7 @@ def _machine() -> Machine:
         free_disk_bytes=host.free_disk_bytes(folder),
         others_cpus=host.others_cpus(),
         hub_is_offline=os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"),
+        cpu_flags=host.cpu_flags(),
     )
 
 
@@ -97,6 +129,7 @@ def _show(document: DoctorDocument) -> None:
         ("ggufspec", f"{document.ggufspec}, Python {document.python}"),
         ("llama.cpp", f"llama-cpp-python {llama.version or 'is not installed'}"),
         ("backends", ", ".join(llama.backends)),
+        ("built as", llama.system),
         ("NVIDIA", f"driver {document.driver or 'of unknown version'}" if document.driver is not None else ""),
         ("processor", f"{machine.cpu}, {machine.cores} core{'' if machine.cores == 1 else 's'} to use"),
         ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB can be had"),

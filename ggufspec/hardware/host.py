@@ -134,6 +134,17 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_flags() -> tuple[str, ...]:
+    """What the processor can do, in Linux's words (``avx2``, ``amx_int8``, ``asimddp``), sorted; empty where not told.
+
+    Source: arch/x86/include/asm/cpufeatures.h and arch/arm64/kernel/cpuinfo.c of Linux.
+    """
+    for line in _text(_ROOT / "proc/cpuinfo").splitlines():
+        if line.startswith(("flags", "Features")):
+            return tuple(sorted(line.partition(":")[2].split()))
+    return ()
+
+
 def _cgroup_cores(root: Path) -> int:
     """Whole cores of the narrowest CPU quota above this process; 0 means no quota."""
     cores = []

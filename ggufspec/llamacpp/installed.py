@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ggufspec import worker
 from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
+from ggufspec.llamacpp.library import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,11 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The backends that are compiled in, and the devices that they find."""
+    """The backends that are compiled in, the devices that they find, and llama.cpp's own line about its build."""
 
     backends: tuple[str, ...]
     devices: tuple[Device, ...]
+    system: str = ""
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -29,7 +31,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     del emit, stopping
     for endpoint in spec.rpc:
         add_rpc_worker(endpoint)
-    return Result(tuple(backends()), tuple(devices()))
+    system = load().llama_print_system_info().decode("utf-8", "replace")
+    return Result(tuple(backends()), tuple(devices()), system.strip(" |"))
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:

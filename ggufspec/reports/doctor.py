@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,13 +39,64 @@ class LlamaDevice:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCpp:
-    """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load."""
+    """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load.
+
+    ``system`` is llama.cpp's own line about what it was built with.
+    """
 
     version: str | None
     backends: tuple[str, ...] = ()
     devices: tuple[LlamaDevice, ...] = ()
     error: str | None = None
     fix: str = ""
+    system: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How ``scripts/bootstrap`` built llama.cpp: its ``--cpu`` and why; ``cmake_args`` are all options."""
+
+    cpu: str
+    why: str
+    cmake_args: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """What the self-check was at: ``place`` is host or device, empty before anything is decoded."""
+
+    type: str
+    place: str = ""
+    flash: str = ""
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    """What came of a step.
+
+    ``outcome`` is ok, wrong (``error`` is above the limit), the name of the signal that ended the child, silence (it
+    hung), or failed.
+    """
+
+    step: CheckStep
+    error: float | None
+    outcome: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """What llama.cpp computed of known models; ``limit`` is the error that is allowed (ggufspec/bench/selfcheck.py)."""
+
+    rows: tuple[CheckRow, ...]
+    seconds: float
+    limit: float
+
+    @property
+    def failures(self) -> tuple[CheckRow, ...]:
+        """What is not as it should be."""
+        return tuple(row for row in self.rows if row.outcome != "ok")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +113,15 @@ class Machine:
     free_disk_bytes: int
     hub_is_offline: bool = False
     others_cpus: float = 0.0
+    cpu_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorDocument:
-    """``ggufspec/doctor@1``; ``driver`` is NVIDIA's version, None without a driver."""
+    """``ggufspec/doctor@1``; ``driver`` is NVIDIA's version, None without a driver.
+
+    ``build`` is None outside a checkout, ``self_check`` where it was left out.
+    """
 
     ggufspec: str
     python: str
@@ -75,6 +130,8 @@ class DoctorDocument:
     driver: str | None
     cards: tuple[Gpu, ...]
     findings: tuple[Finding, ...]
+    build: Build | None = None
+    self_check: SelfCheck | None = None
     schema: str = field(default="ggufspec/doctor@1")
 
     @property
@@ -83,9 +140,17 @@ class DoctorDocument:
         return all(finding.level != "error" for finding in self.findings)
 
 
-def examine(llama: LlamaCpp, machine: Machine, survey: Survey) -> tuple[Finding, ...]:
+def examine(
+    llama: LlamaCpp,
+    machine: Machine,
+    survey: Survey,
+    build: Build | None = None,
+    self_check: SelfCheck | None = None,
+) -> tuple[Finding, ...]:
     """Everything that was looked at, errors first."""
     found = [*_llama_cpp(llama, survey), *_cards(survey), *_machine(machine)]
+    if llama.error is None:
+        found += [*_self_check(self_check, llama, build), *_instructions(llama, machine, build)]
     order = ("error", "warning", "ok")
     return tuple(sorted(found, key=lambda finding: order.index(finding.level)))
 
@@ -114,6 +179,123 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey) -> Iterator[Finding]:
             "error",
             f"llama.cpp was built without CUDA and leaves {_names(survey.cards)} idle: everything runs on the CPU",
             "scripts/bootstrap --backend cuda",
+        )
+
+
+def _self_check(check: SelfCheck | None, llama: LlamaCpp, build: Build | None) -> Iterator[Finding]:
+    """What it found, a line for each way to fail on each kind of device."""
+    if check is None:
+        return
+    if not check.failures:
+        types = _listed(dict.fromkeys(row.step.type for row in check.rows))
+        where = " and on the device" if any(row.step.place == "device" for row in check.rows) else ""
+        worst = max((row.error or 0.0 for row in check.rows if row.step.place), default=0.0)
+        yield Finding(
+            "ok",
+            f"self-check: {types} are computed right on the host{where} "
+            f"(largest error {worst:.3f}, allowed {check.limit}; {check.seconds:.0f} s)",
+        )
+    alike: dict[tuple[str, str], list[CheckRow]] = {}
+    for row in check.failures:
+        alike.setdefault((row.outcome, row.step.place), []).append(row)
+    for (outcome, place), rows in alike.items():
+        match outcome:
+            case "wrong":
+                what = f"wrong numbers (error {max(row.error or 0.0 for row in rows):.2g}, allowed {check.limit})"
+            case "silence":
+                what = "it hangs"
+            case "failed":
+                what = rows[0].detail
+            case _:
+                what = f"it crashes ({outcome})"
+        cases = dict.fromkeys(_case(row.step) for row in rows)
+        more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
+        where = {"host": "on the host", "device": "on the device"}.get(place, "before anything was decoded")
+        yield Finding(
+            "error",
+            f"self-check: llama.cpp {where}, {'; '.join(list(cases)[:3])}{more}: {what}",
+            "scripts/bootstrap --backend cpu, or a newer driver; -ngl 0 -ngld 0 keeps to the CPU until then"
+            if place == "device"
+            else "scripts/bootstrap --check"
+            if build
+            else rebuild(llama, check),
+        )
+
+
+def _case(step: CheckStep) -> str:
+    flash = f", flash attention {step.flash}" if step.flash else ""
+    return f"{step.type}{f', batch size {step.batch}' if step.batch else ''}{flash}"
+
+
+def rebuild(llama: LlamaCpp, check: SelfCheck | None = None) -> str:
+    """What builds llama-cpp-python anew from its source outside a checkout; plainer where the self-check failed."""
+    options = "-DGGML_RPC=on"
+    if check is not None and check.failures:
+        no_amx = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        has_amx = features(llama.system).get("AMX_INT8")
+        options += f" -DCMAKE_C_FLAGS='{no_amx}' -DCMAKE_CXX_FLAGS='{no_amx}'" if has_amx else " -DGGML_NATIVE=off"
+    version = f"=={llama.version}" if llama.version else ""
+    return (
+        f'CMAKE_ARGS="{options}" pip install --force-reinstall --no-deps --no-cache-dir '
+        f"--no-binary llama-cpp-python llama-cpp-python{version}"
+    )
+
+
+# What a processor has (/proc/cpuinfo) for what llama.cpp may be built with (ggml/src/ggml-cpu/ggml-cpu.cpp), and what
+# is lost without it.
+_INSTRUCTIONS = {
+    "AVX2": (("avx2",), "layers on the CPU, all of a partial offload's, run several times slower"),
+    "FMA": (("fma",), "layers on the CPU run slower"),
+    "F16C": (("f16c",), "F16 models and the KV cache are several times slower on the CPU"),
+    "AVX512": (
+        ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"),
+        "prompts and verification on the CPU are slower",
+    ),
+    "AMX_INT8": (("amx_int8",), "prompts and the verification of several tokens on the CPU are slower"),
+    "NEON": (("asimd",), "layers on the CPU run several times slower"),
+    "DOTPROD": (("asimddp",), "layers on the CPU run slower"),
+    "MATMUL_INT8": (("i8mm",), "prompts and verification on the CPU are slower"),
+}
+# What scripts/bootstrap leaves out on purpose, by its --cpu.
+_LEFT_OUT = {"no-amx": ("AMX_INT8",), "avx2": ("AMX_INT8", "AVX512"), "plain": tuple(_INSTRUCTIONS)}
+
+
+def features(system: str) -> dict[str, str]:
+    """What llama.cpp's CPU backend was built with, from llama.cpp's own line: ``CPU : AVX2 = 1 | …``."""
+    found: dict[str, str] = {}
+    backend = ""
+    for part in system.split("|"):
+        head, colon, rest = part.rpartition(" : ")
+        backend = head.strip() if colon else backend
+        name, equals, value = rest.partition("=")
+        if backend == "CPU" and equals and value.strip() != "0":
+            found[name.strip()] = value.strip()
+    return found
+
+
+def unused(system: str, cpu_flags: Collection[str]) -> tuple[str, ...]:
+    """Instruction sets that the processor has and llama.cpp was built without; none where either is not told."""
+    built = features(system)
+    return tuple(
+        name
+        for name, (flags, _) in _INSTRUCTIONS.items()
+        if built and name not in built and all(flag in cpu_flags for flag in flags)
+    )
+
+
+def _instructions(llama: LlamaCpp, machine: Machine, build: Build | None) -> Iterator[Finding]:
+    left_out = _LEFT_OUT.get(build.cpu, ()) if build else ()
+    if build and build.cpu != "native":
+        level: Literal["ok", "warning"] = "warning" if left_out else "ok"
+        again = "scripts/bootstrap --cpu auto, when the compiler is newer" if left_out else ""
+        yield Finding(level, f"scripts/bootstrap built llama.cpp with --cpu {build.cpu}: {build.why}", again)
+    missing = [name for name in unused(llama.system, machine.cpu_flags) if name not in left_out]
+    if missing:
+        costs = dict.fromkeys(_INSTRUCTIONS[name][1] for name in missing)
+        yield Finding(
+            "warning",
+            f"llama.cpp was built without {_listed(missing)}, which this processor has: {'; '.join(costs)}",
+            "CMAKE_ARGS= scripts/bootstrap --cpu auto" if build else rebuild(llama),
         )
 
 

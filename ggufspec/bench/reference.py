@@ -1,0 +1,95 @@
+"""A llama model's logits in plain NumPy: what llama.cpp's kernels are held to. No llama.cpp is called here.
+
+Sources: RMSNorm, rotary embeddings of neighbouring pairs, grouped queries and SwiGLU as in src/models/llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """What a llama header says beside the weights; ``head_size`` is also the number of rotated dimensions."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    eps: float
+    rope_base: float
+
+
+def hyper(keys: Mapping[str, Any]) -> Hyper:
+    """From the header's keys, ``llama.block_count`` and so on."""
+    return Hyper(
+        layers=keys["llama.block_count"],
+        heads=keys["llama.attention.head_count"],
+        kv_heads=keys["llama.attention.head_count_kv"],
+        head_size=keys["llama.attention.key_length"],
+        eps=keys["llama.attention.layer_norm_rms_epsilon"],
+        rope_base=keys["llama.rope.freq_base"],
+    )
+
+
+def logits(weights: Mapping[str, Floats], model: Hyper, tokens: Sequence[int]) -> Floats:
+    """The logits after each token, in the precision of the weights.
+
+    Args:
+        weights: by the names of the GGUF file, rows first; tied embeddings have no ``output.weight``.
+        model: of the same file.
+        tokens: (n,) ids.
+
+    Returns:
+        (n, vocab).
+    """
+    n, size = len(tokens), model.head_size
+    x = weights["token_embd.weight"][list(tokens)]
+    angles = np.arange(n)[:, None] * model.rope_base ** (-np.arange(0, size, 2) / size)
+    turn = np.exp(1j * angles)[:, None].astype(np.complex64 if x.dtype == np.float32 else np.complex128)
+    future = np.triu(np.full((n, n), -np.inf, x.dtype), 1)
+
+    def norm(name: str) -> Floats:
+        scaled: Floats = x / np.sqrt((x * x).mean(-1, keepdims=True) + model.eps, dtype=x.dtype) * weights[name]
+        return scaled
+
+    def heads(rows: Floats) -> Floats:
+        return rows.reshape(n, -1, size)
+
+    def rotated(rows: Floats) -> Floats:
+        turned: Floats = (np.ascontiguousarray(rows).view(turn.dtype) * turn).view(x.dtype)
+        return turned
+
+    for block in range(model.layers):
+        own = {kind: weights[f"blk.{block}.{kind}.weight"] for kind in _KINDS}
+        h = norm(f"blk.{block}.attn_norm.weight")
+        q, k, v = (heads(_product(h, own[kind])) for kind in ("attn_q", "attn_k", "attn_v"))
+        q, k = rotated(q), rotated(k)
+        k, v = (np.repeat(rows, model.heads // model.kv_heads, axis=1) for rows in (k, v))
+        scores = np.einsum("ihd,jhd->hij", q, k) / x.dtype.type(size**0.5) + future
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        x = x + _product(np.einsum("hij,jhd->ihd", scores, v).reshape(n, -1), own["attn_output"])
+        h = norm(f"blk.{block}.ffn_norm.weight")
+        gate = _product(h, own["ffn_gate"])
+        x = x + _product(gate / (1 + np.exp(-gate)) * _product(h, own["ffn_up"]), own["ffn_down"])
+    output = weights.get("output.weight", weights["token_embd.weight"])
+    return _product(norm("output_norm.weight"), output)
+
+
+def _product(rows: Floats, weight: Floats) -> Floats:
+    """``rows @ weight.T`` in slices so small that OpenBLAS takes one thread: its threads spin where others compute."""
+    slices = np.matmul(weight.reshape(-1, _SLICE, weight.shape[1]), rows.T)
+    product: Floats = slices.reshape(len(weight), len(rows)).T
+    return np.ascontiguousarray(product)
+
+
+_SLICE = 8
+_KINDS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
