@@ -58,6 +58,7 @@ int nvmlInitWithFlags(unsigned flags) {
 int nvmlShutdown(void) { return dead; }
 const char *nvmlErrorString(int code) { (void)code; return "a made-up error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { TEXT("575.57.08"); }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 12090; return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { for (*count = 0; card(*count); ++*count); return dead; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, device_t *device) { device_t d = *device = card(index); ASK(0); return 0; }
 int nvmlDeviceGetName(device_t d, char *text, unsigned size) { ASK(0); TEXT("NVIDIA GeForce RTX 4090"); }

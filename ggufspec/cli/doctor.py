@@ -14,7 +14,8 @@ from ggufspec.cli import console, options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ggufspec.reports.doctor import Build, DoctorDocument, LlamaCpp, Machine, SelfCheck
+    from ggufspec.hardware.gpus import Survey
+    from ggufspec.reports.doctor import Build, DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -45,6 +46,8 @@ def doctor(
         findings=examine(llama, machine, survey, build, self_check),
         build=build,
         self_check=self_check,
+        findings=examine(llama, machine, survey),
+        prebuilt=_prebuilt(survey),
     )
     if json:
         console.data(to_json(document))
@@ -57,6 +60,7 @@ def _llama_cpp() -> LlamaCpp:
     from importlib.metadata import PackageNotFoundError, version
 
     from ggufspec.errors import GgufspecError, WorkerError
+    from ggufspec.hardware import installation
     from ggufspec.llamacpp import installed
     from ggufspec.reports.doctor import LlamaCpp, LlamaDevice
 
@@ -67,7 +71,7 @@ def _llama_cpp() -> LlamaCpp:
     try:
         found = installed.inspect()
     except WorkerError as error:
-        return LlamaCpp(number, error=error.message, fix="scripts/bootstrap")
+        return LlamaCpp(number, error=error.message, fix=installation.mend())
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
     devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
@@ -92,6 +96,16 @@ def _self_check() -> SelfCheck:
 
     with console.busy(quiet=False) as say:
         return selfcheck.check(on_step=lambda step: say(f"self-check: {step.type}"))
+
+
+def _prebuilt(survey: Survey) -> Prebuilt | None:
+    from ggufspec.hardware import installation, prebuilt
+    from ggufspec.reports.doctor import Prebuilt
+
+    wheels = prebuilt.choose(prebuilt.facts(survey))
+    if wheels is None:
+        return None
+    return Prebuilt(wheels.backend, wheels.index, installation.prebuilt_line(wheels), wheels.lacks)
 
 
 def _machine() -> Machine:
@@ -145,9 +159,21 @@ def _show(document: DoctorDocument) -> None:
     lines: list[tuple[Text, Text]] = []
     for finding in document.findings:
         lines.append((Text(finding.level, _COLOURS[finding.level]), Text(finding.text)))
-        if finding.fix:
+        if finding.fix and len(finding.fix) + len("warning  ") > out.width:  # whole, to be copied
+            out.print(_pairs(lines))
+            out.print(Text.assemble(("  fix    ", "dim"), (finding.fix, "bold")), soft_wrap=True)
+            lines = []
+        elif finding.fix:
             lines.append((Text("  fix", "dim"), Text(finding.fix, "bold")))
-    out.print(_pairs(lines))
+    if lines:
+        out.print(_pairs(lines))
+    if prebuilt := document.prebuilt:
+        out.print()
+        names = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}
+        name = names.get(prebuilt.backend, prebuilt.backend.capitalize())
+        out.print(Text(f"Without a compiler: the {name} wheels of llama-cpp-python (this project has not tried them)"))
+        out.print(Text(prebuilt.command, "bold"), soft_wrap=True)  # to be copied whole
+        out.print(Text(f"They lack {'; '.join(prebuilt.lacks)}.", "dim"))
 
 
 def _pairs(rows: list[Any]) -> Table:
@@ -155,7 +181,7 @@ def _pairs(rows: list[Any]) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=len("warning"))
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)

@@ -61,11 +61,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The cards that answer, what NVML said of those that do not, and the driver's version; None without a driver."""
+    """The cards that answer, what NVML said of those that do not, and the driver's version; None without a driver.
+
+    ``cuda`` is the newest CUDA that the driver runs; None where it does not tell.
+    """
 
     cards: tuple[Gpu, ...]
     problems: tuple[str, ...]
     driver: str | None
+    cuda: tuple[int, int] | None = None
 
 
 def gpus() -> list[Gpu]:
@@ -139,12 +143,14 @@ def _with_nvml(ask: Callable[[Any], Answer], without: Answer, broken: Callable[[
 def _survey(nvml: Any) -> Survey:
     cards: list[Gpu] = []
     problems: list[str] = []
-    driver = ""
+    driver, cuda = "", None
     try:
         driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion) or ""
+        if number := _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2):  # 12040 is 12.4: cuDriverGetVersion
+            cuda = number // 1000, number % 1000 // 10
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        return Survey((), (f"the NVIDIA driver is lost: {error}",), driver)
+        return Survey((), (f"the NVIDIA driver is lost: {error}",), driver, cuda)
     for index in range(count):
         try:
             cards.append(_card(nvml, index, driver))
@@ -153,7 +159,7 @@ def _survey(nvml: Any) -> Survey:
                 problems.append(f"the NVIDIA driver was lost at card {index} of {count}: {error}")
                 break
             problems.append(f"card {index} does not answer: {error}")
-    return Survey(tuple(cards), tuple(problems), driver)
+    return Survey(tuple(cards), tuple(problems), driver, cuda)
 
 
 def _card(nvml: Any, index: int, driver: str) -> Gpu:

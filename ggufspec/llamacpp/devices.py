@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.hardware import installation
 from ggufspec.llamacpp.library import load
 
 # enum ggml_backend_dev_type
@@ -59,6 +60,11 @@ def backends() -> list[str]:
     lib = _ggml()
     handles = [lib.ggml_backend_reg_get(index) for index in range(lib.ggml_backend_reg_count())]
     return [lib.ggml_backend_reg_name(handle).decode() for handle in handles]
+
+
+def has_rpc() -> bool:
+    """Whether RPC is compiled in, which no prebuilt llama-cpp-python has."""
+    return "RPC" in backends()
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -143,7 +149,7 @@ def _rpc() -> Any:
     try:
         start, add = lib.ggml_backend_rpc_start_server, lib.ggml_backend_rpc_add_server
     except AttributeError as error:
-        raise GgufspecError("this llama.cpp was built without RPC", "scripts/bootstrap") from error
+        raise GgufspecError("this llama.cpp was built without RPC", installation.mend(rpc=True)) from error
     start.argtypes = [
         ctypes.c_char_p,
         ctypes.c_char_p,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ggufspec.hardware import installation
 from ggufspec.hardware.gpus import Gpu, Survey
 from ggufspec.reports.sizes import gib
 
@@ -117,10 +118,21 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Prebuilt:
+    """The llama-cpp-python that installs without a compiler on this machine, and what it lacks."""
+
+    backend: str
+    index: str
+    command: str
+    lacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorDocument:
     """``ggufspec/doctor@1``; ``driver`` is NVIDIA's version, None without a driver.
 
-    ``build`` is None outside a checkout, ``self_check`` where it was left out.
+    ``build`` is None outside a checkout, ``self_check`` where it was left out, ``prebuilt`` where nobody builds wheels for
+    such a machine.
     """
 
     ggufspec: str
@@ -132,6 +144,7 @@ class DoctorDocument:
     findings: tuple[Finding, ...]
     build: Build | None = None
     self_check: SelfCheck | None = None
+    prebuilt: Prebuilt | None = None
     schema: str = field(default="ggufspec/doctor@1")
 
     @property
@@ -146,22 +159,24 @@ def examine(
     survey: Survey,
     build: Build | None = None,
     self_check: SelfCheck | None = None,
+    mend: Callable[..., str] = installation.mend,
 ) -> tuple[Finding, ...]:
-    """Everything that was looked at, errors first."""
-    found = [*_llama_cpp(llama, survey), *_cards(survey), *_machine(machine)]
+    """Everything that was looked at, errors first; ``mend`` says how this installation is mended."""
+    found = [*_llama_cpp(llama, survey, mend), *_cards(survey), *_machine(machine)]
     if llama.error is None:
         found += [*_self_check(self_check, llama, build), *_instructions(llama, machine, build)]
     order = ("error", "warning", "ok")
     return tuple(sorted(found, key=lambda finding: order.index(finding.level)))
 
 
-def _llama_cpp(llama: LlamaCpp, survey: Survey) -> Iterator[Finding]:
+def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Iterator[Finding]:
     if llama.error is not None:
-        yield Finding("error", llama.error, llama.fix or "scripts/bootstrap")
+        yield Finding("error", llama.error, llama.fix or mend())
         return
     yield Finding("ok", f"llama.cpp works ({', '.join(llama.backends)})")
     if "RPC" not in llama.backends:
-        yield Finding("warning", "llama.cpp was built without RPC: no --rpc and no worker", "scripts/bootstrap")
+        text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` answers by formula"
+        yield Finding("warning", text, mend(rpc=True))
     gpus = [device for device in llama.devices if device.kind in ("gpu", "igpu")]
     if gpus:
         yield Finding("ok", f"llama.cpp uses {_listed(device.description.strip() for device in gpus)}")
@@ -178,7 +193,7 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey) -> Iterator[Finding]:
         yield Finding(
             "error",
             f"llama.cpp was built without CUDA and leaves {_names(survey.cards)} idle: everything runs on the CPU",
-            "scripts/bootstrap --backend cuda",
+            mend("cuda"),
         )
 
 
