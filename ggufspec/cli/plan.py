@@ -111,7 +111,8 @@ def _show(document: PlanDocument, verbose: bool) -> None:
     if document.sweep:
         out.print(report.sweep(document))
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
-    out.print(f"[dim]Bytes are llama.cpp's own (its dry run). Speeds are predictions, {document.speed}.[/]")
+    source = "llama.cpp's own (its dry run)" if document.confirmed else "by formula, not llama.cpp's own"
+    out.print(f"[dim]Bytes are {source}. Speeds are predictions, {document.speed}.[/]")
     if any(device.overhead_bytes == DEFAULT_OVERHEAD_BYTES for device in document.devices):
         out.print("[dim]The driver's overhead is a guess until a bench has run on the card.[/]")
     if document.draft is not None or document.options["speculative"] is not None:

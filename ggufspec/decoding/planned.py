@@ -302,7 +302,7 @@ def make(
     from ggufspec.hardware.host import cache_folder, physical_cores
     from ggufspec.pairs.source import read_headers
     from ggufspec.pairs.vocabulary import check_pair
-    from ggufspec.planning.confirm import Confirmer
+    from ggufspec.planning.confirm import Confirmer, UnconfirmedError
     from ggufspec.planning.history import expected_acceptance, record_shortfall
     from ggufspec.planning.search import make_plan
 
@@ -342,7 +342,11 @@ def make(
     machine = where.machine
     if not where.paper:
         asks, machine = _paced(asks, machine, threads)
-    made = make_plan(asks, machine, confirm)
+    try:
+        made = make_plan(asks, machine, confirm)
+    except UnconfirmedError as error:
+        made = make_plan(asks, machine)
+        warnings = (*warnings, f"{error.message}. For llama.cpp's own bytes: {error.hint}")
     made = replace(made, notes=(*made.notes, *warnings))
     for card in where.machine.cards:
         short = made.alone.used(card.name).total - made.alone.formula[card.name].total

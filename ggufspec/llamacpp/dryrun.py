@@ -1,8 +1,9 @@
 """What llama.cpp itself would allocate, without weights: its own loader and graph builder with ``no_alloc``.
 
 Runs in a child process (:mod:`ggufspec.worker`). Where the card asked about is not here, a **paper card** stands for
-it: an RPC worker on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory.
-What CUDA adds of its own (its context, scratch for a quantised KV cache) a paper card does not show.
+it: an RPC worker on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory. It
+takes a llama.cpp with RPC, which no prebuilt one has. What CUDA adds of its own (its context, scratch for a quantised
+KV cache) a paper card does not show.
 
 Source: ``common_get_device_memory_data`` in common/fit.cpp, ``llama_get_memory_breakdown`` in src/llama-ext.h.
 """
@@ -78,10 +79,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An answer for each request, in order, and the names of the devices that layers are offloaded to."""
+    """An answer for each request, in order, and the names of the devices that layers are offloaded to.
+
+    ``unable`` says why this llama.cpp can make no dry run; there are no answers then.
+    """
 
     answers: tuple[Answer, ...]
     offload: tuple[str, ...]
+    unable: str = ""
 
 
 def ask(spec: Spec, *, verbose: bool = False) -> Result:
@@ -96,6 +101,10 @@ def ask(spec: Spec, *, verbose: bool = False) -> Result:
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Answer ``spec`` in this process."""
     del emit, stopping
+    if spec.paper_cards and not devices.has_rpc():
+        return Result((), (), "llama.cpp was built without RPC, which stands for a card that is not here")
+    if not hasattr(load()._lib, _BREAKDOWN):
+        return Result((), (), "this build of llama.cpp does not tell what it would allocate")
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     if spec.paper_cards:
@@ -181,11 +190,12 @@ class _Map(ctypes.Structure):
 # Words of a tree node: (left, right, first of the value); libstdc++ bits/stl_tree.h, libc++ __tree
 _LEFT, _RIGHT, _VALUE = (0, 1, 4) if sys.platform == "darwin" else (2, 3, 4)
 _ROOT, _COUNT = (1, 2) if sys.platform == "darwin" else (2, 5)
+_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"  # as GCC and Clang name it; MSVC does otherwise
 
 
 def _breakdown(context: Any) -> dict[str, Allocated]:
     lib = load()._lib
-    function = lib._Z26llama_get_memory_breakdownPK13llama_context
+    function = getattr(lib, _BREAKDOWN)
     function.restype, function.argtypes = _Map, [ctypes.c_void_p]
     words = function(context).words
     found: dict[str, Allocated] = {}

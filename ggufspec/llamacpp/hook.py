@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import Llama
-from llama_cpp.llama_speculative import LlamaDraftModel
 
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.model import Model, check_gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
 from ggufspec.llamacpp.params import kv_type
+
+load()  # first: it says what to do where the import fails
+from llama_cpp import Llama  # noqa: E402
+from llama_cpp.llama_speculative import LlamaDraftModel  # noqa: E402
 
 __all__ = [
     "Borrowed",

@@ -1,6 +1,8 @@
 """Loads llama.cpp once and routes what it says to Python's logging.
 
-Nothing of llama.cpp reaches a terminal unless a handler is put on ``logging.getLogger("ggufspec.llamacpp")``.
+What is installed may be of another version or built by somebody else: where it cannot serve, a :class:`GgufspecError`
+says what to type. Nothing of llama.cpp reaches a terminal unless a handler is put on
+``logging.getLogger("ggufspec.llamacpp")``.
 The last warnings and errors are kept, since llama.cpp's calls return a bare null and say why only in the log.
 """
 
@@ -8,11 +10,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
+import importlib.util
 import logging
+import os
+import re
+import sys
 from collections import deque
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ggufspec.errors import GgufspecError
+from ggufspec.hardware import installation
 
 logger = logging.getLogger("ggufspec.llamacpp")
 logger.addHandler(logging.NullHandler())  # or Python's last resort would print warnings to stderr
@@ -44,23 +54,132 @@ class _Log:
             logger.log(self.level, "%s", line)
 
 
+class MissingFunctionError(GgufspecError, AttributeError):
+    """The llama.cpp that is installed lacks a function: one of another version, or built without a part of it.
+
+    ``hasattr`` and ``getattr`` with a default see it as any attribute that is not there.
+    """
+
+    def __init__(self, name: str) -> None:
+        what = f"the llama.cpp that is installed has no {name}: it is another version than ggufspec needs"
+        super().__init__(what, installation.mend())
+
+
+class _Complete(ModuleType):
+    """Stands for a module or a library; what that lacks is a :class:`MissingFunctionError`."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__("llama_cpp.llama_cpp")
+        self.whole = whole
+        self.kept: object = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = getattr(self.whole, name)
+        except AttributeError:
+            raise MissingFunctionError(name) from None
+        if name == "_lib":
+            found = _Complete(found)
+        setattr(self, name, found)
+        return found
+
+
 @functools.cache
 def load() -> ModuleType:
-    """The module ``llama_cpp.llama_cpp``, its log routed and its backends initialised.
+    """The module ``llama_cpp.llama_cpp``, its log routed and its backends initialised; ``_lib`` is the C library.
 
     Raises:
-        GgufspecError: llama-cpp-python is missing or its libraries cannot be loaded.
+        GgufspecError: llama-cpp-python is missing or of a version that ggufspec is not made for, or its libraries
+            cannot be loaded. Later, for a function that is not there: :class:`MissingFunctionError`.
     """
+    _check_version()
     try:
-        import llama_cpp.llama_cpp as library
+        library = _Complete(_imported())
+    except AttributeError as error:  # a library that is older than the module: an override, or a broken installation
+        raise GgufspecError(f"llama-cpp-python and its libraries do not match: {error}", installation.mend()) from error
     except (ImportError, OSError, RuntimeError) as error:
-        raise GgufspecError(f"llama-cpp-python cannot be loaded: {error}", "scripts/bootstrap") from error
+        said = f"llama-cpp-python cannot be loaded: {error}"
+        raise GgufspecError(said, installation.remedy(str(error))) from error
     callback = library.llama_log_callback(_Log())
     library.llama_log_set(callback, ctypes.c_void_p(0))
-    library.ggufspec_log_callback = callback  # llama.cpp keeps only the bare pointer
+    library.kept = callback  # llama.cpp has only the bare pointer
     library.llama_backend_init()
+    return library
+
+
+def _imported() -> ModuleType:
+    """Import it; where CUDA's runtime is missing and packages in this environment have it, with theirs.
+
+    Only then, since a library that was built here wants the runtime that it was built with.
+    """
+    if sys.platform == "win32":
+        for folder in _runtime_folders("bin"):
+            os.add_dll_directory(str(folder))
+    try:
+        import llama_cpp.llama_cpp as library
+    except (OSError, RuntimeError) as error:
+        if not (re.search(r"lib(cudart|cublas)", str(error)) and _load_cuda_runtime()):
+            raise
+        import llama_cpp.llama_cpp as library
     module: ModuleType = library
     return module
+
+
+def _load_cuda_runtime() -> bool:
+    """Load the libraries of the packages ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; whether there are any.
+
+    The dynamic linker takes a library that is loaded already for one that is needed, by its SONAME. In this order: each
+    needs the ones before it.
+    """
+    found = [
+        path
+        for name in ("libcudart", "libnvrtc", "libcublasLt", "libcublas")
+        for folder in _runtime_folders("lib")
+        for path in sorted(folder.glob(f"{name}.so.*"))
+    ]
+    loaded = False
+    for path in found:
+        try:
+            ctypes.CDLL(str(path))
+        except OSError as error:
+            logger.debug("%s cannot be loaded: %s", path, error)
+        else:
+            loaded = True
+    return loaded
+
+
+def _runtime_folders(name: str) -> list[Path]:
+    """Where NVIDIA's packages keep libraries: ``nvidia/cublas/lib``, and since CUDA 13 ``nvidia/cu13/lib``."""
+    spec = importlib.util.find_spec("nvidia")  # a namespace that they share
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    patterns = (f"*/{name}", f"*/{name}/x86_64") if name == "bin" else (f"*/{name}",)
+    return [
+        folder for root in roots for pattern in patterns for folder in sorted(root.glob(pattern)) if folder.is_dir()
+    ]
+
+
+def _check_version() -> None:
+    """Whether llama-cpp-python is of a version that ggufspec is made for.
+
+    Raises:
+        GgufspecError: it is not; pip lets one install it all the same.
+    """
+    try:
+        version = importlib.metadata.version("llama-cpp-python")
+    except importlib.metadata.PackageNotFoundError:
+        return  # the import says it better, and a module without metadata may do
+    needed = installation.requirement()
+    limits = {sign: _numbers(number) for sign, number in re.findall(r"(>=|<)([\d.]+)", needed)}
+    has = _numbers(version)
+    if has < limits.get(">=", has) or ("<" in limits and has >= limits["<"]):
+        raise GgufspecError(
+            f"llama-cpp-python {version} is installed, and ggufspec is made for {needed}", installation.mend()
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """0.3.36 of ``0.3.36+cu124``."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:3]))
 
 
 def forget_complaints() -> None:

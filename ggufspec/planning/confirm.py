@@ -9,10 +9,16 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from ggufspec.errors import GgufspecError
+from ggufspec.hardware import installation
 from ggufspec.llamacpp.dryrun import Allocated, Answer, Request, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.store import read_json, write_json
+
+
+class UnconfirmedError(GgufspecError):
+    """This llama.cpp can make no dry run, so that the formula has the last word."""
 
 
 class Confirmer:
@@ -26,6 +32,7 @@ class Confirmer:
         verbose: let llama.cpp's log through.
 
     Raises:
+        UnconfirmedError: the llama.cpp that is installed can make no dry run.
         GgufspecError: an RPC worker does not answer, or llama.cpp died.
     """
 
@@ -53,6 +60,8 @@ class Confirmer:
             paper_cards = len(self._cards) if self._paper else 0
             spec = Spec(tuple(request for _, request in ordered), () if self._paper else self._rpc, paper_cards)
             result = ask(spec, verbose=self._verbose)
+            if result.unable:
+                raise UnconfirmedError(result.unable, installation.mend(rpc=True))
             names = {HOST: HOST} | dict(zip(result.offload, self._cards, strict=False))
             for (key, _), answer in zip(ordered, result.answers, strict=True):
                 renamed = Answer({names[n]: a for n, a in answer.devices.items()}, answer.output, answer.error)
