@@ -44,6 +44,8 @@ CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scri
 
 _GRACE_S = 5.0
 _OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # want of memory ends otherwise
+_OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # what a new session is on Windows
+_NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
 
 
 class Interrupted(KeyboardInterrupt):
@@ -265,6 +267,7 @@ class _Child:
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C reaches the parent, which asks the child to stop
+            creationflags=_OWN_GROUP,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -478,11 +481,11 @@ def _died(code: int, stderr: str) -> WorkerError:
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
     of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
     last = (of_card or telling or lines or ["it said nothing"])[-1]
-    if code < 0:
-        name = signal.Signals(-code).name
+    if code < 0 or code in _NTSTATUS:
+        name = _NTSTATUS[code] if code > 0 else signal.Signals(-code).name
         reason = "out of memory, most likely" if name == "SIGKILL" else last
         hint = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
-        if name in _OF_KERNELS:
+        if name in _OF_KERNELS or code in _NTSTATUS:
             hint = CHECK_HINT
         elif name == "SIGABRT" and not of_card:
             hint = f"{CHECK_HINT}; {hint}"

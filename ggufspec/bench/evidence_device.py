@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from pydantic import TypeAdapter
 
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
-from ggufspec.hardware import gpus, host
+from ggufspec.hardware import gpus, host, installation
 from ggufspec.llamacpp import installed, serve
 from ggufspec.llamacpp.devices import Device
 from ggufspec.reports.evidence import Card
@@ -159,9 +159,7 @@ def _missing(wanted: str, here: installed.Result, survey: gpus.Survey) -> Ggufsp
         return GgufspecError(f"NVIDIA's driver {survey.driver} finds no card", "lspci | grep -i nvidia; or " + without)
     names = ", ".join(card.name for card in survey.cards)
     if "CUDA" not in here.backends:
-        return GgufspecError(
-            f"llama.cpp was built without CUDA and leaves {names} idle", "scripts/bootstrap --backend cuda"
-        )
+        return GgufspecError(f"llama.cpp was built without CUDA and leaves {names} idle", installation.mend("cuda"))
     return GgufspecError(
         f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {names}: the driver is older than "
         "the build's CUDA, or CUDA_VISIBLE_DEVICES hides the card",
@@ -235,6 +233,7 @@ class Loopback:
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
         assert process.stdin is not None
         assert process.stdout is not None

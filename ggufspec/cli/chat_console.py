@@ -198,7 +198,7 @@ def _history(path: Path, whole: Callable[[str], str] = str) -> History:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            os.fchmod(file.fileno(), 0o600)
+            path.chmod(0o600)
             if path.stat().st_size > _MOST_HISTORY_BYTES:
                 file.seek(-_MOST_HISTORY_BYTES // 2, os.SEEK_END)
                 kept = file.read().partition(b"\n\n")[2]

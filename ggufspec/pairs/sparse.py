@@ -97,7 +97,7 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: worker.Emit, stop
             if (now := time.monotonic()) - told > _TELL_S:
                 emit({"event": "writing", "file": name, "bytes": place + len(data), "of": size})
                 told = now
-    return part.stat().st_blocks * 512
+    return getattr(part.stat(), "st_blocks", part.stat().st_size // 512) * 512  # Windows does not tell
 
 
 def repeated(place: int, content: bytes, count: int) -> Iterator[Piece]:
