@@ -72,3 +72,35 @@ def test_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     )
     assert len(document["tokens"]) == 4
     assert Path(document["pair"]["target"]).is_relative_to(place)
+
+
+@pytest.mark.full
+def test_wheel_installs_beside_a_llama_cpp_that_is_built(wheel: Path, tmp_path: Path) -> None:
+    """As a user has it: both wheels and nothing else of the checkout, `plan` and `bench` in an empty folder."""
+    built = sorted((ROOT / ".cache" / "wheels").glob("*/llama_cpp_python-*.whl"))
+    if not built:
+        pytest.skip("scripts/bootstrap has kept no wheel of llama-cpp-python")
+    place, home = tmp_path / "venv", tmp_path / "home"
+    home.mkdir()
+    finished(sys.executable, "-m", "venv", "--without-pip", place, folder=tmp_path)
+    python, script = place / "bin" / "python", place / "bin" / "ggufspec"
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    finished(*pip, "install", "-q", "--no-deps", "--no-index", wheel, built[-1], folder=tmp_path)
+    packages = Path(
+        finished(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=home).strip()
+    )
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    imported = finished(python, "-c", "import llama_cpp; print(llama_cpp.__file__)", folder=home)
+    assert Path(imported.strip()).is_relative_to(place)
+
+    plan = json.loads(finished(script, "plan", "demo", "--json", folder=home))
+    assert plan["confirmed"]
+    doctor = json.loads(finished(script, "doctor", "--json", folder=home))
+    assert f"--python {place} " in doctor["prebuilt"]["command"] or f"{python} -m pip" in doctor["prebuilt"]["command"]
+    assert "scripts/bootstrap" not in json.dumps(doctor)
+    short = ("-n", "16", "-r", "2", "-t", "1", "--json")
+    bench = json.loads(finished(script, "bench", "demo", *short, folder=home))
+    assert {"target_only", "speculative"} <= set(bench["runs"])
+    assert Path(bench["pair"]["target"]).is_relative_to(place)
+    help_text = finished(script, "--help", folder=home)
+    assert "scripts/" not in help_text
