@@ -26,7 +26,19 @@ from ggufspec.reports.doctor import (
 )
 
 GIB = 2**30
-KEYS = {"schema", "ggufspec", "python", "llama_cpp", "machine", "driver", "cards", "findings", "build", "self_check", "prebuilt"}
+KEYS = {
+    "schema",
+    "ggufspec",
+    "python",
+    "llama_cpp",
+    "machine",
+    "driver",
+    "cards",
+    "findings",
+    "build",
+    "self_check",
+    "prebuilt",
+}
 
 # what it finds, from facts
 

@@ -140,7 +140,7 @@ def test_a_checkout_is_mended_by_its_script(tmp_path: Path) -> None:
     assert where.checkout == tmp_path
     assert mending(where, choose(LINUX)) == "scripts/bootstrap"
     assert mending(where, None, "cuda") == "scripts/bootstrap --backend cuda"
-    assert installation.mend("vulkan", rpc=True) == "scripts/bootstrap --backend vulkan"  # of the tests' own
+    assert installation.mend("vulkan", source=True) == "scripts/bootstrap --backend vulkan"  # of the tests' own
 
 
 def test_the_requirement_is_the_project_s() -> None:

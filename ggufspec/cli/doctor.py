@@ -46,7 +46,6 @@ def doctor(
         findings=examine(llama, machine, survey, build, self_check),
         build=build,
         self_check=self_check,
-        findings=examine(llama, machine, survey),
         prebuilt=_prebuilt(survey),
     )
     if json:

@@ -11,6 +11,7 @@ import importlib.util
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,21 +73,22 @@ def requirement(name: str = _PACKAGE) -> str:
     return next((one for one in needed if re.match(rf"{re.escape(name)}\b", one)), name)
 
 
-def mend(backend: str = "", *, rpc: bool = False) -> str:
+def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
     """What to type so that this installation has a llama.cpp that works.
 
     Args:
         backend: the one that it shall have, ``cuda`` say; the best for this machine by default.
-        rpc: with RPC, which no prebuilt wheel has.
+        source: built here, for what no prebuilt wheel has: RPC, this processor's own instructions.
+        flags: CMake's options for that.
     """
     where = here()
     if where.checkout:
         return mending(where, None, backend)
     known = prebuilt.facts(gpus.survey())
-    return mending(where, None if rpc else prebuilt.choose(known), backend or _best(known))
+    return mending(where, None if source else prebuilt.choose(known), backend or _best(known), flags)
 
 
-def mending(where: Installation, wheels: Wheels | None, backend: str = "") -> str:
+def mending(where: Installation, wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()) -> str:
     """The line for :func:`mend`: without wheels llama.cpp is built, which needs a compiler. Pure."""
     if where.checkout:
         return "scripts/bootstrap" + (f" --backend {backend}" if backend else "")
@@ -94,9 +96,9 @@ def mending(where: Installation, wheels: Wheels | None, backend: str = "") -> st
     is_uv = where.installer == "uv"
     again = f"--reinstall-package {_PACKAGE}" if is_uv else "--force-reinstall"
     if wheels is None:
-        flags = ";".join(filter(None, ["-DGGML_RPC=on", _CMAKE.get(backend)]))
+        options = ";".join(filter(None, ["-DGGML_RPC=on", _CMAKE.get(backend), *flags]))
         source = f"--no-binary {_PACKAGE} --no-cache" + ("" if is_uv else "-dir")
-        return f'{where.pip} {again} {source} -C "cmake.args={flags}" {spec}'
+        return f'{where.pip} {again} {source} -C "cmake.args={options}" {spec}'
     index = f"--{'index' if is_uv else 'extra-index-url'} {wheels.index} --only-binary {_PACKAGE}"
     return " ".join([where.pip, again, index, spec, *map(_quoted, wheels.runtime)])
 

@@ -149,7 +149,7 @@ def _rpc() -> Any:
     try:
         start, add = lib.ggml_backend_rpc_start_server, lib.ggml_backend_rpc_add_server
     except AttributeError as error:
-        raise GgufspecError("this llama.cpp was built without RPC", installation.mend(rpc=True)) from error
+        raise GgufspecError("this llama.cpp was built without RPC", installation.mend(source=True)) from error
     start.argtypes = [
         ctypes.c_char_p,
         ctypes.c_char_p,

@@ -61,7 +61,7 @@ class Confirmer:
             spec = Spec(tuple(request for _, request in ordered), () if self._paper else self._rpc, paper_cards)
             result = ask(spec, verbose=self._verbose)
             if result.unable:
-                raise UnconfirmedError(result.unable, installation.mend(rpc=True))
+                raise UnconfirmedError(result.unable, installation.mend(source=True))
             names = {HOST: HOST} | dict(zip(result.offload, self._cards, strict=False))
             for (key, _), answer in zip(ordered, result.answers, strict=True):
                 renamed = Answer({names[n]: a for n, a in answer.devices.items()}, answer.output, answer.error)

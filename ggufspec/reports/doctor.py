@@ -131,8 +131,8 @@ class Prebuilt:
 class DoctorDocument:
     """``ggufspec/doctor@1``; ``driver`` is NVIDIA's version, None without a driver.
 
-    ``build`` is None outside a checkout, ``self_check`` where it was left out, ``prebuilt`` where nobody builds wheels for
-    such a machine.
+    ``build`` is None outside a checkout, ``self_check`` where it was left out, ``prebuilt`` where nobody builds wheels
+    for such a machine.
     """
 
     ggufspec: str
@@ -164,7 +164,7 @@ def examine(
     """Everything that was looked at, errors first; ``mend`` says how this installation is mended."""
     found = [*_llama_cpp(llama, survey, mend), *_cards(survey), *_machine(machine)]
     if llama.error is None:
-        found += [*_self_check(self_check, llama, build), *_instructions(llama, machine, build)]
+        found += [*_self_check(self_check, llama, build, mend), *_instructions(llama, machine, build, mend)]
     order = ("error", "warning", "ok")
     return tuple(sorted(found, key=lambda finding: order.index(finding.level)))
 
@@ -197,7 +197,9 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
         )
 
 
-def _self_check(check: SelfCheck | None, llama: LlamaCpp, build: Build | None) -> Iterator[Finding]:
+def _self_check(
+    check: SelfCheck | None, llama: LlamaCpp, build: Build | None, mend: Callable[..., str]
+) -> Iterator[Finding]:
     """What it found, a line for each way to fail on each kind of device."""
     if check is None:
         return
@@ -233,7 +235,7 @@ def _self_check(check: SelfCheck | None, llama: LlamaCpp, build: Build | None) -
             if place == "device"
             else "scripts/bootstrap --check"
             if build
-            else rebuild(llama, check),
+            else mend(source=True, flags=_plainer(llama)),
         )
 
 
@@ -242,18 +244,11 @@ def _case(step: CheckStep) -> str:
     return f"{step.type}{f', batch size {step.batch}' if step.batch else ''}{flash}"
 
 
-def rebuild(llama: LlamaCpp, check: SelfCheck | None = None) -> str:
-    """What builds llama-cpp-python anew from its source outside a checkout; plainer where the self-check failed."""
-    options = "-DGGML_RPC=on"
-    if check is not None and check.failures:
-        no_amx = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-        has_amx = features(llama.system).get("AMX_INT8")
-        options += f" -DCMAKE_C_FLAGS='{no_amx}' -DCMAKE_CXX_FLAGS='{no_amx}'" if has_amx else " -DGGML_NATIVE=off"
-    version = f"=={llama.version}" if llama.version else ""
-    return (
-        f'CMAKE_ARGS="{options}" pip install --force-reinstall --no-deps --no-cache-dir '
-        f"--no-binary llama-cpp-python llama-cpp-python{version}"
-    )
+def _plainer(llama: LlamaCpp) -> tuple[str, ...]:
+    """CMake options that leave out what most likely fails: AMX where it is built in, else what is this processor's own."""
+    if features(llama.system).get("AMX_INT8"):
+        return tuple(f"-DCMAKE_{language}_FLAGS='{NO_AMX}'" for language in ("C", "CXX"))
+    return ("-DGGML_NATIVE=off",)
 
 
 # What a processor has (/proc/cpuinfo) for what llama.cpp may be built with (ggml/src/ggml-cpu/ggml-cpu.cpp), and what
@@ -271,6 +266,7 @@ _INSTRUCTIONS = {
     "DOTPROD": (("asimddp",), "layers on the CPU run slower"),
     "MATMUL_INT8": (("i8mm",), "prompts and verification on the CPU are slower"),
 }
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 # What scripts/bootstrap leaves out on purpose, by its --cpu.
 _LEFT_OUT = {"no-amx": ("AMX_INT8",), "avx2": ("AMX_INT8", "AVX512"), "plain": tuple(_INSTRUCTIONS)}
 
@@ -298,7 +294,9 @@ def unused(system: str, cpu_flags: Collection[str]) -> tuple[str, ...]:
     )
 
 
-def _instructions(llama: LlamaCpp, machine: Machine, build: Build | None) -> Iterator[Finding]:
+def _instructions(
+    llama: LlamaCpp, machine: Machine, build: Build | None, mend: Callable[..., str]
+) -> Iterator[Finding]:
     left_out = _LEFT_OUT.get(build.cpu, ()) if build else ()
     if build and build.cpu != "native":
         level: Literal["ok", "warning"] = "warning" if left_out else "ok"
@@ -310,7 +308,7 @@ def _instructions(llama: LlamaCpp, machine: Machine, build: Build | None) -> Ite
         yield Finding(
             "warning",
             f"llama.cpp was built without {_listed(missing)}, which this processor has: {'; '.join(costs)}",
-            "CMAKE_ARGS= scripts/bootstrap --cpu auto" if build else rebuild(llama),
+            "CMAKE_ARGS= scripts/bootstrap --cpu auto" if build else mend(source=True),
         )
 
 
