@@ -68,9 +68,9 @@ def _forked_children() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def curves(tmp_path_factory: pytest.TempPathFactory, target: Path, draft: Path) -> Path:
+def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """T(n) of the pair that ships by one thread, measured once for all tests: a folder with the cache's file."""
-    folder = tmp_path_factory.mktemp("curves")
+    folder, (target, draft) = tmp_path_factory.mktemp("curves"), demo_pair()
     options = DecoderOptions(threads=1)
     wanted = (
         (target, options.placement, options.context(with_draft=True), None, False),

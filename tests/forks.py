@@ -33,7 +33,7 @@ from typing import Any
 
 SCRIPT = Path(sys.executable).with_name("ggufspec")
 _WORKER = [sys.executable, "-m", "ggufspec.worker"]
-_NOT_FORKED = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "GGML_", "OPENBLAS_", "TYPER_", "_TYPER_")
+_NOT_FORKED = ("PYTHON", "LD_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "GGML_", "OPENBLAS_", "TYPER_", "_TYPER_")
 # What the two programs load; not huggingface_hub, which reads the environment as it is loaded.
 _PRELOADED = (
     *("llama_cpp", "numpy", "psutil", "pynvml", "httpx2", "filelock", "platformdirs", "tomlkit", "jinja2.sandbox"),

@@ -21,6 +21,8 @@ import psutil
 from forks import SCRIPT
 
 PATIENCE_S = 180.0
+# What a command says of other programs at work: the tests run beside each other, and on machines that have more to do.
+_BUSY = re.compile(r"^(other programs used|the machine was busy while) .*\n", re.MULTILINE)
 # Arguments of an answer that does not end by itself
 ENDLESS = (
     "-p",
@@ -42,7 +44,7 @@ ENDLESS = (
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended."""
+    """A command that has ended. What it said of other programs at work is not in ``stderr``."""
 
     code: int
     stdout: str
@@ -75,7 +77,7 @@ class Cli:
             except BaseException:
                 process.kill()
                 raise
-        return Finished(process.returncode, stdout.decode(), stderr.decode())
+        return Finished(process.returncode, stdout.decode(), _BUSY.sub("", stderr.decode()))
 
     def start(
         self, *arguments: str | Path, first: Callable[[], None] | None = None, **pipes: Any

@@ -120,7 +120,7 @@ def test_comparing_three_ways(chat: Callable[..., Session]) -> None:
     session.end()
 
 
-def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], tmp_path: Path) -> None:
+def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], cli: Cli) -> None:
     session = chat("demo", "--no-draft", *SHORT)
     assert "has no chat template" in flat(session.terminal.text)
     after(session, "/gama 4", "/gamma is the nearest")
@@ -129,9 +129,9 @@ def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], tmp_
     after(session, "/drafter", "no draft model")
     after(session, "/compare x", "nothing to compare")
     after(session, "/save", "needs the name of a file")
-    after(session, f"/load {tmp_path / 'nothing.json'}", "cannot be read")
-    (tmp_path / "damaged.json").write_text('{"schema": "ggufspec/chat@1", "turns": [{"user"')
-    after(session, f"/load {tmp_path / 'damaged.json'}", "no whole JSON")
+    after(session, "/load nothing.json", "cannot be read")  # a short name: its message is one line
+    (cli.folder / "damaged.json").write_text('{"schema": "ggufspec/chat@1", "turns": [{"user"')
+    after(session, "/load damaged.json", "no whole JSON")
     after(session, "word " * 600, "the context holds 512")
     session.type("/gam")
     session.until("drafted tokens a round")  # the menu

@@ -86,7 +86,7 @@ def slowed(llama, draft):
     llama.eval = evaluate
 
 
-@pytest.mark.parametrize("every", [20, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [33, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("policy", ["adaptive", "fixed"])
 def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
     """Prompts of up to a thousand tokens, in batches of 128."""
@@ -106,7 +106,7 @@ def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
     assert 300 / every < accepted < drafted  # the draft was really used, and was really wrong
 
 
-@pytest.mark.parametrize("every", [20, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize("every", [33, pytest.param(2, marks=pytest.mark.full)])
 def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     """Where they do, both tokens are as likely to Llama alone as far as rounding goes."""
     options = {"n_ctx": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
