@@ -28,7 +28,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
     def choose(name: str | None, *_: object, **__: object) -> Pair:
         names.append(name)
-        small = Measuring(prompts=3, max_tokens=48, minutes=2) if name == bench.DEFAULT_PAIR else Measuring()
+        small = (
+            Measuring(prompts=3, max_tokens=48, repetitions=7, minutes=2) if name == bench.DEFAULT_PAIR else Measuring()
+        )
         return Pair(name or "files", tmp_path / "t.gguf", tmp_path / "d.gguf", bench=small)
 
     def measure(self: versus.Bench, progress: object) -> None:
@@ -49,11 +51,11 @@ def test_without_a_pair_it_measures_the_expanded_one_and_says_how_long(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name, experiment = run()
-    assert (name, experiment.repetitions) == ("demo-360m", 5)
+    assert (name, experiment.repetitions) == ("demo-360m", 7)
     assert experiment.spec.prompts == tuple(prompt.text for prompt in PROMPTS[:3])
     assert experiment.spec.max_tokens == 48
     first = capfd.readouterr().err.splitlines()[0]
-    assert first.startswith("measuring demo-360m: target-only, draft-only, speculative, 5 trials each; about 2 minutes")
+    assert first.startswith("measuring demo-360m: target-only, draft-only, speculative, 7 trials each; about 2 minutes")
 
 
 def test_what_the_command_line_says_goes_over_the_profile(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +66,7 @@ def test_what_the_command_line_says_goes_over_the_profile(run: Run, capfd: pytes
 
 def test_a_pair_that_is_named_is_measured_as_ever(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     name, experiment = run("demo")
+    assert experiment.repetitions == 5
     assert (name, len(experiment.spec.prompts), experiment.spec.max_tokens) == ("demo", len(PROMPTS), 128)
     assert run("-m", "t.gguf", "-md", "d.gguf")[0] is None
     capfd.readouterr()

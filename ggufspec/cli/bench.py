@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PAIR = "demo-360m"
-TOKENS = 128
+TOKENS, TRIALS = 128, 5
 
 
 class Engine(StrEnum):
@@ -37,8 +37,9 @@ def bench(
     file: options.PromptFile = None,
     predict: options.BenchTokens = None,
     repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each run.")
-    ] = 5,
+        int | None,
+        typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each run.  [the profile's, or 5]"),
+    ] = None,
     placing: given.Placing,
     drafting: given.Drafting,
     decoding: given.Decoding,
@@ -95,6 +96,8 @@ def bench(
     if files == given.Files():
         files = given.Files(pair=DEFAULT_PAIR)
     chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
+    usual = predict is repetitions is own_prompt is None
+    repetitions = repetitions or chosen.bench.repetitions or TRIALS
     prompts = (own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS[: chosen.bench.prompts])
     spec = Spec(
         target=chosen.target,
@@ -134,7 +137,6 @@ def bench(
     interrupted = False
     if not (quiet or json):
         modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
-        usual = predict is None and own_prompt is None
         minutes = f"; about {chosen.bench.minutes:g} minutes on two cores" if usual and chosen.bench.minutes else ""
         console.note(f"measuring {chosen.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
     try:

@@ -68,6 +68,7 @@ class Measuring(_Strict):
 
     prompts: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    repetitions: Annotated[int, Field(ge=1)] | None = None
     minutes: Annotated[float, Field(gt=0)] | None = None
 
 
