@@ -29,7 +29,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     def choose(name: str | None, *_: object, **__: object) -> Pair:
         names.append(name)
         small = (
-            Measuring(prompts=3, max_tokens=48, repetitions=7, minutes=2) if name == bench.DEFAULT_PAIR else Measuring()
+            Measuring(prompts=["edit", "prose"], max_tokens=48, repetitions=7, minutes=2)
+            if name == bench.DEFAULT_PAIR
+            else Measuring()
         )
         return Pair(name or "files", tmp_path / "t.gguf", tmp_path / "d.gguf", bench=small)
 
@@ -52,7 +54,7 @@ def test_without_a_pair_it_measures_the_expanded_one_and_says_how_long(
 ) -> None:
     name, experiment = run()
     assert (name, experiment.repetitions) == ("demo-360m", 7)
-    assert experiment.spec.prompts == tuple(prompt.text for prompt in PROMPTS[:3])
+    assert experiment.spec.prompts == tuple(prompt.text for prompt in PROMPTS[2:5])
     assert experiment.spec.max_tokens == 48
     first = capfd.readouterr().err.splitlines()[0]
     assert first.startswith("measuring demo-360m: target-only, draft-only, speculative, 7 trials each; about 2 minutes")

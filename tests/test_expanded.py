@@ -20,7 +20,7 @@ file = "{target}"
 file = "{draft}"
 expand = "{expand}"
 [bench]
-prompts = 2
+prompts = ["code"]
 """
 
 
@@ -52,7 +52,7 @@ def test_it_is_made_once_and_looking_makes_nothing(cache: Path, tmp_path: Path) 
     assert profile.sources(mine) == (pair.target, pair.draft)
     assert pair.draft.stat() == before
     assert [path for path in cache.rglob("*") if path.is_file()] == [pair.draft]
-    assert (pair.bench.prompts, pair.describe()["note"]) == (2, "The pair, expanded.")
+    assert (pair.bench.prompts, pair.describe()["note"]) == (["code"], "The pair, expanded.")
 
 
 def test_a_changed_source_is_expanded_anew_and_the_old_one_goes(cache: Path, tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def bench(
     chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
     usual = predict is repetitions is own_prompt is None
     repetitions = repetitions or chosen.bench.repetitions or TRIALS
-    prompts = (own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS[: chosen.bench.prompts])
+    kinds = chosen.bench.prompts or {p.kind for p in PROMPTS}
+    prompts = (own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS if p.kind in kinds)
     spec = Spec(
         target=chosen.target,
         draft=chosen.draft,

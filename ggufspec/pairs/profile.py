@@ -63,10 +63,10 @@ class Settings(_Strict):
 class Measuring(_Strict):
     """What ``bench`` measures of the profile's pair where its options do not say it.
 
-    ``prompts`` is how many of the bundled ones, ``minutes`` about how long it takes on two cores.
+    ``prompts`` are the kinds of bundled ones, ``minutes`` is about how long it takes on two cores.
     """
 
-    prompts: Annotated[int, Field(ge=1)] | None = None
+    prompts: list[Literal["code", "edit", "prose", "list", "numbers", "noise"]] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     repetitions: Annotated[int, Field(ge=1)] | None = None
     minutes: Annotated[float, Field(gt=0)] | None = None

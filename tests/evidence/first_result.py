@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from common import save
 from replay import WIDTH, chains, session
 
 from ggufspec import DecoderOptions, SpeculativeDecoder, load_profile
-from ggufspec.bench.prompts import PROMPTS
+from ggufspec.bench.prompts import PROMPTS, Prompt
 from ggufspec.decoding.options import ROWS
 from ggufspec.llamacpp import library
 from ggufspec.pairs.profile import demo_pair
@@ -36,12 +37,12 @@ DRAFT_MS = {1: 1.3, 2: 1.6, 4: 1.7, 8: 2.1, 16: 2.6, 32: 4.0, 64: 7.0}
 SEEDS = 16
 
 
-def collect(prompts: int, tokens: int) -> dict[str, Any]:
+def collect(prompts: Sequence[Prompt], tokens: int) -> dict[str, Any]:
     """What the demo pair says after the bundled prompts, and would draft at every place of it."""
     target, draft = demo_pair()
     kinds: dict[str, Any] = {}
     with SpeculativeDecoder(target, draft, DecoderOptions(drafter="draft", draft_policy="fixed", threads=1)) as decoder:
-        for number, prompt in enumerate(PROMPTS[:prompts]):
+        for number, prompt in enumerate(prompts):
             ids = decoder.target.tokenize(prompt.text)
             answer = [one.token for one in decoder.generate(ids, max_tokens=tokens, alone="target")]
             decoder._target.rewind(0)
@@ -83,10 +84,14 @@ def main() -> int:
     bench = load_profile("demo-360m").bench
     assert bench.prompts
     assert bench.max_tokens
-    kinds = collect(bench.prompts, bench.max_tokens)
-    forecasts = {name: forecast(kinds, *table) for name, table in PROCESSORS.items()}
+    chosen = collect([prompt for prompt in PROMPTS if prompt.kind in bench.prompts], bench.max_tokens)
+    every = collect(PROMPTS, bench.max_tokens)
+    forecasts = {
+        name: {"measured_by_default": forecast(chosen, *table), "all_bundled_prompts": forecast(every, *table)}
+        for name, table in PROCESSORS.items()
+    }
     for name, found in forecasts.items():
-        print(f"{name:24} {found['speedup']['median']:.2f}×  {found['by_prompt']}")
+        print(name, {which: round(one["speedup"]["median"], 2) for which, one in found.items()})
     measured = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
     sys.argv[1:] = [Path(name).name for name in sys.argv[1:]]
     for one in measured:
