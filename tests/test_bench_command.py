@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from test_reports import ALONE, PAIR, document
 
 from ggufspec.bench import versus
@@ -74,6 +75,13 @@ def test_a_pair_that_is_named_is_measured_as_ever(run: Run, capfd: pytest.Captur
     capfd.readouterr()
     run("demo", "-q")
     assert "measuring" not in capfd.readouterr().err
+
+
+def test_a_profile_knows_the_kinds_of_prompts_that_there_are() -> None:
+    for prompt in PROMPTS:
+        assert Measuring.model_validate({"prompts": [prompt.kind]}).prompts == [prompt.kind]
+    with pytest.raises(ValidationError):
+        Measuring.model_validate({"prompts": ["poetry"]})
 
 
 SETTINGS = {
