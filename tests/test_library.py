@@ -54,7 +54,7 @@ def test_a_card_that_is_not_here_is_planned_by_formula(cli: Cli, no_rpc: dict[st
     assert "built without RPC" in shown
     plan, confirmed = by_formula.document(), cli("plan", "-m", large, *card).document()
     assert (plan["confirmed"], confirmed["confirmed"]) == (False, True)
-    assert any("built without RPC" in note and "scripts/bootstrap" in note for note in plan["notes"])
+    assert any("built without RPC" in note and "ggufspec doctor" in note for note in plan["notes"])
     assert plan["schema"] == confirmed["schema"]
     # The formula is an upper bound a little above the truth.
     assert 0 <= confirmed["target"]["gpu_layers"] - plan["target"]["gpu_layers"] <= 1
@@ -87,7 +87,9 @@ def test_an_export_for_a_card_that_is_not_here_works_without(cli: Cli, no_rpc: d
     assert layers[0] == layers[1]
 
 
-@pytest.mark.parametrize("arguments", [("worker",), ("run", "demo", "-p", "a", "--rpc", "127.0.0.1:{port}")])
+@pytest.mark.parametrize(
+    "arguments", [("worker", "--port", "0"), ("run", "demo", "-p", "a", "--rpc", "127.0.0.1:{port}")]
+)
 def test_what_needs_rpc_says_so(cli: Cli, no_rpc: dict[str, str], arguments: tuple[str, ...], listening: int) -> None:
     done = cli(*(word.format(port=listening) for word in arguments), **no_rpc)
     assert done.code == 1
@@ -166,6 +168,8 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """
     folder = tmp_path_factory.mktemp("cuda")
     packages = folder / "packages"
+    abort = "#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }"
+    compiled(abort, packages / "nvidia/cu13/lib/libcudart.so.13")  # of another version: it is not to be loaded
     cudart = compiled("int cudart(void) { return 1; }", packages / "nvidia/cuda_runtime/lib/libcudart.so.12")
     nvrtc = compiled("int nvrtc(void) { return 2; }", packages / "nvidia/cuda_nvrtc/lib/libnvrtc.so.12")
     light = compiled(

@@ -346,7 +346,7 @@ def make(
         made = make_plan(asks, machine, confirm)
     except UnconfirmedError as error:
         made = make_plan(asks, machine)
-        warnings = (*warnings, f"{error.message}. For llama.cpp's own bytes: {error.hint}")
+        warnings = (*warnings, f"{error.message}: the formula answered; `ggufspec doctor` says how to build one")
     made = replace(made, notes=(*made.notes, *warnings))
     for card in where.machine.cards:
         short = made.alone.used(card.name).total - made.alone.formula[card.name].total

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.library import complaints, forget_complaints, imported, load
 from ggufspec.llamacpp.model import Model, check_gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
 from ggufspec.llamacpp.params import kv_type
 
-load()  # first: it says what to do where the import fails
+imported()  # first: it says what to do where llama_cpp cannot be imported
 from llama_cpp import Llama  # noqa: E402
 from llama_cpp.llama_speculative import LlamaDraftModel  # noqa: E402
 

@@ -71,7 +71,6 @@ class _Complete(ModuleType):
     def __init__(self, whole: Any) -> None:
         super().__init__("llama_cpp.llama_cpp")
         self.whole = whole
-        self.kept: object = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -85,8 +84,8 @@ class _Complete(ModuleType):
 
 
 @functools.cache
-def load() -> ModuleType:
-    """The module ``llama_cpp.llama_cpp``, its log routed and its backends initialised; ``_lib`` is the C library.
+def imported() -> ModuleType:
+    """The module ``llama_cpp.llama_cpp``; ``_lib`` of it is the C library.
 
     Raises:
         GgufspecError: llama-cpp-python is missing or of a version that ggufspec is not made for, or its libraries
@@ -94,20 +93,31 @@ def load() -> ModuleType:
     """
     _check_version()
     try:
-        library = _Complete(_imported())
+        return _Complete(_import())
     except AttributeError as error:  # a library that is older than the module: an override, or a broken installation
         raise GgufspecError(f"llama-cpp-python and its libraries do not match: {error}", installation.mend()) from error
     except (ImportError, OSError, RuntimeError) as error:
         said = f"llama-cpp-python cannot be loaded: {error}"
         raise GgufspecError(said, installation.remedy(str(error))) from error
+
+
+@functools.cache
+def load() -> ModuleType:
+    """:func:`imported`, its log routed and its backends initialised.
+
+    Raises:
+        GgufspecError: as there.
+    """
+    library: Any = imported()
     callback = library.llama_log_callback(_Log())
     library.llama_log_set(callback, ctypes.c_void_p(0))
     library.kept = callback  # llama.cpp has only the bare pointer
     library.llama_backend_init()
-    return library
+    module: ModuleType = library
+    return module
 
 
-def _imported() -> ModuleType:
+def _import() -> ModuleType:
     """Import it; where CUDA's runtime is missing and packages in this environment have it, with theirs.
 
     Only then, since a library that was built here wants the runtime that it was built with.
@@ -118,24 +128,28 @@ def _imported() -> ModuleType:
     try:
         import llama_cpp.llama_cpp as library
     except (OSError, RuntimeError) as error:
-        if not (re.search(r"lib(cudart|cublas)", str(error)) and _load_cuda_runtime()):
+        missing = re.search(r"lib(?:cudart|cublas|cublasLt)\.so\.(\d+)", str(error))
+        if not (missing and _load_cuda_runtime(missing[1])):
             raise
         import llama_cpp.llama_cpp as library
     module: ModuleType = library
     return module
 
 
-def _load_cuda_runtime() -> bool:
+def _load_cuda_runtime(major: str) -> bool:
     """Load the libraries of the packages ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; whether there are any.
 
     The dynamic linker takes a library that is loaded already for one that is needed, by its SONAME. In this order: each
     needs the ones before it.
+
+    Args:
+        major: of CUDA's version; packages of several may be installed.
     """
     found = [
         path
         for name in ("libcudart", "libnvrtc", "libcublasLt", "libcublas")
         for folder in _runtime_folders("lib")
-        for path in sorted(folder.glob(f"{name}.so.*"))
+        for path in sorted(folder.glob(f"{name}.so.{major}*"))
     ]
     loaded = False
     for path in found:

@@ -181,7 +181,8 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     if gpus:
         yield Finding("ok", f"llama.cpp uses {_listed(device.description.strip() for device in gpus)}")
     elif not survey.cards:
-        yield Finding("ok", "no GPU: everything runs on the CPU; `ggufspec worker` on another machine lends its own")
+        lent = "; `ggufspec worker` on another machine lends its own" if "RPC" in llama.backends else ""
+        yield Finding("ok", f"no GPU: everything runs on the CPU{lent}")
     elif "CUDA" in llama.backends:
         yield Finding(
             "error",
