@@ -8,11 +8,13 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -90,7 +92,7 @@ def made(copy: Path, script: ModuleType, bin_folder: Path, *args: str) -> dict[s
     (site / "pip").mkdir()
     (site / "pip" / "__init__.py").touch()
     want, _ = script.plan(script.arguments(args), environment(bin_folder))
-    return dict(want)
+    return dict(want) | {"check": {"passed": True}}
 
 
 # -- as a child process ----------------------------------------------------------------------------------------------
@@ -286,6 +288,329 @@ def test_what_was_asked_holds(
     assert script.plan(script.arguments([]), environment(bin_folder))[0] == want
     monkeypatch.setattr(script, "DEVICES", bin_folder)
     assert script.plan(script.arguments(["--backend", "auto"]), environment(bin_folder))[0]["backend"] == "cpu"
+
+
+# -- a build that proves itself --------------------------------------------------------------------------------------
+
+AMX = "flags\t\t: fpu avx avx2 avx512f amx_tile amx_int8\n"
+NO_AMX = "flags\t\t: fpu avx avx2 avx512f\n"
+PIP_AND_DOCTOR = """
+case "$*" in
+"-I -c "*) echo 3.11 ;;
+*"-m pip wheel"*)
+    echo "$CMAKE_ARGS" >> "{root}/builds"
+    while [ "$1" != --wheel-dir ]; do shift; done
+    mkdir -p "$2"; echo "$CMAKE_ARGS" > "$2/llama.whl" ;;
+*"-m pip install"*) for word; do case "$word" in *.whl) cp "$word" "{root}/installed" ;; esac; done ;;
+*"-m ggufspec doctor --json") echo check >> "{root}/checks"; case "$(cat "{root}/installed")" in
+{answers}
+    esac ;;
+*) echo "nobody asks this: $*"; exit 9 ;;
+esac
+"""
+Answer = tuple[str, dict[str, object]]
+GOOD_ROW = {"step": {"type": "F16", "place": "host", "flash": "on", "batch": 1}, "error": 0.01, "outcome": "ok"}
+
+
+def document(*rows: dict[str, object], error: str | None = None) -> dict[str, object]:
+    """What `ggufspec doctor --json` prints, as far as bootstrap reads it."""
+    return {"llama_cpp": {"error": error}, "self_check": {"rows": [GOOD_ROW, *rows], "seconds": 7.1, "limit": 0.06}}
+
+
+def bad(outcome: str, place: str = "host", error: float | None = None) -> dict[str, object]:
+    step = {"type": "Q8_0", "place": place, "flash": "on", "batch": 4}
+    return {"step": step, "error": error, "outcome": outcome, "detail": "the disk is full"}
+
+
+class Proving:
+    """bootstrap in this process, with a Python of .venv that builds nothing and answers what it is told to.
+
+    ``answers``: for a build whose options match the shell's pattern, the doctor's document; the first that matches.
+    """
+
+    def __init__(self, script: ModuleType, root: Path, answers: list[Answer], *, output: str = "") -> None:
+        self.script, self.root = script, root
+        cases = []
+        for number, (pattern, answer) in enumerate(answers):
+            (root / f"{number}.json").write_text(json.dumps(answer, indent=1) if answer else output)
+            cases.append(f'    {pattern}) cat "{root}/{number}.json"; exit {number % 2} ;;')
+        program(root / ".venv" / "bin" / "python", PIP_AND_DOCTOR.format(root=root, answers="\n".join(cases)))
+
+    def __call__(self, *args: str) -> None:
+        self.script.bootstrap(self.script.arguments(args))
+
+    def lines(self, name: str) -> list[str]:
+        file = self.root / name
+        return file.read_text().splitlines() if file.exists() else []
+
+    @property
+    def stamp(self) -> dict[str, object]:
+        return dict(json.loads(self.script.STAMP.read_text()))
+
+
+@pytest.fixture
+def here(script: ModuleType, tmp_path: Path, bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the processor and the compiler of this machine."""
+    monkeypatch.setenv("PATH", f"{bin_folder}:/usr/bin:/bin")
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(script, "DEVICES", tmp_path / "no devices")
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+    def set_up(flags: str, *, is_wrong: bool = False) -> None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}")
+        monkeypatch.setattr(script, "CPU_INFO", tmp_path / "cpuinfo")
+        body = '__asm__ volatile ("ldtilecfg %X0" :: "m" (*((const void **)__config)));'
+        right = "__builtin_ia32_ldtilecfg (__config);"
+        text = f"_tile_loadconfig (const void *__config)\n{{\n  {body if is_wrong else right}\n}}"
+        program(bin_folder / "c++", f"cat <<'EOF'\n{text}\nEOF")
+
+    return set_up
+
+
+def test_a_build_that_computes_right_is_checked_once(
+    script: ModuleType, copy: Path, here: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    here(NO_AMX)
+    prove = Proving(script, copy, [("*", document())])
+    prove()
+    assert prove.lines("builds") == ["-DGGML_RPC=on"]
+    assert prove.stamp["cpu"] == "native"
+    assert prove.stamp["check"] == {"passed": True, "seconds": 7.1, "largest_error": 0.01}
+    capsys.readouterr()
+    prove()
+    assert (len(prove.lines("builds")), len(prove.lines("checks"))) == (1, 1)
+    assert capsys.readouterr() == ("", "")
+    prove("--check")
+    assert (len(prove.lines("builds")), len(prove.lines("checks"))) == (1, 2)
+    assert "computes right" in capsys.readouterr().err
+
+
+def test_a_venv_of_before_is_checked_and_not_built_again(
+    script: ModuleType, copy: Path, here: Callable[..., None]
+) -> None:
+    here(NO_AMX)
+    prove = Proving(script, copy, [("*", document())])
+    (copy / "installed").touch()
+    want, _ = script.plan(script.arguments([]), os.environ)
+    old = ("root", "pyproject", "python", "dev", "asked", "extra", "backend", "cmake_args")
+    script.STAMP.write_text(json.dumps({key: want[key] for key in old}))
+    prove()
+    prove()
+    assert (prove.lines("builds"), len(prove.lines("checks"))) == ([], 1)
+
+
+def test_a_compiler_that_is_known_to_be_wrong_gets_the_corrected_load_at_once(
+    script: ModuleType, copy: Path, here: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    here(AMX, is_wrong=True)
+    prove = Proving(script, copy, [("*amx_tile_config.h*", document()), ("*", document(bad("SIGSEGV")))])
+    prove()
+    (built,) = prove.lines("builds")
+    assert script.shlex.split(built)[1:] == [f'-DCMAKE_CXX_FLAGS=-include "{copy}/scripts/amx_tile_config.h"']
+    assert prove.stamp["cpu"] == "tile-load"
+    assert "8 of the 64 bytes" in str(prove.stamp["why"])
+    assert "corrected load of AMX's tile configuration" in capsys.readouterr().err
+    prove()
+    assert len(prove.lines("builds")) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_wrong", "row", "good", "expected"),
+    [
+        (AMX, False, bad("SIGSEGV"), "*-mno-amx-int8*", ["native", "no-amx"]),
+        (AMX, True, bad("wrong", error=0.9), "*-mno-amx-int8*", ["tile-load", "no-amx"]),
+        (AMX, True, bad("SIGILL"), "*GGML_AVX2=on*", ["tile-load", "no-amx", "avx2"]),
+        (NO_AMX, True, bad("SIGILL"), "*GGML_AVX2=on*", ["native", "avx2"]),
+        (NO_AMX, False, bad("silence"), "*GGML_AVX2=off*", ["native", "avx2", "plain"]),
+        (NO_AMX, False, bad("SIGILL", ""), "*GGML_AVX2=off*", ["native", "avx2", "plain"]),
+        ("flags : fpu\n", False, bad("wrong", error=1e6), "*GGML_AVX2=off*", ["native", "plain"]),
+        ("", False, bad("SIGABRT"), "*GGML_NATIVE=off*", ["native", "plain"]),
+    ],
+)
+def test_what_fails_is_built_plainer_until_it_computes_right(
+    script: ModuleType,
+    copy: Path,
+    here: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    flags: str,
+    is_wrong: bool,
+    row: dict[str, object],
+    good: str,
+    expected: list[str],
+) -> None:
+    here(flags, is_wrong=is_wrong)
+    prove = Proving(script, copy, [(good, document()), ("*", document(row))])
+    prove()
+    assert prove.lines("builds") == [script.cpu_options("-DGGML_RPC=on", cpu, "x86_64") for cpu in expected]
+    stamp = prove.stamp
+    assert (stamp["cpu"], stamp["cpu_asked"], stamp["cmake_args"]) == (expected[-1], "auto", prove.lines("builds")[-1])
+    assert f"the self-check failed with --cpu {expected[-2]}: Q8_0 on the host" in str(stamp["why"])
+    err = capsys.readouterr().err
+    assert err.count("the self-check failed: Q8_0 on the host, batch size 4") == len(expected) - 1
+    assert f"mended: llama.cpp is built {script.CPUS[expected[-1]]}" in err
+    prove()
+    prove("--dev")  # another pip install, and a check of what that made
+    assert len(prove.lines("builds")) == len(expected)
+    assert prove.stamp["cpu"] == expected[-1]
+
+
+def test_a_library_that_dies_when_it_is_loaded_is_built_plainer_too(
+    script: ModuleType, copy: Path, here: Callable[..., None]
+) -> None:
+    here(NO_AMX)
+    dead = document(error="the child process that ran llama.cpp was ended by SIGILL: it said nothing")
+    prove = Proving(script, copy, [("*GGML_AVX2=on*", document()), ("*", dead)])
+    prove()
+    assert prove.stamp["cpu"] == "avx2"
+
+
+def test_what_nothing_mends_says_what_to_type_and_what_to_report(
+    script: ModuleType, copy: Path, here: Callable[..., None]
+) -> None:
+    here(AMX, is_wrong=True)
+    prove = Proving(script, copy, [("*", document(bad("SIGSEGV")))])
+    with pytest.raises(script.SetupError) as failed:
+        prove()
+    text = str(failed.value)
+    for cpu in ("tile-load", "no-amx", "avx2", "plain"):
+        assert f"--cpu {cpu} (" in text
+    assert "Q8_0 on the host, batch size 4, flash attention on: SIGSEGV" in text
+    assert "CC=clang CXX=clang++" in text
+    assert "Please report it" in text
+    assert "ggufspec doctor --json" in text
+    assert prove.stamp["check"] != {}
+    with pytest.raises(script.SetupError):  # not taken for good by the next call, nor built again
+        prove()
+    assert len(prove.lines("builds")) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "args", "words"),
+    [
+        (document(bad("SIGSEGV", "device")), (), "--backend cpu"),
+        (document(bad("wrong", "device", 0.8)), (), "driver"),
+        (document(bad("failed")), (), "the disk is full"),
+        (document(bad("wrong", "", 0.8)), (), "wrong numbers"),
+        (document(bad("SIGSEGV")), ("--cpu", "native"), "--cpu auto"),
+        (document(error="llama-cpp-python cannot be loaded: undefined symbol: llama_x"), (), "undefined symbol"),
+    ],
+)
+def test_what_a_plainer_build_would_not_mend_is_not_built_again(
+    script: ModuleType, copy: Path, here: Callable[..., None], answer: dict[str, object], args: tuple[str], words: str
+) -> None:
+    here(AMX)
+    prove = Proving(script, copy, [("*", answer)])
+    with pytest.raises(script.SetupError, match=words):
+        prove(*args)
+    assert len(prove.lines("builds")) == 1
+
+
+def test_a_doctor_that_does_not_answer(script: ModuleType, copy: Path, here: Callable[..., None]) -> None:
+    here(NO_AMX)
+    prove = Proving(script, copy, [("*", {})], output="ModuleNotFoundError: No module named 'numpy'\n")
+    with pytest.raises(script.SetupError, match="does not answer:\n  ModuleNotFoundError: No module named 'numpy'"):
+        prove()
+
+
+def test_cpu_holds_until_another_is_asked_for(script: ModuleType, copy: Path, here: Callable[..., None]) -> None:
+    here(NO_AMX)
+    prove = Proving(script, copy, [("*", document())])
+    for args, cpu in (((), "native"), (("--cpu", "plain"), "plain"), ((), "plain"), (("--cpu", "auto"), "native")):
+        prove(*args)
+        assert prove.stamp["cpu"] == cpu
+    assert len(prove.lines("builds")) == 2  # wheels are kept
+
+
+def test_flags_of_ones_own_are_kept(script: ModuleType) -> None:
+    own = "-DGGML_RPC=on -DCMAKE_CXX_FLAGS='-O1 -g' -DGGML_BLAS=on"
+    for cpu, wanted in (("tile-load", f'-O1 -g -include "{script.TILE_LOAD}"'), ("no-amx", f"-O1 -g {script.NO_AMX}")):
+        words = script.shlex.split(script.cpu_options(own, cpu, "x86_64"))
+        assert words[:3] == script.shlex.split(own)
+        assert words[-1] == f"-DCMAKE_CXX_FLAGS={wanted}"
+    assert script.cpu_options(own, "native", "x86_64") == own
+    assert script.cpu_options(own, "plain", "aarch64") == f"{own} -DGGML_NATIVE=off"
+
+
+def test_the_wheel_of_a_corrected_load_depends_on_the_correction(script: ModuleType) -> None:
+    cmake_args = script.cpu_options("-DGGML_RPC=on", "tile-load", "x86_64")
+    before = script.wheel_folder("0.3.36", cmake_args, "3.11")
+    script.TILE_LOAD.write_text("// another\n")
+    assert script.wheel_folder("0.3.36", cmake_args, "3.11") != before
+
+
+def test_peers_are_built_with_the_options_of_the_build_that_computes_right(
+    script: ModuleType, copy: Path, here: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(AMX)
+    Proving(script, copy, [("*-mno-amx-int8*", document()), ("*", document(bad("SIGSEGV")))])()
+    peers = load(copy / "scripts" / "peers")
+    asked: list[str] = []
+    monkeypatch.setattr(peers, "build", lambda names, folder, version, cmake_args: asked.append(cmake_args))
+    peers.peers(["llama-bench"])
+    assert asked == [script.cpu_options("-DGGML_RPC=on", "no-amx", "x86_64")]
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("mmq.cpp:9:1: internal compiler error: Segmentation fault\nPlease submit a full bug report", "CXX=clang++"),
+        ("c++: error: unrecognized command line option '-std=gnu++17'", "CXX=g++-12"),
+        ('CMake Error: Target "ggml" requires the language dialect "CXX17"', "too old"),
+        ("a.cpp:3:10: fatal error: charconv: No such file or directory", "too old"),
+        ("c++: fatal error: Killed signal terminated program cc1plus", "CMAKE_BUILD_PARALLEL_LEVEL=1"),
+    ],
+)
+def test_compilers_that_cannot_build_it(
+    script: ModuleType, copy: Path, here: Callable[..., None], log: str, words: str
+) -> None:
+    here(NO_AMX)
+    prove = Proving(script, copy, [])
+    (copy / "said").write_text(log)
+    program(
+        copy / ".venv" / "bin" / "python", f'case "$*" in "-I -c "*) echo 3.11;; *) cat "{copy}/said"; exit 1;; esac'
+    )
+    with pytest.raises(script.SetupError) as failed:
+        prove()
+    assert words in str(failed.value)
+    assert log.splitlines()[0] in str(failed.value)
+    assert list((copy / ".cache").glob("wheels/*")) == []
+
+
+SIXTY_FOUR_BYTES = """
+#include <cstdint>
+#include <immintrin.h>
+struct config { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; };
+void load(int rows) {
+    config tiles = {};
+    tiles.palette = 1;
+    for (int i = 0; i < 8; i++) { tiles.rows[i] = rows; tiles.bytes[i] = 64; }
+    _tile_loadconfig(&tiles);
+}
+"""
+
+
+def test_the_corrected_load_stores_all_64_bytes(tmp_path: Path) -> None:
+    """What a compiler stores before ldtilecfg, with the flags that llama.cpp's build has where there is AMX."""
+    source, flags = tmp_path / "load.cpp", ["-O3", "-march=sapphirerapids", "-mamx-tile", "-mamx-int8"]
+    source.write_text(SIXTY_FOUR_BYTES)
+
+    def assembly(*more: str | Path) -> str:
+        done = subprocess.run(["c++", *flags, *more, "-S", "-o", "-", source], capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else ""
+
+    if not assembly():
+        pytest.skip("this compiler knows no AMX")
+    text = assembly("-Wall", "-Wextra", "-Werror", "-include", CHECKOUT / "scripts" / "amx_tile_config.h")
+    before = text[: text.index("ldtilecfg")]
+    stored = set()
+    for name, size, base, place in re.findall(r"\t(\w+)\s+[^\n]*?%?(\w+), (-?\d+)\((%rsp|%rbp)\)", before):
+        width = next((w for sign, w in (("zmm", 64), ("ymm", 32), ("xmm", 16)) if sign in size), 0)
+        width = width or {"movb": 1, "movw": 2, "movl": 4, "movq": 8}.get(name, 0)
+        stored |= {int(base) + offset for offset in range(width)} if place else set()
+    found = re.search(r"ldtilecfg\s+(-?\d+)\(%r[sb]p\)", text)
+    assert found is not None
+    assert set(range(int(found[1]), int(found[1]) + 64)) <= stored
 
 
 @pytest.mark.parametrize(

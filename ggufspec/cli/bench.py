@@ -96,7 +96,7 @@ def bench(
     if files == given.Files():
         files = given.Files(pair=DEFAULT_PAIR)
     chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
-    usual = predict is repetitions is own_prompt is None
+    usual = (predict, repetitions, own_prompt) == (None, None, None)
     repetitions = repetitions or chosen.bench.repetitions or TRIALS
     kinds = chosen.bench.prompts or {p.kind for p in PROMPTS}
     prompts = (own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS if p.kind in kinds)
