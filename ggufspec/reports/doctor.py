@@ -246,7 +246,7 @@ def _case(step: CheckStep) -> str:
 
 
 def _plainer(llama: LlamaCpp) -> tuple[str, ...]:
-    """CMake options that leave out what most likely fails: AMX where it is built in, else what is this processor's own."""
+    """CMake options without what most likely fails: AMX where it is built in, else the processor's own extensions."""
     if features(llama.system).get("AMX_INT8"):
         return tuple(f"-DCMAKE_{language}_FLAGS='{NO_AMX}'" for language in ("C", "CXX"))
     return ("-DGGML_NATIVE=off",)
