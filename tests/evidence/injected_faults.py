@@ -13,6 +13,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -183,21 +184,17 @@ def tested(folder: Path, tests: str) -> tuple[list[str], bool, float]:
     files = [f"tests/{name}.py" for name in tests.split()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tier", "quick", *files]
     environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    began = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise SystemExit(f"the tests hang: {late.stdout}") from None
-    failed = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+(?: \S+)*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    return failed, done.returncode == 0, time.monotonic() - began
+    began, output = time.monotonic(), ""
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as pytest:
+        try:
+            output = pytest.communicate(timeout=PATIENCE_S)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(pytest.pid, signal.SIGKILL)
+            return [f"no end within {PATIENCE_S} s"], False, time.monotonic() - began
+    failed = re.findall(r"^(?:FAILED|ERROR) (?:tests/)?(\S+(?: \S+)*?)(?: - .*)?$", output, re.MULTILINE)
+    return failed, pytest.returncode == 0, time.monotonic() - began
 
 
 def injected(folder: Path, fault: Fault) -> dict[str, Any]:
