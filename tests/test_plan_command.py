@@ -128,7 +128,7 @@ def test_the_formula_is_held_to_llama_cpp(cli: Cli, files) -> None:
         (("--vram", "24G", "--rpc", "127.0.0.1:1"), ("--rpc is a card that is here",)),
         (("--vram", "24G", "-ngl", "82"), ("needs", "the budget is 23.75 GiB", "auto")),
         (("--vram", "24G", "-ub", "4097"), ("micro-batch of 4097 tokens", "1 to 4096")),
-        (("--vram", "24G", "-ub", "many"), ("-ub", "many")),
+        (("--vram", "24G", "-ub", "many"), ("-ub", "valid integer")),
         (("--vram", "24G", "-ngl", "all"), ("needs", "the budget is 23.75 GiB", "auto")),
         (("--vram", "24G", "-c", "0"), ("a context of 0 tokens",)),
         (("--vram", "24G", "--acceptance", "2"), ("--acceptance",)),

@@ -238,7 +238,9 @@ def test_the_line_about_the_text():
     )
     assert tables.same_text(document(divergences=())) == "The same text with and without a draft: 96 tokens."
     assert tables.same_text(document(divergences=(), identical_output=False)).startswith("NOT the same text")
-    assert tables.same_text(document(identical_output=None)) == ""
+    unchecked = document(identical_output=None, identity_check={"note": "its memory is recurrent"})
+    assert tables.same_text(unchecked) == "Whether a draft changes the text was not checked: its memory is recurrent."
+    assert tables.same_text(document(identical_output=None, identity_check={"note": ""})) == ""
 
 
 # files

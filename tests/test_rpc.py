@@ -49,7 +49,7 @@ def test_more_layers_than_there_are_are_all(cli: Cli, worker: tuple[str, subproc
     flags = ("-n", "4", "-ngl", "99", "-ngld", "99", "-ub", "32", "--rpc", worker[0], "--json")
     statistics = cli("run", "-p", "def f(", *flags).document()["statistics"]
     assert (statistics["gpu_layers"], statistics["draft_gpu_layers"]) == (9, 3)
-    bench = cli("bench", "-p", "def f(", *flags, "-r", "1").document()
+    bench = cli("bench", "demo", "-p", "def f(", *flags, "-r", "1").document()
     run = bench["runs"]["speculative"]
     assert (run["gpu_layers"], run["draft_gpu_layers"]) == (9, 3)
     assert bench["settings"]["micro_batch"] == 32

@@ -103,7 +103,7 @@ def test_a_lossy_run_says_so(cli, rule):
 def test_a_lossy_bench_says_so(cli, tmp_path):
     files = tmp_path / "r.json", tmp_path / "r.csv"
     exports = ("--export-json", files[0], "--export-csv", files[1])
-    done = cli("bench", "demo", "-p", PROMPT, "-n", "8", "-r", "1", *FIXED, "--accept", "top-k:2", *exports)
+    done = cli("bench", "demo", "-p", PROMPT, "-n", "8", "-r", "1", *FIXED, "--accept", "top-k:2", "-q", *exports)
     assert (done.code, done.stderr) == (0, "")
     assert "top-k:2 (lossy)" in done.stdout
     assert "\n speculative (lossy) " in done.stdout
