@@ -29,7 +29,7 @@ TEXT = (
     "    ordered = sorted(values)\n    return ordered[len(ordered) // 2]\n"
 )
 TOKENS, POSITIONS, STRIDE = 32, 16, 63  # a stride that shares no factor with any number of lanes
-RUNS = 3
+RUNS = 2
 CHECK = """
 import json, sys
 from dataclasses import asdict
@@ -110,7 +110,7 @@ def main() -> None:
         from damage import KINDS, library
 
         with tempfile.TemporaryDirectory() as folder:
-            for kind in KINDS:
+            for kind in (kind for kind in KINDS if ":" in kind):  # those that compute wrongly
                 found = summary(checked(LD_PRELOAD=str(library(kind, Path(folder)))))
                 results[f"damaged: {kind}"] = found | {"seconds": [found["seconds"]]}
     for name, found in results.items():
