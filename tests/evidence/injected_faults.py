@@ -179,7 +179,7 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def tested(folder: Path, tests: str, patience_s: float = PATIENCE_S) -> tuple[list[str], bool, float]:
+def tested(folder: Path, tests: str, patience_s: float) -> tuple[list[str], bool, float]:
     """(tests that failed, whether all passed, seconds) of the copy's quick tier, up to the first failure."""
     files = [f"tests/{name}.py" for name in tests.split()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tier", "quick", *files]
@@ -204,7 +204,7 @@ def injected(folder: Path, fault: Fault) -> dict[str, Any]:
     assert whole.count(fault.old) == 1, f"{fault.file} has not once: {fault.old}"
     file.write_text(whole.replace(fault.old, fault.new), encoding="utf-8")
     try:
-        failed, passed, seconds = tested(folder, fault.tests)
+        failed, passed, seconds = tested(folder, fault.tests, PATIENCE_S)
     finally:
         file.write_text(whole, encoding="utf-8")
     return {
