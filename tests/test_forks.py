@@ -34,7 +34,7 @@ def is_fork(process: forks.Popen) -> bool:
         (("run", "nonsense"), {}),
         (("run", "demo", "-p", "x", "-t", "many"), {}),
         (("run", "demo", "--json"), {"GGUFSPEC_THREADS": "-3"}),
-        (("profiles", "list"), {"COLUMNS": "120"}),
+        (("profiles", "show", "demo"), {"COLUMNS": "120"}),
     ],
 )
 def test_a_command_says_the_same(cli: Cli, arguments: tuple[str, ...], more: dict[str, str]) -> None:
