@@ -9,7 +9,7 @@ from pathlib import Path
 
 import forks
 import pytest
-from processes import ENDLESS, SCRIPT, Cli, Finished
+from processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, Finished
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="all is started elsewhere")
 ASKED = ("run", "demo", "-p", "def f(", "-n", "4", "--strict")
@@ -76,7 +76,7 @@ def test_ctrl_c_reaches_a_fork(cli: Cli) -> None:
     with forks.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.environment) as process:
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
-        assert b"interrupted" in process.communicate(timeout=60)[1]
+        assert b"interrupted" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130
 
 

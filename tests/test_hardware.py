@@ -65,7 +65,8 @@ def test_a_card_and_all_that_it_tells(survey):
         pcie_max_width=16,
         utilisation=0.37,
     )
-    assert found == json.loads(json.dumps({"cards": [dataclasses.asdict(card)], "problems": [], "driver": card.driver}))
+    everything = {"cards": [dataclasses.asdict(card)], "problems": [], "driver": card.driver, "cuda": (12, 9)}
+    assert found == json.loads(json.dumps(everything))
 
 
 def test_what_a_card_does_not_support_is_none_and_costs_no_card(survey):
@@ -164,7 +165,7 @@ def test_a_field_that_fails_costs_the_field(survey):
 
 
 def test_a_driver_without_cards(survey):
-    assert survey("") == {"cards": [], "problems": [], "driver": "575.57.08"}
+    assert survey("") == {"cards": [], "problems": [], "driver": "575.57.08", "cuda": [12, 9]}
 
 
 @pytest.mark.parametrize(
@@ -173,11 +174,11 @@ def test_a_driver_without_cards(survey):
 )
 def test_a_driver_that_does_not_start(survey, code, problem):
     problems = [f"the NVIDIA driver does not start: {problem}"]
-    assert survey("card", code) == {"cards": [], "problems": problems, "driver": None}
+    assert survey("card", code) == {"cards": [], "problems": problems, "driver": None, "cuda": None}
 
 
 def test_no_library_is_no_problem(survey):
-    assert survey("card", "12") == {"cards": [], "problems": [], "driver": None}
+    assert survey("card", "12") == {"cards": [], "problems": [], "driver": None, "cuda": None}
 
 
 def test_without_pynvml_there_are_no_rows(monkeypatch):

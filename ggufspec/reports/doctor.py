@@ -358,9 +358,8 @@ def _machine(machine: Machine) -> Iterator[Finding]:
     if machine.others_cpus > _BUSY_CPUS:
         yield Finding(
             "warning",
-            f"other programs keep {machine.others_cpus:.1f} CPUs busy: layers on the CPU run slower than they could, "
-            "with as many threads as CPUs are left (with all of them they would wait for each other, and run at a "
-            "fifth or less of their speed)",
+            f"other programs keep {machine.others_cpus:.1f} CPUs busy: llama.cpp gets only as many threads as CPUs are "
+            "left, and layers on the CPU run slower than on an idle machine",
             "ps -eo pcpu,comm --sort=-pcpu | head",
         )
     if machine.free_disk_bytes < _LITTLE_DISK_BYTES:
