@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
+from scipy.stats import binom
 
 from ggufspec.bench.stats import paired_ratios, spread
 
@@ -50,6 +51,12 @@ def test_the_interval_of_a_known_case():
     chances = [sum(math.comb(7, i) * k**i * (7 - k) ** (7 - i) for i in range(4, 8)) / 7**7 for k in (1, 2)]
     assert chances == pytest.approx([0.010, 0.108], rel=0.02)
     assert spread([64, 1, 32, 2, 16, 4, 8]).ci95 == (2, 32)
+
+
+def test_the_interval_of_many_samples_leaves_a_fortieth_on_either_side():
+    """As above, of 1,001 samples; of 4,000 resamples the quantile is a fraction of a sample off."""
+    low = next(k for k in range(1, 1001) if binom.sf(500, 1001, k / 1001) >= 0.025)
+    assert spread(range(1, 1002)).ci95 == pytest.approx((low, 1002 - low), abs=2.5)
 
 
 def test_more_scatter_is_a_wider_interval():

@@ -357,20 +357,22 @@ from jobs_call import Result
 from ggufspec.worker import Session
 session = Session()
 print(session.open("jobs_session", Spec(0), Ready).pid, flush=True)
-session.ask(Spec(int(sys.argv[1])), Result)
+first = lambda event: event["number"] or print("counts", flush=True)
+session.ask(Spec(int(sys.argv[1]), sys.argv[2]), Result, on_event=first)
 print("answered", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("count", [1, ENDLESS])
+@pytest.mark.parametrize(("count", "task"), [(1, ""), (ENDLESS, ""), (1, "deaf")])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_no_orphan_when_the_parent_is_killed(how: signal.Signals, count: int) -> None:
-    program = [sys.executable, "-c", SERVES, str(count)]
+def test_no_orphan_when_the_parent_is_killed(how: signal.Signals, count: int, task: str) -> None:
+    program = [sys.executable, "-c", SERVES, str(count), task]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        if count == 1:
+        assert parent.stdout.readline() == "counts\n"
+        if (count, task) == (1, ""):
             assert parent.stdout.readline() == "answered\n"
         parent.send_signal(how)
         assert parent.wait(PATIENCE_S) == -how
