@@ -201,6 +201,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     """Make this fork what a started process would be."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     if request["session"]:
         os.setsid()
     for own, fd in enumerate(streams):
