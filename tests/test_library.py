@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_without_packages_the_hint_names_them(cli: Cli, cuda: SimpleNamespace) -
     assert first["level"] == "error"
     assert "libcu" in first["text"]
     assert "cannot open shared object file" in first["text"]
-    assert first["fix"] == f"{sys.executable} -m pip install nvidia-cuda-runtime-cu12 nvidia-cublas-cu12"
+    assert first["fix"] == f"{shlex.quote(sys.executable)} -m pip install nvidia-cuda-runtime-cu12 nvidia-cublas-cu12"
 
 
 def test_packages_that_are_not_needed_stay_unloaded(cli: Cli, cuda: SimpleNamespace) -> None:

@@ -125,7 +125,7 @@ def test_an_environment_is_mended_by_what_made_it(tmp_path: Path, note: str, sta
     line = mending(where, wheels)
     import sys
 
-    assert line.startswith(start.format(prefix=prefix, python=sys.executable))
+    assert line.startswith(start.format(prefix=prefix, python=shlex.quote(sys.executable)))
     assert shlex.split(line)[-1] == installation.requirement()
     assert shlex.split(line)[-3:-1] == ["--only-binary", "llama-cpp-python"]
     source = mending(where, None, "cuda")  # with RPC, or where there are no wheels
