@@ -31,7 +31,7 @@ from ggufspec.hardware import host
 
 BUSY = "while True: pass"
 LOADS = ("idle", "one", "all", "comes")
-# threads (0 follows, -1 one fewer than cores), and the environment of libgomp
+# threads (0 follows), and the environment of libgomp
 SETTINGS: dict[str, tuple[int, dict[str, str]]] = {
     "follows": (0, {}),
     "all cores": (host.physical_cores(), {}),
