@@ -29,11 +29,11 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, Any, Protocol, Self, TypeVar
 
-from pydantic import TypeAdapter
-
+from ggufspec import interrupts
+from ggufspec.adapters import adapter
 from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
 
 Event = dict[str, Any]
@@ -164,7 +164,7 @@ class Session:
         if error := _error(outcome):
             self.close()
             raise error
-        return TypeAdapter(ready_type).validate_python(outcome["result"])
+        return adapter(ready_type).validate_python(outcome["result"])
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
         """Give the child a request and wait for its reply.
@@ -201,7 +201,7 @@ class Session:
             raise
         if error := _error(outcome):
             raise error
-        return TypeAdapter(reply_type).validate_python(outcome["result"])
+        return adapter(reply_type).validate_python(outcome["result"])
 
     def stop(self) -> None:
         """Ask the request that runs to stop at its next token; its reply is what there is by then.
@@ -233,7 +233,7 @@ class Session:
 
 def _partial(outcome: Event | None, kind: type[Result]) -> Result | None:
     """The result of a request that was interrupted, if there is one."""
-    return None if outcome is None or "result" not in outcome else TypeAdapter(kind).validate_python(outcome["result"])
+    return None if outcome is None or "result" not in outcome else adapter(kind).validate_python(outcome["result"])
 
 
 def _error(outcome: Event) -> GgufspecError | None:
@@ -288,7 +288,7 @@ class _Child:
         self._said, self._number = False, self._number + 1
         self.works = True
         self._complained_bytes = os.fstat(self._complaints.fileno()).st_size
-        line = json.dumps({kind: TypeAdapter(type(value)).dump_python(value, mode="json")})
+        line = json.dumps({kind: adapter(type(value)).dump_python(value, mode="json")})
         with self._writing:
             self._say(line)
         self._said = True
@@ -364,50 +364,6 @@ class _Child:
         return _died(code, last.decode("utf-8", "replace"))
 
 
-class _Interrupts:
-    """Holds Ctrl-C back while messages are taken, so that each is heeded whole or not taken; a second one is not held.
-
-    It does nothing where Ctrl-C does not raise KeyboardInterrupt here: in other threads, and where the caller has a
-    handler of its own.
-
-    Args:
-        wake: called when one has come; safe in the handler of a signal.
-    """
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._came = False
-        self._holds = False
-
-    def _hold(self, _: int, __: FrameType | None) -> None:
-        if self._came:
-            raise KeyboardInterrupt
-        self._came = True
-        self._wake()
-
-    def __enter__(self) -> Self:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            self._holds = True
-            signal.signal(signal.SIGINT, self._hold)
-        return self
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt if one has come."""
-        if self._came:
-            raise KeyboardInterrupt
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._holds:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if error is None:
-            self.check()
-
-
 class _Listener:
     """Takes the child's messages: events, and one outcome (a result or an error) for each request.
 
@@ -446,9 +402,9 @@ class _Listener:
             KeyboardInterrupt: Ctrl-C; the messages that were taken have been heeded.
         """
         until = None if patience_s is None else time.monotonic() + patience_s
-        with _Interrupts(lambda: self._arrived.put(None)) as interrupts:
+        with interrupts.Held(lambda: self._arrived.put(None)) as held:
             while True:
-                interrupts.check()
+                held.check()
                 ended, outcome = self._ended, self._outcome  # first: what came before them is in the queue then
                 if self._arrived.empty():
                     if outcome is not None and outcome[0] == number:
@@ -546,7 +502,7 @@ def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
     """Do what is asked until nothing more can be."""
 
     def give(number: int, kind: type[object], value: object) -> None:
-        emit({"request": number, "result": TypeAdapter(kind).dump_python(value, mode="json")})
+        emit({"request": number, "result": adapter(kind).dump_python(value, mode="json")})
 
     def fail(number: int, error: GgufspecError) -> None:
         emit({"request": number, "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
@@ -555,7 +511,7 @@ def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
     if asked is None:
         return
     try:
-        spec = TypeAdapter(module.Spec).validate_python(asked.value)
+        spec = adapter(module.Spec).validate_python(asked.value)
         if not hasattr(module, "opened"):
             give(asked.number, module.Result, module.run(spec, emit, asked.stopping))
             return
@@ -563,7 +519,7 @@ def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
             give(asked.number, module.Ready, serving.ready)
             while (asked := inbox.take()) is not None:
                 try:
-                    request = TypeAdapter(module.Request).validate_python(asked.value)
+                    request = adapter(module.Request).validate_python(asked.value)
                     reply = serving.answer(request, emit, asked.stopping)
                 except GgufspecError as error:
                     fail(asked.number, error)

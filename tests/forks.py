@@ -152,7 +152,11 @@ def serve(address: str) -> None:
             _bury(clients)
         if listener in ready:
             client = listener.accept()[0]
-            request, streams = _taken(client)
+            try:
+                request, streams = _taken(client)
+            except (OSError, ValueError, struct.error):  # it was interrupted meanwhile, or killed
+                client.close()
+                continue
             pid = os.fork()
             if pid == 0:
                 _become(request, streams)
@@ -160,7 +164,8 @@ def serve(address: str) -> None:
             for fd in streams:
                 os.close(fd)
             clients[pid] = client
-            client.sendall(struct.pack("!I", pid))
+            with contextlib.suppress(OSError):  # likewise
+                client.sendall(struct.pack("!I", pid))
 
 
 def _taken(client: socket.socket) -> tuple[dict[str, Any], list[int]]:

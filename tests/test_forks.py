@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +82,19 @@ def test_ctrl_c_reaches_a_fork(cli: Cli) -> None:
         process.send_signal(signal.SIGINT)
         assert b"interrupted" in process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130
+
+
+def test_a_client_that_dies_takes_nobody_along(cli: Cli) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    request = {"words": [str(SCRIPT), "--version"], "environment": {}, "folder": "/", "session": False}
+    data = json.dumps(request).encode()
+    for said in (b"", struct.pack("!I", len(data)), struct.pack("!I", len(data)) + data):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(forks._address or forks._start())
+            if said:
+                socket.send_fds(client, [said], [nowhere] * 3)
+    os.close(nowhere)
+    assert cli("--version").code == 0
 
 
 @pytest.mark.parametrize("variable", ["PYTHONPATH", "OMP_NUM_THREADS", "LD_LIBRARY_PATH"])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from processes import ENDLESS, PATIENCE_S, SCRIPT, Cli, all_end, busy_s, eventually, plain, rest, workers
+from pydantic_core import core_schema
+
+from ggufspec.adapters import adapter
 
 ENDLESS_BENCH = ("bench", "demo", "-p", "def f(", "-n", "8", "-r", "1000000")
 
@@ -108,3 +112,19 @@ def test_a_reader_that_goes_away(cli: Cli, more: tuple[str, ...]) -> None:
     assert len(done.stdout) > 0
     for word in ("Traceback", "Exception ignored", "BrokenPipe"):
         assert word not in done.stderr
+
+
+def test_ctrl_c_waits_for_an_adapter_and_is_not_lost() -> None:
+    made = []
+
+    class Slow:
+        @classmethod
+        def __get_pydantic_core_schema__(cls, *_: object) -> core_schema.CoreSchema:
+            os.kill(os.getpid(), signal.SIGINT)
+            made.append(cls)
+            return core_schema.any_schema()
+
+    with pytest.raises(KeyboardInterrupt):
+        adapter(Slow)
+    assert made == [Slow]
+    assert adapter(Slow) is adapter(Slow)

@@ -202,7 +202,9 @@ def load(path: Path) -> Conversation:
 
 
 def _parse(body: object, name: str) -> Conversation:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
+
+    from ggufspec.adapters import adapter
 
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
@@ -212,7 +214,7 @@ def _parse(body: object, name: str) -> Conversation:
         hint = "a newer ggufspec wrote it: update" if known else _HINT
         raise GgufspecError(f"{name} is {schema!r}, and a conversation is {SCHEMA!r}", hint)
     try:
-        said = TypeAdapter(_File).validate_python(body)
+        said = adapter(_File).validate_python(body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

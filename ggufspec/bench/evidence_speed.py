@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from ggufspec import worker
+from ggufspec.adapters import adapter
 from ggufspec.bench import rehearse
 from ggufspec.bench.evidence_lab import Lab, Task
 from ggufspec.bench.evidence_models import File
@@ -99,7 +98,7 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
 
         with lab.watch():
             speed = calibration.measure(lab.cache, spec, on_event=tell, verbose=lab.verbose)
-        return CalibrationFound(TypeAdapter(MachineSpeed).dump_python(speed, mode="json"))
+        return CalibrationFound(adapter(MachineSpeed).dump_python(speed, mode="json"))
 
     asked = calibration.Spec(lab.threads, **options)  # type: ignore[arg-type]
     seconds = 2 * (asked.device_s + min(_CALIBRATION_S, 4 * asked.device_s))

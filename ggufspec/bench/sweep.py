@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from ggufspec.adapters import adapter
 from ggufspec.bench import drift, trial
 from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
@@ -19,7 +20,7 @@ from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.reports.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
 
 JOURNAL = "ggufspec/sweep-journal@1"
-_RESULT = TypeAdapter(trial.Result)
+_RESULT = adapter(trial.Result)
 
 _LAYERS = ("gpu_layers", "draft_gpu_layers")
 

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from ggufspec import worker
+from ggufspec.adapters import adapter
 from ggufspec.bench import trial
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.decoding.decoder import SpeculativeDecoder
@@ -54,7 +53,7 @@ def measure(
         GgufspecError: what the user can mend.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
-    rounds = TypeAdapter(TracedRound)
+    rounds = adapter(TracedRound)
     number = 0
 
     def on_event(event: dict[str, Any]) -> None:

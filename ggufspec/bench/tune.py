@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from ggufspec.adapters import adapter
 from ggufspec.bench import trial
 from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
@@ -64,8 +65,8 @@ class Experiment:
     def facts(self) -> list[Any]:
         """What the measurements belong to: files, prompts, what is fixed, this machine and its versions."""
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
-        plain = TypeAdapter(trial.Spec).dump_python(spec, mode="json")
-        fixed = TypeAdapter(type(spec.options)).dump_python(
+        plain = adapter(trial.Spec).dump_python(spec, mode="json")
+        fixed = adapter(type(spec.options)).dump_python(
             replace(self.spec.options, threads=0, micro_batch=0, drafter="both", draft_policy="adaptive", draft_max=1),
             mode="json",
         )
@@ -121,8 +122,8 @@ class Final:
     stopped: str
 
 
-_KEPT = TypeAdapter(Kept)
-_FINALS = TypeAdapter(Final)
+_KEPT = adapter(Kept)
+_FINALS = adapter(Final)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 
-from pydantic import TypeAdapter
-
 from ggufspec import worker
+from ggufspec.adapters import adapter
 from ggufspec.bench import divergence
 from ggufspec.bench.certificate import (
     ADAPTIVE,
@@ -88,7 +87,7 @@ def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Resu
 
     def listen(event: worker.Event) -> None:
         if event["event"] == "check":
-            seen.append(TypeAdapter(Check).validate_python(event["check"]))
+            seen.append(adapter(Check).validate_python(event["check"]))
         on_event(event)
 
     try:

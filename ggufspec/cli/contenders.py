@@ -181,8 +181,7 @@ def _look(file: File, wanted: Wanted) -> _Seen:
 
 def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Ledger, places: Places) -> Contender:
     """The cell of a pairing, placed as it was before, or now."""
-    from pydantic import TypeAdapter
-
+    from ggufspec.adapters import adapter
     from ggufspec.bench.compare import Contender
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.pairs.files import LocalFile
@@ -205,7 +204,7 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
             return failed(file.header)
         headers.append(file.header)
     layers = (one.target_gpu_layers, one.draft_gpu_layers)
-    asked = (TypeAdapter(DecoderOptions).dump_python(decoder, mode="json"), layers, asdict(wanted.room))
+    asked = (adapter(DecoderOptions).dump_python(decoder, mode="json"), layers, asdict(wanted.room))
     place = ledger.place_of(identity, asked)
     if place is not None:
         return Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from ggufspec.adapters import adapter
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.timing import glance, measure
@@ -128,8 +129,8 @@ def load(folder: Path, key: Key) -> tuple[Kept | None, str]:
     """
     entry = read_json(folder / _FILE).get(_name(key), {})
     try:
-        then = TypeAdapter(Machine).validate_python(entry["machine"])
-        kept = TypeAdapter(Kept).validate_python(entry["curve"])
+        then = adapter(Machine).validate_python(entry["machine"])
+        kept = adapter(Kept).validate_python(entry["curve"])
         if (kept.widths is not None) != key.strict or max(kept.widths or [0]) > key.limit:
             return None, ""
         _curve(kept, key.limit, can_pad=True)  # which looks at the numbers

@@ -6,7 +6,6 @@ changed file has another one. DIGEST.latest says which was the last of a place, 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -15,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ggufspec import __version__
+from ggufspec.adapters import adapter
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.pairs.files import Found, digest, part_names
@@ -45,17 +45,12 @@ class Entry:
         return [folder / f"{self.key}{ending}" for ending in _endings(self.header.parts)]
 
 
-@functools.cache
-def _entries() -> TypeAdapter[Entry]:
-    return TypeAdapter(Entry)
-
-
 def load(folder: Path, key: str) -> Entry | None:
     """The entry, or None where there is none, or one that is damaged or of another version."""
     try:
         with (folder / f"{key}.json").open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-        entry = _entries().validate_json(text) if len(text) <= _MOST_BYTES else None
+        entry = adapter(Entry).validate_json(text) if len(text) <= _MOST_BYTES else None
         if entry is None or (entry.made_by, entry.key) != (_SCHEMA, key):
             return None
         sizes = {path.name.removeprefix(key): path.stat().st_size for path in entry.files(folder)}

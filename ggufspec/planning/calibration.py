@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ggufspec import worker
+from ggufspec.adapters import adapter
 from ggufspec.errors import UsageError
 from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import CARDS, Card, find_card
@@ -307,8 +308,8 @@ def _kept(folder: Path) -> tuple[Identity, MachineSpeed] | None:
     kept = read_json(folder / _FILE)
     try:
         return (
-            TypeAdapter(Identity).validate_python(kept.get("identity")),
-            TypeAdapter(MachineSpeed).validate_python(kept.get("speed")),
+            adapter(Identity).validate_python(kept.get("identity")),
+            adapter(MachineSpeed).validate_python(kept.get("speed")),
         )
     except ValidationError:
         return None

@@ -12,8 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from ggufspec.adapters import adapter
 from ggufspec.errors import UsageError
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -80,7 +81,7 @@ def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list
 
 def _points(kept: Mapping[str, object], header: ModelHeader) -> list[Point]:
     try:
-        return TypeAdapter(list[Point]).validate_python(kept.get(key(header), []))
+        return adapter(list[Point]).validate_python(kept.get(key(header), []))
     except ValidationError:
         return []
 

@@ -68,7 +68,9 @@ def parse(body: object, name: str = "a result") -> Result:
     Raises:
         GgufspecError: it has no schema, one that is not known, or keys that its schema does not allow.
     """
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
+
+    from ggufspec.adapters import adapter
 
     try:
         body = _printable(body)
@@ -80,7 +82,7 @@ def parse(body: object, name: str = "a result") -> Result:
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     try:
-        found: Result = TypeAdapter(KNOWN[schema]).validate_python(body)
+        found: Result = adapter(KNOWN[schema]).validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"] if not _is_type(part))
