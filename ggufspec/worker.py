@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, TypeVar
 
-from ggufspec import interrupts
-from ggufspec.adapters import adapter
+from ggufspec import interrupts, plain
 from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
 
 Event = dict[str, Any]
@@ -164,7 +163,7 @@ class Session:
         if error := _error(outcome):
             self.close()
             raise error
-        return adapter(ready_type).validate_python(outcome["result"])
+        return plain.load(ready_type, outcome["result"])
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
         """Give the child a request and wait for its reply.
@@ -201,7 +200,7 @@ class Session:
             raise
         if error := _error(outcome):
             raise error
-        return adapter(reply_type).validate_python(outcome["result"])
+        return plain.load(reply_type, outcome["result"])
 
     def stop(self) -> None:
         """Ask the request that runs to stop at its next token; its reply is what there is by then.
@@ -233,7 +232,7 @@ class Session:
 
 def _partial(outcome: Event | None, kind: type[Result]) -> Result | None:
     """The result of a request that was interrupted, if there is one."""
-    return None if outcome is None or "result" not in outcome else adapter(kind).validate_python(outcome["result"])
+    return None if outcome is None or "result" not in outcome else plain.load(kind, outcome["result"])
 
 
 def _error(outcome: Event) -> GgufspecError | None:
@@ -288,7 +287,7 @@ class _Child:
         self._said, self._number = False, self._number + 1
         self.works = True
         self._complained_bytes = os.fstat(self._complaints.fileno()).st_size
-        line = json.dumps({kind: adapter(type(value)).dump_python(value, mode="json")})
+        line = json.dumps({kind: plain.dump(value)})
         with self._writing:
             self._say(line)
         self._said = True
@@ -502,7 +501,7 @@ def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
     """Do what is asked until nothing more can be."""
 
     def give(number: int, kind: type[object], value: object) -> None:
-        emit({"request": number, "result": adapter(kind).dump_python(value, mode="json")})
+        emit({"request": number, "result": plain.dump(value, kind)})
 
     def fail(number: int, error: GgufspecError) -> None:
         emit({"request": number, "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
@@ -511,7 +510,7 @@ def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
     if asked is None:
         return
     try:
-        spec = adapter(module.Spec).validate_python(asked.value)
+        spec = plain.load(module.Spec, asked.value)
         if not hasattr(module, "opened"):
             give(asked.number, module.Result, module.run(spec, emit, asked.stopping))
             return
@@ -519,7 +518,7 @@ def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
             give(asked.number, module.Ready, serving.ready)
             while (asked := inbox.take()) is not None:
                 try:
-                    request = adapter(module.Request).validate_python(asked.value)
+                    request = plain.load(module.Request, asked.value)
                     reply = serving.answer(request, emit, asked.stopping)
                 except GgufspecError as error:
                     fail(asked.number, error)

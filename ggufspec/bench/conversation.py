@@ -204,7 +204,7 @@ def load(path: Path) -> Conversation:
 def _parse(body: object, name: str) -> Conversation:
     from pydantic import ValidationError
 
-    from ggufspec.adapters import adapter
+    from ggufspec import plain
 
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
@@ -214,7 +214,7 @@ def _parse(body: object, name: str) -> Conversation:
         hint = "a newer ggufspec wrote it: update" if known else _HINT
         raise GgufspecError(f"{name} is {schema!r}, and a conversation is {SCHEMA!r}", hint)
     try:
-        said = adapter(_File).validate_python(body)
+        said = plain.load(_File, body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.bench import evidence_bytes, evidence_exact, evidence_speed, evidence_ways
 from ggufspec.bench.evidence_lab import Lab, Task
 from ggufspec.bench.evidence_models import Scale
@@ -157,7 +157,7 @@ def check_parts(text: str) -> str:
 def settings(scale: Scale, *, device: str, threads: int, vram_bytes: int | None, fill: str) -> dict[str, Any]:
     """What the figures of a folder depend on, besides card and versions."""
     asked = {"device": device, "threads": threads, "vram_bytes": vram_bytes, "fill": fill}
-    return asked | {"shapes": scale.name, "scale": adapter(Scale).dump_python(scale, mode="json")}
+    return asked | {"shapes": scale.name, "scale": plain.dump(scale)}
 
 
 def start(folder: Path, card: Card, asked: dict[str, Any], notes: Sequence[str], command: str) -> Run:
@@ -392,7 +392,7 @@ class Evidence:
         calibrated = next((row.found for row in self.rows("g") if isinstance(row.found, CalibrationFound)), None)
         if calibrated is None:
             return
-        speed = adapter(MachineSpeed).validate_python(calibrated.speed)
+        speed = plain.load(MachineSpeed, calibrated.speed)
 
         def header(name: str) -> Any:
             with suppress(GgufspecError):  # it is damaged now

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
 from ggufspec.hardware import gpus, host, installation
 from ggufspec.llamacpp import installed, serve
@@ -239,7 +239,7 @@ class Loopback:
         killer = threading.Timer(_START_S, process.kill)
         killer.start()
         try:
-            process.stdin.write(json.dumps({"spec": adapter(serve.Spec).dump_python(spec, mode="json")}) + "\n")
+            process.stdin.write(json.dumps({"spec": plain.dump(spec)}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 said = json.loads(line)

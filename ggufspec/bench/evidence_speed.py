@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ggufspec import worker
-from ggufspec.adapters import adapter
+from ggufspec import plain, worker
 from ggufspec.bench import rehearse
 from ggufspec.bench.evidence_lab import Lab, Task
 from ggufspec.bench.evidence_models import File
@@ -98,7 +97,7 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
 
         with lab.watch():
             speed = calibration.measure(lab.cache, spec, on_event=tell, verbose=lab.verbose)
-        return CalibrationFound(adapter(MachineSpeed).dump_python(speed, mode="json"))
+        return CalibrationFound(plain.dump(speed))
 
     asked = calibration.Spec(lab.threads, **options)  # type: ignore[arg-type]
     seconds = 2 * (asked.device_s + min(_CALIBRATION_S, 4 * asked.device_s))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.bench import quality, trial
 from ggufspec.bench.journal import Journal, key_of
 from ggufspec.decoding.options import DecoderOptions
@@ -92,7 +92,7 @@ class Ledger:
         """
         key = self._trial_key(identity, spec, repetition)
         key = key if kept.failure is None else self._failed(key)
-        self._journal.put(key, adapter(Kept).dump_python(kept, mode="json"))
+        self._journal.put(key, plain.dump(kept))
 
     def place_of(self, identity: Sequence[str], asked: object) -> Place | None:
         """Where a cell was placed when it was asked for in the same words; None if it was not."""
@@ -105,7 +105,7 @@ class Ledger:
             GgufspecError: the disk is full, say.
         """
         key = key_of("place", self._facts, identity, asked)
-        self._journal.put(key, adapter(Place).dump_python(place, mode="json"))
+        self._journal.put(key, plain.dump(place))
 
     def quality_of(self, identity: Sequence[str], spec: quality.Spec) -> Quality | Failure | None:
         """How good a target was found, or why that could not be told; None if it is to be measured."""
@@ -133,7 +133,7 @@ class Ledger:
         """What is under a key; None where there is nothing, or something of another shape."""
         value = self._journal.get(key)
         try:
-            return None if value is None else adapter(kind).validate_python(value)
+            return None if value is None else plain.load(kind, value)
         except ValidationError:
             return None
 
@@ -151,5 +151,5 @@ class Ledger:
 
 def _plain(spec: Any) -> dict[str, Any]:
     """A spec as JSON."""
-    plain: dict[str, Any] = adapter(type(spec)).dump_python(spec, mode="json")
-    return plain
+    facts: dict[str, Any] = plain.dump(spec)
+    return facts

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.bench import drift, trial
 from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
@@ -20,7 +20,6 @@ from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.reports.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
 
 JOURNAL = "ggufspec/sweep-journal@1"
-_RESULT = adapter(trial.Result)
 
 _LAYERS = ("gpu_layers", "draft_gpu_layers")
 
@@ -162,7 +161,7 @@ class Sweep:
                 total -= self.experiment.repetitions - repetition
                 continue
             self._results[key, repetition] = made.result
-            self.journal.put(_name(key, repetition), _RESULT.dump_python(made.result, mode="json"))
+            self.journal.put(_name(key, repetition), plain.dump(made.result))
         progress(total, total, "done")
 
     def document(self, *, interrupted: bool = False) -> SweepDocument:
@@ -243,7 +242,7 @@ class Sweep:
         """A trial of an earlier run; None where there is none, or one of another shape."""
         kept = self.journal.get(_name(key, repetition))
         try:
-            return None if kept is None else _RESULT.validate_python(kept)
+            return None if kept is None else plain.load(trial.Result, kept)
         except ValidationError:
             return None
 

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from ggufspec import worker
-from ggufspec.adapters import adapter
+from ggufspec import plain, worker
 from ggufspec.bench import trial
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.decoding.decoder import SpeculativeDecoder
@@ -53,13 +52,12 @@ def measure(
         GgufspecError: what the user can mend.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
-    rounds = adapter(TracedRound)
     number = 0
 
     def on_event(event: dict[str, Any]) -> None:
         nonlocal number
         if event["event"] == "round":
-            round_ = rounds.validate_python(event["round"])
+            round_ = plain.load(TracedRound, event["round"])
             number = round_.number
             on_round(round_)
         elif event["event"] == "token":

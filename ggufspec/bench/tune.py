@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.bench import trial
 from ggufspec.bench.attempt import Attempt, attempt
 from ggufspec.bench.journal import Journal, key_of
@@ -65,13 +65,11 @@ class Experiment:
     def facts(self) -> list[Any]:
         """What the measurements belong to: files, prompts, what is fixed, this machine and its versions."""
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
-        plain = adapter(trial.Spec).dump_python(spec, mode="json")
-        fixed = adapter(type(spec.options)).dump_python(
-            replace(self.spec.options, threads=0, micro_batch=0, drafter="both", draft_policy="adaptive", draft_max=1),
-            mode="json",
+        fixed = plain.dump(
+            replace(self.spec.options, threads=0, micro_batch=0, drafter="both", draft_policy="adaptive", draft_max=1)
         )
         files = [_identity(path) for path in (spec.target, spec.draft) if path is not None]
-        return [plain, fixed, files, machine()]
+        return [plain.dump(spec), fixed, files, machine()]
 
     def rules(self) -> str:
         """A key for what is searched, and how far: a search that ended goes on where this is another."""
@@ -122,10 +120,6 @@ class Final:
     stopped: str
 
 
-_KEPT = adapter(Kept)
-_FINALS = adapter(Final)
-
-
 @dataclass(frozen=True, slots=True)
 class Now:
     """How far a tuning is, for who watches: what is being measured, and seconds spent of the budget."""
@@ -160,12 +154,12 @@ class Tuning:
         self._rules = self.experiment.rules()
         while (value := self.journal.get(str(len(self.kept)))) is not None:
             try:
-                self._take(_KEPT.validate_python(value))
+                self._take(plain.load(Kept, value))
             except ValidationError:
                 break
         self.resumed = len(self.kept)
         begun = self.journal.get(_FINAL)
-        self._final: Final | None = None if begun is None else _FINALS.validate_python(begun)
+        self._final: Final | None = None if begun is None else plain.load(Final, begun)
 
     def run(self, watch: Watch) -> None:
         """Search, then measure the finalists interleaved.
@@ -211,7 +205,7 @@ class Tuning:
         if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
             settings, above = before.settings, before.above
         self._final = Final(settings, above, self._searched, self._rules, self.stopped)
-        self.journal.put(_FINAL, _FINALS.dump_python(self._final, mode="json"))
+        self.journal.put(_FINAL, plain.dump(self._final))
 
     def _side_by_side(self, watch: Watch) -> None:
         """Measure the finalists in turn, and again as long as the first place is open."""
@@ -270,7 +264,7 @@ class Tuning:
             repetition,
             tried.failure,
         )
-        self.journal.put(str(len(self.kept)), _KEPT.dump_python(kept, mode="json"))
+        self.journal.put(str(len(self.kept)), plain.dump(kept))
         self._take(kept)
 
     def _attempt(self, spec: trial.Spec) -> Attempt:

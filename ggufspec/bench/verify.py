@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 
-from ggufspec import worker
-from ggufspec.adapters import adapter
+from ggufspec import plain, worker
 from ggufspec.bench import divergence
 from ggufspec.bench.certificate import (
     ADAPTIVE,
@@ -87,7 +86,7 @@ def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Resu
 
     def listen(event: worker.Event) -> None:
         if event["event"] == "check":
-            seen.append(adapter(Check).validate_python(event["check"]))
+            seen.append(plain.load(Check, event["check"]))
         on_event(event)
 
     try:

@@ -181,9 +181,8 @@ def _look(file: File, wanted: Wanted) -> _Seen:
 
 def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Ledger, places: Places) -> Contender:
     """The cell of a pairing, placed as it was before, or now."""
-    from ggufspec.adapters import adapter
+    from ggufspec import plain
     from ggufspec.bench.compare import Contender
-    from ggufspec.decoding.options import DecoderOptions
     from ggufspec.pairs.files import LocalFile
     from ggufspec.pairs.vocabulary import check_pair
     from ggufspec.reports.document import Failure
@@ -204,7 +203,7 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
             return failed(file.header)
         headers.append(file.header)
     layers = (one.target_gpu_layers, one.draft_gpu_layers)
-    asked = (adapter(DecoderOptions).dump_python(decoder, mode="json"), layers, asdict(wanted.room))
+    asked = (plain.dump(decoder), layers, asdict(wanted.room))
     place = ledger.place_of(identity, asked)
     if place is not None:
         return Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)

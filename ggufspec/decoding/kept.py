@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.timing import glance, measure
@@ -129,8 +129,8 @@ def load(folder: Path, key: Key) -> tuple[Kept | None, str]:
     """
     entry = read_json(folder / _FILE).get(_name(key), {})
     try:
-        then = adapter(Machine).validate_python(entry["machine"])
-        kept = adapter(Kept).validate_python(entry["curve"])
+        then = plain.load(Machine, entry["machine"])
+        kept = plain.load(Kept, entry["curve"])
         if (kept.widths is not None) != key.strict or max(kept.widths or [0]) > key.limit:
             return None, ""
         _curve(kept, key.limit, can_pad=True)  # which looks at the numbers

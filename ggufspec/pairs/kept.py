@@ -14,10 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from ggufspec import __version__
-from ggufspec.adapters import adapter
+from ggufspec import __version__, plain
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.pairs.files import Found, digest, part_names
@@ -50,11 +47,11 @@ def load(folder: Path, key: str) -> Entry | None:
     try:
         with (folder / f"{key}.json").open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
-        entry = adapter(Entry).validate_json(text) if len(text) <= _MOST_BYTES else None
+        entry = plain.load(Entry, json.loads(text)) if len(text) <= _MOST_BYTES else None
         if entry is None or (entry.made_by, entry.key) != (_SCHEMA, key):
             return None
         sizes = {path.name.removeprefix(key): path.stat().st_size for path in entry.files(folder)}
-    except (OSError, ValidationError):
+    except (OSError, ValueError):
         return None
     return entry if sizes == entry.sizes else None
 

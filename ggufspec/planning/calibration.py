@@ -22,8 +22,7 @@ from statistics import median
 import numpy as np
 from pydantic import ValidationError
 
-from ggufspec import worker
-from ggufspec.adapters import adapter
+from ggufspec import plain, worker
 from ggufspec.errors import UsageError
 from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import CARDS, Card, find_card
@@ -308,8 +307,8 @@ def _kept(folder: Path) -> tuple[Identity, MachineSpeed] | None:
     kept = read_json(folder / _FILE)
     try:
         return (
-            adapter(Identity).validate_python(kept.get("identity")),
-            adapter(MachineSpeed).validate_python(kept.get("speed")),
+            plain.load(Identity, kept.get("identity")),
+            plain.load(MachineSpeed, kept.get("speed")),
         )
     except ValidationError:
         return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from ggufspec.adapters import adapter
+from ggufspec import plain
 from ggufspec.errors import UsageError
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -81,7 +81,7 @@ def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list
 
 def _points(kept: Mapping[str, object], header: ModelHeader) -> list[Point]:
     try:
-        return adapter(list[Point]).validate_python(kept.get(key(header), []))
+        return plain.load(list[Point], kept.get(key(header), []))
     except ValidationError:
         return []
 

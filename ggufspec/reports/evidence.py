@@ -419,7 +419,7 @@ def read_run(folder: Path) -> Run | None:
 def _read(path: Path, kind: Any, schema: str) -> Any:
     from pydantic import ValidationError
 
-    from ggufspec.adapters import adapter
+    from ggufspec import plain
 
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
@@ -433,7 +433,7 @@ def _read(path: Path, kind: Any, schema: str) -> Any:
             f"{path} is {said!r} and not {schema!r}", f"another version wrote it: --folder {path.parent}-2"
         )
     try:
-        return adapter(kind).validate_python(body)
+        return plain.load(kind, body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(place) for place in first["loc"])
@@ -444,10 +444,10 @@ def _read(path: Path, kind: Any, schema: str) -> Any:
 
 def to_text(document: Part[Any] | Run) -> str:
     """A document as JSON for a file."""
-    from ggufspec.adapters import adapter
+    from ggufspec import plain
 
     kind: Any = Run if isinstance(document, Run) else _part_of(document.part)
-    return json.dumps(adapter(kind).dump_python(document, mode="json"), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(plain.dump(document, kind), indent=1, ensure_ascii=False) + "\n"
 
 
 def folders(root: Path) -> Iterator[tuple[Path, Run]]:

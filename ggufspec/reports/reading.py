@@ -70,7 +70,7 @@ def parse(body: object, name: str = "a result") -> Result:
     """
     from pydantic import ValidationError
 
-    from ggufspec.adapters import adapter
+    from ggufspec import plain
 
     try:
         body = _printable(body)
@@ -82,7 +82,7 @@ def parse(body: object, name: str = "a result") -> Result:
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     try:
-        found: Result = adapter(KNOWN[schema]).validate_python(body)
+        found: Result = plain.load(KNOWN[schema], body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"] if not _is_type(part))
