@@ -1,6 +1,7 @@
 """Runs a job in a child process, so that an abort of llama.cpp ends the job and not the program.
 
-The child is ``python -m ggufspec.worker MODULE``. There are two kinds of job:
+The child is ``python -P -m ggufspec.worker MODULE``; without ``-P`` a ``json.py`` in the current folder would run. There
+are two kinds of job:
 
 - A call. The module has a ``Spec``, a ``Result`` and ``run(spec, emit, stopping) -> Result``.
 - A session, whose child stays and answers requests. The module has a ``Spec``, a ``Ready``, a ``Request``, a ``Reply``
@@ -39,6 +40,7 @@ Event = dict[str, Any]
 Emit = Callable[[Event], None]
 Result = TypeVar("Result")
 
+COMMAND = (sys.executable, "-P", "-m", "ggufspec.worker")  # a module and -v or -q follow
 CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
 
 _GRACE_S = 5.0
@@ -259,7 +261,7 @@ class _Child:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self._complained_bytes = 0  # before the newest request
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, module, "-v" if verbose else "-q"],
+            [*COMMAND, module, "-v" if verbose else "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if verbose else self._complaints,

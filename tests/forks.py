@@ -31,8 +31,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ggufspec.worker import COMMAND
+
 SCRIPT = Path(sys.executable).with_name("ggufspec")
-_WORKER = [sys.executable, "-m", "ggufspec.worker"]
 _NOT_FORKED = ("PYTHON", "LD_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "GGML_", "OPENBLAS_", "TYPER_", "_TYPER_")
 # What the two programs load; not huggingface_hub, which reads the environment as it is loaded.
 _PRELOADED = (
@@ -94,7 +95,7 @@ def _may_fork(words: list[str], environment: dict[str, str], asked: dict[str, An
     """Whether a fork is the same as a process that is started."""
     further = any(asked[name] for name in ("preexec_fn", "pass_fds", "shell", "executable"))
     changed = {key for key, value in environment.items() if _BEFORE.get(key) != value}
-    known = words[:1] == [str(SCRIPT)] or words[:3] == _WORKER
+    known = words[:1] == [str(SCRIPT)] or words[: len(COMMAND)] == [*COMMAND]
     return sys.platform == "linux" and known and not further and not any(key.startswith(_NOT_FORKED) for key in changed)
 
 
@@ -217,7 +218,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["folder"])
     time.tzset()
     words = request["words"]
-    sys.argv = [words[0], *words[1:]] if words[0] == str(SCRIPT) else ["ggufspec.worker", *words[3:]]
+    sys.argv = [words[0], *words[1:]] if words[0] == str(SCRIPT) else ["ggufspec.worker", *words[len(COMMAND) :]]
     sys.stdin = _stream(0, "r", sys.stdin)  # type: ignore[arg-type]
     sys.stdout, sys.stderr = _stream(1, "w", sys.stdout), _stream(2, "w", sys.stderr)  # type: ignore[arg-type]
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]

@@ -297,12 +297,12 @@ NO_AMX = "flags\t\t: fpu avx avx2 avx512f\n"
 PIP_AND_DOCTOR = """
 case "$*" in
 "-I -c "*) echo 3.11 ;;
-*"-m pip wheel"*)
+"-P -m pip wheel"*)
     echo "$CMAKE_ARGS" >> "{root}/builds"
     while [ "$1" != --wheel-dir ]; do shift; done
     mkdir -p "$2"; echo "$CMAKE_ARGS" > "$2/llama.whl" ;;
-*"-m pip install"*) for word; do case "$word" in *.whl) cp "$word" "{root}/installed" ;; esac; done ;;
-*"-m ggufspec doctor --json") echo check >> "{root}/checks"; case "$(cat "{root}/installed")" in
+"-P -m pip install"*) for word; do case "$word" in *.whl) cp "$word" "{root}/installed" ;; esac; done ;;
+"-P -m ggufspec doctor --json") echo check >> "{root}/checks"; case "$(cat "{root}/installed")" in
 {answers}
     esac ;;
 *) echo "nobody asks this: $*"; exit 9 ;;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from ggufspec import plain
+from ggufspec import plain, worker
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
 from ggufspec.hardware import gpus, host, installation
 from ggufspec.llamacpp import installed, serve
@@ -226,7 +225,7 @@ class Loopback:
         self.close()
         spec = serve.Spec("127.0.0.1", 0, self._threads, ("CPU",))
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", "ggufspec.worker", serve.__name__, "-q"],
+            [*worker.COMMAND, serve.__name__, "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
