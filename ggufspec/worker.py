@@ -1,15 +1,15 @@
 """Runs a job in a child process, so that an abort of llama.cpp ends the job and not the program.
 
-The child is ``python -P -m ggufspec.worker MODULE``; without ``-P`` a ``json.py`` in the current folder would run. There
-are two kinds of job:
+The child is ``python -P -m ggufspec.worker MODULE``; without ``-P`` a ``json.py`` in the current folder would run.
+There are two kinds of job:
 
 - A call. The module has a ``Spec``, a ``Result`` and ``run(spec, emit, stopping) -> Result``.
 - A session, whose child stays and answers requests. The module has a ``Spec``, a ``Ready``, a ``Request``, a ``Reply``
   and ``opened(spec, emit, stopping)``, a context manager whose value is a :class:`Serving`.
 
 Both speak one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
-each when the one before is answered; on stdout come events and, for every request, one result or one error.
-``{"stop": N}`` on stdin asks request N to stop early. An end of stdin asks the child to end: Ctrl-C in the parent, or
+each when the one before is answered. On stdout come ``["event", {…}]`` and, for every request, one outcome:
+``["result", N, …]`` or ``["error", N, message, hint, exit code]``. ``{"stop": N}`` on stdin asks request N to stop early. An end of stdin asks the child to end: Ctrl-C in the parent, or
 the parent's death. It ends within ``_GRACE_S`` then, whatever llama.cpp is doing.
 """
 
@@ -38,6 +38,7 @@ from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
 
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
+Outcome = tuple[str, int, *tuple[Any, ...]]  # as it came
 Result = TypeVar("Result")
 
 COMMAND = (sys.executable, "-P", "-m", "ggufspec.worker")  # a module and -v or -q follow
@@ -165,7 +166,7 @@ class Session:
         if error := _error(outcome):
             self.close()
             raise error
-        return plain.load(ready_type, outcome["result"])
+        return plain.load(ready_type, outcome[2])
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
         """Give the child a request and wait for its reply.
@@ -202,7 +203,7 @@ class Session:
             raise
         if error := _error(outcome):
             raise error
-        return plain.load(reply_type, outcome["result"])
+        return plain.load(reply_type, outcome[2])
 
     def stop(self) -> None:
         """Ask the request that runs to stop at its next token; its reply is what there is by then.
@@ -232,17 +233,17 @@ class Session:
         self.close()
 
 
-def _partial(outcome: Event | None, kind: type[Result]) -> Result | None:
+def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
     """The result of a request that was interrupted, if there is one."""
-    return None if outcome is None or "result" not in outcome else plain.load(kind, outcome["result"])
+    return None if outcome is None or outcome[0] == "error" else plain.load(kind, outcome[2])
 
 
-def _error(outcome: Event) -> GgufspecError | None:
+def _error(outcome: Outcome) -> GgufspecError | None:
     """The error that a job raised, if it did."""
-    if "error" not in outcome:
+    if outcome[0] != "error":
         return None
-    kind = {2: UsageError, 1: ModelError}.get(outcome["exit_code"], GgufspecError)
-    return kind(outcome["error"], outcome["hint"])
+    _, _, message, hint, exit_code = outcome
+    return {2: UsageError, 1: ModelError}.get(exit_code, GgufspecError)(message, hint)
 
 
 class _Child:
@@ -279,7 +280,7 @@ class _Child:
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, kind: str, value: object, on_event: Emit | None, silence_s: float | None = None) -> Event:
+    def ask(self, kind: str, value: object, on_event: Emit | None, silence_s: float | None = None) -> Outcome:
         """The outcome of a request.
 
         Raises:
@@ -297,7 +298,7 @@ class _Child:
             self.stop()
         return self._listen(on_event, silence_s)
 
-    def _listen(self, on_event: Emit | None, silence_s: float | None = None) -> Event:
+    def _listen(self, on_event: Emit | None, silence_s: float | None = None) -> Outcome:
         outcome = self._listener.listen(self._number, on_event, silence_s, afresh=True)
         if outcome is None:
             raise self._death()
@@ -314,7 +315,7 @@ class _Child:
                 finally:
                     self._writing.release()
 
-    def stopped_word(self, on_event: Emit | None) -> Event:
+    def stopped_word(self, on_event: Emit | None) -> Outcome:
         """The outcome of the newest request, which is asked to stop.
 
         Raises:
@@ -326,7 +327,7 @@ class _Child:
         self.stop()
         return self._listen(on_event)
 
-    def last_word(self, on_event: Emit | None) -> Event | None:
+    def last_word(self, on_event: Emit | None) -> Outcome | None:
         """The outcome of the newest request, of a child that is asked to end; None if none comes in time."""
         with contextlib.suppress(OSError):
             self._stdin.close()
@@ -374,7 +375,7 @@ class _Listener:
 
     def __init__(self, lines: IO[str]) -> None:
         self._lines = lines
-        self._outcome: tuple[int, Event] | None = None  # the newest, by its request
+        self._outcome: Outcome | None = None  # the newest
         self._ended = False
         self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: look, something else has come
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -383,19 +384,18 @@ class _Listener:
     def _read(self) -> None:
         for line in self._lines:
             try:
-                message = json.loads(line)
-            except json.JSONDecodeError:  # the last words of a child that died
+                kind, first, *_ = message = json.loads(line)
+            except (ValueError, TypeError):  # the last words of a child that died
                 continue
-            if "result" in message or "error" in message:
-                self._outcome = message["request"], message
-                message = None
-            self._arrived.put(message)
+            if kind != "event":
+                self._outcome = message
+            self._arrived.put(first if kind == "event" else None)
         self._ended = True
         self._arrived.put(None)
 
     def listen(
         self, number: int, on_event: Emit | None, patience_s: float | None = None, *, afresh: bool = False
-    ) -> Event | None:
+    ) -> Outcome | None:
         """Take messages until the outcome of request ``number``; None if the child closes its end before.
 
         Raises:
@@ -408,8 +408,8 @@ class _Listener:
                 held.check()
                 ended, outcome = self._ended, self._outcome  # first: what came before them is in the queue then
                 if self._arrived.empty():
-                    if outcome is not None and outcome[0] == number:
-                        return outcome[1]
+                    if outcome is not None and outcome[1] == number:
+                        return outcome
                     if ended:
                         return None
                 try:
@@ -499,14 +499,17 @@ class _Inbox:
         return self._asked.get()
 
 
-def _serve(module: Any, inbox: _Inbox, emit: Emit) -> None:
+def _serve(module: Any, inbox: _Inbox, say: Callable[..., None]) -> None:
     """Do what is asked until nothing more can be."""
 
+    def emit(event: Event) -> None:
+        say("event", event)
+
     def give(number: int, kind: type[object], value: object) -> None:
-        emit({"request": number, "result": plain.dump(value, kind)})
+        say("result", number, plain.dump(value, kind))
 
     def fail(number: int, error: GgufspecError) -> None:
-        emit({"request": number, "error": error.message, "hint": error.hint, "exit_code": error.exit_code})
+        say("error", number, error.message, error.hint, error.exit_code)
 
     asked = inbox.take()
     if asked is None:
@@ -544,8 +547,8 @@ def main(argv: list[str]) -> None:
         errors.setLevel(logging.ERROR)
         logging.getLogger("ggufspec.llamacpp").addHandler(errors)
 
-    def emit(event: Event) -> None:
-        channel.write(json.dumps(event) + "\n")
+    def say(*message: object) -> None:
+        channel.write(json.dumps(message) + "\n")
         channel.flush()
 
     def end() -> None:
@@ -554,7 +557,7 @@ def main(argv: list[str]) -> None:
 
     module = importlib.import_module(module_name)
     try:
-        _serve(module, _Inbox(sys.stdin, end), emit)
+        _serve(module, _Inbox(sys.stdin, end), say)
         channel.flush()
     except BrokenPipeError:  # the parent is gone
         pass

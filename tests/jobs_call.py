@@ -39,6 +39,8 @@ def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Re
         log.error("  cudaGetLastError()")
         sys.stderr.write("ggml-cuda.cu:104: CUDA error\n")
         os.abort()
+    if how == "keys":
+        emit({"event": "keys", "error": "one", "result": "two", "request": 0})
     if how == "bug":
         raise RuntimeError("a bug of ours")
     if how == "refuse":

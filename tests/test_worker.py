@@ -82,6 +82,12 @@ def test_a_call_gives_events_and_a_result() -> None:
     assert not psutil.pid_exists(result.pid)
 
 
+def test_an_event_is_no_outcome_whatever_is_in_it() -> None:
+    events: list[dict[str, Any]] = []
+    assert run(Spec(1, "keys"), on_event=events.append).counted == 1
+    assert events[0] == {"event": "keys", "error": "one", "result": "two", "request": 0}
+
+
 def test_a_call_raises_what_the_job_raises() -> None:
     with pytest.raises(UsageError) as refused:
         run(Spec(1, "refuse"))
@@ -192,11 +198,11 @@ def test_an_event_right_before_the_outcome_is_heard() -> None:
             was = arrived.empty()
             if listener._outcome is None:
                 arrived.put({"event": "last"})
-                listener._outcome = (0, {"result": 1})
+                listener._outcome = ("result", 0, 1)
             return was
 
         listener._arrived = SimpleNamespace(empty=empty, get=arrived.get, put=arrived.put)  # type: ignore[assignment]
-        assert listener.listen(0, events.append) == {"result": 1}
+        assert listener.listen(0, events.append) == ("result", 0, 1)
     listener.close()
     assert events == [{"event": "last"}]
 

@@ -241,12 +241,12 @@ class Loopback:
             process.stdin.write(json.dumps({"spec": plain.dump(spec)}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
-                said = json.loads(line)
-                if said.get("event") == "serving":
-                    self._endpoint = said["endpoint"]
+                kind, *said = json.loads(line)
+                if kind == "event" and said[0]["event"] == "serving":
+                    self._endpoint = said[0]["endpoint"]
                     return
-                if "error" in said:
-                    raise GgufspecError(said["error"], said["hint"])
+                if kind == "error":
+                    raise GgufspecError(*said[1:3])
             raise WorkerError("the RPC worker on loopback does not start", "ggufspec worker shows why")
         except BaseException:
             self.close()

@@ -108,8 +108,8 @@ FAULTS = (
     Fault(
         "an orphan: a child at work outlives its parent",
         "worker.py",
-        "_serve(module, _Inbox(sys.stdin, end), emit)",
-        "_serve(module, _Inbox(sys.stdin, lambda: None), emit)",
+        "_serve(module, _Inbox(sys.stdin, end), say)",
+        "_serve(module, _Inbox(sys.stdin, lambda: None), say)",
         "test_worker test_interrupt",
     ),
     Fault(
