@@ -9,13 +9,16 @@ There are two kinds of job:
 
 Both speak one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
 each when the one before is answered. On stdout come ``["event", {…}]`` and, for every request, one outcome:
-``["result", N, …]`` or ``["error", N, message, hint, exit code]``. ``{"stop": N}`` on stdin asks request N to stop early. An end of stdin asks the child to end: Ctrl-C in the parent, or
-the parent's death. It ends within ``_GRACE_S`` then, whatever llama.cpp is doing.
+``["result", N, …]`` or ``["error", N, message, hint, exit code]``. After ``["within", S, message, hint]`` the parent
+ends the child in S seconds, unless ``["within", null]`` follows. ``{"stop": N}`` on stdin asks request N to stop early.
+An end of stdin asks the child to end: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S`` then,
+whatever llama.cpp is doing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import logging
@@ -28,7 +31,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, TypeVar
@@ -41,10 +44,12 @@ Emit = Callable[[Event], None]
 Outcome = tuple[str, int, *tuple[Any, ...]]  # as it came
 Result = TypeVar("Result")
 
-COMMAND = (sys.executable, "-P", "-m", "ggufspec.worker")  # a module and -v or -q follow
+COMMAND = (sys.executable, "-P", "-m", "ggufspec.worker")
 CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
 
 _GRACE_S = 5.0
+_TIED = "tied"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # want of memory ends otherwise
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # what a new session is on Windows
 _NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
@@ -96,7 +101,7 @@ def call(
 
     Raises:
         GgufspecError: as the job raised it.
-        WorkerError: the child ended without a result; ``ended_by`` names the signal, or is ``silence``.
+        WorkerError: the child ended without a result; ``ended_by`` names the signal, or is ``silence`` or ``deadline``.
         Interrupted: Ctrl-C; holds what the child had when it was asked to stop.
     """
     with Session(verbose=verbose) as session:
@@ -246,6 +251,12 @@ def _error(outcome: Outcome) -> GgufspecError | None:
     return {2: UsageError, 1: ModelError}.get(exit_code, GgufspecError)(message, hint)
 
 
+def command(module: str, *, verbose: bool) -> list[str]:
+    """What starts a child. One that the main thread starts is tied to it; another thread may end before its process."""
+    tied = threading.current_thread() is threading.main_thread()
+    return [*COMMAND, module, "-v" if verbose else "-q", *([_TIED] if tied else [])]
+
+
 class _Child:
     """A child process, what is said to it and what it says.
 
@@ -262,7 +273,7 @@ class _Child:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self._complained_bytes = 0  # before the newest request
         self._process = subprocess.Popen(
-            [*COMMAND, module, "-v" if verbose else "-q"],
+            command(module, verbose=verbose),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if verbose else self._complaints,
@@ -377,19 +388,20 @@ class _Listener:
         self._lines = lines
         self._outcome: Outcome | None = None  # the newest
         self._ended = False
-        self._arrived: queue.SimpleQueue[Event | None] = queue.SimpleQueue()  # None: look, something else has come
+        self._limit: tuple[float, WorkerError] | None = None  # when something must have come, or else
+        self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None: look, something else has come
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         for line in self._lines:
             try:
-                kind, first, *_ = message = json.loads(line)
+                kind, *_ = message = json.loads(line)
             except (ValueError, TypeError):  # the last words of a child that died
                 continue
-            if kind != "event":
-                self._outcome = message
-            self._arrived.put(first if kind == "event" else None)
+            if kind in ("result", "error"):
+                self._outcome, message = message, None
+            self._arrived.put(message)
         self._ended = True
         self._arrived.put(None)
 
@@ -399,7 +411,8 @@ class _Listener:
         """Take messages until the outcome of request ``number``; None if the child closes its end before.
 
         Raises:
-            TimeoutError: neither within ``patience_s``, which ``afresh`` begins again with every event.
+            TimeoutError: neither within ``patience_s``, which ``afresh`` begins again with every message.
+            WorkerError: the child set itself a limit and did not keep to it.
             KeyboardInterrupt: Ctrl-C; the messages that were taken have been heeded.
         """
         until = None if patience_s is None else time.monotonic() + patience_s
@@ -412,13 +425,24 @@ class _Listener:
                         return outcome
                     if ended:
                         return None
+                limits = [moment for moment in (until, self._limit and self._limit[0]) if moment is not None]
                 try:
-                    event = self._arrived.get(timeout=None if until is None else max(until - time.monotonic(), 0))
+                    message = self._arrived.get(timeout=max(min(limits) - time.monotonic(), 0) if limits else None)
                 except queue.Empty:
+                    if self._limit is not None and self._limit[0] == min(limits):
+                        raise self._limit[1] from None
                     raise TimeoutError from None
-                if event is not None and on_event is not None:
-                    on_event(event)
-                if event is not None and afresh and patience_s is not None:
+                if message is None:
+                    continue
+                kind, value, *said = message
+                if kind == "within":
+                    self._limit = None
+                    if value is not None:
+                        text, hint = said
+                        self._limit = time.monotonic() + value, WorkerError(text, hint, "deadline")
+                elif on_event is not None:
+                    on_event(value)
+                if afresh and patience_s is not None:
                     until = time.monotonic() + patience_s
 
     def ends(self, patience_s: float) -> bool:
@@ -451,6 +475,21 @@ def _died(code: int, stderr: str) -> WorkerError:
 
 
 # ---- the child's side ----------------------------------------------------------------------------------------------
+
+_say: Callable[..., None] = lambda *_: None  # to the parent, where there is one  # noqa: E731
+
+
+@contextlib.contextmanager
+def within(seconds: float, error: GgufspecError) -> Iterator[None]:
+    """In a child: its parent ends it with ``error`` where the block takes longer; elsewhere nothing happens.
+
+    For foreign code that may stay in one call of C, where neither a signal's handler nor another thread gets to run.
+    """
+    _say("within", seconds, error.message, error.hint)
+    try:
+        yield
+    finally:
+        _say("within", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,7 +574,10 @@ def _serve(module: Any, inbox: _Inbox, say: Callable[..., None]) -> None:
 
 def main(argv: list[str]) -> None:
     """The child's side."""
-    module_name, verbosity = argv
+    global _say
+    module_name, verbosity, *tied = argv
+    if tied and sys.platform == "linux":  # the end of stdin is heard by a thread, which one call of C may keep waiting
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on an abort: ggml/src/ggml.c
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -555,6 +597,7 @@ def main(argv: list[str]) -> None:
         time.sleep(_GRACE_S)  # enough for a token and the result; not for the rest of a model's file
         os._exit(1)
 
+    _say = say
     module = importlib.import_module(module_name)
     try:
         _serve(module, _Inbox(sys.stdin, end), say)
@@ -568,4 +611,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from ggufspec import worker  # the module that jobs import is another one than this
+
+    worker.main(sys.argv[1:])

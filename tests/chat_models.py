@@ -13,6 +13,9 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 FAILING = "{{ messages[0]['content'].nothing() }}"
+_NESTED = "{% set ns = namespace(t=()) %}{% for _ in range(64) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+HASHING = _NESTED + "{{ {ns.t: 1} }}"  # one call of C, for ever
+COMPARING = _NESTED + _NESTED.replace("ns", "other") + "{{ ns.t == other.t }}"
 START, END = "<|im_start|>", "<|im_end|>"
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ggufspec import worker
-from ggufspec.errors import UsageError
+from ggufspec.errors import ModelError, UsageError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Re
         log.error("  cudaGetLastError()")
         sys.stderr.write("ggml-cuda.cu:104: CUDA error\n")
         os.abort()
+    if how in ("held", "limited"):
+        nested: tuple[object, ...] = ()
+        for _ in range(64):
+            nested = (nested, nested)
+        emit({"event": "counted", "number": 0})
+        limit = worker.within(0.5, ModelError("it takes too long", "leave it")) if how == "limited" else nullcontext()
+        with limit:
+            hash(nested)  # one call of C, for ever
     if how == "keys":
         emit({"event": "keys", "error": "one", "result": "two", "request": 0})
     if how == "bug":

@@ -25,6 +25,16 @@ def templated(tmp_path_factory: pytest.TempPathFactory, target: Path) -> Path:
     return rewritten(target, tmp_path_factory.mktemp("chat") / "talks.gguf", template=chat_models.PLAIN)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("template", ["HASHING", "COMPARING"])
+def test_a_template_that_no_alarm_reaches(cli: Cli, target: Path, tmp_path: Path, template: str) -> None:
+    file = rewritten(target, tmp_path / "trap.gguf", template=getattr(chat_models, template))
+    done = cli("chat", "-m", file, *SHORT, stdin="def main(\n")
+    assert done.code == 1
+    assert "the model's chat template takes more than 5 s: it may be a trap" in done.stderr
+    assert "/chat off" in done.stderr
+
+
 @pytest.fixture
 def chat(cli: Cli) -> Iterator[Callable[..., Session]]:
     """chat(arguments…, columns=…) -> a chat in a terminal, at its prompt."""

@@ -100,6 +100,43 @@ def test_no_orphan_when_the_parent_is_killed(cli: Cli, how: signal.Signals) -> N
     assert all_end(running)
 
 
+BESIDE = ("-p", "def f(", "-n", "2000")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", *BESIDE),
+        ("chat", "demo"),
+        ("compare", "-m", "t.gguf", "-md", "d.gguf", *BESIDE),
+        ("doctor",),
+        ("plan", "demo", "--calibrate"),
+        ("quantize", "t.gguf", "--types", "Q4_0", "-o", "."),
+        ("rehearse", "demo"),
+        ("run", *BESIDE),
+        ("trace", *BESIDE),
+        ("tune", *BESIDE),
+        ("verify", "demo"),
+        ("worker", "--port", "0"),
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_no_orphan_of_any_command(cli: Cli, target: Path, draft: Path, arguments: tuple[str, ...]) -> None:
+    (cli.folder / "t.gguf").symlink_to(target)
+    (cli.folder / "d.gguf").symlink_to(draft)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with cli.start(*arguments, **pipes) as parent:
+        assert parent.stdin is not None
+        parent.stdin.write("def f(\n")  # for the chat
+        parent.stdin.flush()
+        assert eventually(lambda: workers(parent.pid))
+        running = workers(parent.pid)
+        parent.kill()
+        assert parent.wait() == -signal.SIGKILL
+    assert all_end(running)
+
+
 @pytest.mark.parametrize("more", [(), ("--json", "-n", "8")])
 def test_a_reader_that_goes_away(cli: Cli, more: tuple[str, ...]) -> None:
     arguments = " ".join((*ENDLESS, *more)).replace("def f(", "'def f('")

@@ -108,6 +108,27 @@ def test_a_child_that_dies_says_its_last_words(how: str, says: str) -> None:
     assert says in died.value.message
 
 
+def test_a_child_that_stays_in_one_call_of_c_is_ended() -> None:
+    with pytest.raises(WorkerError) as late:
+        run(Spec(1, "limited"))
+    assert (late.value.message, late.value.hint) == ("it takes too long", "leave it")
+    assert late.value.ended_by == "deadline"
+    assert not jobs()
+
+
+def test_a_limit_that_was_kept_counts_no_more() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as child:
+        listener = _Listener(os.fdopen(reading))
+        child.write('["within", 0, "it takes too long", "leave it"]\n["within", null]\n["event", {"event": "next"}]\n')
+        child.flush()
+        events: list[dict[str, Any]] = []
+        with pytest.raises(TimeoutError):
+            listener.listen(0, events.append, 0.1)
+    listener.close()
+    assert events == [{"event": "next"}]
+
+
 def test_ctrl_c_gives_what_a_call_had() -> None:
     with pytest.raises(Interrupted) as stopped:
         run(Spec(ENDLESS), on_event=interrupting(5))
@@ -197,7 +218,7 @@ def test_an_event_right_before_the_outcome_is_heard() -> None:
         def empty() -> bool:
             was = arrived.empty()
             if listener._outcome is None:
-                arrived.put({"event": "last"})
+                arrived.put(["event", {"event": "last"}])
                 listener._outcome = ("result", 0, 1)
             return was
 
@@ -358,11 +379,18 @@ def test_a_large_request_is_whole_and_can_be_stopped_while_it_is_written() -> No
 
 SERVES = """
 import sys
+import threading
 from jobs_session import Ready, Spec
 from jobs_call import Result
 from ggufspec.worker import Session
 session = Session()
-print(session.open("jobs_session", Spec(0), Ready).pid, flush=True)
+start = lambda: print(session.open("jobs_session", Spec(0), Ready).pid, flush=True)
+if sys.argv[3] == "thread":
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
 first = lambda event: event["number"] or print("counts", flush=True)
 session.ask(Spec(int(sys.argv[1]), sys.argv[2]), Result, on_event=first)
 print("answered", flush=True)
@@ -370,10 +398,27 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize(("count", "task"), [(1, ""), (ENDLESS, ""), (1, "deaf")])
+@pytest.mark.parametrize(
+    ("count", "task"),
+    [
+        (1, ""),
+        (ENDLESS, ""),
+        (1, "deaf"),
+        pytest.param(1, "held", marks=pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends it")),
+    ],
+)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_no_orphan_when_the_parent_is_killed(how: signal.Signals, count: int, task: str) -> None:
-    program = [sys.executable, "-c", SERVES, str(count), task]
+    no_orphan(how, count, task, "main")
+
+
+@pytest.mark.parametrize("count", [1, ENDLESS])
+def test_a_thread_s_child_lives_on_without_it_and_ends_with_the_process(count: int) -> None:
+    no_orphan(signal.SIGKILL, count, "", "thread")
+
+
+def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:
+    program = [sys.executable, "-c", SERVES, str(count), task, thread]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
+from ggufspec import worker
 from ggufspec.errors import ModelError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ Message = Mapping[str, str]  # role and content
 _Made = TypeVar("_Made")
 
 _HINT = "/chat off goes on without the template; another GGUF of the model may have a better one"
+_LAST_S = 2.0
 _MARKS = range(0xF0000, 0xFFFFE)  # private use: nobody's text
 _Spans: TypeAlias = "tuple[_Spans, int, int] | None"  # the last, and those before it
 
@@ -42,7 +44,7 @@ class Bounds:
     """What a template may take.
 
     Args:
-        seconds: to compile, and to render once.
+        seconds: to compile, and to render once; a child that stays in one call of C is ended after ``_LAST_S`` more.
         characters: of the text, beside four times those of the messages.
         memory_bytes: beside what the process has, where the platform can say so.
     """
@@ -170,15 +172,15 @@ class ChatTemplate:
 
     def _bounded(self, work: Callable[[], _Made]) -> _Made:
         """Run foreign code within the bounds; every failure of it is a ModelError."""
+        seconds = self._bounds.seconds
+        too_long = ModelError(f"the model's chat template takes more than {seconds:g} s: it may be a trap", _HINT)
         try:
-            with _limited_memory(self._bounds.memory_bytes):
-                return _in_time(self._bounds.seconds, work)
+            with worker.within(seconds + _LAST_S, too_long), _limited_memory(self._bounds.memory_bytes):
+                return _in_time(seconds, work)
         except ModelError:
             raise
         except _TooLongError:
-            raise ModelError(
-                f"the model's chat template takes more than {self._bounds.seconds:g} s: it may be a trap", _HINT
-            ) from None
+            raise too_long from None
         except MemoryError:
             raise ModelError("the model's chat template takes too much memory: it may be a trap", _HINT) from None
         except Exception as error:  # whatever foreign code may raise
