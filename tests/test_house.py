@@ -12,7 +12,7 @@ import ggufspec
 
 ROOT = Path(ggufspec.__file__).parent
 ROOMS = ("cli", "bench", "decoding", "planning", "pairs", "llamacpp", "reports", "hardware")  # top to bottom
-GROUND = ("errors", "interrupts", "plain", "worker")  # below all of them, with the package itself
+GROUND = ("errors", "foreign", "interrupts", "plain", "worker")  # below all of them, with the package itself
 DOORS = ("hook.py",)  # above all of them: public modules that hand on what a room has, and that no room knows
 IMPORTERS = {
     "llama_cpp": "llamacpp/",

@@ -5,12 +5,12 @@ Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ggufspec import foreign
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.reports.document import ChatDocument, ChatTurn, to_json
 from ggufspec.reports.files import write_whole
@@ -186,19 +186,7 @@ def load(path: Path) -> Conversation:
     Raises:
         GgufspecError: there is no such file, it is damaged, or is no conversation; the message says what is wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise GgufspecError(f"{path} cannot be read: {error.strerror}", _HINT) from None
-    except UnicodeDecodeError:
-        raise GgufspecError(f"{path} is no text, so no conversation", _HINT) from None
-    try:
-        body: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        what = "is empty" if not text.strip() else f"is no whole JSON document{where}"
-        raise GgufspecError(f"{path} {what}: was its writing cut short?", _HINT) from None
-    return _parse(body, str(path))
+    return _parse(foreign.read_json(path, hint=_HINT), str(path))
 
 
 def _parse(body: object, name: str) -> Conversation:

@@ -17,7 +17,10 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from ggufspec import foreign
 from ggufspec.errors import GgufspecError
+
+_MOST_BYTES = 64 << 20  # a comparison of hundreds of cells has 2 MB
 
 
 def key_of(*facts: Any) -> str:
@@ -114,18 +117,21 @@ class Journal:
 
     def _read(self, schema: str) -> bool:
         """Take what the file has; False if it is of another schema. A torn last line is cut off."""
-        content = self.path.read_bytes()
+        try:
+            content = foreign.read_bytes(self.path, _MOST_BYTES)
+        except GgufspecError:
+            return False
         whole = content.rfind(b"\n") + 1
         lines = content[:whole].splitlines()
         if not lines:
             os.truncate(self.path, 0)
             return True
         try:
-            entries = [json.loads(line) for line in lines]
+            entries = [foreign.parse_json(line.decode(), str(self.path)) for line in lines]
             if entries[0].get("schema") != schema:
                 return False
             self._values = {entry["key"]: entry["value"] for entry in entries[1:]}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (GgufspecError, ValueError, KeyError, TypeError, AttributeError):
             return False
         if whole < len(content):
             os.truncate(self.path, whole)

@@ -79,14 +79,14 @@ def _llama_cpp() -> LlamaCpp:
 
 def _build() -> Build | None:
     """What scripts/bootstrap wrote into the environment that it made, if this is one."""
-    import json
-
+    from ggufspec import foreign
+    from ggufspec.errors import GgufspecError
     from ggufspec.reports.doctor import Build
 
     try:
-        stamp = json.loads((Path(sys.prefix) / "bootstrap.json").read_text())
+        stamp = foreign.read_json(Path(sys.prefix) / "bootstrap.json")
         return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
-    except (OSError, ValueError, AttributeError):
+    except (GgufspecError, AttributeError):
         return None
 
 

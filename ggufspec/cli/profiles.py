@@ -293,8 +293,10 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
 
 def _comment(path: Path) -> str:
     """The comment that a profile begins with."""
+    from ggufspec.pairs.profile import toml_of
+
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in toml_of(path).splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.lstrip("#").strip())

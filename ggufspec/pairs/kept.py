@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ggufspec import __version__, plain
+from pydantic import ValidationError
+
+from ggufspec import __version__, foreign, plain
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.pairs.files import Found, digest, part_names
 from ggufspec.pairs.header import ModelHeader
 
 _MOST_BYTES = 16 << 20  # of JSON; a model of a thousand tensors has 0.2 MB
+_MOST_KEY_BYTES = 64
 _SCHEMA = f"ggufspec/header@1 {__version__}"
 
 
@@ -45,13 +48,11 @@ class Entry:
 def load(folder: Path, key: str) -> Entry | None:
     """The entry, or None where there is none, or one that is damaged or of another version."""
     try:
-        with (folder / f"{key}.json").open("rb") as file:
-            text = file.read(_MOST_BYTES + 1)
-        entry = plain.load(Entry, json.loads(text)) if len(text) <= _MOST_BYTES else None
-        if entry is None or (entry.made_by, entry.key) != (_SCHEMA, key):
+        entry = plain.load(Entry, foreign.read_json(folder / f"{key}.json", most_bytes=_MOST_BYTES))
+        if (entry.made_by, entry.key) != (_SCHEMA, key):
             return None
         sizes = {path.name.removeprefix(key): path.stat().st_size for path in entry.files(folder)}
-    except (OSError, ValueError):
+    except (OSError, GgufspecError, ValidationError):
         return None
     return entry if sizes == entry.sizes else None
 
@@ -78,8 +79,8 @@ def remember(folder: Path, found: Found) -> None:
 
 def _last_key(folder: Path, locator: str) -> str:
     try:
-        return (folder / f"{digest(locator)}.latest").read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
+        return foreign.read_text(folder / f"{digest(locator)}.latest", _MOST_KEY_BYTES)
+    except GgufspecError:
         return ""
 
 

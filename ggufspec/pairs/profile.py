@@ -11,14 +11,16 @@ from typing import Annotated, Any, Literal
 from platformdirs import user_config_path
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from ggufspec import worker
+from ggufspec import foreign, worker
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.pairs.download import here
 from ggufspec.pairs.hub import HubFile, stays_inside
 
+_MEND = "mend the file, or name another profile"
+
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ModelSource(_Strict):
@@ -209,16 +211,26 @@ def load_profile(name: str | Path) -> Profile:
         GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file, line and key are named.
     """
     path = name if isinstance(name, Path) else find(name)
-    text = ""
+    text = toml_of(path)
     try:
-        text = path.read_text(encoding="utf-8")
         profile = Profile.model_validate(tomllib.loads(text))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise GgufspecError(f"{path}: {error}", "mend the file, or name another profile") from None
     except ValidationError as invalid:
         raise _explained(path, text, invalid) from None
+    except ValueError as error:  # no TOML, or a number of thousands of digits
+        raise GgufspecError(f"{path}: {error}", _MEND) from None
     profile._folder = path.parent
     return profile
+
+
+def toml_of(path: Path) -> str:
+    """The text of a profile, which a parser can be given.
+
+    Raises:
+        GgufspecError: it cannot be read, or is larger or deeper than any profile.
+    """
+    text = foreign.read_text(path, foreign.MOST_TOML_BYTES, hint=_MEND)
+    foreign.check_toml(text, str(path), hint=_MEND)
+    return text
 
 
 def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:

@@ -9,8 +9,7 @@ from typing import Any
 import tomlkit
 from tomlkit.items import Table
 
-from ggufspec.errors import GgufspecError
-from ggufspec.pairs.profile import Profile, Tuned, load_profile
+from ggufspec.pairs.profile import Profile, Tuned, load_profile, toml_of
 
 _WORDS = {
     "date": "when ggufspec tune measured this",
@@ -71,10 +70,7 @@ def text_of(
         if draft is not None:
             document["draft"] = {"file": str(draft)}
     else:
-        try:
-            document = tomlkit.parse(profile.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise GgufspecError(f"{profile} cannot be read: {error.strerror}", f"ls {profile.parent}") from None
+        document = tomlkit.parse(toml_of(profile))
         if profile.stem != name:  # --save: it is another profile now
             document["name"] = name
         for role in ("target", "draft"):

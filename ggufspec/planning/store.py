@@ -12,12 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ggufspec import foreign
+from ggufspec.errors import GgufspecError
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = foreign.read_json(path)
+    except GgufspecError:
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -7,30 +7,37 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, TypeAlias
+
+from annotated_types import Ge, Le
+
+# Of a document that is read, not of one that is made.
+Count: TypeAlias = Annotated[int, Ge(0)]
+Amount: TypeAlias = Annotated[float, Ge(0)]  # bytes, seconds, speeds, ratios
+Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
     """A measured number: its median, the 95 % interval of the median, and the raw samples."""
 
-    median: float
-    ci95: tuple[float, float]
-    samples: tuple[float, ...]
+    median: Amount
+    ci95: tuple[Amount, Amount]
+    samples: tuple[Amount, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One way of running, over all its trials. ``tokens`` is the sum over one trial's prompts."""
 
-    gpu_layers: int
-    layers: int
-    tokens: int
+    gpu_layers: Count
+    layers: Count
+    tokens: Count
     tokens_per_s: Spread
-    prompt_tokens_per_s: float
-    peak_rss_bytes: int
-    vram_bytes: int
-    load_s: float
+    prompt_tokens_per_s: Amount
+    peak_rss_bytes: Count
+    vram_bytes: Count
+    load_s: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +49,20 @@ class SpeculativeRun(Run):
     that came from the n-gram lookup.
     """
 
-    draft_gpu_layers: int
-    draft_layers: int
-    acceptance_rate: float
-    tokens_per_round: float
-    accepted_by_position: tuple[float, ...]
-    drafted: int
-    accepted: int
-    rounds: int
-    draft_s: float
-    verify_s: float
+    draft_gpu_layers: Count
+    draft_layers: Count
+    acceptance_rate: Share
+    tokens_per_round: Amount
+    accepted_by_position: tuple[Share, ...]
+    drafted: Count
+    accepted: Count
+    rounds: Count
+    draft_s: Amount
+    verify_s: Amount
     lossy: bool = False
-    plain_rounds: int = 0
-    lookup_drafted: int = 0
-    lookup_accepted: int = 0
+    plain_rounds: Count = 0
+    lookup_drafted: Count = 0
+    lookup_accepted: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +75,12 @@ class Divergence:
     margin is below the noise.
     """
 
-    prompt: int
-    position: int
-    target_only: int
-    speculative: int
+    prompt: Count
+    position: Count
+    target_only: Count
+    speculative: Count
     margin: float
-    noise: float
+    noise: Amount
     explained: bool
 
 
@@ -133,7 +140,7 @@ class RunDocument:
     pair: dict[str, Any]
     settings: dict[str, Any]
     text: str
-    tokens: tuple[int, ...]
+    tokens: tuple[Count, ...]
     stop_reason: str
     statistics: Run | SpeculativeRun
     notes: tuple[str, ...] = ()
@@ -159,16 +166,16 @@ class ChatFigures:
         lossy: whether the rule may have changed the text.
     """
 
-    prompt_tokens: int
-    prompt_read: int
-    prompt_s: float
-    tokens: int
-    tokens_per_s: float
-    rounds: int
-    drafted: int
-    accepted: int
-    lookup_drafted: int = 0
-    lookup_accepted: int = 0
+    prompt_tokens: Count
+    prompt_read: Count
+    prompt_s: Amount
+    tokens: Count
+    tokens_per_s: Amount
+    rounds: Count
+    drafted: Count
+    accepted: Count
+    lookup_drafted: Count = 0
+    lookup_accepted: Count = 0
     lossy: bool = False
 
 
@@ -182,7 +189,7 @@ class ChatRun:
     name: str
     answer: str
     figures: ChatFigures
-    differs_at: int | None = None
+    differs_at: Count | None = None
     stopped: bool = False
 
 
@@ -197,7 +204,7 @@ class ChatTurn:
     user: str
     answer: str | None
     stopped: bool = False
-    dropped: int = 0
+    dropped: Count = 0
     stop_reason: str = ""
     figures: ChatFigures | None = None
     compared: tuple[ChatRun, ...] = ()
@@ -237,7 +244,7 @@ class Written:
     token: int
     text: str
     source: str
-    round: int
+    round: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +259,7 @@ class TraceDocument:
     prompt: str
     text: str
     tokens: tuple[Written, ...]
-    rounds: int
+    rounds: Count
     stop_reason: str
     statistics: Run | SpeculativeRun
     notes: tuple[str, ...] = ()
@@ -268,13 +275,13 @@ class PlannedModel:
     """
 
     file: str
-    gpu_layers: int
-    layers: int
-    split: tuple[float, ...]
-    cpu_experts: int
+    gpu_layers: Count
+    layers: Count
+    split: tuple[Amount, ...]
+    cpu_experts: Count
     type_k: str
     type_v: str
-    bytes: dict[str, dict[str, int]]
+    bytes: dict[str, dict[str, Count]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +290,11 @@ class PlannedDevice:
 
     name: str
     description: str
-    total_bytes: int
-    free_bytes: int
-    budget_bytes: int
-    used_bytes: int
-    overhead_bytes: int
+    total_bytes: Count
+    free_bytes: Count
+    budget_bytes: Count
+    used_bytes: Count
+    overhead_bytes: Count
     formula_error_bytes: int
 
 
@@ -297,17 +304,17 @@ class PlannedOption:
 
     target: PlannedModel
     draft: PlannedModel | None
-    tokens_per_s: float
-    draft_length: int
+    tokens_per_s: Amount
+    draft_length: Count
 
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
     """Predicted tokens/s with so many target layers offloaded; None where it does not fit the budget."""
 
-    gpu_layers: int
-    target_only_tokens_per_s: float | None
-    speculative_tokens_per_s: float | None
+    gpu_layers: Count
+    target_only_tokens_per_s: Amount | None
+    speculative_tokens_per_s: Amount | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +326,11 @@ class PlanDocument:
     target: PlannedModel
     draft: PlannedModel | None
     options: dict[str, PlannedOption | None]
-    predicted: dict[str, float | None]
+    predicted: dict[str, Amount | None]
     choice: str
     why: str
     settings: dict[str, Any]
-    draft_costs_layers: int
+    draft_costs_layers: Count
     confirmed: bool
     speed: str
     notes: tuple[str, ...]
@@ -367,14 +374,14 @@ class Difference:
     excuses a difference. A token is absent where one answer had ended.
     """
 
-    prompt: int
-    seed: int | None
+    prompt: Count
+    seed: Count | None
     policy: str
-    position: int
-    target_only: int | None
-    speculative: int | None
+    position: Count
+    target_only: Count | None
+    speculative: Count | None
     margin: float | None = None
-    noise: float | None = None
+    noise: Amount | None = None
     explained: bool = False
 
 
@@ -383,10 +390,10 @@ class Place:
     """How often tokens stood at some place of the target's own distribution, and how often they should have."""
 
     name: str
-    tokens: int
-    observed: int
-    expected: float
-    p_value: float
+    tokens: Count
+    observed: Count
+    expected: Amount
+    p_value: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,15 +423,15 @@ class Check:
     rule: str
     status: str
     policies: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    answers: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    seeds: tuple[Count, ...] = ()
+    answers: Count = 0
+    tokens: Count = 0
+    drafted: Count = 0
+    accepted: Count = 0
     differences: tuple[Difference, ...] = ()
     places: tuple[Place, ...] = ()
-    p_value: float | None = None
-    threshold: float | None = None
+    p_value: Share | None = None
+    threshold: Share | None = None
     reason: str = ""
 
 
@@ -491,13 +498,13 @@ class Quality:
     """
 
     reference: str
-    tokens: int
-    perplexity: float
-    perplexity_error: float
+    tokens: Count
+    perplexity: Amount
+    perplexity_error: Amount
     mean_kl: float
-    mean_kl_error: float
-    top1_agreement: float
-    top1_agreement_error: float
+    mean_kl_error: Amount
+    top1_agreement: Share
+    top1_agreement_error: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +513,7 @@ class ComparedModel:
 
     name: str
     file: str
-    size_bytes: int
+    size_bytes: Count
     quality: Quality | None = None
     failure: Failure | None = None
 
@@ -531,8 +538,8 @@ class Cell:
     draft: str | None
     run: Run | SpeculativeRun | None
     speedup: Spread | None
-    bytes: dict[str, dict[str, int]] = field(default_factory=dict)
-    energy_j_per_token: float | None = None
+    bytes: dict[str, dict[str, Count]] = field(default_factory=dict)
+    energy_j_per_token: Amount | None = None
     leads: bool = False
     failure: Failure | None = None
 
@@ -559,18 +566,18 @@ class CompareDocument:
 class TunedSetting:
     """One point of the space that tuning searches. ``drafted`` False is the target alone."""
 
-    gpu_layers: int
-    draft_gpu_layers: int
-    cpu_experts: int
+    gpu_layers: Count
+    draft_gpu_layers: Count
+    cpu_experts: Count
     drafted: bool
     drafter: str
     draft_policy: str
-    draft_max: int
+    draft_max: Count
     type_k: str
     type_v: str
     flash_attention: str
-    threads: int
-    micro_batch: int
+    threads: Count
+    micro_batch: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,15 +589,15 @@ class TuneTrial:
     ``tokens_per_s``, and those of before in ``searched``; a ``failure`` beside a speed is of one of several trials.
     """
 
-    index: int
+    index: Count
     setting: TunedSetting
-    predicted_tokens_per_s: float
+    predicted_tokens_per_s: Amount
     tokens_per_s: Spread | None
-    prompt_tokens_per_s: float | None
-    seconds: float
+    prompt_tokens_per_s: Amount | None
+    seconds: Amount
     why: str
     failure: Failure | None = None
-    searched: tuple[float, ...] = ()
+    searched: tuple[Amount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -612,9 +619,9 @@ class TuneDocument:
     machine: dict[str, Any]
     settings: dict[str, Any]
     trials: tuple[TuneTrial, ...]
-    winner: int | None
-    baseline: int | None
-    target_only: int | None
+    winner: Count | None
+    baseline: Count | None
+    target_only: Count | None
     gain: Spread | None
     stopped: str
     saved: str | None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from ggufspec import foreign
 from ggufspec.errors import GgufspecError
 from ggufspec.reports.document import Check, Spread
 
@@ -421,12 +422,9 @@ def _read(path: Path, kind: Any, schema: str) -> Any:
 
     from ggufspec import plain
 
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return None
-    except (OSError, ValueError) as error:
-        raise GgufspecError(f"{path} cannot be read: {error}", f"move it away, or --folder {path.parent}-2") from None
+    body = foreign.read_json(path, hint=f"move it away, or --folder {path.parent}-2")
     said = body.get("schema") if isinstance(body, dict) else None
     if said != schema:
         raise GgufspecError(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ggufspec import foreign
 from ggufspec.errors import GgufspecError
-from ggufspec.reports.document import BenchDocument, CompareDocument, PlanDocument, SweepDocument, TuneDocument
+from ggufspec.reports.document import (
+    BenchDocument,
+    CompareDocument,
+    PlanDocument,
+    SpeculativeRun,
+    SweepDocument,
+    TuneDocument,
+)
 
 Result: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
 
@@ -32,7 +39,7 @@ def read(path: Path) -> dict[str, Result]:
         GgufspecError: there is no such file, it is no whole JSON, or no document that a report is made of; the message
             names the file.
     """
-    body = _json(path)
+    body = foreign.read_json(path, hint=_HINT)
     results = body.get("results") if isinstance(body, Mapping) and body.get("schema") == BUNDLE else None
     if not isinstance(results, Mapping):
         return {str(path): parse(body, str(path))}
@@ -40,22 +47,6 @@ def read(path: Path) -> dict[str, Result]:
         raise GgufspecError(f"{path} has no result in it", _HINT)
     names = {f"{_printable(name)} in {path}": each for name, each in results.items()}
     return {name: parse(each, name) for name, each in names.items()}
-
-
-def _json(path: Path) -> object:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise GgufspecError(f"{path} cannot be read: {error.strerror}", _HINT) from None
-    except UnicodeDecodeError:
-        raise GgufspecError(f"{path} is no text, so no result", _HINT) from None
-    try:
-        body: object = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
-        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        what = "is empty" if not text.strip() else f"is no whole JSON document{where}"
-        raise GgufspecError(f"{path} {what}: was its writing cut short?", "make it again, or leave it out") from None
-    return body
 
 
 def parse(body: object, name: str = "a result") -> Result:
@@ -81,7 +72,12 @@ def parse(body: object, name: str = "a result") -> Result:
         raise GgufspecError(f"{name} is no result of ggufspec: it names no schema", _HINT)
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
+    for part in ("settings", "machine", "plan"):  # which have no schema of their own
+        if wrong := next(_below_zero(body.get(part), part), ""):
+            raise GgufspecError(f"{name} has less than nothing: {wrong}", "make it again, or leave it out")
     try:
+        for run in _speculative(body):  # or one that is wrong would do as a run without drafts
+            plain.load(SpeculativeRun, run)
         found: Result = plain.load(KNOWN[schema], body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -102,6 +98,30 @@ def _printable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_printable(each) for each in value]
     return value
+
+
+def _speculative(value: Any) -> Iterator[Any]:
+    """The runs with drafts, wherever they are."""
+    if isinstance(value, Mapping):
+        if "acceptance_rate" in value:
+            yield value
+        for each in value.values():
+            yield from _speculative(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _speculative(each)
+
+
+def _below_zero(value: Any, place: str) -> Iterator[str]:
+    """The counts, times and sizes that are below zero; -1 layers on a card are all of them."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _below_zero(each, f"{place}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from _below_zero(each, place)
+    elif isinstance(value, (int, float)) and value < -place.endswith("gpu_layers"):
+        yield f"{place} is {value}"
 
 
 def _unknown(schema: str) -> str:

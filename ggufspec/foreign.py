@@ -1,0 +1,169 @@
+"""Files that others wrote, read within bounds: on bytes, on nesting and on waiting, before a parser sees them.
+
+What is too large, too deep, no text or no file is an error that says so, since parsers answer such things with
+gigabytes, a full stack or no end. JSON is what RFC 8259 says it is, and no more than a double or 64 bits hold.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import json
+import math
+import os
+import re
+import select
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ggufspec.errors import GgufspecError
+
+MOST_JSON_BYTES = 16 << 20  # Python takes up to 25 times as much for it; a comparison of hundreds of cells has 1 MB
+MOST_JSON_DEPTH = 64  # ours have 8
+MOST_TOML_BYTES = 64 << 10  # a profile has 1 kB
+MOST_TOML_DEPTH = 8  # ours have 2: brackets within each other, and the parts of a dotted key
+PATIENCE_S = 5.0  # for a pipe or a terminal that says nothing
+
+_DIGITS = 20  # of 64 bits, with the sign
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
+_TOML_WORDS = re.compile(
+    r""" '{3}.*?'{3} | "{3}(?:\\.|[^\\])*?"{3} | '[^'\n]*' | "(?:\\.|[^"\\\n])*" | \#[^\n]* """, re.DOTALL | re.VERBOSE
+)
+
+
+def read_bytes(
+    path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError, cut: bool = False
+) -> bytes:
+    """What is in a file, or in a pipe or a device whose end comes soon.
+
+    Args:
+        path: the file.
+        most_bytes: that it may have.
+        hint: of the errors; by default the command that shows what is there.
+        failure: what is raised.
+        cut: read the beginning of what has more.
+
+    Raises:
+        GgufspecError: it cannot be read, has more, or nothing comes.
+    """
+    hint = hint or f"ls {path.parent}"
+    try:
+        with open(path, "rb", buffering=0, opener=_at_once) as file:  # which takes no opener
+            data = _take(file.fileno(), most_bytes + 1)
+    except (OSError, ValueError) as error:  # a name with a null character is a ValueError
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise failure(f"{path} cannot be read: {why}", hint) from None
+    if len(data) > most_bytes and not cut:
+        raise failure(f"{path} has more than {_shown(most_bytes)}, too much for what it should be", hint)
+    return data[:most_bytes]
+
+
+def read_text(path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError) -> str:
+    """The same as text, which is UTF-8; a byte order mark is no part of it."""
+    data = read_bytes(path, most_bytes, hint=hint, failure=failure)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise failure(f"{path} is not UTF-8 text: {error}", hint or "convert it to UTF-8") from None
+
+
+def read_json(path: Path, *, hint: str = "", most_bytes: int = MOST_JSON_BYTES) -> Any:
+    """The JSON value in a file.
+
+    Raises:
+        GgufspecError: it cannot be read, or :func:`parse_json` refuses it.
+    """
+    return parse_json(read_text(path, most_bytes, hint=hint), str(path), hint=hint)
+
+
+def parse_json(text: str, name: str, *, hint: str = "") -> Any:
+    """A JSON value; of an object that has a key twice, a number that is none or too large for 64 bits, no value.
+
+    Args:
+        text: the JSON.
+        name: what messages call it.
+        hint: of the errors.
+
+    Raises:
+        GgufspecError: it is no JSON, or nested too deeply.
+    """
+    if _depth(text) > MOST_JSON_DEPTH:
+        raise GgufspecError(f"{name} is nested more than {MOST_JSON_DEPTH} deep", hint)
+    hooks: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "parse_constant": _no_number}
+    try:
+        return json.loads(text, object_pairs_hook=_each_once, **hooks)
+    except json.JSONDecodeError as error:
+        where = f"is no whole JSON document (line {error.lineno})" if text.strip() else "is empty"
+        raise GgufspecError(f"{name} {where}: was its writing cut short?", hint) from None
+    except ValueError as error:
+        raise GgufspecError(f"{name} is no JSON of ours: {error}", hint) from None
+
+
+def check_toml(text: str, name: str, *, hint: str = "") -> None:
+    """Refuse TOML that is nested deeply: a parser takes the square of a dotted key's length, and of brackets a stack.
+
+    Raises:
+        GgufspecError: says so.
+    """
+    depth = dots = 0
+    for word in re.findall(r"[][{}.=,\n]", _TOML_WORDS.sub("", text)):
+        depth += (word in "[{") - (word in "]}")
+        dots = dots + 1 if word == "." else 0
+        if depth + dots > MOST_TOML_DEPTH:
+            raise GgufspecError(f"{name} is nested more than {MOST_TOML_DEPTH} deep", hint)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting for who writes to a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _take(descriptor: int, most_bytes: int) -> bytes:
+    waits = os.name == "posix" and not stat.S_ISREG(os.fstat(descriptor).st_mode)
+    data = bytearray()
+    while len(data) < most_bytes:
+        if waits and not select.select([descriptor], [], [], PATIENCE_S)[0]:
+            raise TimeoutError(0, f"nothing comes through it for {PATIENCE_S:.0f} s")
+        some = os.read(descriptor, min(1 << 20, most_bytes - len(data)))
+        if not some:
+            break
+        data += some
+    return bytes(data)
+
+
+def _depth(text: str) -> int:
+    """How deep the brackets of JSON are nested, those in strings aside."""
+    outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
+    brackets = outside.encode("utf-8", "replace").translate(_STEPS, _NO_BRACKETS)
+    return max(itertools.accumulate(array.array("b", brackets)), default=0)
+
+
+def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it has the key {key[:80]!r} twice")
+        found[key] = value
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"it has a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _no_number(digits)
+
+
+def _no_number(digits: str) -> float:
+    raise ValueError(f"{digits[:80]} is no number that it may have")
+
+
+def _shown(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
