@@ -8,6 +8,7 @@ import pytest
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.pairs import hub, profile
 from ggufspec.pairs.profile import demo_pair, find, known_profiles, load_profile, resolve
+from ggufspec.reports.files import file_name
 
 GOOD = """
 name = "mine"
@@ -356,3 +357,34 @@ def test_every_bundled_profile_is_good(name):
 
 def test_the_demo_pair_is_here():
     assert [path.read_bytes()[:4] for path in demo_pair()] == [b"GGUF", b"GGUF"]
+
+
+@pytest.mark.parametrize("name", ["x/../../../out", "..", "a\\b", "", ".hidden", "a\\u001b[2J", "a\\u202eb", "a" * 101])
+def test_a_name_is_no_path_and_can_be_shown(load, name):
+    with pytest.raises(GgufspecError, match=r"mine.toml:2: name: .* is no name") as refused:
+        load(GOOD.replace('"mine"', f'"{name}"' if "u0" in name or "u2" in name else json.dumps(name)))
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("demo-target-F16", "demo-target-F16"),
+        ("Llama 3.1 (70B)", "Llama-3.1-70B-"),
+        ("x/../../../out", "x-..-..-..-out"),
+        ("../..", "unnamed"),
+        ("-rf", "rf"),
+        ("a\x1b[2J\n\u202eb\0c", "a-2J-b-c"),
+        ("名前", "名前"),
+        ("\ud800", "unnamed"),
+        ("", "unnamed"),
+    ],
+)
+def test_file_names_are_made_of_safe_characters(text, name):
+    assert file_name(text) == name
+
+
+def test_a_long_name_is_cut_and_stays_text():
+    assert file_name("a" * 5000) == "a" * 120
+    assert file_name("名" * 5000) == "名" * 40
+    assert file_name("a" + "名" * 5000) == "a" + "名" * 39

@@ -22,6 +22,7 @@ from ggufspec.bench.tuning_words import explanation
 from ggufspec.bench.versus import machine, settings_of, speed
 from ggufspec.errors import UsageError
 from ggufspec.reports.document import Failure, Spread, TuneDocument, TunedSetting, TuneTrial
+from ggufspec.reports.files import file_name
 
 JOURNAL = "ggufspec/tune-journal@2"
 _LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
@@ -84,7 +85,7 @@ def _identity(path: Path) -> list[Any]:
 
 def journal_path(folder: Path, experiment: Experiment) -> Path:
     """Where an experiment's measurements are kept in the folder of results."""
-    return folder / f"tune-{experiment.spec.target.stem}-{key_of(experiment.facts())[:12]}.jsonl"
+    return folder / f"tune-{file_name(experiment.spec.target.stem)}-{key_of(experiment.facts())[:12]}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

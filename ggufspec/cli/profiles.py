@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ggufspec.planning.plan import Machine
     from ggufspec.reports.profiles import CheckRow, ProfileModel, ProfileRow
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
 _NEAR = 0.005  # of a size
 

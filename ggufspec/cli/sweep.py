@@ -140,9 +140,10 @@ def measure(
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
     from ggufspec.hardware.host import results_folder
     from ggufspec.reports.document import to_json
+    from ggufspec.reports.files import file_name
 
-    name = f"sweep-{experiment.pair['name']}-{experiment.option}-{identity(experiment)[:8]}".replace(" ", "-")
-    path = (results or results_folder()) / f"{name}.jsonl"
+    pair = file_name(experiment.pair["name"])
+    path = (results or results_folder()) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
     with Journal(path, JOURNAL, fresh=fresh) as journal:
         sweep = Sweep(experiment, journal)
         for note in () if quiet else (*journal.notes, *_resumed(sweep)):

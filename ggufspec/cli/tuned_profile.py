@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from ggufspec.pairs.profile import Pair
     from ggufspec.reports.document import TuneDocument, TunedSetting
 
-_NAME = re.compile(r"[^/\\\0]{1,100}")
 _FEWEST = 3  # trials side by side, for an interval to say something
 
 
@@ -24,16 +22,17 @@ def name_of(save: str | None, files: given.Files, chosen: Pair) -> str:
     Raises:
         UsageError: ``--save`` is no name, or PAIR no profile.
     """
-    from ggufspec.pairs.profile import find
+    from ggufspec.pairs.profile import find, is_name
+    from ggufspec.reports.files import file_name
 
     if save is not None:
-        if not _NAME.fullmatch(save) or save.endswith((".toml", ".gguf")):
+        if not is_name(save) or save.endswith((".toml", ".gguf")):
             raise UsageError(f"{save!r} is no profile's name", "--save my-pair")
         return save
     if _of_files(files):
-        return chosen.target.stem
+        return file_name(chosen.target.stem)
     name = find(files.pair or "demo").stem
-    return f"{name}-{chosen.draft.stem}" if chosen.draft is not None and _own_draft(files) else name
+    return f"{name}-{file_name(chosen.draft.stem)}" if chosen.draft is not None and _own_draft(files) else name
 
 
 def prepare(name: str, files: given.Files, chosen: Pair) -> Path | None:

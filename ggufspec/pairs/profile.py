@@ -9,14 +9,31 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from platformdirs import user_config_path
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from ggufspec import foreign, worker
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.pairs.download import here
 from ggufspec.pairs.hub import HubFile, stays_inside
 
+_LONGEST_NAME = 100
 _MEND = "mend the file, or name another profile"
+
+
+def is_name(text: str) -> bool:
+    """Whether a profile may be called so: what can be shown and is no path. Pure."""
+    return (
+        0 < len(text) <= _LONGEST_NAME
+        and text.isprintable()
+        and not text.startswith(".")
+        and not set(text) & set("/\\")
+    )
+
+
+def _named(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text[:_LONGEST_NAME]!r} is no name: 1 to {_LONGEST_NAME} characters, and no / among them")
+    return text
 
 
 class _Strict(BaseModel):
@@ -104,7 +121,7 @@ class Profile(_Strict):
         folder: where relative names of files start: that of the TOML file.
     """
 
-    name: str
+    name: Annotated[str, AfterValidator(_named)]
     why: str
     source: str
     target: ModelSource

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 from ggufspec.errors import GgufspecError
+
+_MOST_NAME_BYTES = 120  # file systems take 255, and more is to follow
+
+
+def file_name(text: str) -> str:
+    """A pair's or a model's name as part of a file's: letters, digits, and - . _ + behind the first of them."""
+    safe = re.sub(r"[^\w.+-]+", "-", text).lstrip("-.").encode("utf-8", "ignore")
+    return safe[:_MOST_NAME_BYTES].decode("utf-8", "ignore") or "unnamed"
 
 
 def check_writable(path: Path) -> None:
