@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
+import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from processes import Cli, Finished
+
+from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp import model, params
+from ggufspec.llamacpp.gbnf import check_gbnf
+from ggufspec.llamacpp.grammar import schema_to_grammar
+from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.options import ContextOptions, Placement
 
 PROMPT = ("-p", "def f(")
 DAMAGE = {
@@ -135,7 +145,8 @@ def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, 
         ("--draft-max 100000", "1 to 255"),
         ("--draft-max four", "--draft-max"),
         ("-c 0", "a context of 0 tokens"),
-        ("-c 99999999999", "-c 99999999999"),
+        ("-c 99999999999", "a context of 99999999999 tokens is more than any model has"),
+        ("-c 16777217", "-c 2048 is usual"),
         ("-ngl 99999999999", "no number of layers"),
         ("-ngl some", "45, all or auto"),
         ("-ts 1,x", "three quarters"),
@@ -231,6 +242,82 @@ def test_two_grammars(cli: Cli, tmp_path: Path) -> None:
 )
 def test_what_is_no_grammar(cli: Cli, flags: tuple[str, ...], words: tuple[str, ...]) -> None:
     refused(cli("run", *PROMPT, *flags, "--json"), 2, *words)
+
+
+DEEP_REFERENCES = {f"r{i}": {"$ref": f"#/d/r{i + 1}"} for i in range(2000)} | {"r2000": {"type": "string"}}
+GREEDY = {
+    "maxLength": {"type": "string", "maxLength": 10**9},
+    "minLength": {"type": "string", "minLength": 10**9},
+    "minItems": {"type": "array", "items": {}, "minItems": 10**9},
+    "maxItems": {"type": "array", "items": {}, "maxItems": 1e18},
+    "in a list": {"anyOf": [{"type": "object", "properties": {"a": {"type": "string", "maxLength": 2001}}}]},
+    "quantifier": {"type": "string", "pattern": "^a{1000000000}$"},
+    "quantifier of two": {"type": "string", "pattern": "^(ab){ 1, 99999999999999999999 }$"},
+    "long pattern": {"type": "string", "pattern": f"^{'a' * 60_000}{{2000}}$"},
+    "long names": {"properties": {"a" * 60_000: {"type": "array", "items": {"type": "string", "maxLength": 2000}}}},
+    "many": {
+        "properties": {f"a{i}": {"type": "array", "items": {"type": "null"}, "minItems": 2000} for i in range(1500)}
+    },
+    "deep": json.loads('{"items":' * 100 + "{}" + "}" * 100),
+    "deep references": {"$ref": "#/d/r0", "d": DEEP_REFERENCES},
+    "digits": "[" + "1" * 5000 + "]",
+    "large": {"enum": ["a" * 200_000]},
+}
+
+
+@pytest.mark.parametrize("what", GREEDY)
+def test_a_schema_that_would_take_gigabytes(what: str) -> None:
+    """Refused before the converter writes it out."""
+    schema = GREEDY[what]
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match=r"the (schema|grammar)") as refused:
+            check_gbnf(schema_to_grammar(schema if isinstance(schema, str) else json.dumps(schema)))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("text", ['root ::= "a"' + "|" * (1 << 20), "root ::= a{1000000}"])
+def test_a_grammar_that_would_take_gigabytes(text: str) -> None:
+    with pytest.raises(UsageError, match="the grammar"):
+        check_gbnf(text)
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "-f"), ("run", "-jf"), ("run", "--grammar-file"), ("run", "--lookup-corpus")]
+)
+def test_a_text_without_end(cli: Cli, command: tuple[str, str]) -> None:
+    """A device is read up to the bound; of the corpus the child would read more than the first bytes."""
+    done = cli(*command, "/dev/zero", *(PROMPT if command[1] != "-f" else ()), "--json")
+    assert done.code in (1, 2)
+    refused(done, done.code, "/dev/zero has more than 16 MiB")
+
+
+def test_standard_input_without_end(cli: Cli) -> None:
+    with Path("/dev/zero").open("rb") as zeros:
+        refused(cli("run", "-p", "-", "--json", stdin=zeros.read(17 << 20)), 2, "more text than any context holds")
+        done = cli("chat", "demo", "--json", stdin=zeros.read(17 << 20))
+    assert (done.code, "line 1 of standard input has more text" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("blocks", ["0", "1000000000", "99999999999999999999"])
+def test_experts_of_more_blocks_than_there_are(cli: Cli, blocks: str) -> None:
+    """More is all, as with -ngl; the memory for a billion of them was 17 GB."""
+    done = cli("run", "--n-cpu-moe", blocks, *PROMPT, "-n", "2", "--json")
+    assert done.code == 0, done.stderr
+    _, alive = params.model_params(load(), Placement(cpu_experts=int(blocks)))
+    assert sum(map(len, alive)) <= 513
+
+
+def test_a_context_takes_no_more_than_the_memory_that_is_free(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "obtainable_memory_bytes", lambda: 64 << 20)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with model.Model(target) as one, pytest.raises(ModelError, match="no context of 16777216 tokens") as refused:
+        model.Context(one, ContextOptions(1 << 24, 2, 1))
+    assert "lower -c" in refused.value.hint
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_a_quantised_value_cache_without_flash_attention(cli: Cli) -> None:

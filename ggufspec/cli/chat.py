@@ -191,7 +191,10 @@ def _lines() -> Iterator[str]:
     Raises:
         UsageError: one is no UTF-8 text.
     """
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    longest = options.MOST_TEXT_BYTES
+    for number, line in enumerate(iter(lambda: sys.stdin.buffer.readline(longest + 1), b""), 1):
+        if len(line) > longest:
+            raise UsageError(f"line {number} of standard input has more text than any context holds", "shorter lines")
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:

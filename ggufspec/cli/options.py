@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ggufspec import foreign
 from ggufspec.errors import UsageError
 
 if TYPE_CHECKING:
     from ggufspec.pairs.profile import Pair
+
+
+MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
 
 def _option(*names: str, help: str, metavar: str | None = None, variable: str | None = None, **more: Any) -> Any:  # noqa: A002
@@ -355,7 +359,10 @@ def read_prompt(text: str | None, file: Path | None) -> str | None:
     if text is not None and file is not None:
         raise UsageError("both -p and -f are given", "give one of them")
     if text == "-" or file == Path("-"):
-        return _utf8(sys.stdin.buffer.read(), "standard input")
+        data = sys.stdin.buffer.read(MOST_TEXT_BYTES + 1)
+        if len(data) > MOST_TEXT_BYTES:
+            raise UsageError("standard input has more text than any context holds", "a shorter prompt")
+        return _utf8(data, "standard input")
     if file is not None:
         return _read(file)
     return None if text is None else _utf8(os.fsencode(text), "the prompt")
@@ -384,10 +391,7 @@ def read_grammar(grammar: str | None, file: Path | None, schema: str | None, sch
 
 
 def _read(file: Path) -> str:
-    try:
-        return _utf8(file.read_bytes(), str(file))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", f"ls {file.parent}") from None
+    return foreign.read_text(file, MOST_TEXT_BYTES, failure=UsageError)
 
 
 def _utf8(data: bytes, name: str) -> str:

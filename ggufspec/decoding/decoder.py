@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
+from ggufspec import foreign
 from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.drafters import Drafter, ModelDrafter
 from ggufspec.decoding.lookup import LookupDrafter
@@ -29,6 +30,8 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
 
 _Owned = TypeVar("_Owned", Model, Context)
+
+MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of memory for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +211,7 @@ class SpeculativeDecoder:
     def _corpus(self, path: Path | None) -> list[int]:
         if path is None:
             return []
-        try:
-            return self.target.tokenize(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}", f"ls {path.parent}") from None
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path} is not UTF-8 text: {error}", "convert it to UTF-8") from None
+        return self.target.tokenize(foreign.read_text(path, MOST_CORPUS_BYTES, failure=UsageError))
 
     @property
     def drafters(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TypedDict
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import (
+    MAX_CONTEXT,
     MAX_THREADS,
     MAX_WIDTH,
     REWIND_BY,
@@ -90,6 +91,8 @@ class DecoderOptions:
     def __post_init__(self) -> None:
         if self.n_ctx < 2:
             raise UsageError(f"a context of {self.n_ctx} tokens holds no text", "-c 2048 is usual")
+        if self.n_ctx > MAX_CONTEXT:
+            raise UsageError(f"a context of {self.n_ctx} tokens is more than any model has", "-c 2048 is usual")
         if not 1 <= self.draft_max < MAX_WIDTH:
             raise UsageError(
                 f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",

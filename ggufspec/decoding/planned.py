@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ggufspec import foreign
 from ggufspec.errors import UsageError
 from ggufspec.reports.sizes import of_file
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 OnEvent = Callable[[dict[str, Any]], None]
 
-_INT32_MAX = 2**31 - 1
 _LOOK_BYTES = 2**16
 
 
@@ -207,8 +207,6 @@ def decoder_options(
         "micro_batch": _first(micro_batch, settings.micro_batch),
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    if n_ctx is not None and n_ctx > _INT32_MAX // 2:
-        raise UsageError(f"-c {n_ctx} is too large", "llama.cpp counts in 32 bits")
     return DecoderOptions(
         draft_policy=policy,
         lookup_corpus=lookup_corpus,
@@ -230,11 +228,9 @@ def _check_text(file: Path) -> None:
     """
     import codecs
 
+    beginning = foreign.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
     try:
-        with file.open("rb") as text:
-            codecs.getincrementaldecoder("utf-8")().decode(text.read(_LOOK_BYTES))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", f"ls {file.parent}") from None
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8 text: {error}", "convert it to UTF-8") from None
 

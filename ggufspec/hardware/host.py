@@ -111,6 +111,11 @@ def free_memory_bytes() -> int:
     return free if allowed is None else min(free, allowed)
 
 
+def obtainable_memory_bytes() -> int:
+    """The same with what swapping gives."""
+    return free_memory_bytes() + int(psutil.swap_memory().free)
+
+
 def free_disk_bytes(path: Path) -> int:
     """Room for this user on the disk of ``path``, or of the nearest folder above it that is there.
 

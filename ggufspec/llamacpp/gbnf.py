@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ggufspec.errors import UsageError
 
 MAX_REPETITION = 2000  # MAX_REPETITION_THRESHOLD of llama.cpp; it drops a higher maximum without a word
+MAX_BYTES = 1 << 20  # of text
 MAX_NESTING = 1000  # its parser is recursive: 5,000 pass and 20,000 overflow a stack of 8 MiB
 MAX_ELEMENTS = 100_000  # all are copied for every token
 MAX_LEFT_PATHS = 10_000_000  # its search for left recursion takes every path of leftmost rules, each time anew
@@ -56,6 +57,8 @@ def check_gbnf(text: str) -> None:
     Raises:
         UsageError: the line and what is wrong there.
     """
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "fewer or shorter rules")
     reader = _Reader(text)
     rules = reader.rules
     if "root" not in rules:

@@ -7,8 +7,8 @@ token is always asked for first. A state is a clone of the sampler that is never
 from __future__ import annotations
 
 import ctypes
-import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,8 +17,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.errors import UsageError
-from ggufspec.llamacpp.gbnf import HINT, check_gbnf
+from ggufspec import foreign
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.llamacpp.gbnf import HINT, MAX_BYTES, MAX_REPETITION, check_gbnf
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.model import Model
 
@@ -27,6 +28,10 @@ Mask = npt.NDArray[np.bool_]
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data, llama.h
 _REFUSED = -np.inf
+_MOST_SCHEMA = 1 << 17  # characters
+_MOST_NAME = 4096  # characters of a rule's name, or of a pattern
+_BRACES = re.compile(r"\{([^}]*)")
+_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")
 
 
 class State:
@@ -141,19 +146,39 @@ def schema_to_grammar(text: str) -> str:
     Raises:
         UsageError: the text is not JSON, or is no schema that the converter can read.
     """
+    hint = """--json-schema '{"type": "object"}'"""
+    if len(text) > _MOST_SCHEMA:
+        raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "a smaller one, or a grammar")
     try:
-        schema = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UsageError(f"the schema is not JSON: {error}", """--json-schema '{"type": "object"}'""") from None
+        schema = foreign.parse_json(text, "the schema")
+    except GgufspecError as error:
+        raise UsageError(f"the schema is not JSON: {error.message}", hint) from None
     if not isinstance(schema, dict):
-        raise UsageError("the schema is no JSON object", """--json-schema '{"type": "object"}'""")
+        raise UsageError("the schema is no JSON object", hint)
+    _check_repetitions(schema)
     load()
     from llama_cpp.llama_grammar import SchemaConverter
 
     class Converter(SchemaConverter):  # type: ignore[misc]
+        _size = 0
+
         def _format_literal(self, literal: str) -> str:
             """llama-cpp-python 0.3.36 leaves backslashes as they are."""
             return str(super()._format_literal(literal.replace("\\", "\\\\")))
+
+        def _add_rule(self, name: str, rule: str) -> str:
+            """A rule's name has those of all properties around it, and a repetition writes it out each time."""
+            if len(name) > _MOST_NAME:
+                raise ValueError(f"the names of its properties have {len(name):,} characters together")
+            self._size += len(name) + len(rule)
+            if self._size > MAX_BYTES:
+                raise ValueError(f"it would have more than {MAX_BYTES:,} characters")
+            return str(super()._add_rule(name, rule))
+
+        def _visit_pattern(self, pattern: str, name: str) -> str:
+            if len(pattern) > _MOST_NAME:
+                raise ValueError(f"a pattern has {len(pattern):,} characters")
+            return str(super()._visit_pattern(pattern, name))
 
     converter = Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
     try:
@@ -163,6 +188,27 @@ def schema_to_grammar(text: str) -> str:
         what = str(error) or type(error).__name__
         raise UsageError(f"the schema cannot be made a grammar: {what}", "write a grammar instead") from None
     return grammar
+
+
+def _check_repetitions(schema: Any) -> None:
+    """Refuse lengths that llama.cpp has no grammar for: the converter writes each repetition out.
+
+    Raises:
+        UsageError: names the keyword.
+    """
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+        for key, value in items:
+            todo.append(value)
+            counts: list[float]
+            if key == "pattern" and isinstance(value, str):
+                counts = [int(digits[:9]) for braces in _BRACES.findall(value) for digits in re.findall(r"\d+", braces)]
+            else:
+                counts = [value] if key in _LENGTHS and isinstance(value, (int, float)) else []
+            if any(count > MAX_REPETITION for count in counts):
+                raise UsageError(f"the schema's {key} repeats more than {MAX_REPETITION:,} times", "a smaller one")
 
 
 @contextmanager

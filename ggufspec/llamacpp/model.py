@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ggufspec import foreign
 from ggufspec.errors import ModelError
+from ggufspec.hardware.host import obtainable_memory_bytes
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
 from ggufspec.llamacpp.params import context_params, model_params
@@ -28,13 +32,12 @@ def check_gguf(path: Path) -> None:
     Raises:
         ModelError: the file is missing, a folder, unreadable or does not begin like a GGUF file.
     """
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_GGUF_MAGIC))
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist", f"ls {path.parent}") from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", f"ls -l {path.parent}") from None
+    with suppress(OSError):  # a name that is too long, say: what reads it tells
+        if not path.exists():
+            raise ModelError(f"{path} does not exist", f"ls {path.parent}")
+        if not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is no file", f"ls -l {path.parent}")
+    magic = foreign.read_bytes(path, len(_GGUF_MAGIC), hint=f"ls -l {path.parent}", failure=ModelError, cut=True)
     if not magic:
         raise ModelError(f"{path} is empty", "download it again")
     if magic != _GGUF_MAGIC:
@@ -184,6 +187,28 @@ class Model:
 _LAST_BATCH = 16
 
 
+@contextmanager
+def _within_memory(*, on_host: bool) -> Iterator[None]:
+    """Let llama.cpp take the memory that is free and no more, where the platform can: it writes to all that it takes.
+
+    A driver's own reservations count as memory, and so this holds for a model without a layer on a card.
+    """
+    if sys.platform != "linux" or not on_host:
+        yield
+        return
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+    most = used + obtainable_memory_bytes()
+    most = min([most, *(limit for limit in before if limit != resource.RLIM_INFINITY)])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
 class Context:
     """One sequence of tokens in one model's memory.
 
@@ -213,7 +238,8 @@ class Context:
         self.length = 0
         params = context_params(lib, options, model._handle)
         forget_complaints()
-        self._handle = lib.llama_init_from_model(model._handle, params)
+        with _within_memory(on_host=not model.gpu_layers):
+            self._handle = lib.llama_init_from_model(model._handle, params)
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
             raise ModelError(

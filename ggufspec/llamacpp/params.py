@@ -6,6 +6,7 @@ import ctypes
 from typing import Any, ClassVar
 
 from ggufspec.llamacpp.options import (
+    MAX_BLOCKS,
     SLACK,
     ContextOptions,
     Placement,
@@ -71,8 +72,9 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
     if placement.cpu_experts:
         to_cpu = lib._lib.ggml_backend_cpu_buffer_type
         to_cpu.restype = ctypes.c_void_p
-        overrides = (_TensorOverride * (placement.cpu_experts + 1))()
-        for block in range(placement.cpu_experts):
+        blocks = min(placement.cpu_experts, MAX_BLOCKS)
+        overrides = (_TensorOverride * (blocks + 1))()
+        for block in range(blocks):
             pattern = rf"blk\.{block}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
             overrides[block] = _TensorOverride(pattern.encode(), to_cpu())
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
