@@ -24,6 +24,7 @@ import json
 import logging
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, TypeVar
@@ -49,8 +50,15 @@ CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scri
 
 _GRACE_S = 5.0
 _TIED = "tied"
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
 _OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # want of memory ends otherwise
+_MEMORY_HINT = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
+_FILE_HINT = "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python"
+# What the last words are of, where they tell: which file of llama.cpp
+_OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
+_OF_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|(failed|unable) to allocate|alloc\w* failed")
+_OF_FILE = re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model")
+_BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # the folder where somebody built it
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # what a new session is on Windows
 _NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
 
@@ -272,6 +280,7 @@ class _Child:
         self._writing = threading.Lock()
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self._complained_bytes = 0  # before the newest request
+        self._peers: Sequence[str] = ()  # RPC workers, as the spec has them
         self._process = subprocess.Popen(
             command(module, verbose=verbose),
             stdin=subprocess.PIPE,
@@ -300,6 +309,7 @@ class _Child:
         """
         self._said, self._number = False, self._number + 1
         self.works = True
+        self._peers = getattr(value, "rpc", self._peers)
         self._complained_bytes = os.fstat(self._complaints.fileno()).st_size
         line = json.dumps({kind: plain.dump(value)})
         with self._writing:
@@ -374,7 +384,7 @@ class _Child:
         if not last.strip():
             self._complaints.seek(0)
             last = self._complaints.read()
-        return _died(code, last.decode("utf-8", "replace"))
+        return _died(code, last.decode("utf-8", "replace"), self._peers)
 
 
 class _Listener:
@@ -456,22 +466,32 @@ class _Listener:
         self._lines.close()
 
 
-def _died(code: int, stderr: str) -> WorkerError:
+def _died(code: int, stderr: str, peers: Sequence[str] = ()) -> WorkerError:
     """The error for a child that ended without a word, with llama.cpp's last words."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
+    lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
     of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
     last = (of_card or telling or lines or ["it said nothing"])[-1]
-    if code < 0 or code in _NTSTATUS:
-        name = _NTSTATUS[code] if code > 0 else signal.Signals(-code).name
-        reason = "out of memory, most likely" if name == "SIGKILL" else last
-        hint = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
-        if name in _OF_KERNELS or code in _NTSTATUS:
-            hint = CHECK_HINT
-        elif name == "SIGABRT" and not of_card:
-            hint = f"{CHECK_HINT}; {hint}"
+    name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
+    reason = "out of memory, most likely" if name == "SIGKILL" else last
+    hint = _death_hint(name, reason, peers)
+    if name:
         return WorkerError(f"the child process that ran llama.cpp was ended by {name}: {reason}", hint, name)
-    return WorkerError(f"the child process ended with status {code}: {last}", "-v shows llama.cpp's log")
+    return WorkerError(f"the child process ended with status {code}: {last}", hint)
+
+
+def _death_hint(name: str, reason: str, peers: Sequence[str]) -> str:
+    """What to do about a death, by its signal (or what Windows calls it; empty: none) and the last words."""
+    if _OF_RPC.search(reason):
+        where = f" at {', '.join(peers)}" if peers else ""
+        return f"look at what `ggufspec worker`{where} says and start it again, or drop --rpc"
+    if name == "SIGKILL" or _OF_MEMORY.search(reason):
+        return _MEMORY_HINT
+    if _OF_FILE.search(reason):
+        return _FILE_HINT
+    if name in _OF_KERNELS or name in _NTSTATUS.values():
+        return CHECK_HINT
+    return f"{CHECK_HINT}; -v shows llama.cpp's log" if name else "-v shows llama.cpp's log"
 
 
 # ---- the child's side ----------------------------------------------------------------------------------------------
@@ -577,7 +597,7 @@ def main(argv: list[str]) -> None:
     global _say
     module_name, verbosity, *tied = argv
     if tied and sys.platform == "linux":  # the end of stdin is heard by a thread, which one call of C may keep waiting
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on an abort: ggml/src/ggml.c
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")

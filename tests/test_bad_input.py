@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from gguf_files import rewritten
 from processes import Cli, Finished
 
 from ggufspec.errors import ModelError, UsageError
@@ -68,6 +69,13 @@ def test_without_json_a_failure_leaves_stdout_empty(cli: Cli, damaged: dict[str,
     done = cli("run", "-m", damaged["cut in the data"], *PROMPT)
     assert (done.code, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_plan_names_the_file_and_not_what_is_kept_of_it(cli: Cli, draft: Path, tmp_path: Path) -> None:
+    """A header that can be read, of a model that llama.cpp refuses."""
+    odd = rewritten(draft, tmp_path / "odd.gguf", value=lambda name, value: 7 if name.endswith("head_count") else value)
+    refused(cli("plan", "-m", odd, "--json"), 1, "odd.gguf: llama.cpp cannot load it", "wrong shape", "download it")
+    refused(cli("run", "-m", odd, *PROMPT, "--json"), 1, "odd.gguf cannot be loaded", "download it again")
 
 
 def test_damaged_weights_are_noticed(cli: Cli, draft: Path, tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ def test_a_pair_that_is_not_here(cli: Cli, hub, target: Path, draft: Path) -> No
     assert f"{target.name} as rehearsed here on" in plan["speed"]
 
 
+@pytest.mark.full
+def test_what_a_killed_rehearsal_left_goes_with_the_next_one(cli: Cli) -> None:
+    folder = Path(cli.environment["HOME"], ".cache", "ggufspec", "standins")
+    with cli.start("rehearse", "demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
+        assert eventually(lambda: list(folder.rglob("*.gguf")))
+        parent.kill()
+    assert list(folder.rglob("*.gguf"))
+    assert cli("rehearse", "demo", *SHORT).code == 0
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_in_a_terminal(cli: Cli, columns: int) -> None:
     child = cli.terminal("rehearse", "demo", *SHORT, columns=columns)

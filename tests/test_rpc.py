@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -109,6 +111,29 @@ def test_nobody_answers(cli: Cli) -> None:
     assert done.code == 1
     assert f"no RPC worker answers at {endpoint}" in done.document()["error"]
     assert "ggml-rpc-server" in done.document()["hint"]
+
+
+@pytest.mark.parametrize("command", [("run", "-p", "x"), ("plan",)])
+def test_nonsense_from_a_peer_names_the_peer(cli: Cli, command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        endpoint = f"127.0.0.1:{peer.getsockname()[1]}"
+        threading.Thread(target=lie, args=(peer,), daemon=True).start()
+        done = cli(*command, "--rpc", endpoint, "--json")
+    assert done.code == 1
+    assert "Remote RPC server crashed or returned malformed response" in done.document()["error"]
+    assert f"`ggufspec worker` at {endpoint}" in done.document()["hint"]
+
+
+def lie(peer: socket.socket) -> None:
+    """Answer whoever comes with zeros."""
+    while True:
+        try:
+            client = peer.accept()[0]
+        except OSError:
+            return
+        with client, contextlib.suppress(OSError):
+            if client.recv(65536):  # none of who only knocks
+                client.sendall(bytes(4096))
 
 
 def test_a_bench_measures_the_rival_at_its_own_placement(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:

@@ -22,7 +22,7 @@ from jobs_session import Ready
 from processes import PATIENCE_S, all_end, eventually
 
 from ggufspec.errors import UsageError, WorkerError
-from ggufspec.worker import Interrupted, Session, _Listener, call
+from ggufspec.worker import Interrupted, Session, _died, _Listener, call
 
 ENDLESS = 1_000_000_000
 
@@ -106,6 +106,36 @@ def test_a_child_that_dies_says_its_last_words(how: str, says: str) -> None:
     with pytest.raises(WorkerError) as died:
         run(Spec(1, how))
     assert says in died.value.message
+
+
+BUILT = "/tmp/pip-wheel-x/llama-cpp-python_y/vendor/llama.cpp/"
+FILE, MEMORY, CHECK = "download it again", "lower -c, -ngl or -ngld", "ggufspec doctor"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "advice"),
+    [
+        (-signal.SIGABRT, f"{BUILT}src/llama-model.cpp:13: GGML_ASSERT(hparams.n_layer_all > 0) failed", FILE),
+        (-signal.SIGABRT, f"{BUILT}src/llama-vocab.cpp:3: GGML_ASSERT(id < n) failed", FILE),
+        (-signal.SIGABRT, f"{BUILT}ggml/src/gguf.cpp:3: GGML_ASSERT(ok) failed", FILE),
+        (-signal.SIGABRT, f"{BUILT}ggml/src/ggml-rpc/ggml-rpc.cpp:354: Remote RPC server crashed", "10.0.0.7:50052"),
+        (-signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", MEMORY),
+        (-signal.SIGABRT, "CUDA error: out of memory", MEMORY),
+        (-signal.SIGKILL, "", MEMORY),
+        (1, "MemoryError", MEMORY),
+        (-signal.SIGSEGV, "", CHECK),
+        (-signal.SIGILL, "llama_context: n_ctx = 512", CHECK),
+        (-signal.SIGABRT, f"{BUILT}ggml/src/ggml-cpu/ops.cpp:9: GGML_ASSERT(nb0 == 4) failed", CHECK),
+        (7, "RuntimeError: a bug of ours", "-v shows llama.cpp's log"),
+    ],
+)
+def test_the_hint_follows_the_cause_of_a_death(code: int, said: str, advice: str) -> None:
+    died = _died(code, f"llama_model_loader: loaded\n{said}\n", ("10.0.0.7:50052",))
+    assert [each for each in (FILE, MEMORY, CHECK, "10.0.0.7:50052") if each in died.hint] == (
+        [advice] if code != 7 else []
+    )
+    assert advice in died.hint
+    assert "/tmp/pip-wheel" not in died.message
 
 
 def test_a_child_that_stays_in_one_call_of_c_is_ended() -> None:

@@ -16,7 +16,6 @@ docs/decisions/023-a-build-proves-itself.md.
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 from ggufspec import worker
 from ggufspec.bench.reference import Floats, hyper, logits
 from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.hardware import scratch
 from ggufspec.llamacpp.devices import has_gpu
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
@@ -114,8 +114,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     for type_name in spec.types:
         if stopping.is_set():
             break
-        with tempfile.TemporaryDirectory() as folder:
-            _check_type(CheckStep(type_name), Path(folder), figures, emit)
+        with scratch.folder() as folder:
+            _check_type(CheckStep(type_name), folder, figures, emit)
     return Result()
 
 

@@ -453,10 +453,7 @@ class Tuning:
 
 
 def out_of_memory(failure: Failure) -> bool | None:
-    """Whether a trial failed for want of memory, by what it said; None if that tells nothing.
-
-    Hints are not looked at: after every abort they say what to do if memory is short.
-    """
+    """Whether a trial failed for want of memory, by what it said; None if that tells nothing."""
     return any(word in failure.error.lower() for word in _MEMORY_WORDS) or None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -121,17 +121,24 @@ def rehearse(
 def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool) -> Iterator[list[Standin]]:
     """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
     from ggufspec.errors import GgufspecError
+    from ggufspec.hardware import scratch
     from ggufspec.hardware.host import cache_folder
     from ggufspec.pairs import standin
 
     root = cache_folder() / "standins"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=root))
-    except OSError as error:
-        raise GgufspecError(f"{root} cannot be written: {error.strerror}", f"df -h {root.parent}") from None
-    try:
-        made = []
+    with ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(dir=root)) if keep else stack.enter_context(scratch.folder(root))
+        except OSError as error:
+            raise GgufspecError(f"{root} cannot be written: {error.strerror}", f"df -h {root.parent}") from None
+        made: list[Standin] = []
+
+        def forget() -> None:
+            if len(made) < len(subject.headers):  # something went wrong
+                shutil.rmtree(folder, ignore_errors=True)
+
+        stack.callback(forget)
         needed = sum(standin.needed_bytes(known) for known in subject.headers)
         size = sum(known.header.size_bytes for known in subject.headers)
         if not quiet:
@@ -145,9 +152,6 @@ def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool
         if keep and not quiet:
             console.note(f"the stand-ins stay in {folder}")
         yield made
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(

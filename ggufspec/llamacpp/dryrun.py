@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Context
 
 HOST = "CPU"
+CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are of the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _model(request: Request, *, dry: bool) -> Iterator[Any]:
     forget_complaints()
     model = lib.llama_model_load_from_file(str(request.path).encode(), params)
     if not model:
-        raise ModelError(f"llama.cpp cannot load {request.path.name}: {complaints() or 'it gave no reason'}")
+        raise ModelError(f"{CANNOT_LOAD}: {complaints() or 'it gave no reason'}")
     try:
         yield model
     finally:

@@ -17,7 +17,7 @@ from ggufspec import foreign
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import obtainable_memory_bytes
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
-from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint
+from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
 from ggufspec.llamacpp.params import context_params, model_params
 from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, choose
 
@@ -71,7 +71,7 @@ class Model:
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
-            raise ModelError(f"{path} cannot be loaded: {reason}", _load_hint(reason))
+            raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))
         self._lib = lib
         self._vocab = lib.llama_model_get_vocab(self._handle)
         if not lib.llama_model_has_decoder(self._handle) or lib.llama_model_has_encoder(self._handle):
@@ -388,17 +388,3 @@ class Context:
             self._lib.llama_batch_free(self._batch)
             self._lib.llama_free(self._handle)
             self._handle = None
-
-
-# What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole.
-_DAMAGED = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
-
-
-def _load_hint(reason: str) -> str:
-    if any(sign in reason for sign in _DAMAGED):
-        return "the file is cut short or damaged: download it again"
-    if "unknown model architecture" in reason:
-        return "this llama.cpp does not know the architecture: update llama-cpp-python"
-    if "alloc" in reason or "memory" in reason:
-        return "lower -ngl or -ngld so that fewer layers go to the GPU"
-    return "-v shows llama.cpp's log"

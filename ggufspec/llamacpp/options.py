@@ -28,6 +28,8 @@ MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
+# What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
+_CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
 _CELLS_STEP = 256  # src/llama-context.cpp
 
 
@@ -138,6 +140,19 @@ def check_rewind(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``REWINDS``."""
     if name not in REWINDS:
         raise UsageError(f"{name!r} is no way to take tokens back", "one of " + ", ".join(REWINDS))
+
+
+def load_hint(reason: str) -> str:
+    """What to do when llama.cpp loads no model, by what it said."""
+    if any(sign in reason for sign in _CUT):
+        return "the file is cut short or damaged: download it again"
+    if "unknown model architecture" in reason:
+        return "this llama.cpp does not know the architecture: update llama-cpp-python"
+    if "alloc" in reason or "memory" in reason:
+        return "lower -ngl or -ngld so that fewer layers go to the GPU"
+    if "error loading model" in reason:
+        return "the file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python"
+    return "-v shows llama.cpp's log"
 
 
 def context_hint(reason: str) -> str:

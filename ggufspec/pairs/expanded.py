@@ -7,12 +7,12 @@ seconds when it is first wanted and kept in the cache; most of it is holes, whic
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from ggufspec import __version__, worker
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.hardware import scratch
 from ggufspec.hardware.host import cache_folder
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
 from ggufspec.pairs.grown import SHAPES, Model, make
@@ -72,9 +72,9 @@ def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> P
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="new-", dir=path.parent) as folder:  # another process may make it too
-            make(small, parse(expand), Path(folder) / path.name, on_event=on_event)
-            (Path(folder) / path.name).replace(path)
+        with scratch.folder(path.parent) as folder:  # another process may make it too
+            make(small, parse(expand), folder / path.name, on_event=on_event)
+            (folder / path.name).replace(path)
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {_folder().parent}") from None
     for old in _folder().glob(f"*/{path.name}"):

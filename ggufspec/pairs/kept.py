@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from ggufspec import __version__, foreign, plain
 from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.hardware import scratch
 from ggufspec.llamacpp import gguf
 from ggufspec.pairs.files import Found, digest, part_names
 from ggufspec.pairs.header import ModelHeader
@@ -71,8 +71,8 @@ def remember(folder: Path, found: Found) -> None:
     """
     if _last_key(folder, found.locator) == found.key:
         return
-    with tempfile.TemporaryDirectory(prefix="new-", dir=folder) as name:
-        new = Path(name) / "latest"
+    with scratch.folder(folder) as own:
+        new = own / "latest"
         new.write_text(found.key, encoding="ascii")
         new.replace(folder / f"{digest(found.locator)}.latest")
 
@@ -100,8 +100,7 @@ def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[byt
     endings = _endings(len(prefixes))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="new-", dir=folder) as name:
-            new = Path(name)
+        with scratch.folder(folder) as new:
             gguf.write_skeleton(prefixes, new / endings[0])
             for ending, prefix, file in zip(endings[1:], prefixes, found.files, strict=True):
                 (new / ending).write_bytes(prefix)

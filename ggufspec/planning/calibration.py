@@ -8,7 +8,6 @@ each weight type, larger than the caches, tells bandwidths and T(n).
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from ggufspec import plain, worker
 from ggufspec.errors import UsageError
-from ggufspec.hardware import gpus, host
+from ggufspec.hardware import gpus, host, scratch
 from ggufspec.hardware.cards import CARDS, Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
@@ -153,8 +152,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     cards = offload_devices(here)
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
-    with tempfile.TemporaryDirectory(prefix="ggufspec-") as folder:
-        path = Path(folder) / "standin.gguf"
+    with scratch.folder() as folder:
+        path = folder / "standin.gguf"
         for index, (name, found) in enumerate(timings.items()):
             is_card = index > 0 and not is_remote(name)
             placement = Placement(-1, tuple(float(name == card) for card in cards)) if index else Placement()

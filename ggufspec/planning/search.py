@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, offloaded
+from ggufspec.llamacpp.dryrun import CANNOT_LOAD
+from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint, offloaded
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
@@ -161,7 +162,7 @@ class _Search:
         if self._confirm is None:
             return next((self._option(one, self._formula(one)) for one in candidates if self._fits(one)), None)
         left = iter(candidates)
-        asked, refusal = 0, ""
+        asked, refusal = 0, None
         while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
             asked += len(some)
             requests = list(dict.fromkeys(request for one in some for request in one.requests()))
@@ -169,11 +170,17 @@ class _Search:
             for one in some:
                 parts = [answers[request] for request in one.requests()]
                 known = [part for part in parts if not isinstance(part, str)]
-                refusal = next((part for part in parts if isinstance(part, str)), refusal)
+                refused = zip(one.requests(), parts, strict=True)
+                refusal = next(((request[0], part) for request, part in refused if isinstance(part, str)), refusal)
                 if len(known) == len(parts) and self._within(known):
                     return self._option(one, known)
         if refusal:
-            raise ModelError(refusal, context_hint(refusal))
+            skeleton, reason = refusal
+            names = {
+                known.skeleton: known.header.name for known in (self.question.draft, self.question.target) if known
+            }
+            hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
+            raise ModelError(f"{names[skeleton]}: {reason}", hint)
         return None
 
     def _rank(self, one: _Candidate) -> float:

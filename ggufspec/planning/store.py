@@ -30,6 +30,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        Path(name).replace(path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(value, file)
+            Path(name).replace(path)
+        except BaseException:  # a full disk
+            Path(name).unlink(missing_ok=True)
+            raise
