@@ -58,6 +58,7 @@ class Server:
     sent: Counter[str] = field(default_factory=Counter)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     commits: list[str] = field(default_factory=lambda: [COMMIT])  # that there are; main is the first
+    headers: dict[str, str] = field(default_factory=dict)  # of every answer
     over: threading.Event = field(default_factory=threading.Event)
 
     def add(self, name: str, path: Path, *modes: str, **more: Any) -> str:
@@ -207,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in (headers | self.served.headers).items():
             self.send_header(name, value)
         self.end_headers()
 

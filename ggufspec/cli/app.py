@@ -47,6 +47,7 @@ def _register(command: Callable[..., int], *examples: str, on: typer.Typer = app
 
     @functools.wraps(command)
     def interruptible(*args: object, **kwargs: object) -> int:
+        console.hear()
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:  # Typer would make it a bare exit code

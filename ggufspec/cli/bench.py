@@ -183,8 +183,8 @@ def _show(document: BenchDocument) -> None:
         if placed:
             name, size = Path(str(document.pair[role])).name, f"{placed['size_bytes'] / 1e6:,.0f} MB"
             about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
-            out.print(f"[bold]{role:<6}[/] {name}  [dim]({about})[/]")
-    out.print(f"[dim]{tables.conditions(document.settings)}[/]")
+            out.print(Text.assemble((f"{role:<6} ", "bold"), f"{name}  ", (f"({about})", "dim")))
+    out.print(tables.conditions(document.settings), style="dim")
     out.print(tables.terminal(document))
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
     for line in (document.verdict.why, tables.same_text(document)):
@@ -197,13 +197,14 @@ def _show(document: BenchDocument) -> None:
 def _show_hook(out: Console, hook: HookComparison) -> None:
     from ggufspec.reports.tables import counted
 
-    out.print(hook.text, style="bold", markup=False)
+    out.print(hook.text, style="bold")
     if hook.identical_output is not None:
         same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
-        out.print(f"[dim]Hook check: {same} ({hook.identity_check['note']}).[/]")
+        out.print(f"Hook check: {same} ({hook.identity_check['note']}).", style="dim")
     if hook.divergences:
         explained = sum(one.explained for one in hook.divergences)
         out.print(
-            f"[dim]With the hook {counted(len(hook.divergences), 'answer')} left the text of Llama alone, "
-            f"{explained} of them at a near tie.[/]"
+            f"With the hook {counted(len(hook.divergences), 'answer')} left the text of Llama alone, "
+            f"{explained} of them at a near tie.",
+            style="dim",
         )

@@ -123,12 +123,10 @@ def _prepare(
 def _talk(
     chosen: Pair, spec: Spec, settings: Settings, *, interactive: bool, streams: bool, quiet: bool, verbose: bool
 ) -> Talk:
-    from rich.console import Console
-
     from ggufspec.cli.chat_talk import Screen, Talk
     from ggufspec.reports.markdown import THEME
 
-    screen = Screen(Console(highlight=False, theme=THEME), interactive, streams=streams, quiet=quiet)
+    screen = Screen(console.out(THEME), interactive, streams=streams, quiet=quiet)
     return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=verbose)
 
 

@@ -22,6 +22,7 @@ from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
 from ggufspec.cli import chat_commands
+from ggufspec.reports.visible import visible
 
 _LONG_PASTE = 2_000  # characters from which a paste is shown as a word that stands for it
 _LONG_ENTRY = 10_000  # characters of a message that is not kept in the history
@@ -96,6 +97,7 @@ class Typing:
         words: list[tuple[str, bool]] = []
         left = self._session.output.get_size().columns - 1
         for word, warning in self._toolbar():
+            word = visible(word)
             left -= len(word) + 3 * bool(words)
             if left < 0:
                 break

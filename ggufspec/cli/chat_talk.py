@@ -19,7 +19,6 @@ from ggufspec.decoding.options import LOOKUP
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports import chat as shown
 from ggufspec.reports.document import ChatDocument, ChatFigures, ChatRun, ChatTurn
-from ggufspec.reports.visible import visible
 from ggufspec.worker import Interrupted, Session
 
 if TYPE_CHECKING:
@@ -52,10 +51,7 @@ class Screen:
 
     def tell(self, text: str) -> None:
         """The same of what was asked for, or must not be missed."""
-        if self.interactive:
-            console.err().print(visible(text), style="dim", markup=False)
-        else:
-            console.note(visible(text))
+        console.note(text)
 
     def gap(self) -> None:
         """An empty line, where somebody looks."""

@@ -181,6 +181,6 @@ def _show(document: CompareDocument, sort: Sort) -> None:
     told = ["* is the best of its column", "± is the 95 % interval"]
     if tokens := next((model.quality.tokens for model in document.targets if model.quality), 0):
         told.append(f"quality by a bundled text of {tokens:,} tokens")
-    out.print(f"[dim]{'; '.join(told)}.[/]")
+    out.print(f"{'; '.join(told)}.", style="dim")
     for warning in document.warnings:
         out.print(Text(f"Warning: {warning}.", style="yellow"))

@@ -7,22 +7,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ggufspec.reports.visible import visible
+
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.theme import Theme
+
+    from ggufspec.cli.terminal import Console
 
 
-def out() -> Console:
+def out(theme: Theme | None = None) -> Console:
     """Standard output, as wide as the terminal; 100 columns where there is none."""
-    from rich.console import Console
+    from ggufspec.cli.terminal import Console
 
-    return Console(width=None if sys.stdout.isatty() else _columns(), highlight=False)
+    return Console(width=None if sys.stdout.isatty() else _columns(), theme=theme)
 
 
 def err() -> Console:
     """Standard error."""
-    from rich.console import Console
+    from ggufspec.cli.terminal import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True)
 
 
 def _columns() -> int:
@@ -32,15 +36,16 @@ def _columns() -> int:
 
 
 def data(text: str) -> None:
-    """Print a document, as it is, to standard output."""
-    sys.stdout.write(text + "\n")
+    """Print a document to standard output; what a terminal would obey is seen in it, JSON escapes that already."""
+    sys.stdout.write(visible(text) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Say something that is no data."""
-    console = err()
-    console.print(text, style="dim", markup=False, soft_wrap=not console.is_terminal)  # words stay whole
+    from rich.text import Text
+
+    err().say(Text(text, "dim"))
 
 
 def failure(message: str, hint: str) -> None:
@@ -48,9 +53,25 @@ def failure(message: str, hint: str) -> None:
     from rich.text import Text
 
     console = err()
-    console.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    console.say(Text.assemble(("error: ", "bold red"), message))
     if hint:
-        console.print(Text.assemble(("  next: ", "bold"), hint), soft_wrap=True)
+        console.say(Text.assemble(("  next: ", "bold"), hint))
+
+
+def hear() -> None:
+    """What libraries warn of and log, the words of a hub among it, is only text in the terminal, too."""
+    import logging
+    import warnings
+
+    record_of = logging.getLogRecordFactory()
+
+    def seen(*args: Any, **more: Any) -> logging.LogRecord:
+        record = record_of(*args, **more)
+        record.msg, record.args = visible(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(seen)
+    warnings.showwarning = lambda message, *_, **__: note(str(message))
 
 
 @contextmanager
@@ -70,7 +91,7 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
     )
 
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

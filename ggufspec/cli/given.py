@@ -21,6 +21,7 @@ import typer
 
 from ggufspec.cli import console, options
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from ggufspec.cli.planned import Chosen
@@ -207,7 +208,7 @@ class Exports:
         writers: tuple[tuple[Path | None, Callable[[_Document], str]], ...] = (
             (self.export_json, lambda one: to_json(one) + "\n"),
             (self.export_markdown, markdown),
-            (self.export_csv, csv),
+            (self.export_csv, lambda one: visible(csv(one))),
             (self.html, page),
         )
         first: GgufspecError | None = None

@@ -112,14 +112,15 @@ def _show(document: PlanDocument, verbose: bool) -> None:
         out.print(report.sweep(document))
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "by formula, not llama.cpp's own"
-    out.print(f"[dim]Bytes are {source}. Speeds are predictions, {document.speed}.[/]")
+    out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")
     if any(device.overhead_bytes == DEFAULT_OVERHEAD_BYTES for device in document.devices):
-        out.print("[dim]The driver's overhead is a guess until a bench has run on the card.[/]")
+        out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
     if document.draft is not None or document.options["speculative"] is not None:
-        out.print(f"[dim]Acceptance: {document.settings['acceptance_from']}.[/]")
+        out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))
     if verbose:
         for device in document.devices:
             error = device.formula_error_bytes
-            out.print(f"[dim]{device.name}: the formula is {error / 2**20:+,.2f} MiB from llama.cpp's figure.[/]")
+            off = f"the formula is {error / 2**20:+,.2f} MiB from llama.cpp's figure"
+            out.print(f"{device.name}: {off}.", style="dim")

@@ -14,6 +14,7 @@ import typer
 
 from ggufspec.cli import console, options
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -150,7 +151,7 @@ def _ask(order: Order, again: str, *, yes: bool) -> None:
     for item in missing:
         console.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
     question = f"Fetch {what}, to {order.folder} ({shown_size(order.free_bytes)} free)?"
-    if not typer.confirm(question, default=True, err=True):
+    if not typer.confirm(visible(question), default=True, err=True):
         raise GgufspecError("nothing was fetched", f"{again} -y")
 
 

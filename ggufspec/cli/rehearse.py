@@ -218,9 +218,9 @@ def _show(document: RehearseDocument, verbose: bool) -> None:
         out.print(report.expected(document))
     is_worth_it = document.break_even_acceptance is not None
     out.print(Text(document.why, style="bold green" if is_worth_it else "bold"))
-    out.print(f"[dim]{document.label[0].upper()}{document.label[1:]}.[/]")
+    out.print(f"{document.label[0].upper()}{document.label[1:]}.", style="dim")
     if verbose:
         read, disk = document.standins["bytes_read"], document.standins["disk_bytes"]
-        out.print(f"[dim]{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.[/]")
+        out.print(f"{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.", style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))

@@ -362,14 +362,15 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         if document.pair.get(role):
             out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
     out.print(
-        f"[dim]{document.settings['prompts']} prompt{'s' * (document.settings['prompts'] != 1)} × "
+        f"{document.settings['prompts']} prompt{'s' * (document.settings['prompts'] != 1)} × "
         f"{document.settings['max_tokens']} tokens, "
-        f"{document.settings['space']:,} settings to choose from[/]"
+        f"{document.settings['space']:,} settings to choose from",
+        style="dim",
     )
     fewer = len(document.trials) if explain else _SHOWN
     out.print(report.terminal(document.trials, winner=document.winner, baseline=document.baseline, best=fewer))
     if len(document.trials) > fewer:
-        out.print(f"[dim]{fewer} of {len(document.trials)} settings; --explain and --json have all.[/]")
+        out.print(f"{fewer} of {len(document.trials)} settings; --explain and --json have all.", style="dim")
     if document.winner is not None:
         best = document.trials[document.winner]
         assert best.tokens_per_s is not None

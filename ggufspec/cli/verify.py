@@ -297,7 +297,7 @@ def _show(document: VerifyDocument) -> None:
         for file in described["files"] if described else ():
             out.print(Text.assemble((f"{role:<6} ", "bold"), f"{file['name']}  ", (_size(described, file), "dim")))
             if file["sha256"]:
-                out.print(f"[dim]       SHA-256 {file['sha256']}[/]")
+                out.print(f"       SHA-256 {file['sha256']}", style="dim")
     settings = document.settings
     parts = (
         f"{_count(settings['prompts'], 'prompt')} × {_count(settings['max_tokens'], 'token')}",
@@ -305,11 +305,11 @@ def _show(document: VerifyDocument) -> None:
         f"{_count(settings['seeds'], 'seed')}",
         _count(settings["threads"], "thread"),
     )
-    out.print(f"[dim]{', '.join(parts)}[/]")
+    out.print(", ".join(parts), style="dim")
     for name, title in report.TITLES.items():
         checks = [check for check in document.checks if check.section == name]
         if checks:
-            out.print(f"\n[bold]{title}[/]")
+            out.print(f"\n{title}", style="bold")
             out.print(report.section(checks))
             for check in checks:
                 for line in report.details(check):

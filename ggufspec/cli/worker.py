@@ -71,14 +71,14 @@ def _warn(address: str) -> None:
         f"whoever reaches {address} can use these devices, read what is computed on them and crash the worker: "
         "the protocol has no authentication and no encryption. Serve it in a network that you trust."
     )
-    console.err().print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+    console.err().say(Text.assemble(("warning: ", "bold yellow"), text))
 
 
 def _print_document(event: dict[str, Any]) -> None:
     keys = ("name", "description", "free_bytes", "total_bytes")
     served = [{key: device[key] for key in keys} for device in event["devices"]]
     document = {"schema": SCHEMA, "endpoint": event["endpoint"], "devices": served}
-    console.data(json_text.dumps(document, ensure_ascii=False))
+    console.data(json_text.dumps(document))
 
 
 def _say(event: dict[str, Any]) -> None:
@@ -90,6 +90,6 @@ def _say(event: dict[str, Any]) -> None:
     reached = socket.gethostname() if address == "0.0.0.0" else address
     where = "on this machine" if ipaddress.ip_address(address).is_loopback else "on the other machine"
     err = console.err()
-    err.print(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it", markup=False, soft_wrap=True)
+    err.say(Text(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it"))
     command = (f"ggufspec bench demo --rpc {reached}:{port}", "bold")
-    err.print(Text.assemble(f"  {where}: ", command), soft_wrap=True)
+    err.say(Text.assemble(f"  {where}: ", command))

@@ -23,6 +23,7 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import installation
+from ggufspec.reports.visible import visible
 
 logger = logging.getLogger("ggufspec.llamacpp")
 logger.addHandler(logging.NullHandler())  # or Python's last resort would print warnings to stderr
@@ -47,7 +48,7 @@ class _Log:
     def __call__(self, level: int, text: bytes, _user_data: object) -> None:
         if level != _CONTINUED:
             self.level = _LEVELS.get(level, logging.DEBUG)
-        *lines, self.pending = (self.pending + text.decode("utf-8", "replace")).split("\n")
+        *lines, self.pending = (self.pending + visible(text.decode("utf-8", "replace"))).split("\n")
         for line in lines:
             if self.level >= logging.WARNING:
                 _complaints.append(line.strip())

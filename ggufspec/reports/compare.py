@@ -331,11 +331,13 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
         "| --- | --- |" + " ---: |" * len(shown),
     ]
     for row in rows(document, sort):
-        cells = [f"**{text}**" if best else text for text, best in zip(row.cells, row.best, strict=True)]
+        cells = [
+            f"**{escaped(text)}**" if best else escaped(text) for text, best in zip(row.cells, row.best, strict=True)
+        ]
         if row.failed:
             reason = row.failed if row.failed == _NOT_YET else f"failed: {row.failed}"
-            cells = [reason, *[""] * (len(shown) - 1)]
-        lines.append("| " + " | ".join(escaped(text) for text in (row.target, row.draft, *cells)) + " |")
+            cells = [escaped(reason), *[""] * (len(shown) - 1)]
+        lines.append("| " + " | ".join((escaped(row.target), escaped(row.draft), *cells)) + " |")
     if any(model.quality or model.failure for model in document.targets):
         lines += [
             "",
@@ -345,8 +347,8 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
         for model in document.targets:
             cells = [escaped(model.name), of_file(model.size_bytes), *quality_cells(model)]
             lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", verdict(document)]
-    lines += ["", *(f"- Warning: {text}" for text in document.warnings)] if document.warnings else []
+    lines += ["", escaped(verdict(document))]
+    lines += ["", *(f"- Warning: {escaped(text)}" for text in document.warnings)] if document.warnings else []
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,8 @@ Count: TypeAlias = Annotated[int, Ge(0)]
 Amount: TypeAlias = Annotated[float, Ge(0)]  # bytes, seconds, speeds, ratios
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
 
+from ggufspec.reports.visible import HARMFUL
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -355,15 +357,19 @@ class ErrorDocument:
 
 
 def to_json(document: Document) -> str:
-    """The document as JSON text, its schema first."""
-    body = asdict(document)  # type: ignore[call-overload]
-    return json.dumps({"schema": body.pop("schema"), **body}, indent=2, ensure_ascii=False)
+    """The document as JSON text, its schema first; what a terminal would obey is escaped."""
+    return _json(document, indent=2)
 
 
 def to_line(document: Document) -> str:
     """The same on one line."""
+    return _json(document, indent=None)
+
+
+def _json(document: Document, indent: int | None) -> str:
     body = asdict(document)  # type: ignore[call-overload]
-    return json.dumps({"schema": body.pop("schema"), **body}, ensure_ascii=False)
+    text = json.dumps({"schema": body.pop("schema"), **body}, indent=indent, ensure_ascii=False)
+    return HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from ggufspec.reports import plots
 from ggufspec.reports.document import Failure
 from ggufspec.reports.figures import Row, Table
 from ggufspec.reports.sections import Machine, Section
+from ggufspec.reports.tables import escaped
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -127,37 +128,34 @@ def markdown(machines: Sequence[Machine]) -> str:
     """The same as Markdown: plots are their tables."""
     lines: list[str] = []
     for machine in machines:
-        lines += [f"# {_plain(machine.name)}", "", *(f"- {name}: {_plain(value)}" for name, value in machine.facts), ""]
+        lines += [
+            f"# {escaped(machine.name)}",
+            "",
+            *(f"- {escaped(name)}: {escaped(value)}" for name, value in machine.facts),
+            "",
+        ]
         for section in machine.sections:
-            lines += [f"## {_plain(section.title)}", "", f"**{_plain(section.lead)}**", ""]
-            lines += [f"> {_plain(warning)}\n" for warning in section.warnings]
+            lines += [f"## {escaped(section.title)}", "", f"**{escaped(section.lead)}**", ""]
+            lines += [f"> {escaped(warning)}\n" for warning in section.warnings]
             for table in section.tables:
-                lines += [f"### {table.title}", "", *_markdown_table(table), ""]
+                lines += [f"### {escaped(table.title)}", "", *_markdown_table(table), ""]
             for figure in section.figures:
                 table = Table(figure.title, figure.columns, figure.rows)
-                lines += [f"### {_plain(figure.title)}", "", *_markdown_table(table), ""]
-            lines += [f"- {_plain(note)}" for note in section.notes]
+                lines += [f"### {escaped(figure.title)}", "", *_markdown_table(table), ""]
+            lines += [f"- {escaped(note)}" for note in section.notes]
             lines += [""] if section.notes else []
             if section.facts:
-                lines += [", ".join(f"{name}: {_plain(value)}" for name, value in section.facts) + ".", ""]
+                lines += [", ".join(f"{name}: {escaped(value)}" for name, value in section.facts) + ".", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _markdown_table(table: Table) -> list[str]:
     marks = ["---" if index == 0 or c in WORDS | SENTENCES else "---:" for index, c in enumerate(table.columns)]
-    lines = ["| " + " | ".join(map(_plain, table.columns)) + " |", "| " + " | ".join(marks) + " |"]
+    lines = ["| " + " | ".join(map(escaped, table.columns)) + " |", "| " + " | ".join(marks) + " |"]
     for number, row in enumerate(table.rows):
         cells = [
-            f"**{_plain(cell)}**" if (number, index) in table.best else _plain(cell) for index, cell in enumerate(row)
+            f"**{escaped(cell)}**" if (number, index) in table.best else escaped(cell) for index, cell in enumerate(row)
         ]
         cells += [""] * (len(table.columns) - len(cells))
         lines.append("| " + " | ".join(cells) + " |")
     return lines
-
-
-def _plain(text: str) -> str:
-    """Text in which Markdown sees nothing: names are a stranger's."""
-    escaped = text.replace("\\", "\\\\").replace("\n", " ").replace("<", "&lt;")
-    for mark in "|*_`[]":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return escaped

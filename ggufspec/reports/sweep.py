@@ -185,8 +185,8 @@ def markdown(document: SweepDocument) -> str:
     cells = rows(document)
     if not any(row[-1] for row in cells):
         heads, cells = heads[:-1], [row[:-1] for row in cells]
-    table = markdown_table(heads, ([escaped(cell) for cell in row] for row in cells))
-    return f"{table}\n\n{summary(document)}\n"
+    table = markdown_table(heads, cells)
+    return f"{table}\n\n{escaped(summary(document))}\n"
 
 
 def comma_separated(document: SweepDocument) -> str:

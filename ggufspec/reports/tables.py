@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
+from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,6 +20,8 @@ LABELS = {
     "llama_hook": "Llama + hook",
 }
 
+_MARKS = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # within a word an underscore is a letter
+_BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # a heading, a quotation, an item
 _PLACES = 8  # of a draft that are shown; documents have all of them
 
 COLUMNS = ("Run", "GPU layers", "Tokens/s", "Gain", "Accepted", "Tokens/round", "Accepted by position")
@@ -66,8 +70,9 @@ def shortened(text: str, most: int) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text, a file's name say, as a cell of a Markdown table."""
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+    """A text in one line of Markdown that is nothing but text there: names are a stranger's."""
+    line = visible(text.strip().replace("\n", " ")).replace("&", "&amp;").replace("<", "&lt;")
+    return _BEGINS.sub(r"\g<0>\\", _MARKS.sub(r"\\\g<0>", line))
 
 
 def rows(document: BenchDocument) -> list[tuple[str, ...]]:
@@ -140,8 +145,8 @@ def terminal(document: BenchDocument) -> Table:
 
 def markdown(document: BenchDocument) -> str:
     """A Markdown table and the verdict, and what it must be read with before them."""
-    note = f"{document.pair['note']}\n\n" if document.pair.get("note") else ""
-    verdict = f"{document.verdict.text} {document.verdict.why}".strip()
+    note = f"{escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
+    verdict = escaped(f"{document.verdict.text} {document.verdict.why}".strip())
     return f"{note}{markdown_table(COLUMNS, rows(document))}\n\n{verdict}\n"
 
 
@@ -163,11 +168,11 @@ def same_text(document: BenchDocument) -> str:
 
 
 def markdown_table(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> str:
-    """Rows under their heads, all columns but the first to the right; cells are escaped already."""
+    """Rows under their heads, all columns but the first to the right."""
     lines = [
         "| " + " | ".join(heads) + " |",
         "| --- |" + " ---: |" * (len(heads) - 1),
-        *("| " + " | ".join(row) + " |" for row in cells),
+        *("| " + " | ".join(map(escaped, row)) + " |" for row in cells),
     ]
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.document import TuneDocument, TunedSetting, TuneTrial
-from ggufspec.reports.tables import with_spread
+from ggufspec.reports.tables import escaped, with_spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,8 +143,8 @@ def markdown(document: TuneDocument) -> str:
     lines = ["| " + " | ".join((*COLUMNS, "")) + " |", "|" + " --- |" * (len(COLUMNS) + 1)]
     for trial in document.trials:
         mark = "**best**" if trial.index == document.winner else "planned" if trial.index == document.baseline else ""
-        lines.append("| " + " | ".join((*row(trial), mark)) + " |")
-    lines += ["", *(f"- {sentence}" for sentence in (*document.explanation, *failures(document)))]
+        lines.append("| " + " | ".join((*map(escaped, row(trial)), mark)) + " |")
+    lines += ["", *(f"- {escaped(sentence)}" for sentence in (*document.explanation, *failures(document)))]
     return "\n".join(lines) + "\n"
 
 

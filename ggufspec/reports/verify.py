@@ -24,6 +24,7 @@ def section(checks: Sequence[Check]) -> Table:
     """The checks of one section, 80 columns wide at most. ``Kept`` are drafted tokens that became part of answers."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, column in enumerate(COLUMNS):
@@ -31,7 +32,7 @@ def section(checks: Sequence[Check]) -> Table:
     for check in checks:
         mark, style = _MARKS[check.status]
         counts = (f"{number:,}" if number else "" for number in (check.answers, check.tokens, check.accepted))
-        table.add_row(f"[{style}]{mark}[/]", check.drafter, check.rule, *counts, remark(check))
+        table.add_row(Text(mark, style), check.drafter, check.rule, *counts, remark(check))
     return table
 
 

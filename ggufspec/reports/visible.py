@@ -12,7 +12,9 @@ import re
 
 _PICTURES = 0x2400  # the block of control pictures, in the order of C0
 _DELETE = "\u2421"
-_HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb]")
+HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb]"
+)
 
 
 def visible(text: str) -> str:
@@ -21,7 +23,7 @@ def visible(text: str) -> str:
     C0 and DEL become their pictures (``␛`` for ESC), others their number (``<U+009B>`` for CSI, ``<U+202E>`` for the
     override of the writing direction), half of a surrogate pair ``�``. ``visible(a + b) == visible(a) + visible(b)``.
     """
-    return _HARMFUL.sub(_shown, text)
+    return HARMFUL.sub(_shown, text)
 
 
 def _shown(found: re.Match[str]) -> str:
