@@ -195,7 +195,7 @@ def odd_tokens(name, n):
     """First tokens of n rounds with one drafted token, nothing truncated."""
     rule, tokens = make_rule(name, Sampling(0.8, 0, 1.0, 0.0, seed=8), Odd()), []
     for position in range(n):
-        rule.begin(position)
+        rule.begin(range(position))
         rule.follow([0] * position)
         proposal = rule.propose(DRAFT[0], position)
         tokens.append(rule.verify(TARGET[:2], [proposal], position).emitted([proposal.token])[0])

@@ -149,8 +149,17 @@ def chosen(row, sampling, position):
 
 
 def test_the_margin_of_greedy_tokens_is_the_difference_of_their_logits():
-    assert divergence.margin(ROW, (0, 2), GREEDY, 5) == pytest.approx(float(ROW[0] - ROW[2]))
-    assert divergence.margin(ROW, (2, 0), GREEDY, 5) == pytest.approx(float(ROW[0] - ROW[2]))
+    assert divergence.margin(ROW, (0, 2), GREEDY, range(5)) == pytest.approx(float(ROW[0] - ROW[2]))
+    assert divergence.margin(ROW, (2, 0), GREEDY, range(5)) == pytest.approx(float(ROW[0] - ROW[2]))
+
+
+def test_the_margin_of_penalised_tokens_is_that_of_the_rows_before():
+    """Token 0 has 2 after its penalty: they are equal when 1 loses 1, or 0 has 2 more before that."""
+    row, text = np.array([4.0, 3.0, -1.0, -1.0], np.float32), [0]
+    penalised = replace(GREEDY, repeat_penalty=2.0)
+    assert divergence.margin(row, (1, 0), penalised, text) == pytest.approx(1.0, abs=1e-5)
+    assert divergence.margin(row, (0, 1), penalised, text) == pytest.approx(1.0, abs=1e-5)
+    assert row.tolist() == [4.0, 3.0, -1.0, -1.0]
 
 
 @pytest.mark.parametrize("sampling", [BARE, replace(BARE, temperature=0.7), replace(BARE, top_p=0.9, min_p=0.05)])
@@ -158,8 +167,8 @@ def test_the_margin_of_greedy_tokens_is_the_difference_of_their_logits():
 def test_the_margin_under_keyed_noise_is_what_tips_the_choice(sampling, position):
     first = chosen(ROW, sampling, position)
     for second in set(range(4)) - {first}:
-        margin = divergence.margin(ROW, (first, second), sampling, position)
-        assert margin == divergence.margin(ROW, (second, first), sampling, position)
+        margin = divergence.margin(ROW, (first, second), sampling, range(position))
+        assert margin == divergence.margin(ROW, (second, first), sampling, range(position))
         if not sampling.truncates:
             raised = ROW.copy()
             raised[second] += margin + 1e-4
@@ -176,7 +185,7 @@ def test_a_token_at_the_border_of_a_truncation_is_near():
     assert positions
     for position in positions:
         assert chosen(row, out, position) == 0
-        assert divergence.margin(row, (0, 1), out, position) == pytest.approx(np.log(0.301 / 0.3), abs=1e-3)
+        assert divergence.margin(row, (0, 1), out, range(position)) == pytest.approx(np.log(0.301 / 0.3), abs=1e-3)
 
 
 # ---- distributions

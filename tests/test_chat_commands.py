@@ -142,6 +142,49 @@ def test_processors_keep_the_seed(line: str, sampling: Sampling) -> None:
     assert changed("/seed 18446744073709551615").sampling == Sampling(seed=2**64 - 1)
 
 
+def test_the_temperature_alone() -> None:
+    before = replace(PAIR, sampling=Sampling(0.5, 20, 0.9, 0.1, 7, repeat_penalty=1.1))
+    after = changed("/temp 1.2", before)
+    assert after == replace(before, sampling=replace(before.sampling, temperature=1.2))
+    assert shown(after, "temp") == "topknucleus 1.2 20 0.9, min-p 0.1"
+    assert shown(changed("/temp 0", after), "temp") == "greedy"
+    for wrong in ("-1", "warm", "nan", "inf"):
+        assert "0 is greedy" in refused(f"/temp {wrong}").hint
+
+
+def test_penalties_change_what_is_named() -> None:
+    assert shown(PAIR, "penalties") == "off"
+    some = changed("/penalties repeat 1.1 PRESENCE -0.5")
+    assert some.sampling == Sampling(repeat_penalty=1.1, presence_penalty=-0.5)
+    more = changed("/penalties last-n -1 frequency 0.2", some)
+    assert more.sampling == replace(some.sampling, repeat_last_n=-1, frequency_penalty=0.2)
+    words = "repeat penalty 1.1, presence penalty -0.5, frequency penalty 0.2 over the context"
+    assert shown(more, "penalties") == words
+    assert changed("/processor topk 0.8 20", more).sampling.repeat_penalty == 1.1
+    assert changed("/penalties last-n 1", some).sampling.repeat_last_n == 1
+    assert shown(changed("/penalties last-n 1", some), "penalties").endswith("over 1 token")
+    off = changed("/penalties off", more)
+    assert not off.sampling.penalises
+    assert shown(off, "penalties") == "off"
+
+
+@pytest.mark.parametrize(
+    ("typed", "word"),
+    [
+        ("repat 1.1", "repeat is the nearest"),
+        ("1.1", "one of repeat, last-n, presence, frequency"),
+        ("repeat", "repeat is followed by a number"),
+        ("repeat off", "repeat is followed by a number"),
+        ("repeat 1.1 last-n 6.5", "last-n is followed by a number"),
+        ("repeat 0", "/penalties repeat 1.1"),
+        ("last-n -2", "/penalties repeat 1.1"),
+        ("presence 1000", "/penalties repeat 1.1"),
+    ],
+)
+def test_penalties_that_are_none(typed: str, word: str) -> None:
+    assert word in refused(f"/penalties {typed}").hint
+
+
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [

@@ -176,10 +176,10 @@ def test_rules_look_at_enough_of_a_large_row(sampling):
         own = choose(wanted.ids, wanted.scores, sampling.seed, position)
         free = make_rule("exact", sampling).verify(logits[None], [], position).token
         rule = make_rule("exact", sampling, half)
-        rule.begin(position)
+        rule.begin(range(position))
         assert rule.propose(logits, position).token == (free if half.allowed[free] else own)
         rule = make_rule("residual", sampling, half)
-        rule.begin(position)
+        rule.begin(range(position))
         q = rule.propose(logits, position).q
         assert q.ids.tolist() == wanted.ids.tolist()
         assert q.scores.tolist() == wanted.scores.tolist()
@@ -191,7 +191,7 @@ def test_rules_look_at_enough_of_a_large_row(sampling):
 def decode(target, rule, prompt, limit, draft):
     """Texts as the loop makes them; ``draft(rule, text)`` gives a round's chain. The text, and whether it is stuck."""
     text = list(prompt)
-    rule.begin(len(prompt))
+    rule.begin(prompt)
     while len(text) < limit:
         chain = draft(rule, text)
         drafted = [proposal.token for proposal in chain]
@@ -281,7 +281,7 @@ def test_every_text_is_in_the_language(name, automaton, seed, sampling, data):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_accepted_before_a_dead_end_is_not_lost(name):
     rule = make_rule(name, Sampling(), DEAD)
-    rule.begin(1)
+    rule.begin([0])
     rows = np.stack([row([0, 0, 1, 0]), row([0, 1, 0, 0]), row([0, 0, 0, 1]), row([0.25] * 4), row([np.nan] * 4)])
     assert rule.verify(rows, [Proposal(2), Proposal(1), Proposal(3), Proposal(2)], 1) == Verdict(3, None)
     assert rule.verify(rows, [], 4) == Verdict(0, None)
@@ -290,7 +290,7 @@ def test_what_was_accepted_before_a_dead_end_is_not_lost(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_follows_the_end_of_a_text(name):
     rule = make_rule(name, Sampling(), PAIRS)
-    rule.begin(0)
+    rule.begin([])
     rows = np.stack([row([0, 1, 0, 0]), row([0, 0, 1, 0]), row([1, 0, 0, 0]), row([0.25] * 4), row([np.nan] * 4)])
     assert rule.verify(rows, [Proposal(x) for x in (1, 2, END, 1)], 0) == Verdict(3, None)
 
@@ -299,7 +299,7 @@ def test_a_draft_with_no_permitted_token_proposes_what_verification_refuses():
     short = row([0.5, 0.5])  # a draft's vocabulary that ends before the tokens that may stand here
     for name in NAMES:
         rule = make_rule(name, Sampling(), PAIRS)
-        rule.begin(0)
+        rule.begin([])
         rule.follow([1])
         proposal = rule.propose(short, 1)
         assert proposal.token == 0
@@ -327,7 +327,7 @@ def test_agreement_is_of_the_state_that_was_there():
     draft = row([0.6, 0, 0.3, 0.1])  # 0 may not stand behind 1: the draft would have said 2
     for name in NAMES:
         rule = make_rule(name, Sampling(), PAIRS)
-        rule.begin(0)
+        rule.begin([])
         for position in range(0, 100, 2):
             rule.verify(np.stack([row([0, 1, 0, 0])] + [row([0, 0, 1, 0])] * 2)[:2], [Proposal(1)], position)
         assert [rule.agreement(draft, 99, token) for token in range(4)] == [0, 0, 1, 0]

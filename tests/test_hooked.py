@@ -38,12 +38,14 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
 )
 def test_what_the_hook_cannot_do_is_refused(options, message):
     with pytest.raises(UsageError, match=message) as caught:
-        hooked.check(DecoderOptions(**options))
+        hooked.check(DecoderOptions(**options), Sampling())
     assert "--engine own" in caught.value.hint
 
 
 def test_what_it_can_do_is_not():
-    hooked.check(DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, type_k="q8_0", gpu_layers=9))
+    hooked.check(
+        DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, type_k="q8_0", gpu_layers=9), Sampling()
+    )
 
 
 # ---- the document ---------------------------------------------------------------------------------------------------

@@ -404,7 +404,7 @@ class Case:
     def alone(self):
         """The answer token by token, without the loop; ``stuck`` is whether the grammar ended it."""
         text, rule, self.stuck = list(self.prompt), make_rule(self.accept, self.sampling, self.constraint), False
-        rule.begin(len(text))
+        rule.begin(text)
         while len(text) - len(self.prompt) < self.max_tokens and len(text) <= self.capacity:
             token = rule.verify(self.table(text)[None], (), len(text)).token
             self.stuck = token is None
@@ -438,13 +438,22 @@ class Case:
         return answer
 
 
+penalised = st.sampled_from(
+    [
+        {},
+        {"repeat_penalty": 1.7},
+        {"repeat_penalty": 1.3, "presence_penalty": 0.6, "repeat_last_n": 3},
+        {"frequency_penalty": 0.9, "repeat_last_n": -1},
+    ]
+)
 samplings = st.one_of(
-    st.just(GREEDY),
+    st.builds(lambda penalties: replace(GREEDY, **penalties), penalised),
     st.builds(
-        lambda temperature, seed, cut: Sampling(temperature, **(OFF | cut), seed=seed),
+        lambda temperature, seed, cut, penalties: Sampling(temperature, **(OFF | cut), seed=seed, **penalties),
         st.sampled_from([0.3, 1.0, 4.0]),
         st.integers(0, 2**64 - 1),
         st.sampled_from([{}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.2}]),
+        penalised,
     ),
 )
 tables = st.builds(Table, st.integers(0, 2**31), st.integers(END + 1, 7), st.sampled_from([-8, 0, 3]))

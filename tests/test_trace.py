@@ -27,6 +27,7 @@ from ggufspec.reports.rounds import Added, Judged, Likely, Own, Seen, Sum, Trace
 RULES = ("exact", "residual", "top-k:2", "typical:0.3")
 WARM = Sampling(temperature=0.8, seed=7)
 BARE = Sampling(temperature=1.3, **OFF, seed=11)
+PENALISED = Sampling(temperature=0.8, seed=5, repeat_penalty=1.4, frequency_penalty=0.3, repeat_last_n=16)
 JSON_GRAMMAR = 'root ::= "[" [0-9]+ ("," " "? [0-9]+)* "]"'
 
 
@@ -228,7 +229,7 @@ def decoder(target, draft):
 @pytest.mark.parametrize("accept", RULES)
 def test_the_demo_pair_says_the_same_with_a_trace(decoder, accept, drafter):
     decoder.configure(accept=accept, drafter=drafter)
-    for sampling, grammar in product((GREEDY, WARM, BARE), ("", JSON_GRAMMAR)):
+    for sampling, grammar in product((GREEDY, WARM, BARE, PENALISED), ("", JSON_GRAMMAR)):
         how = {"max_tokens": 16, "sampling": sampling, "grammar": grammar}
         prompt = "numbers = [1, 2, 3, 1, 2, 3]\nvalues = "
         plain = list(decoder.generate(prompt, **how))

@@ -251,7 +251,7 @@ def places(
     """What may be true of a token, the chance of it by the target's logits, and whether it is.
 
     Args:
-        rows: (vocab,) logits of the target, and of the draft where there is one.
+        rows: (vocab,) penalised logits of the target, and of the draft where there is one.
         token: what was emitted.
         sampling: temperature and truncations.
         offered: what the lookup had offered before, if it had.

@@ -100,33 +100,40 @@ def _measure(context: Context, case: Case) -> tuple[float, float]:
         for first in range(1, width + 1):
             change = np.take_along_axis(_read(context, text, len(prompt) - 1, first, width) - narrow, leading, axis=1)
             noise = max(noise, float(np.ptp(change, axis=1).max()))
-    return margin(narrow[-1], both, case.sampling, len(text)), noise
+    return margin(narrow[-1], both, case.sampling, text), noise
 
 
-def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, position: int) -> float:
+def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Sequence[int]) -> float:
     """How far logits have to shift for the exact rule to choose the second token where it chose the first, or back.
 
     At temperature 0 that is the difference of both. Above, a token is passed over because its sum of score and noise
     is lower, or because a truncation leaves it out; hence three shifts, each by so much: the wanted token against all
     others, it against those more likely, and those more likely than the other token against that one and the rest.
+    Penalties come behind the shift, as they come behind rounding.
 
     Args:
         row: (vocab,) the target's logits.
         tokens: the two.
         sampling: how tokens are chosen.
-        position: index in the sequence of the token to choose.
+        text: the token ids before.
     """
     first, second = tokens
-    if sampling.temperature == 0:
+    if sampling.temperature == 0 and not sampling.penalises:
         return abs(float(row[first] - row[second]))
-    rule = ExactRule(sampling)
+    rule, position = ExactRule(sampling), len(text)
+    rule.begin(text)
 
     def chosen(logits: Logits) -> int | None:
-        return rule.verify(logits[None], (), position).token
+        return rule.verify(logits[None].copy(), (), position).token
 
     wanted, other = (first, second) if chosen(row) == second else (second, first)
     alone = np.arange(row.size) == wanted
-    shifts = [alone.astype(np.float32), -(row > row[wanted]).astype(np.float32), (row > row[other]).astype(np.float32)]
+    seen = rule.penalised(row.copy(), position)
+    shifts = [
+        alone.astype(np.float32),
+        -(seen > seen[wanted]).astype(np.float32),
+        (seen > seen[other]).astype(np.float32),
+    ]
     low, high = 0.0, _FARTHEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

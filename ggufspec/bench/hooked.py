@@ -29,13 +29,15 @@ __all__ = ["Result", "Spec", "check", "measure", "run"]
 _WARM_UP_TOKENS = 8  # in the first rounds the hook learns how long the target takes
 
 
-def check(options: DecoderOptions) -> None:
+def check(options: DecoderOptions, sampling: Sampling) -> None:
     """Refuse what ``Llama`` with the hook cannot do.
 
     Raises:
         UsageError: the options ask for it.
     """
     own = "leave it away, or --engine own"
+    if sampling.penalises:  # llama_cpp/llama.py, generate: its sampler is not given the prompt's tokens
+        raise UsageError("Llama penalises what it has answered and not what was asked, as our own loop does", own)
     if not options.needs_draft:
         raise UsageError(f"the hook drafts with a model, and --drafter {options.drafter} has none", own)
     if options.accept != "exact":

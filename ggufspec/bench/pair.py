@@ -53,7 +53,7 @@ def bench_pair(
         prompts: what is answered; eight short bundled ones by default.
         max_tokens: of each answer, at most.
         repetitions: trials of each run; an interval takes three.
-        sampling: temperature, truncation and seed; greedy by default.
+        sampling: temperature, truncation, seed and penalties; greedy by default.
         engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.hook.DraftModel`.
         download: fetch what is on the hub and not here, which may be many GB.
         on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what
@@ -81,8 +81,8 @@ def bench_pair(
     if not places.pair.drafts(with_draft=files.draft is not None):
         raise UsageError("a bench compares with a draft, and nobody drafts", "drafter='lookup' needs no draft model")
     if engine == "hook":
-        hooked.check(places.pair)
-        hooked.check(places.alone)
+        hooked.check(places.pair, sampling or Sampling())
+        hooked.check(places.alone, sampling or Sampling())
     spec = trial.Spec(
         target=files.target,
         draft=files.draft if places.pair.needs_draft else None,

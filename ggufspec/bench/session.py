@@ -93,7 +93,7 @@ class Request:
         draft_max: drafted tokens a round at most.
         lookup_corpus: a text file whose n-grams the lookup knows too.
         accept: name of the acceptance rule.
-        sampling: temperature, truncation and seed.
+        sampling: temperature, truncation, seed and penalties.
         max_tokens: tokens of the answer at most.
         stop: strings that end the answer.
         grammar: GBNF that the answer follows.

@@ -36,6 +36,7 @@ from ggufspec.bench.certificate import (
 from ggufspec.bench.trial import Placed
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.loop import Round
+from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Logits
 from ggufspec.errors import ModelError
 from ggufspec.hardware import host
@@ -192,7 +193,11 @@ class _Job:
         for answer in answers:
             prompt = readers[0].model.tokenize(self.spec.prompts[answer.ask.prompt])
             rows = zip(*(_rows(reader, prompt, answer.tokens) for reader in readers), strict=True)
+            penalties = Penalties(answer.ask.sampling)
+            penalties.follow(0, (*prompt, *answer.tokens))
             for index, views in enumerate(rows):
+                for view in views:
+                    penalties.apply(view, len(prompt) + index)
                 offered = answer.offered.get(index)
                 for name, event in places(views, answer.tokens[index], answer.ask.sampling, offered).items():
                     events[name].append(event)

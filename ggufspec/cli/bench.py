@@ -127,12 +127,12 @@ def bench(
             console.note(f"by its profile nobody drafts for {chosen.name}: measured as with --drafter both")
         drafting = replace(drafting, drafter=options.Drafter.BOTH)
     if engine == "hook":
-        hooked.check(planned.decoder(chosen.settings, decoding, drafting))
+        hooked.check(planned.decoder(chosen.settings, decoding, drafting), spec.sampling)
     pair = planned.of_pair(chosen)
     places = planned.settle(pair, placing, decoding, drafting, rival=True, quiet=quiet, verbose=verbose)
     if engine == "hook":  # a plan may put experts on the CPU
-        hooked.check(places.pair)
-        hooked.check(places.alone)
+        hooked.check(places.pair, spec.sampling)
+        hooked.check(places.alone, spec.sampling)
     spec = replace(spec, draft=chosen.draft if places.pair.needs_draft else None, options=places.pair)
     run = Bench(Experiment(chosen, spec, repetitions, verbose, places.alone, places.plan, engine))
     interrupted = False

@@ -6,13 +6,15 @@ import difflib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import NoReturn
 
 from ggufspec.decoding.options import MAX_TOP_K, RULES, check_rule, is_lossy
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import MAX_WIDTH
+from ggufspec.reports.tables import penalties
 
 MODES = {"speculative": "", "target": "target", "drafter": "draft"}  # by command: which model answers alone
 _PLAIN_MODE = {"speculative": "speculative", "target": "target alone", "drafter": "draft model alone"}
@@ -126,6 +128,12 @@ class About:
     path: bool = False
 
 
+PENALTIES = {  # what /penalties calls them, the field, and what each does
+    "repeat": ("repeat_penalty", "divide the logits of tokens that were there; 1 is off"),
+    "last-n": ("repeat_last_n", "among the last N tokens, the prompt's too; 0 is off, -1 the context"),
+    "presence": ("presence_penalty", "take so much from logits of tokens that were there; 0 is off"),
+    "frequency": ("frequency_penalty", "take so much once for each time they were; 0 is off"),
+}
 PROCESSORS = {
     "greedy": "the likeliest token, always",
     "multinomial": "multinomial [T]: all tokens, at temperature T",
@@ -157,6 +165,16 @@ COMMANDS: dict[str, About] = {
             *PROCESSORS.values(),
             f"T is {_TEMPERATURE}, K {_TOP_K} and P {_TOP_P} where not given: /processor topknucleus 0.8 40 0.95",
             "K and P look at the probabilities before the temperature, as llama.cpp's do.",
+        ),
+    ),
+    "temp": About("T", "the temperature; 0 is greedy"),
+    "penalties": About(
+        "NAME X …|off",
+        "make what was said less likely",
+        ("off", *PENALTIES),
+        (
+            *(f"{name}: {does}" for name, (_, does) in PENALTIES.items()),
+            "What is not named stays as it is: /penalties repeat 1.1 last-n 256",
         ),
     ),
     "ngram": About(
@@ -201,6 +219,7 @@ SHOWN = (  # what /settings lists, in this order
     "ngram",
     "accept",
     "processor",
+    "penalties",
     "seed",
     "length",
     "chat",
@@ -277,8 +296,10 @@ def shown(settings: Settings, name: str) -> str:
             return settings.ngram
         case "accept":
             return f"{settings.accept} (lossy)" if is_lossy(settings.accept) else settings.accept
-        case "processor":
+        case "processor" | "temp":
             return processor(settings.sampling)
+        case "penalties":
+            return penalties(asdict(settings.sampling)) or "off"
         case "seed":
             return str(settings.sampling.seed)
         case "length":
@@ -367,14 +388,46 @@ def _processor(settings: Settings, argument: str) -> Settings:
             }
             _refuse("processor", argument, said[letter])
         values[letter] = number
-    sampling = Sampling(
+    sampling = replace(
+        settings.sampling,
         temperature=values["T"] if wanted else 0.0,
         top_k=int(values["K"]) if "K" in wanted else 0,
         top_p=values["P"] if "P" in wanted else 1.0,
         min_p=0.0,
-        seed=settings.sampling.seed,
     )
     return replace(settings, sampling=sampling)
+
+
+def _temp(settings: Settings, argument: str) -> Settings:
+    number = _real(argument)
+    if number is None or number < 0:
+        _refuse("temp", argument, "a number from 0 up; 0 is greedy")
+    return replace(settings, sampling=replace(settings.sampling, temperature=number))
+
+
+def _penalties(settings: Settings, argument: str) -> Settings:
+    words = argument.lower().split()
+    if words == ["off"]:
+        off = replace(settings.sampling, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
+        return replace(settings, sampling=off)
+    changes: dict[str, float] = {}
+    for name, text in zip_longest(words[::2], words[1::2], fillvalue=""):
+        if name not in PENALTIES:
+            near = difflib.get_close_matches(name, PENALTIES, n=1)
+            raise UsageError(
+                f"there is no penalty {shortened(name)!r}",
+                (f"{near[0]} is the nearest; " if near else "") + f"one of {', '.join(PENALTIES)}, or /penalties off",
+            )
+        number = _signed(text) if name == "last-n" else _real(text)
+        if number is None:
+            _refuse("penalties", argument, f"{name} is followed by a number: {PENALTIES[name][1]}")
+        changes[PENALTIES[name][0]] = number
+    try:
+        return replace(settings, sampling=replace(settings.sampling, **changes))  # type: ignore[arg-type]
+    except UsageError as error:
+        raise UsageError(
+            error.message, "/penalties repeat 1.1 last-n 64 presence 0 frequency 0, or /penalties off"
+        ) from None
 
 
 def _ngram(settings: Settings, argument: str) -> Settings:
@@ -431,6 +484,8 @@ _CHANGES: dict[str, Callable[[Settings, str], Settings]] = {
     **{name: _mode(name) for name in MODES},
     "gamma": _gamma,
     "processor": _processor,
+    "temp": _temp,
+    "penalties": _penalties,
     "ngram": _ngram,
     "length": _length,
     "seed": _seed,
@@ -448,6 +503,11 @@ def _word(value: bool) -> str:
 def _whole(text: str) -> int | None:
     digits = text.replace(",", "").replace("_", "")
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 20 else None
+
+
+def _signed(text: str) -> int | None:
+    number = _whole(text.removeprefix("-"))
+    return -number if number and text.startswith("-") else number
 
 
 def _real(text: str) -> float | None:

@@ -433,6 +433,7 @@ class Talk:
         if self._dropped:
             words.append((f"{self._dropped} left out", True))
         words.append((chat_commands.processor(settings.sampling), False))
+        words += [("penalties", False)] * settings.sampling.penalises
         words += [("chat off", False)] * (not settings.chat) + [("cache off", False)] * (not settings.cache)
         return words
 

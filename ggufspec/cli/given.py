@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import EnumType
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
@@ -232,6 +232,10 @@ class Choosing:
     top_p: options.TopP = 0.95
     min_p: options.MinP = 0.05
     seed: options.Seed = 0
+    repeat_penalty: options.RepeatPenalty = 1.0
+    repeat_last_n: options.RepeatLastN = 64
+    presence_penalty: options.PresencePenalty = 0.0
+    frequency_penalty: options.FrequencyPenalty = 0.0
 
     def sampling(self) -> Sampling:
         """The same as the decoder takes it.
@@ -241,7 +245,8 @@ class Choosing:
         """
         from ggufspec.decoding.sampling import Sampling
 
-        return Sampling(temperature=self.temp, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed)
+        values = asdict(self)
+        return Sampling(temperature=values.pop("temp"), **values)
 
 
 SWEEPABLE = {  # by the options' names here: what their documents call them, and how they are typed

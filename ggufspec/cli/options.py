@@ -229,6 +229,23 @@ MinP = Annotated[
 Seed = Annotated[
     int, _option("-s", "--seed", metavar="N", help="The same seed gives the same text, with and without draft.")
 ]
+RepeatPenalty = Annotated[
+    float, _option("--repeat-penalty", metavar="X", help="Divide the logits of tokens that were there; 1 is off.")
+]
+RepeatLastN = Annotated[
+    int,
+    _option(
+        "--repeat-last-n",
+        metavar="N",
+        help="Penalise the last N tokens, the prompt's too; 0 is off, -1 the context.",
+    ),
+]
+PresencePenalty = Annotated[
+    float, _option("--presence-penalty", metavar="X", help="Take X from logits of tokens that were there; 0 is off.")
+]
+FrequencyPenalty = Annotated[
+    float, _option("--frequency-penalty", metavar="X", help="Take X once for each time they were; 0 is off.")
+]
 Rpc = Annotated[
     list[str] | None, _option("--rpc", metavar="HOST:PORT", help="A llama.cpp RPC worker, as a further device.")
 ]

@@ -68,6 +68,10 @@ def verify(
     top_p: options.TopP = 0.95,
     min_p: options.MinP = 0.05,
     seed: options.Seed = 0,
+    repeat_penalty: options.RepeatPenalty = 1.0,
+    repeat_last_n: options.RepeatLastN = 64,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
     no_hash: Annotated[
         bool, typer.Option("--no-hash", help="Do not read the files for their SHA-256; the certificate names none.")
     ] = False,
@@ -114,7 +118,17 @@ def verify(
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
         max_tokens=predict or (_QUICK_TOKENS if quick else _TOKENS),
-        sampling=Sampling(temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        sampling=Sampling(
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        ),
         seeds=seeds or (_QUICK_SEEDS if quick else _SEEDS),
         policies=TWO_POLICIES if quick else EVERY_POLICY,
         rpc=tuple(placing.rpc or ()),
@@ -290,6 +304,7 @@ def _show(document: VerifyDocument) -> None:
     from rich.text import Text
 
     from ggufspec.reports import verify as report
+    from ggufspec.reports.tables import penalties
 
     out = console.out()
     for role in ("target", "draft"):
@@ -302,6 +317,7 @@ def _show(document: VerifyDocument) -> None:
     parts = (
         f"{_count(settings['prompts'], 'prompt')} × {_count(settings['max_tokens'], 'token')}",
         f"greedy and temperature {settings['temperature']:g}",
+        *filter(None, [penalties(settings)]),
         f"{_count(settings['seeds'], 'seed')}",
         _count(settings["threads"], "thread"),
     )

@@ -12,6 +12,9 @@ With a grammar every emitted token is permitted by it, and drafts follow it. The
 noise, is its choice without the grammar where that is permitted, and its choice among the permitted tokens where it is
 not (as common/sampling.cpp, ``common_sampler_sample``): a function of the text, the row and the seed. The residual rule
 takes p and q from what is permitted. Where nothing is, the text ends.
+
+With penalties all of this is made of penalised rows, the draft's too: each for the text before its own position, in
+which the drafted tokens before it stand as if they had been kept.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy.typing as npt
 from ggufspec.decoding.grammar import Constraint, Path
 from ggufspec.decoding.noise import choose, choose_full
 from ggufspec.decoding.options import check_rule
+from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling, candidates, likeliest
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
@@ -65,8 +69,8 @@ class Rule(Protocol):
     lossless: bool  # whether the text has the target's distribution
     may_trim: bool  # whether a drafted token may be dropped unverified because of what it turned out to be
 
-    def begin(self, length: int) -> None:
-        """A new text begins, with a prompt of ``length`` tokens; a grammar holds behind it."""
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A new text begins with ``prompt``; a grammar holds behind it."""
         ...
 
     def follow(self, text: Sequence[int]) -> None:
@@ -77,8 +81,15 @@ class Rule(Protocol):
         """Whether the grammar lets ``token`` stand at ``position`` of the text that was followed."""
         ...
 
+    def penalised(self, row: Logits, position: int) -> Logits:
+        """The draft's logits (vocab,) for ``position``, changed in place where the text before it is penalised.
+
+        To be asked once for each row, before anything else is made of it.
+        """
+        ...
+
     def propose(self, logits: Logits, position: int) -> Proposal:
-        """The draft's token for ``position`` (index in the sequence) from the draft's logits (vocab,).
+        """The draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
 
         It is permitted, unless the draft has no permitted token: then verification will refuse it.
         """
@@ -89,46 +100,67 @@ class Rule(Protocol):
 
         Args:
             rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows behind
-                the first rejection are not read, and none is kept.
+                the first rejection are not read, and none is kept. Those that are read are penalised in place, for
+                the text and the first i drafted tokens.
             proposals: k drafted tokens; none is target-only sampling.
             position: index in the sequence of the first drafted token.
         """
         ...
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
-        """The chance that a proposal from the draft's logits (vocab,) would have been ``token``, which came.
+        """The chance that a proposal from the draft's penalised logits (vocab,) would have been ``token``, which came.
 
         The grammar is known ``grammar.RECENT`` tokens back from the end of the text, and has no part in this before.
         """
         ...
 
 
-class _Grammatical:
-    """The part of a rule that knows of the grammar, if there is one."""
+class _Textual:
+    """The part of a rule that knows the text: for the grammar and the penalties, if there are any."""
 
     def __init__(self, sampling: Sampling, path: Path | None) -> None:
         self.sampling = sampling
         self._path = path
+        self._penalties = Penalties(sampling) if sampling.penalises else None
+        self._settled = 0
         self._best = 1 if sampling.temperature == 0 else sampling.top_k  # tokens of a row that can matter; 0: all
 
-    def begin(self, length: int) -> None:
+    def begin(self, prompt: Sequence[int]) -> None:
         if self._path is not None:
-            self._path.begin(length)
+            self._path.begin(len(prompt))
+        if self._penalties is not None:
+            self._penalties.follow(0, prompt)
+            self._settled = len(prompt)
 
     def follow(self, text: Sequence[int]) -> None:
         if self._path is not None:
             self._path.follow(text[self._path.settled :])
+        if self._penalties is not None:
+            self._penalties.follow(self._settled, text[self._settled :])
+
+    def penalised(self, row: Logits, position: int) -> Logits:
+        if self._penalties is not None:
+            self._penalties.apply(row, position)
+        return row
 
     def permits(self, token: int, position: int) -> bool:
         return self._path is None or self._path.permits(token, position)
 
     def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
-        if self._path is None:
+        if self._path is None and self._penalties is None:
             return self._judge(rows, proposals, position)
         drafted = [proposal.token for proposal in proposals]
-        self._path.follow(drafted)
+        if self._path is not None:
+            self._path.follow(drafted)
+        if self._penalties is not None:
+            self._penalties.follow(position, drafted)
         verdict = self._judge(rows, proposals, position)
-        self._path.settle(position, verdict.emitted(drafted))
+        emitted = verdict.emitted(drafted)
+        if self._path is not None:
+            self._path.settle(position, emitted)
+        if self._penalties is not None:
+            self._penalties.follow(position, emitted)
+            self._settled = position + len(emitted)
         return verdict
 
     def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
@@ -139,7 +171,7 @@ class _Grammatical:
         return logits if self._path is None else self._path.masked(logits, position, self._best)
 
 
-class ExactRule(_Grammatical):
+class ExactRule(_Textual):
     """Greedy at temperature 0, keyed noise above: accept while the draft is the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
@@ -162,12 +194,14 @@ class ExactRule(_Grammatical):
 
     def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
         for i, proposal in enumerate(proposals):
-            own = self._choose(rows[i], position + i)
+            row = self.penalised(rows[i], position + i)
+            own = self._choose(row, position + i)
             if own is None:
                 return Verdict(i, None)
-            if proposal.token != own[0] and not self._keeps(rows[i], proposal.token, position + i):
+            if proposal.token != own[0] and not self._keeps(row, proposal.token, position + i):
                 return Verdict(i, own[0])
-        own = self._choose(rows[len(proposals)], position + len(proposals))
+        last = position + len(proposals)
+        own = self._choose(self.penalised(rows[len(proposals)], last), last)
         return Verdict(len(proposals), None if own is None else own[0])
 
     def _keeps(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
@@ -247,7 +281,7 @@ def log_probabilities(logits: Logits, temperature: float) -> Floats:
     return scores
 
 
-class ResidualRule(_Grammatical):
+class ResidualRule(_Textual):
     """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
 
     Uniform variables are taken from ``rng`` in this order: one for each proposed token; then, in a verification, one
@@ -281,7 +315,7 @@ class ResidualRule(_Grammatical):
 
     def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
         def target(i: int) -> Law | None:
-            masked = self._masked(rows[i], position + i)
+            masked = self._masked(self.penalised(rows[i], position + i), position + i)
             return None if masked is None else Law.of(candidates(masked, self.sampling))
 
         drafted = [(x.token, Law.point(x.token) if x.q is None else Law.of(x.q)) for x in proposals]

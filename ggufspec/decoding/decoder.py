@@ -237,7 +237,7 @@ class SpeculativeDecoder:
         Args:
             prompt: text, or token ids.
             max_tokens: tokens to emit at most.
-            sampling: temperature, truncation and seed; greedy by default.
+            sampling: temperature, truncation, seed and penalties; greedy by default.
             stop: strings that end the answer and are not part of it.
             grammar: the answer follows this grammar, in llama.cpp's GBNF; empty for none.
             alone: ``target`` or ``draft`` lets one model answer without the other, in the same loop.

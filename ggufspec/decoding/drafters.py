@@ -137,7 +137,7 @@ class ModelDrafter:
             return None
         unread = text[self.has_read :]
         logits = self.model.decode(self._known(unread), outputs=1, width=self._width(len(unread)))
-        row = logits[0, : self.shared_vocab]
+        row = rule.penalised(logits[0, : self.shared_vocab], len(text))
         try:
             sure = confidence(row)
         except ModelError as error:
@@ -158,7 +158,8 @@ class ModelDrafter:
         rows = self.model.decode(unread, outputs=count)[:, : self.shared_vocab]
         first = end - count + 1  # what the first row foretells
         seen = self._judge(
-            (confidence(row), rule.agreement(row, position, text[position])) for position, row in enumerate(rows, first)
+            (confidence(row), rule.agreement(rule.penalised(row, position), position, text[position]))
+            for position, row in enumerate(rows, first)
         )
         self.model.rewind(self.model.length)  # all of it is certain
         return seen

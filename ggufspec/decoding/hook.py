@@ -313,7 +313,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             same = 0
         self._text, self.rounds = text, []
         self._policy = self._make_policy()
-        self._rule.begin(len(text))
+        self._rule.begin(text)
         for drafter in self._drafters:
             drafter.read(text, (), min(same, read))
 

@@ -87,7 +87,7 @@ def generate(
     policy = policy or Fixed()
     tokens = list(prompt)
     last = min(len(prompt) + max_tokens, target.capacity + 1)
-    rule.begin(len(prompt))
+    rule.begin(prompt)
     learning_s = 0.0
     while len(tokens) < last:
         began = clock()

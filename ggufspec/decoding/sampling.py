@@ -2,6 +2,7 @@
 
 The chain is top-k, top-p, min-p, then temperature (common/common.h, ``common_params_sampling::samplers``; each step in
 src/llama-sampler.cpp): the truncations see the untempered probabilities. Ties go to the lower token id everywhere.
+Before it come the penalties, which need the text and not only its last row (:mod:`ggufspec.decoding.penalties`).
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ _LOWEST = float(np.finfo(np.float32).min)  # below every finite logit: only -inf
 _CLASSES, _FEW = 1024, 256  # classes of ids, whose maxima stand for a row
 _GLANCE = 128  # tokens at least that a guess is chosen among
 _STRIDE = 31  # of a sample of the vocabulary; odd, so that no period of ids escapes it
+_MOST_PENALTY = 100.0  # so that no finite logit becomes infinite
 _CERTAIN: Floats = np.zeros(1)
 _CERTAIN.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits; the defaults of the truncations are llama.cpp's.
+    """How a token is chosen from logits; the defaults of truncations and penalties are llama.cpp's.
 
     Args:
         temperature: 0 takes the most likely token.
@@ -36,6 +38,12 @@ class Sampling:
         top_p: keep the fewest tokens whose probability, among those that top-k left, reaches this; 1 is off.
         min_p: keep tokens at least this fraction as likely as the most likely one; 0 is off.
         seed: of all randomness, in [0, 2**64).
+        repeat_penalty: a token that the text has already: its logit is divided by this, or multiplied if negative, in
+            [0.01, 100]; 1 is off.
+        repeat_last_n: how far back the text is looked at for penalties, in tokens, those of the prompt too; 0 turns all
+            penalties off, -1 looks at the whole text.
+        presence_penalty: is taken from the logit of a token that the text has, in [-100, 100]; 0 is off.
+        frequency_penalty: is taken once for each time that the text has it, in [-100, 100]; 0 is off.
 
     Raises:
         UsageError: a value is out of its range.
@@ -46,6 +54,10 @@ class Sampling:
     top_p: float = 0.95
     min_p: float = 0.05
     seed: int = 0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
@@ -58,11 +70,32 @@ class Sampling:
             raise UsageError(f"min-p {self.min_p} is not in [0, 1)", "--min-p 0.05; 0 turns it off")
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"seed {self.seed} is not in [0, 2**64)", "--seed 0")
+        if not 1 / _MOST_PENALTY <= self.repeat_penalty <= _MOST_PENALTY:
+            raise UsageError(
+                f"repeat penalty {self.repeat_penalty} is not in [0.01, 100]", "--repeat-penalty 1.1; 1 turns it off"
+            )
+        if self.repeat_last_n < -1:
+            raise UsageError(
+                f"repeat-last-n {self.repeat_last_n} is no number of tokens",
+                "--repeat-last-n 64; -1 is the context, 0 turns penalties off",
+            )
+        for name in ("presence", "frequency"):
+            value = getattr(self, f"{name}_penalty")
+            if not -_MOST_PENALTY <= value <= _MOST_PENALTY:
+                raise UsageError(
+                    f"{name} penalty {value} is not in [-100, 100]", f"--{name}-penalty 0.5; 0 turns it off"
+                )
 
     @property
     def truncates(self) -> bool:
         """Whether a token with a finite logit can be left out."""
         return self.temperature == 0 or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what the text has already matters."""
+        penalties = self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return penalties and self.repeat_last_n != 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

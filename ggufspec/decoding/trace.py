@@ -117,14 +117,17 @@ class _Watched:
         self._verdict = Verdict(0, None)
         self._position = 0
 
-    def begin(self, length: int) -> None:
-        self._rule.begin(length)
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._rule.begin(prompt)
 
     def follow(self, text: Sequence[int]) -> None:
         self._rule.follow(text)
 
     def permits(self, token: int, position: int) -> bool:
         return self._rule.permits(token, position)
+
+    def penalised(self, row: Logits, position: int) -> Logits:
+        return self._rule.penalised(row, position)
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
         return self._rule.agreement(logits, position, token)

@@ -34,7 +34,7 @@ class Likely:
     Args:
         token: its id.
         text: of the token; bytes that are no whole character are ``\xNN``.
-        probability: softmax of the row as the model gave it, before temperature, truncation and grammar.
+        probability: softmax of the row after penalties, before temperature, truncation and grammar.
         permitted: whether the grammar lets it stand there.
     """
 
@@ -46,9 +46,9 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a model's row says of a token, before temperature, truncation and grammar; its ten likeliest tokens.
+    """What a model's row says of a token: after penalties, before temperature, truncation and grammar.
 
-    ``logit`` is absent where it is not finite: the token is impossible.
+    ``likeliest`` are its ten likeliest tokens. ``logit`` is absent where it is not finite: the token is impossible.
     """
 
     logit: float | None

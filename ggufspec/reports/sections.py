@@ -182,6 +182,8 @@ def _settings(settings: dict[str, Any]) -> list[tuple[str, str]]:
         if value is not None and value != "" and not isinstance(value, (dict, list)):
             shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
             found.append((name, shown))
+    if penalised := tables.penalties(settings):
+        found.append(("Penalties", penalised))
     return found
 
 

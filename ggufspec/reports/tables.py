@@ -50,12 +50,23 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
         how_far = f"{most}{counted(settings['draft_max'], 'token')} a round"
         parts[-1:] = [f"{parts[-1]} ({how_far})"] if swept != "drafter" else [parts[-1], how_far]
     parts.append("greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']}")
+    parts += filter(None, [penalties(settings)])
     if swept != "accept":
         parts.append(f"{settings['accept']}{' (lossy)' if settings['lossy'] else ''}")
     parts += ["strict"] * settings["strict"]
     if swept != "threads":
         parts.append(counted(settings["threads"], "thread"))
     return ", ".join([*parts, f"{counted(settings['repetitions'], 'trial')} each"])
+
+
+def penalties(settings: dict[str, Any]) -> str:
+    """The penalties of a document's settings in words; empty where there are none."""
+    off = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    found = [f"{key.replace('_', ' ')} {settings[key]}" for key, none in off.items() if settings.get(key, none) != none]
+    last = settings.get("repeat_last_n", 0)
+    if not found or not last:
+        return ""
+    return f"{', '.join(found)} over {'the context' if last == -1 else counted(last, 'token')}"
 
 
 def counted(number: Any, thing: str) -> str:

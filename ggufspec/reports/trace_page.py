@@ -9,7 +9,7 @@ from pathlib import PurePath
 from ggufspec.reports import page, trace
 from ggufspec.reports.document import TraceDocument
 from ggufspec.reports.rounds import TracedRound
-from ggufspec.reports.tables import counted
+from ggufspec.reports.tables import counted, penalties
 from ggufspec.reports.trace import Row
 from ggufspec.reports.visible import visible
 
@@ -90,6 +90,7 @@ def _facts(document: TraceDocument) -> list[tuple[str, str]]:
         *((name, visible(file)) for name, file in files),
         ("Temperature", f"{settings['temperature']:g}"),
         ("Seed", str(settings["seed"])),
+        *([("Penalties", penalised)] if (penalised := penalties(settings)) else []),
         ("Tokens/s while traced", f"{run.tokens_per_s.median:.1f}"),
         ("Prompt", f"{counted(len(document.prompt), 'character')}"),
         ("Ended by", document.stop_reason or "Ctrl-C"),

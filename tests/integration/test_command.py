@@ -49,6 +49,51 @@ def test_run_in_strict_mode_gives_the_same_token_ids(cli, sampling):
     assert len(texts) == 1
 
 
+# penalties
+
+PENALTIES = (
+    "--repeat-penalty",
+    "1.5",
+    "--repeat-last-n",
+    "-1",
+    "--presence-penalty",
+    "0.5",
+    "--frequency-penalty",
+    "0.2",
+)
+
+
+@pytest.mark.parametrize("sampling", [WARM, GREEDY], ids=["temperature 0.8", "greedy"])
+def test_penalties_give_another_text_and_drafts_do_not(cli, sampling):
+    documents = [
+        cli("run", "demo", *STRICT, "--json", *sampling, *way).document()
+        for way in ((), PENALTIES, (*PENALTIES, "--no-draft"), (*PENALTIES, "--drafter", "lookup", *FIXED))
+    ]
+    plain, *penalised = [document["tokens"] for document in documents]
+    assert penalised[0] == penalised[1] == penalised[2] != plain
+    settings = documents[1]["settings"]
+    values = {key: settings[key] for key in settings if "penalty" in key or "repeat" in key}
+    assert values == {
+        "repeat_penalty": 1.5,
+        "repeat_last_n": -1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.2,
+    }
+    off = cli("run", "demo", *STRICT, "--json", *sampling, *PENALTIES, "--repeat-last-n", "0").document()
+    assert off["tokens"] == plain
+
+
+def test_a_chat_with_penalties_is_a_run_with_them(cli):
+    lines = f"{PROMPT.splitlines()[0]}\n/penalties off\n/retry\n/penalties repeat 1.5 last-n -1 presence 0.5\n/retry\n"
+    flags = ("-n", "24", "--json", "--strict", "-q")
+    switched = cli("chat", "demo", *flags, stdin=lines).document()
+    given = cli("chat", "demo", *flags, *PENALTIES[:6], stdin=PROMPT.splitlines()[0]).document()
+    assert switched["turns"][-1]["answer"] == given["turns"][0]["answer"]
+    assert switched["settings"]["repeat_penalty"] == given["settings"]["repeat_penalty"] == 1.5
+    plain = cli("chat", "demo", *flags, stdin=PROMPT.splitlines()[0]).document()
+    assert plain["turns"][0]["answer"] != given["turns"][0]["answer"]
+
+
 # the lookup
 
 

@@ -54,7 +54,7 @@ def answer(context, constraint, sampling, name="exact", chain=None, prompt="# a 
     context.rewind(0)
     context.decode(text[:-1], outputs=0)
     rule = make_rule(name, sampling, constraint)
-    rule.begin(start)
+    rule.begin(text)
     while len(text) < start + limit:
         proposals = chain(rule, text) if chain else []
         drafted = [proposal.token for proposal in proposals]

@@ -1,0 +1,83 @@
+"""Penalties of tokens that the text has already, by llama.cpp's arithmetic. Pure NumPy.
+
+They come before every truncation and the temperature (common/common.h, ``common_params_sampling::samplers``;
+src/llama-sampler.cpp, ``llama_sampler_penalties_apply``). The tokens of the prompt count too, as for llama-server and
+llama-cli, which give them to their sampler before the first token is drawn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ggufspec.decoding.sampling import Logits, Sampling
+
+
+class Penalties:
+    """The tokens of one text, and what they cost a token that would come again.
+
+    What stands at a position is penalised for the ``repeat_last_n`` tokens before it: those that are settled, and the
+    drafted ones between. So every row is changed as if its text had been decoded one token at a time.
+
+    Args:
+        sampling: the penalties.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._last = sampling.repeat_last_n
+        self._repeat = np.float32(sampling.repeat_penalty)
+        self._presence = np.float32(sampling.presence_penalty)
+        self._frequency = np.float32(sampling.frequency_penalty)
+        self._text: list[int] = []
+        self._first = self._end = 0  # of the window that is counted
+        self._counts: Counter[int] = Counter()
+
+    def follow(self, position: int, tokens: Sequence[int]) -> None:
+        """From ``position`` on the text goes on with ``tokens``; what stood there before is forgotten.
+
+        Raises:
+            ValueError: the tokens before ``position`` are not known.
+        """
+        if position > len(self._text):
+            raise ValueError(f"tokens at {position} do not follow a text of {len(self._text)}")
+        if position < self._end:
+            self._count(position)
+        self._text[position:] = tokens
+
+    def apply(self, row: Logits, position: int) -> None:
+        """Change the logits of the tokens that stand before ``position``, in place.
+
+        Takes the time of the window, whatever the vocabulary.
+
+        Args:
+            row: (vocab,) logits for the token at ``position``. Ids beyond it, which only the target has, are left out.
+            position: index in the sequence of the token to choose.
+
+        Raises:
+            ValueError: the tokens before ``position`` are not known.
+        """
+        if position > len(self._text):
+            raise ValueError(f"nothing is known of position {len(self._text)}, before {position}")
+        self._count(position)
+        ids = np.fromiter(self._counts, np.int64, len(self._counts))
+        times = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+        known = ids < row.size
+        if not known.all():
+            ids, times = ids[known], times[known]
+        logits = row[ids]
+        logits = np.where(logits <= 0, logits * self._repeat, logits / self._repeat)
+        row[ids] = logits - (times * self._frequency + self._presence)
+
+    def _count(self, end: int) -> None:
+        """Move the window to the tokens before ``end``, by those that come in and those that leave it."""
+        first = 0 if self._last < 0 else max(0, end - self._last)
+        text, counts = self._text, self._counts
+        for token in (*text[self._end : end], *text[first : self._first]):
+            counts[token] += 1
+        for token in (*text[self._first : first], *text[end : self._end]):
+            counts[token] -= 1
+            if not counts[token]:
+                del counts[token]
+        self._first, self._end = first, end
