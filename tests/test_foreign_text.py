@@ -49,9 +49,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
     assert key + b"llama" in whole
     architecture.write_bytes(whole.replace(key + b"llama", key + b"\x1b[2J\x07"))
     profile, result = root / "profile.toml", root / "result.json"
-    name = HOSTILE.replace("/", "")
+    named = root / "named.toml"
+    named.write_text(f"name = {json.dumps(HOSTILE)}\n[target]\nfile = {json.dumps(str(draft))}\n", encoding="utf-8")
     profile.write_text(
-        f"name = {json.dumps(name)}\nwhy = {json.dumps(HOSTILE)}\nsource = {json.dumps(HOSTILE)}\n"
+        f'name = "hostile"\nwhy = {json.dumps(HOSTILE)}\nsource = {json.dumps(HOSTILE)}\n'
         f"[target]\nfile = {json.dumps(str(model))}\n[draft]\nfile = {json.dumps(str(draft))}\n",
         encoding="utf-8",
     )
@@ -61,6 +62,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> dict[str, 
     bench["verdict"]["text"] = HOSTILE
     result.write_text(json.dumps(bench), encoding="utf-8")
     found = {"model": model, "tokens": tokens, "architecture": architecture, "profile": profile, "result": result}
+    found["named"] = named
     return {key: str(path) for key, path in found.items()} | {"text": HOSTILE, "none": str(root / folder / "none")}
 
 
@@ -79,6 +81,7 @@ COMMANDS = {
     "export {model}": (0, "export", "-m", "{model}"),
     "profiles show": (0, "profiles", "show", "{profile}"),
     "profiles check": (0, "profiles", "check", "{profile}"),
+    "profiles show {named}": (1, "profiles", "show", "{named}"),
     "profiles new": (0, "profiles", "new", "mine", "-m", "{model}", "-md", "{model}"),
     "report": (0, "report", "{result}"),
     "no report": (1, "report", "{model}"),

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Protocol, TypeAlias
 
 from annotated_types import Ge, Le
 
+from ggufspec.reports.visible import HARMFUL
+
 # Of a document that is read, not of one that is made.
 Count: TypeAlias = Annotated[int, Ge(0)]
 Amount: TypeAlias = Annotated[float, Ge(0)]  # bytes, seconds, speeds, ratios
 Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
-
-from ggufspec.reports.visible import HARMFUL
 
 
 @dataclass(frozen=True, slots=True)
