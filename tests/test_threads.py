@@ -110,10 +110,34 @@ def test_what_was_used_while_nobody_asked_says_nothing(machine: Machine) -> None
     machine.others = 2.0
     machine.pass_time(60.0, own=0.0)  # a chat whose user thinks, beside a compiler that has ended since
     machine.others = 0.0
+    threads.resume()
     assert not threads.look()
     machine.pass_time(0.6)
     assert not threads.look()
     assert threads.count == 2
+
+
+def test_a_model_whose_rounds_take_long_follows_all_the_same(machine: Machine) -> None:
+    threads = machine.threads()
+    threads.start()
+    machine.others = 1.0
+    machine.pass_time(7.0, own=1.0)  # one round
+    assert threads.look()
+    assert threads.count == 1
+    machine.others = 0.0
+    machine.pass_time(7.0, own=1.0)
+    assert threads.look()
+    assert threads.count == 2
+
+
+def test_an_answer_that_follows_at_once_goes_on_counting(machine: Machine) -> None:
+    threads = machine.threads()
+    threads.start()
+    machine.others = 1.0
+    machine.pass_time(0.6, own=1.0)
+    threads.resume()
+    assert threads.look()
+    assert threads.count == 1
 
 
 def test_a_number_of_threads_that_was_given_stays(machine: Machine) -> None:

@@ -157,8 +157,12 @@ class Curve:
             self._build()
 
     def points(self) -> dict[int, float]:
-        """Seconds by width as they are now, of the widths that were measured or have run: what to keep."""
-        return {width: exp(self._state[0] + self._state[place]) for width, place in sorted(self._place.items())}
+        """Seconds by width as they are now, of the widths that were measured or have run."""
+        return {width: seconds * self._factor for width, seconds in self.own_points().items()}
+
+    def own_points(self) -> dict[int, float]:
+        """The same without what all widths have in common now: what to keep."""
+        return {width: exp(self._state[place]) for width, place in sorted(self._place.items())}
 
     def _add(self, width: int) -> int:
         """Make a width that was interpolated one of its own; its place."""

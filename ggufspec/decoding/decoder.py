@@ -381,6 +381,7 @@ class SpeculativeDecoder:
             if stopping is not None and stopping():
                 raise _LeftOff
 
+        self._threads.resume()
         contexts = [context for context in (self._target, self._draft) if context is not None]
         for context in contexts:
             context.between = ask

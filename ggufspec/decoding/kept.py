@@ -149,9 +149,13 @@ def save(folder: Path, key: Key, kept: Kept) -> None:
 
 
 def keep(folder: Path, key: Key, curve: Curve) -> None:
-    """Keep a curve as the batches that ran have left it; one that was never measured undisturbed is not kept."""
+    """Keep what the batches that ran have taught of each width; one that was never measured undisturbed is not kept.
+
+    What all widths had in common, a long text or other programs, ended with the run: kept, it would be taken for a
+    busier machine by the next one.
+    """
     if curve.trusted:
-        save(folder, key, Kept(curve.points(), curve.switch_s, curve.widths))
+        save(folder, key, Kept(curve.own_points(), curve.switch_s, curve.widths))
 
 
 def known_or_measured(

@@ -10,26 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from math import ceil
 
 from ggufspec.hardware import host
-from ggufspec.hardware.host import CpuUse
+from ggufspec.hardware.host import CpuUse, threads_left
 
 _FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
 _INTERVAL_S = 0.5
 _STALE_S = 2.0  # between two answers: what was used then says nothing of now
-_TOLERATED = 0.5  # of a CPU: with so much in others' hands one thread more and one thread fewer are equally fast
-
-
-def threads_left(cores: int, cpus: int, others: float) -> int:
-    """Threads that each get a CPU of their own.
-
-    Args:
-        cores: threads on an idle machine.
-        cpus: logical CPUs; where cores have two each, others fit beside ``cores`` threads.
-        others: CPUs that other programs keep busy.
-    """
-    return max(1, min(cores, ceil(cpus - others - _TOLERATED)))
 
 
 class Threads:
@@ -76,16 +63,18 @@ class Threads:
             self.changed = False
         return self.count
 
+    def resume(self) -> None:
+        """To be called when an answer begins: what was used since the one before says nothing of now."""
+        if self._follows and self._clock() > self._next + _STALE_S:
+            self._before, self._next = self._usage(), self._clock() + _INTERVAL_S
+
     def look(self) -> bool:
         """Whether :attr:`count` is another than before; to be called often, it reads the counters twice a second."""
         return self._follows and self._clock() >= self._next and self._look()
 
     def _look(self) -> bool:
         before, self._before = self._before, self._usage()
-        late_s = self._clock() - self._next
         self._next = self._clock() + _INTERVAL_S
-        if late_s > _STALE_S:
-            return False
         others = self._before.others_since(before)
         count = threads_left(self._cores, self._cpus, others)
         if count < self._cores:

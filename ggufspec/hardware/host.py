@@ -12,12 +12,16 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import psutil
 from platformdirs import user_cache_path, user_data_path, user_state_path
 
 _ROOT = Path("/")
+
+TOLERATED_CPUS = 0.5
+"""With so much of a CPU in others' hands one thread more and one fewer are equally fast (docs/decisions/024)."""
 
 
 def physical_cores() -> int:
@@ -64,6 +68,17 @@ def cpu_use() -> CpuUse:
     busy = ("user", "nice", "system", "irq", "softirq", "steal")
     all_s = sum(getattr(cpu, part, 0.0) for cpu in per_cpu for part in busy)
     return CpuUse(time.monotonic(), all_s, time.process_time())
+
+
+def threads_left(cores: int, cpus: int, others: float) -> int:
+    """Threads that each get a CPU of their own.
+
+    Args:
+        cores: threads on an idle machine.
+        cpus: logical CPUs; where cores have two each, others fit beside ``cores`` threads.
+        others: CPUs that other programs keep busy.
+    """
+    return max(1, min(cores, ceil(cpus - others - TOLERATED_CPUS)))
 
 
 def others_cpus(look_s: float = 0.3) -> float:

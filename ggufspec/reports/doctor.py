@@ -8,13 +8,13 @@ from typing import Literal
 
 from ggufspec.hardware import installation
 from ggufspec.hardware.gpus import Gpu, Survey
+from ggufspec.hardware.host import TOLERATED_CPUS
 from ggufspec.reports.sizes import gib
 
 # Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LITTLE_MEMORY_BYTES = 4 * 2**30
 _LITTLE_DISK_BYTES = 20 * 10**9
-_BUSY_CPUS = 0.5
 _BUSY_SHARE = 0.5  # of a card's memory, in others' hands
 
 
@@ -355,7 +355,7 @@ def _machine(machine: Machine) -> Iterator[Finding]:
             f"{gib(machine.total_memory_bytes)}): layers that stay on the CPU need more",
             "ps -eo rss,comm --sort=-rss | head",
         )
-    if machine.others_cpus > _BUSY_CPUS:
+    if machine.others_cpus > TOLERATED_CPUS:
         yield Finding(
             "warning",
             f"other programs keep {machine.others_cpus:.1f} CPUs busy: llama.cpp gets only as many threads as CPUs are "
