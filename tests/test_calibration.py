@@ -184,7 +184,9 @@ def sane(there: MachineSpeed) -> bool:
 def test_the_host_and_a_worker_are_measured_and_kept(
     worker: tuple[str, Any],  # noqa: F811
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(calibration, "is_plausible", lambda _: True)  # the machine that runs the tests is busy
     events: list[dict[str, Any]] = []
     spec = replace(TINY, rpc=(worker[0],))
     there = calibration.measure(tmp_path, spec, on_event=events.append)
@@ -211,6 +213,65 @@ def test_a_measurement_that_is_stopped_ends():
 
     result = calibration.run(TINY, lambda _: None, Stop())  # type: ignore[arg-type]
     assert not result.finished
+
+
+# ---- beside other programs
+
+
+@pytest.mark.parametrize(
+    ("seconds", "plausible"),
+    [
+        ({1: 1.0, 2: 1.3, 4: 1.4, 8: 1.9}, True),
+        ({1: 1.0, 2: 0.97, 4: 0.9}, True),  # noise
+        ({1: 1.0, 2: 1.74, 3: 2.1, 4: 1.44, 8: 1.74}, True),  # Q4_0 on a host with AVX-512
+        ({1: 3.0, 2: 1.1, 3: 1.2}, False),  # one token slower than three
+        ({1: 1.0, 2: 1.3, 3: 9.0, 8: 1.9}, False),
+        ({1: 1.0}, True),
+    ],
+)
+def test_a_wider_batch_is_no_cheaper_than_a_narrower_one(seconds: dict[int, float], plausible: bool):
+    assert calibration.is_plausible(seconds) is plausible
+
+
+@pytest.mark.parametrize(
+    ("others_cpus", "first", "why"),
+    [
+        (0.0, 1.0, ""),
+        (0.4, 1.0, ""),
+        (1.0, 1.0, "other programs used 1.0 CPUs"),
+        (1.0, 3.0, "its times contradicted each other"),
+        (0.0, 3.0, "its times contradicted each other"),
+    ],
+)
+def test_what_others_used_is_held_against_a_measurement(others_cpus: float, first: float, why: str):
+    timings = {HOST: made_up(0.0, 0.0, 4e10, {"f16": {1: first, 2: 1.5}})}
+    result = Result(timings, (CPU,), finished=True, others_cpus=others_cpus)
+    assert calibration.disturbance(result, 2, 2) == why
+    assert calibration.disturbance(replace(result, others_cpus=others_cpus / 2), 2, 8) in ("", why)  # others fit beside
+
+
+def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
+    good = from_catalogue([])
+    busy = replace(good, disturbed="other programs used 1.0 CPUs")
+    nonsense = replace(good, disturbed="its times contradicted each other")
+    for before in (None, good, busy):
+        assert calibration.is_better(good, before)
+        assert not calibration.is_better(nonsense, before)
+    assert [calibration.is_better(busy, before) for before in (None, good, busy)] == [True, False, True]
+
+
+def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path: Path):
+    def due(others_cpus: float, threads: int = 2) -> str:
+        return calibration.is_due(tmp_path, threads, 2, lambda: others_cpus)
+
+    assert due(0.0) == ""  # nothing is kept
+    there = keep(tmp_path, (CPU,))
+    assert due(0.0) == ""
+    timings = {HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0, 2: 1.5}})}
+    busy = replace(there, disturbed="other programs used 1.0 CPUs")
+    calibration._keep(tmp_path, Result(timings, (CPU,), finished=True), busy, 2)
+    assert due(0.0) == due(0.4) == "other programs used 1.0 CPUs"
+    assert due(1.0) == due(0.0, threads=1) == ""  # not yet; not of so many threads
 
 
 # ---- for how long it counts

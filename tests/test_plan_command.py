@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import shapes
 from processes import Cli, plain, rest
 from server import serving
+
+from ggufspec.planning import calibration
 
 TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
 CARD = ("--gpu", "RTX 4090")
@@ -37,6 +40,20 @@ def files(tmp_path_factory):
         shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name], tokenizer=True)
         for name in ("llama3-70b-q3_k_s", "llama3-8b-q3_k_l")
     )
+
+
+@pytest.mark.full
+def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_plan(cli: Cli) -> None:
+    """One thread, which others always leave: that the machine of the tests is busy tells nothing here."""
+    folder = Path(cli.environment["HOME"], ".cache", "ggufspec")
+    speed = replace(calibration.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs")
+    calibration._keep(folder, calibration.Result({}, (), finished=True), speed, 1)
+    done = cli("plan", "demo", "--json")
+    assert "this machine was measured while other programs used 1.0 CPUs: it is measured again" in done.stderr
+    again = calibration._kept(folder)
+    assert again is not None
+    assert again[1].disturbed == "" or calibration.CONTRADICTS in done.stderr
+    assert done.code == 0
 
 
 def test_a_pair_that_is_not_here_on_a_card_that_is_not_here(cli: Cli, hub) -> None:

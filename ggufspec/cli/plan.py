@@ -38,7 +38,7 @@ def plan(
     acceptance: options.Acceptance = None,
     threads: options.Threads = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine's speed first, some ten seconds; it is kept.")
+        bool, typer.Option("--calibrate", help="Measure this machine's speed first, in 10 to 20 seconds; it is kept.")
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
     rpc: options.Rpc = None,
@@ -65,8 +65,9 @@ def plan(
         flash_attention=flash_attn,
         micro_batch=ubatch_size,
     )
-    if calibrate:
-        planned.calibrate(decoder.threads or physical_cores(), tuple(rpc or ()), quiet=quiet, verbose=verbose)
+    cores = decoder.threads or physical_cores()
+    if calibrate or planned.is_calibration_due(cores):
+        planned.calibrate(cores, tuple(rpc or ()), fixed=decoder.threads > 0, quiet=quiet, verbose=verbose)
     made = planned.make(
         subject,
         decoder,

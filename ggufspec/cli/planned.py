@@ -35,6 +35,7 @@ __all__ = [
     "calibrate",
     "choose",
     "decoder",
+    "is_calibration_due",
     "learn",
     "make",
     "of_pair",
@@ -228,19 +229,45 @@ def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> Decod
     )
 
 
-def calibrate(threads: int, rpc: tuple[str, ...], *, quiet: bool, verbose: bool) -> None:
-    """Measure this machine for a few seconds; later plans use it.
+def is_calibration_due(threads: int) -> bool:
+    """Whether this machine was measured while it was busy, and is idle now; it is said."""
+    from ggufspec.hardware import host
+    from ggufspec.planning import calibration
+
+    why = calibration.is_due(host.cache_folder(), threads, host.usable_cpus(), host.others_cpus)
+    if why:
+        console.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
+    return bool(why)
+
+
+def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, verbose: bool) -> None:
+    """Measure this machine for ten to twenty seconds; later plans use it.
+
+    Args:
+        threads: of the host, as plans have them.
+        rpc: workers that are measured, too.
+        fixed: whether so many threads are wanted whatever else runs.
+        quiet: show no progress.
+        verbose: show llama.cpp's log.
 
     Raises:
         GgufspecError: llama.cpp died over it, or an RPC worker does not answer.
     """
+    from ggufspec.decoding.threads import Threads
     from ggufspec.hardware.host import cache_folder
     from ggufspec.planning import calibration
 
+    left = Threads(threads if fixed else 0, cores=threads).start()
     with console.busy(quiet or verbose) as say:
-        calibration.measure(
+        speed = calibration.measure(
             cache_folder(),
-            calibration.Spec(threads, rpc),
+            calibration.Spec(threads, rpc, left),
             on_event=lambda event: say(f"measuring this machine: {event['type']} on {event['device']}"),
             verbose=verbose,
+        )
+    if speed.disturbed == calibration.CONTRADICTS:
+        console.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
+    elif speed.disturbed:
+        console.note(
+            f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
         )

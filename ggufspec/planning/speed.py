@@ -93,6 +93,7 @@ class MachineSpeed:
         streams: whether a card computes with the host's weights in batches of ``STREAM_WIDTH`` and more; RPC does not.
         memory_bytes: RAM that can hold weights; None: enough.
         disk_bytes_per_s: what is read from disk when they do not fit; a guess, of an NVMe disk.
+        disturbed: why an idle machine would have been found faster, or empty.
     """
 
     devices: dict[str, DeviceSpeed]
@@ -103,6 +104,7 @@ class MachineSpeed:
     streams: bool = False
     memory_bytes: int | None = None
     disk_bytes_per_s: float = 2e9
+    disturbed: str = ""
 
     def device(self, name: str) -> DeviceSpeed:
         """One device.
