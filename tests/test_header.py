@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_parts_are_one_model(tmp_path: Path, shapes: dict[str, Gguf]) -> None:
     assert {tensor.name for tensor in header.tensors} == {tensor.name for tensor in shapes["tiny-llama"].tensors}
     with pytest.raises(ModelError, match="3 parts and 2 are here"):
         interpret("tiny-llama", parts[:2], 1)
+
+
+def test_a_fingerprint_is_of_contents_and_not_of_names(shapes: dict[str, Gguf]) -> None:
+    found = {name: interpret(name, [gguf], 1) for name, gguf in shapes.items()}
+    assert len({header.fingerprint for header in found.values()}) == len(found)
+    one = found["llama3-8b-q3_k_l"]
+    assert replace(one, name="other.gguf").fingerprint == one.fingerprint
+    tuned = replace(one, metadata=one.metadata | {"general.name": "of the same shape"})
+    assert tuned.fingerprint != one.fingerprint
+    again = TypeAdapter(ModelHeader).validate_json(json.dumps(asdict(one)))
+    assert again.fingerprint == one.fingerprint
 
 
 def test_defaults_and_arrays() -> None:

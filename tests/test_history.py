@@ -12,24 +12,47 @@ from ggufspec.planning.history import (
 
 
 def test_the_chance_of_a_token_is_not_accepted_over_drafted(tmp_path):
-    """100 rounds of three, each token kept with 0.8: 80, 64, 51 kept."""
+    """100 rounds of three, each token kept with 0.8: 80, 64, 51 kept. A profile that says so changes nothing."""
     record_acceptance(tmp_path, "t", "d", (80, 64, 51), (100, 100, 100))
-    rate, where = expected_acceptance(tmp_path, "t", "d", 0.5)
+    rate, where = expected_acceptance(tmp_path, "t", "d", 195 / 244)
     assert rate == pytest.approx(195 / 244)
-    assert "measured here before on 244 drafted tokens" in where
+    assert where == "80%, measured here before on 244 drafted tokens"
 
 
 def test_drafts_that_end_early_count_what_was_reached(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (8, 3), (10, 4))
-    assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(11 / 14)
+    record_acceptance(tmp_path, "t", "d", (800, 300), (1000, 400))
+    assert expected_acceptance(tmp_path, "t", "d", 11 / 14)[0] == pytest.approx(11 / 14)
 
 
-def test_the_last_run_counts_and_pairs_are_apart(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (5,), (10,))
-    record_acceptance(tmp_path, "t", "e", (9,), (10,))
-    record_acceptance(tmp_path, "t", "d", (7,), (10,))
-    assert expected_acceptance(tmp_path, "t", "d", None)[0] == 0.7
-    assert expected_acceptance(tmp_path, "t", "e", None)[0] == 0.9
+def test_few_tokens_move_what_many_have_taught_by_little(tmp_path):
+    record_acceptance(tmp_path, "t", "d", (860,), (896,))
+    record_acceptance(tmp_path, "t", "d", (0,), (2,))
+    rate, where = expected_acceptance(tmp_path, "t", "d", None)
+    assert rate == pytest.approx(0.955, abs=0.005)
+    assert "measured here before on 897 drafted tokens" in where
+
+
+def test_few_tokens_alone_move_the_prior_by_little(tmp_path):
+    record_acceptance(tmp_path, "t", "d", (2,), (2,))
+    rate, where = expected_acceptance(tmp_path, "t", "d", 0.6)
+    assert rate == pytest.approx((2 + 16 * 0.6) / 18)
+    assert where == "64%, measured here before on 2 drafted tokens, so few that 60% was weighed in"
+
+
+def test_new_tokens_outweigh_old_ones(tmp_path):
+    record_acceptance(tmp_path, "t", "d", (2000,), (2000,))
+    record_acceptance(tmp_path, "t", "d", (1000,), (2000,))
+    assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(2000 / 3000, abs=0.01)
+    for _ in range(20):
+        record_acceptance(tmp_path, "t", "d", (1000,), (2000,))
+    assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_pairs_are_apart(tmp_path):
+    record_acceptance(tmp_path, "t", "d", (5000,), (10000,))
+    record_acceptance(tmp_path, "t", "e", (9000,), (10000,))
+    assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(0.5, abs=0.01)
+    assert expected_acceptance(tmp_path, "t", "e", None)[0] == pytest.approx(0.9, abs=0.01)
 
 
 def test_the_profile_then_a_prior(tmp_path):
@@ -44,7 +67,14 @@ def test_nothing_drafted_teaches_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"t + d": 3}', '{"t + d": {"accepted": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", '{"t + d": 3}', '{"t + d": {"accepted": 1}}', '{"t + d": {"accepted": "x", "reached": 2}}'),
+        *('{"t + d": {"accepted": 3, "reached": 2}}', '{"t + d": {"accepted": -1, "reached": 2}}'),
+        *('{"t + d": {"accepted": NaN, "reached": NaN}}', '{"t + d": {"accepted": 1, "reached": Infinity}}'),
+    ],
+)
 def test_a_damaged_file_is_as_none(tmp_path, text):
     (tmp_path / "acceptance.json").write_text(text)
     (tmp_path / "formula.json").write_text(text)

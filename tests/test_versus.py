@@ -12,7 +12,8 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.planned import Placed, of_pair
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.pairs.profile import Pair
+from ggufspec.pairs.profile import Pair, demo_pair
+from ggufspec.pairs.source import read_headers
 from ggufspec.planning import history
 from ggufspec.reports.document import Run, SpeculativeRun, Spread, Verdict, to_json
 
@@ -124,14 +125,17 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
     assert (found.plain_rounds, found.lookup_drafted, found.lookup_accepted) == (5, 10, 6)
 
 
-def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch):
+def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(history, "record_acceptance", lambda *told: kept.append(told))
-    files = of_pair(Pair("mine", Path("t.gguf"), Path("d.gguf")))
+    monkeypatch.setattr("ggufspec.hardware.host.user_cache_path", lambda _: tmp_path)
+    target, draft = demo_pair()
+    files = of_pair(Pair("mine", target, draft))
     for drafter in ("lookup", "both"):
         options = DecoderOptions(drafter=drafter)
         learn(files, Placed(options, options), [pair(drafters=(drafter,))])
-    assert [told[1:] for told in kept] == [("t.gguf", "d.gguf", [7, 5], [8, 8])]
+    names = [known.header.fingerprint for known in read_headers([target, draft])]
+    assert [told[1:] for told in kept] == [(*names, [7, 5], [8, 8])]
 
 
 # of a target-only token that takes 0.5 s

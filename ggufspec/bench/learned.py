@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
     """
     from ggufspec.bench.versus import by_position
     from ggufspec.decoding.options import is_lossy
+    from ggufspec.errors import GgufspecError
     from ggufspec.hardware.host import cache_folder
+    from ggufspec.pairs.source import read_headers
     from ggufspec.planning.history import record_acceptance
 
     every = [answer.statistics for result in results for answer in result.answers]
@@ -29,7 +31,9 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
         return  # what the lookup alone drafted tells nothing of the pair
     accepted = by_position(s.accepted_by_position for s in every)
     drafted = by_position(s.drafted_by_position for s in every)
-    record_acceptance(cache_folder(), Path(str(chosen.target)).name, Path(str(chosen.draft)).name, accepted, drafted)
+    with contextlib.suppress(GgufspecError):  # a cache that cannot be written costs the memory
+        target, draft = (known.header.fingerprint for known in read_headers([chosen.target, chosen.draft]))
+        record_acceptance(cache_folder(), target, draft, accepted, drafted)
     _learn_overhead(places, results[0])
 
 

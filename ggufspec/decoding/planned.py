@@ -311,8 +311,8 @@ def make(
     if acceptance is None:
         acceptance, acceptance_from = expected_acceptance(
             cache_folder(),
-            target.header.name,
-            draft.header.name if draft else "",
+            target.header.fingerprint,
+            draft.header.fingerprint if draft else "",
             chosen.settings.acceptance,
         )
     asks: Question = question(

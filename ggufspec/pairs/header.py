@@ -5,9 +5,11 @@ Where a header is read from, and how it is kept, is :mod:`ggufspec.pairs.source`
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.gguf import Gguf, Tensor, Value
@@ -100,6 +102,12 @@ class ModelHeader:
     regular: bool
     metadata: dict[str, Value]
     tensors: tuple[Tensor, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """What the file is, by all that its header says: the same under another name, in the hub and here."""
+        said = [self.architecture, self.metadata, self.tokenizer.digest, [asdict(tensor) for tensor in self.tensors]]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def layers(self) -> int:

@@ -3,39 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from ggufspec.planning.store import read_json, write_json
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
+_PRIOR_TOKENS = 16  # drafted tokens that the prior counts as many as
+_SURE_TOKENS = 100  # from so many on the prior is not worth a word
+_HALVED_BY = 2000  # drafted tokens after which older ones count half
 _FILE, _SHORT = "acceptance.json", "formula.json"
 
 
 def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[int], drafted: Sequence[int]) -> None:
-    """Keep what a run measured; the last one counts.
+    """Add what a run measured to what earlier ones did; older tokens count less, the more came after them.
 
     What is kept is the chance that a drafted token is accepted given that all before it were: that, and not accepted ÷
     drafted, tells what another draft length would give.
 
     Args:
         folder: the cache folder.
-        target: the target's file name.
+        target: the target's fingerprint (:class:`ggufspec.pairs.header.ModelHeader`); its name may be another's too.
         draft: the draft's.
         accepted: tokens kept at each place of the draft.
         drafted: tokens drafted at each place.
     """
     reached = [min(before, here) for before, here in zip([*drafted[:1], *accepted], drafted, strict=False)]
-    if sum(reached):
-        seen = {"accepted": sum(accepted), "reached": sum(reached)}
+    if new := sum(reached):
+        before_accepted, before_reached = _seen(folder, target, draft)
+        share = 0.5 ** (new / _HALVED_BY)
+        seen = {"accepted": before_accepted * share + sum(accepted), "reached": before_reached * share + new}
         write_json(folder / _FILE, read_json(folder / _FILE) | {_key(target, draft): seen})
 
 
+def _seen(folder: Path, target: str, draft: str) -> tuple[float, float]:
+    """(accepted, reached) of a pair so far, older ones discounted."""
+    try:
+        seen = TypeAdapter(dict[str, float]).validate_python(read_json(folder / _FILE).get(_key(target, draft)))
+        accepted, reached = seen["accepted"], seen["reached"]
+    except (ValidationError, KeyError):  # damaged, or not there
+        return 0.0, 0.0
+    return (accepted, reached) if 0 <= accepted <= reached < inf else (0.0, 0.0)
+
+
 def expected_acceptance(folder: Path, target: str, draft: str, profile: float | None) -> tuple[float, str]:
-    """(chance that a drafted token is kept, where it comes from): measured before, the profile's, or a prior."""
-    seen = read_json(folder / _FILE).get(_key(target, draft))
-    if isinstance(seen, dict) and seen.get("reached"):
-        rate = seen["accepted"] / seen["reached"]
-        return rate, f"{rate:.0%}, measured here before on {seen['reached']:,} drafted tokens"
+    """(chance that a drafted token is kept, where it comes from): measured before, the profile's, or a prior.
+
+    A measurement of few tokens moves the profile's or the prior by little.
+    """
+    accepted, reached = _seen(folder, target, draft)
+    if reached:
+        prior = PRIOR_ACCEPTANCE if profile is None else profile
+        rate = (accepted + _PRIOR_TOKENS * prior) / (reached + _PRIOR_TOKENS)
+        few = f", so few that {prior:.0%} was weighed in" if reached < _SURE_TOKENS else ""
+        return rate, f"{rate:.0%}, measured here before on {reached:,.0f} drafted tokens{few}"
     if profile is not None:
         return profile, f"{profile:.0%}, the profile's"
     return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
