@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,8 +98,51 @@ def test_no_orphan_when_the_parent_is_killed(cli: Cli, how: signal.Signals) -> N
         running = workers(parent.pid)
         assert running
         parent.send_signal(how)
-        assert parent.wait() == -how
+        assert parent.wait() == (-how if how == signal.SIGKILL else 128 + how)
     assert all_end(running)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(cli: Cli, how: signal.Signals) -> None:
+    child = cli.terminal(*ENDLESS_BENCH)
+    child.expect(re.escape("\x1b[?25l"))  # the bar hides the cursor
+    child.expect("warm-up and identity check")
+    running = workers(child.pid)
+    child.kill(how)
+    left = rest(child)
+    assert "\x1b[?25h" in left
+    assert "Traceback" not in left
+    assert child.exitstatus == 128 + how
+    assert all_end(running)
+
+
+def test_a_chat_at_its_prompt_leaves_the_terminal_as_it_was(cli: Cli) -> None:
+    child = cli.terminal("chat", "demo", "-c", "512")
+    before = termios.tcgetattr(child.child_fd)
+    child.expect("/help lists commands")
+    assert eventually(lambda: termios.tcgetattr(child.child_fd) != before)  # keys are read one by one
+    running = workers(child.pid)
+    child.kill(signal.SIGTERM)
+    assert eventually(lambda: termios.tcgetattr(child.child_fd) == before)
+    assert "Traceback" not in rest(child)
+    assert child.exitstatus == 128 + signal.SIGTERM
+    assert all_end(running)
+
+
+def test_nohup_is_heeded(cli: Cli) -> None:
+    with cli.start(
+        "run",
+        *ENDLESS,
+        first=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.read(1)
+        parent.send_signal(signal.SIGHUP)
+        assert parent.stdout.read(100)
+        assert parent.poll() is None
+        parent.terminate()
 
 
 BESIDE = ("-p", "def f(", "-n", "2000")

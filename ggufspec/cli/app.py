@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -202,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(arguments, error.message, error.hint, error.exit_code)
         except (KeyboardInterrupt, typer.Abort):
             return _fail(arguments, "interrupted", "", 130)
-    except SystemExit as stop:  # Typer's answer to a reader that has gone: ggufspec … | head
+    except SystemExit as stop:  # Typer's answer to a reader that has gone: ggufspec … | head; or _end
         _discard_output()
         return int(stop.code or 0)
     except BrokenPipeError:
@@ -246,6 +248,21 @@ def _discard_output() -> None:
     os.close(nowhere)
 
 
+def _end(number: int, _: FrameType | None) -> None:
+    """Leave every block that is open, as Ctrl-C would: the cursor is shown, children end, files in the making go."""
+    _at_signals(signal.SIG_IGN)  # once is enough
+    raise SystemExit(128 + number)
+
+
+def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    """What is to be done when somebody ends this process, or its terminal; nothing where that is ignored (nohup)."""
+    for name in ("SIGTERM", "SIGHUP"):  # the latter is not on Windows
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def entry() -> None:
     """The console script."""
+    _at_signals(_end)
     sys.exit(main())
