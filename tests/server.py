@@ -57,6 +57,8 @@ class Server:
     repos: dict[str, dict[str, Served]] = field(default_factory=dict)
     sent: Counter[str] = field(default_factory=Counter)
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    raw: dict[str, list[bytes]] = field(default_factory=dict)  # whole answers by path, piece by piece
+    pause_s: float = 0.0  # before each further piece
     commits: list[str] = field(default_factory=lambda: [COMMIT])  # that there are; main is the first
     headers: dict[str, str] = field(default_factory=dict)  # of every answer
     over: threading.Event = field(default_factory=threading.Event)
@@ -115,7 +117,9 @@ class Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.served.requests.append((self.command, path, headers))
         with suppress(ConnectionError):
-            if path in self.served.files:
+            if path in self.served.raw:
+                self.pieces(self.served.raw[path])
+            elif path in self.served.files:
                 self.file(path, self.served.files[path])
             elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
                 self.tree(match[1])
@@ -232,6 +236,14 @@ class Handler(BaseHTTPRequestHandler):
                     if mode == "stall":
                         self.served.over.wait()
                     return
+
+    def pieces(self, pieces: list[bytes]) -> None:
+        """Send an answer as it is; the connection ends with it."""
+        self.close_connection = True
+        for piece in pieces:
+            self.wfile.write(piece)
+            if self.served.over.wait(self.served.pause_s):
+                return
 
     def endless(self, path: str) -> None:
         while self.served.sent[path] < MOST_SENT:

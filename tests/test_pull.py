@@ -24,6 +24,7 @@ from ggufspec.cli.app import main
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.pairs import download, files, hub
 from ggufspec.pairs.hub import HubFile
+from ggufspec.pairs.ranges import RemoteFile
 
 NEWER = "beefed" * 6 + "4567"
 BIG, SMALL = "user/big-GGUF", "user/small-GGUF"
@@ -692,3 +693,101 @@ def test_a_failure_ends_the_other_thread(server: Server, here: Path) -> None:
         pulled(HubFile(BIG, TARGET), HubFile(SMALL, DRAFT))
     assert threading.active_count() < 10
     assert sent(server) < 4 * MB
+
+
+# ---- what is no answer -------------------------------------------------------------------------------------------
+
+LIST = f"/api/models/{BIG}/tree/main"
+PORTAL = b"<!doctype html><html><title>Welcome to the hotel</title></html>"
+
+
+def answer(body: bytes, headers: str = "", status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (PORTAL, "answers with a web page"),
+        (b"", "answers with something else"),
+        (b"[" * 1_000_000, "answers with something else"),
+        (b"{}", "has no GGUF file"),
+        (b'{"a": 1}', "answers with something else"),
+        (b"[1, 2]", "answers with something else"),
+        (b'[{"type": "file"}]', "answers with something else"),
+        (b"\xff\xfe\x00", "answers with something else"),
+        (b'[{"type": "file", "path": "../../x.gguf"}]', "leaves the repository"),
+        (b'[{"type": "file", "path": "\\u001b[2J.gguf"}]', "leaves the repository"),
+        (b" " * (17 << 20), "has no end"),
+    ],
+)
+def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, words: str) -> None:
+    """A hotel's network answers every question with its own page."""
+    server.raw[LIST] = [answer(body)]
+    with pytest.raises(ModelError, match=words) as refused:
+        hub.find_quant(BIG)
+    assert refused.value.hint
+
+
+def test_a_list_in_pages_is_read_to_its_end_and_no_further(here: Path, server: Server) -> None:
+    more = f'Link: <{server.address}/more>; rel="next"\r\n'
+    server.raw[LIST] = [answer(b'[{"type": "directory", "path": "sub"}]', more)]
+    server.raw["/more"] = [answer(b'[{"type": "file", "path": "sub/a-Q4_K_M.gguf"}]')]
+    assert hub.find_quant(BIG) == ("sub/a-Q4_K_M.gguf",)
+    server.raw["/more"] = [answer(b"[]", more)]
+    with pytest.raises(ModelError, match="more files than a list"):
+        hub.find_quant(BIG)
+    server.raw[LIST] = [answer(b'[{"type": "file", "path": "a.gguf"}]', 'Link: <http://192.0.2.1/x>; rel="next"\r\n')]
+    assert hub.find_quant(BIG) == ("a.gguf",)  # nobody else is asked, who would get the user's token
+
+
+@pytest.mark.parametrize("what", ["list", "metadata", "header"])
+def test_an_answer_byte_by_byte_has_a_deadline(
+    here: Path, server: Server, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Never silent for long, and never whole."""
+    drip = [bytes([byte]) for byte in answer(b" " * 10_000)]
+    server.pause_s = 0.05
+    path = {"list": LIST, "metadata": f"/{BIG}/resolve/main/{TARGET}", "header": "/model.gguf"}[what]
+    server.raw[path] = drip
+    monkeypatch.setattr(hub, "ANSWER_S", 0.3)
+    ask = {
+        "list": lambda: hub.find_quant(BIG),
+        "metadata": lambda: hub.remote_file(BIG, TARGET),
+        "header": lambda: RemoteFile(f"{server.address}/model.gguf", 1000).read(0, 10),
+    }
+    with pytest.raises(hub.UnreachableError, match="no whole answer in 0 s"):
+        ask[what]()
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_download_that_crawls_ends_and_goes_on_later(
+    here: Path, server: Server, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    order = download.look([HubFile(SMALL, DRAFT)])
+    path = f"/{SMALL}/resolve/{COMMIT}/{DRAFT}"
+    whole = (server.repos[SMALL][DRAFT].path).read_bytes()
+    size = f"Content-Length: {len(whole)}\r\n"
+    crawl = [bytes([byte]) for byte in (answer(b"", size) if part == "head" else whole[100_000:101_000])]
+    server.raw[path] = crawl if part == "head" else [answer(whole[:100_000], size), *crawl]
+    server.pause_s = 0.02
+    monkeypatch.setattr(download, "_STALL_S", 0.4)
+    with pytest.raises(hub.BrokenConnectionError, match="comes too slowly") as slow:
+        download.fetch(order)
+    assert "the same again goes on at" in slow.value.hint
+    server.raw.clear()
+    fetched = download.fetch(download.look([HubFile(SMALL, DRAFT)]))[0]
+    assert fetched.path.read_bytes() == whole
+    assert fetched.downloaded_bytes < len(whole) or part == "head"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../../x", b"a" * 10_000, b"\0"])
+def test_a_damaged_reference_in_the_cache_is_none(here: Path, server: Server, content: bytes) -> None:
+    download.fetch(download.look([HubFile(SMALL, DRAFT)]))
+    (ref,) = here.glob("models--*/refs/main")
+    ref.write_bytes(content)
+    hub.point(SMALL, None, COMMIT)
+    assert ref.read_text() == COMMIT
+    ref.write_bytes(content)
+    assert hub._cached_names(SMALL, None) == []
+    assert hub.cached_file(SMALL, DRAFT) is None

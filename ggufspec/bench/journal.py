@@ -70,7 +70,7 @@ class Journal:
         self.path, self.notes = path, tuple[str, ...]()
         self._values: dict[str, Any] = {}
         # Not beside the results, where people look and file systems may have no locks.
-        name = key_of(str(Path.home()), str(path.resolve()))
+        name = key_of(os.path.realpath(path), os.path.expanduser("~"))  # noqa: PTH111  # which any user has
         self._lock = FileLock(Path(tempfile.gettempdir()) / f"ggufspec-{name}.lock")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -54,8 +54,17 @@ def _register(command: Callable[..., int], *examples: str, on: typer.Typer = app
             return command(*args, **kwargs)
         except KeyboardInterrupt:  # Typer would make it a bare exit code
             raise StopError("interrupted") from None
+        finally:
+            _tell_unkept(quiet=bool(kwargs.get("quiet")))
 
     on.command(name, epilog=options.epilog(*examples))(interruptible)
+
+
+def _tell_unkept(*, quiet: bool) -> None:
+    """Say once that the command had no folder that lasts, if it wanted one."""
+    host = sys.modules.get("ggufspec.hardware.host")
+    if host is not None and host.unkept() and not quiet:
+        console.note(host.unkept())
 
 
 _register(

@@ -78,7 +78,7 @@ def compare(
     from ggufspec.bench.compare import Comparison
     from ggufspec.bench.ledger import Ledger
     from ggufspec.bench.versus import machine
-    from ggufspec.hardware.host import results_folder
+    from ggufspec.hardware.host import results_folder, usable
     from ggufspec.reports.files import check_writable
 
     own_prompt = options.read_prompt(prompt, file)
@@ -86,7 +86,7 @@ def compare(
     wanted = contenders.Wanted(room, drafting, decoding, choosing, own_prompt, predict, repetitions, quiet, verbose)
     wanted.check()
     pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)
-    stem = (results or results_folder()) / f"compare-{wanted.key(pairings)}"
+    stem = (results or usable(results_folder())) / f"compare-{wanted.key(pairings)}"
     journal, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     ledger = Ledger(journal, machine(), fresh=fresh)
     interrupted = False
@@ -127,6 +127,7 @@ def _report(
     quiet: bool,
 ) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
+    from ggufspec.hardware.host import lasts
     from ggufspec.reports import compare as report
     from ggufspec.reports.document import to_json
     from ggufspec.reports.files import write_whole
@@ -146,7 +147,7 @@ def _report(
         failed = error
         console.failure(error.message, error.hint)
     else:
-        if not quiet:
+        if not quiet and lasts(kept):
             again = f"; {counted(from_before, 'trial')} from before, --fresh measures everything again"
             console.note(f"kept in {kept}{again if from_before else ''}")
     failed = (

@@ -134,7 +134,9 @@ def new(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GgufspecError(f"{path.parent} cannot be made: {error.strerror}", f"ls -ld {path.parent.parent}") from None
+        raise GgufspecError(
+            f"{path.parent} cannot be made: {error.strerror}", f"XDG_CONFIG_HOME=FOLDER ggufspec profiles new {name} …"
+        ) from None
     write_whole(path, text)
     load_profile(path)  # what was written is what will be read
     if not quiet:

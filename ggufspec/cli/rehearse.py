@@ -122,10 +122,11 @@ def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool
     """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
     from ggufspec.errors import GgufspecError
     from ggufspec.hardware import scratch
-    from ggufspec.hardware.host import cache_folder
+    from ggufspec.hardware.host import cache_folder, usable
     from ggufspec.pairs import standin
 
     root = cache_folder() / "standins"
+    root = root if keep else usable(root)
     with ExitStack() as stack:
         try:
             root.mkdir(parents=True, exist_ok=True)

@@ -138,12 +138,12 @@ def measure(
     """
     from ggufspec.bench.journal import Journal
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
-    from ggufspec.hardware.host import results_folder
+    from ggufspec.hardware.host import lasts, results_folder, usable
     from ggufspec.reports.document import to_json
     from ggufspec.reports.files import file_name
 
     pair = file_name(experiment.pair["name"])
-    path = (results or results_folder()) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
+    path = (results or usable(results_folder())) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
     with Journal(path, JOURNAL, fresh=fresh) as journal:
         sweep = Sweep(experiment, journal)
         for note in () if quiet else (*journal.notes, *_resumed(sweep)):
@@ -166,7 +166,7 @@ def measure(
     if failed is not None:  # the result was shown, as one document with --json
         console.failure(failed.message, failed.hint)
         return code or failed.exit_code
-    if not quiet:
+    if not quiet and lasts(kept):
         console.note(f"kept in {kept}")
     return code
 

@@ -91,7 +91,7 @@ def tune(
     """
     from ggufspec.bench.journal import Journal
     from ggufspec.bench.tune import JOURNAL, Tuning, journal_path
-    from ggufspec.hardware.host import results_folder
+    from ggufspec.hardware.host import results_folder, usable
     from ggufspec.reports.document import to_json
     from ggufspec.reports.files import write_whole
 
@@ -118,7 +118,7 @@ def tune(
         quiet=quiet,
         verbose=verbose,
     )
-    folder = results or results_folder()
+    folder = results or usable(results_folder())
     path = journal_path(folder, experiment)
     interrupted = False
     with Journal(path, JOURNAL, fresh=fresh) as journal:
@@ -330,6 +330,7 @@ def _report(
     quiet: bool,
 ) -> int:
     """Print first, then write the files."""
+    from ggufspec.hardware.host import lasts
     from ggufspec.reports import tune as report
     from ggufspec.reports.document import to_json
 
@@ -338,7 +339,7 @@ def _report(
     else:
         _show(document, name, explain=explain)
         if not quiet:
-            for note in (*report.failures(document), *document.notes, f"kept in {kept}"):
+            for note in (*report.failures(document), *document.notes, *([f"kept in {kept}"] if lasts(kept) else [])):
                 console.note(note)
     if failed:
         console.failure(failed.message, failed.hint)

@@ -28,6 +28,8 @@ _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries that bring nothing
 _MOST_PAUSE_S = 300.0  # that the hub may ask for: its limits are per five minutes
 _GRACE_S = 2.0  # for threads to end after Ctrl-C; what they leave is sound at any moment
 _EVENTS_S = 0.1
+_LOOK_S = 0.2
+_STALL_S, _STALL_BYTES = 60.0, 60_000
 _READ_BYTES = 1 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -161,8 +163,9 @@ def fetch(order: Order, on_event: Emit | None = None) -> tuple[Fetched, ...]:
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        while any(thread.is_alive() for thread in threads) and not run.stalled():
+            for thread in threads:
+                thread.join(_LOOK_S)
     except BaseException:  # Ctrl-C
         run.stopping.set()
         until = time.monotonic() + _GRACE_S
@@ -242,6 +245,31 @@ class _Run:
         self._on_event = on_event
         self._speaking = threading.Lock()
         self._told: dict[Item, float] = {}
+        self._moved: dict[Item, tuple[float, int]] = {}  # since when how many bytes of what is being fetched are here
+
+    def stalled(self) -> bool:
+        """End all if too few bytes of a file came for too long: a connection need not be silent for that."""
+        now = time.monotonic()
+        for item, (since, done) in tuple(self._moved.items()):
+            if now - since > _STALL_S:
+                self.failures.append(
+                    hub.BrokenConnectionError(
+                        f"{item.source} comes too slowly: less than {_STALL_BYTES:,} bytes in {_STALL_S:.0f} s",
+                        f"the same again goes on at {done:,} of {item.size_bytes:,} bytes",
+                    )
+                )
+                self.stopping.set()
+                return True
+        return False
+
+    @contextmanager
+    def _watched(self, item: Item, done: int) -> Iterator[None]:
+        """While bytes of a file are to come."""
+        self._moved[item] = time.monotonic(), done
+        try:
+            yield
+        finally:
+            self._moved.pop(item, None)
 
     def model(self, index: int, items: Sequence[Item]) -> None:
         """A thread's work; its failure ends the others, which lose nothing by it."""
@@ -284,7 +312,8 @@ class _Run:
                 part.restart()
             while part.reread():
                 self._tell("checking", item, part.read_bytes)
-            self._stream(item, part)
+            with self._watched(item, part.size_bytes):
+                self._stream(item, part)
             part.sync()
             if not part.digest.right():
                 part.path.unlink()
@@ -345,7 +374,8 @@ class _Run:
             came += count
             self._tell("fetching", item, came)
 
-        return hub.download_by_hub(item.source.repo, item.source.file, item.commit, more)
+        with self._watched(item, 0):
+            return hub.download_by_hub(item.source.repo, item.source.file, item.commit, more)
 
     def _verify(self, item: Item, path: Path) -> str | None:
         """The digest of a file that is here, or None where the hub has none to hold it against."""
@@ -373,6 +403,8 @@ class _Run:
         if self.stopping.is_set():
             raise StopError("stopped while fetching")
         now = time.monotonic()
+        if (watched := self._moved.get(item)) and (event != "fetching" or not 0 <= done - watched[1] < _STALL_BYTES):
+            self._moved[item] = now + float(str(more.get("seconds", 0))), done  # a pause is no stall
         seldom = event == "waiting" or done == item.size_bytes or now - self._told.get(item, 0.0) >= _EVENTS_S
         if self._on_event is not None and seldom:
             self._told[item] = now

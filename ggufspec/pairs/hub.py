@@ -9,14 +9,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ggufspec import __version__
+from ggufspec import __version__, foreign
 from ggufspec.errors import GgufspecError, ModelError
 
 Answer = TypeVar("Answer")
@@ -25,6 +26,9 @@ _NAME = "ggufspec"  # to the hub
 _TIMEOUT_S = 15.0
 _PAUSES_S = (0.2, 1.0)  # between three tries
 _MOST_PAUSE_S = 60.0  # that a server may ask for while nobody sees what is waited for
+ANSWER_S = 30.0  # for what a few kB say
+_MOST_PAGES = 100
+_MOST_LIST_BYTES = 16 << 20
 _LOCK_S = 0.5
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
@@ -123,6 +127,8 @@ def cached_file(repo: str, name: str, revision: str | None = None) -> Path | Non
         found = try_to_load_from_cache(repo, name, revision=revision)
     except HFValidationError:
         raise _no_repository(repo) from None
+    except (OSError, ValueError):  # what the cache says of the revision is damaged
+        return None
     return Path(found) if isinstance(found, str) else None
 
 
@@ -151,7 +157,7 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
             raise ModelError(f"the hub does not say how large {repo}/{file} is", f"hf download {repo} {file}")
         return Remote(url, found.etag or "", found.size, commit)
 
-    return patiently(ask)
+    return patiently(ask, ANSWER_S)
 
 
 def hub_file(name: str, revision: str | None = None) -> HubFile:
@@ -185,7 +191,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple
             return _list(repo, revision)
 
     try:
-        names = patiently(ask)
+        names = patiently(ask, ANSWER_S)
     except UnreachableError:
         names = _cached_names(repo, revision)
         if not names:
@@ -197,9 +203,50 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple
 
 
 def _list(repo: str, revision: str | None) -> list[str]:
-    from huggingface_hub import HfApi
+    """The files of a repository, by as many requests as the hub divides its answer into."""
+    from urllib.parse import quote, urlsplit
 
-    return HfApi(library_name=_NAME, library_version=__version__).list_repo_files(repo, revision=revision)
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+        validate_repo_id,
+    )
+
+    validate_repo_id(repo)
+    headers = build_hf_headers(library_name=_NAME, library_version=__version__) | {"Accept-Encoding": "identity"}
+    url = (
+        f"{constants.ENDPOINT}/api/models/{repo}/tree/{quote(revision or 'main', safe='')}?recursive=True&expand=False"
+    )
+    names: list[str] = []
+    for _ in range(_MOST_PAGES):
+        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
+            hf_raise_for_status(response)
+            names += _names(repo, response.iter_raw())
+            following = response.links.get("next", {}).get("url", "")
+        if urlsplit(following)[:2] != urlsplit(url)[:2]:
+            return names
+        url = following
+    raise ModelError(f"{repo} has more files than a list of them can have", f"name the file: {repo}/FILE")
+
+
+def _names(repo: str, chunks: Iterable[bytes]) -> list[str]:
+    """The files of one answer; what is between this machine and the hub may have given another one."""
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+        if len(data) > _MOST_LIST_BYTES:
+            raise ModelError(f"the hub's list of {repo} has no end", "check HF_ENDPOINT")
+    try:
+        entries = foreign.parse_json(data.decode(), "the list")
+        return [str(entry["path"]) for entry in entries if entry["type"] == "file"]
+    except (GgufspecError, ValueError, TypeError, KeyError):
+        what = "a web page" if data[:256].lstrip()[:1] == b"<" else "something else"
+        raise ModelError(
+            f"asked for the files of {repo} the hub answers with {what}",
+            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+        ) from None
 
 
 def choose(repo: str, files: Sequence[str], quant: str) -> tuple[str, ...]:
@@ -289,8 +336,15 @@ def get(
         raise GgufspecError(f"{shown} cannot be read: {error}", "check the address") from None
 
 
-def patiently(ask: Callable[[], Answer]) -> Answer:
-    """Ask again after a pause while the server is busy or the connection breaks; other failures are final."""
+def patiently(ask: Callable[[], Answer], deadline_s: float | None = None) -> Answer:
+    """Ask again after a pause while the server is busy or the connection breaks; other failures are final.
+
+    Args:
+        ask: the question.
+        deadline_s: for each answer to be whole, since one that comes byte by byte never falls silent; None: any time.
+    """
+    if deadline_s is not None:
+        return patiently(lambda: _by(deadline_s, ask))
     for pause_s in _PAUSES_S:
         try:
             return ask()
@@ -300,6 +354,27 @@ def patiently(ask: Callable[[], Answer]) -> Answer:
                 raise
             time.sleep(max(pause_s, wait_s))
     return ask()
+
+
+def _by(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
+    """Ask in a thread, which is left alone when it takes longer."""
+    answers: list[Answer] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(deadline_s)
+    if answers:
+        return answers[0]
+    if failures:
+        raise failures[0]
+    raise UnreachableError(f"the server gives no whole answer in {deadline_s:.0f} s", "check the network, then again")
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float:
@@ -375,7 +450,7 @@ def link(repo: str, file: str, commit: str) -> Path:
         UnreachableError: the hub was not there to ask.
         ModelError: the file is gone, or not for this user.
     """
-    return patiently(lambda: _by_hub(repo, file, commit, None))
+    return patiently(lambda: _by_hub(repo, file, commit, None), ANSWER_S)
 
 
 def download_by_hub(repo: str, file: str, commit: str, on_bytes: Callable[[int], None]) -> Path:
@@ -434,12 +509,21 @@ def point(repo: str, revision: str | None, commit: str) -> None:
     """Let a branch or a tag mean ``commit`` in the cache from now on; whole or not at all."""
     if revision != commit:
         ref = _repo_folder(repo) / "refs" / (revision or "main")
-        if ref.is_file() and ref.read_text(encoding="utf-8") == commit:
+        if _commit(ref) == commit:
             return
         ref.parent.mkdir(parents=True, exist_ok=True)
         new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
         new.write_text(commit, encoding="utf-8")
         new.replace(ref)
+
+
+def _commit(ref: Path) -> str:
+    """What a branch or a tag means in the cache; empty where that is not said, or damaged."""
+    try:
+        commit = foreign.read_text(ref, 256).strip()
+    except GgufspecError:
+        return ""
+    return commit if stays_inside(commit) else ""
 
 
 def _repo_folder(repo: str) -> Path:
@@ -456,7 +540,7 @@ def _cached_names(repo: str, revision: str | None) -> list[str]:
     """The files of a revision that are in the cache."""
     folder = _repo_folder(repo)
     ref = folder / "refs" / (revision or "main")
-    commit = ref.read_text(encoding="utf-8") if ref.is_file() else revision or "main"
+    commit = _commit(ref) or revision or "main"
     snapshot = folder / "snapshots" / commit
     return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
 

@@ -15,6 +15,7 @@ from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.pairs import hub
 
 _LARGEST_FILE = 1 << 50
+_SLOWEST_BYTES_PER_S = 20_000
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 # Parameters of signed URLs (S3, CloudFront, Google, Azure): they change while the file stays, and are secret.
 _SIGNATURE = re.compile(
@@ -56,7 +57,8 @@ class RemoteFile:
         """
         if count <= 0:
             return b""
-        data, size, etag = hub.patiently(lambda: _range(self.url, offset, count, self.repo))
+        deadline_s = hub.ANSWER_S + count / _SLOWEST_BYTES_PER_S
+        data, size, etag = hub.patiently(lambda: _range(self.url, offset, count, self.repo), deadline_s)
         if size != self.size_bytes or (self.etag and etag != self.etag):
             raise ChangedError(
                 f"{unsigned(self.url)} changed while it was read", "try again when the upload is complete"
@@ -71,7 +73,7 @@ def probe(url: str) -> RemoteFile:
         UnreachableError: no answer.
         ModelError: no such file, or the server serves no ranges.
     """
-    _, size, etag = hub.patiently(lambda: _range(url, 0, 1, ""))
+    _, size, etag = hub.patiently(lambda: _range(url, 0, 1, ""), hub.ANSWER_S)
     return RemoteFile(url, size, etag)
 
 

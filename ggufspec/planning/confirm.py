@@ -9,9 +9,12 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from ggufspec import plain
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import installation
-from ggufspec.llamacpp.dryrun import Allocated, Answer, Request, Spec, ask
+from ggufspec.llamacpp.dryrun import Answer, Request, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.store import read_json, write_json
@@ -19,6 +22,16 @@ from ggufspec.planning.store import read_json, write_json
 
 class UnconfirmedError(GgufspecError):
     """This llama.cpp can make no dry run, so that the formula has the last word."""
+
+
+def _kept(path: Path) -> Answer | None:
+    """The answer in a file; None where there is none, or no such answer."""
+    try:
+        answer = plain.load(Answer, read_json(path))
+    except ValidationError:
+        return None
+    sizes = [size for allocated in answer.devices.values() for size in asdict(allocated).values()]
+    return answer if min(sizes, default=0) >= 0 <= answer.output else None
 
 
 class Confirmer:
@@ -51,9 +64,8 @@ class Confirmer:
         wanted = [Request(*request) for request in requests]
         keys = [self._key(request) for request in wanted]
         for key in keys:
-            if key not in self._known and (kept := read_json(self._folder / f"{key}.json")):
-                devices = {name: Allocated(**allocated) for name, allocated in kept["devices"].items()}
-                self._known[key] = Answer(devices, kept["output"], kept["error"])
+            if key not in self._known and (kept := _kept(self._folder / f"{key}.json")):
+                self._known[key] = kept
         unknown = {key: request for key, request in zip(keys, wanted, strict=True) if key not in self._known}
         if unknown:
             ordered = sorted(unknown.items(), key=lambda item: (str(item[1].path), str(item[1].placement)))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from ggufspec import plain
 from ggufspec.planning.store import read_json, write_json
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
@@ -41,7 +42,7 @@ def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[
 def _seen(folder: Path, target: str, draft: str) -> tuple[float, float]:
     """(accepted, reached) of a pair so far, older ones discounted."""
     try:
-        seen = TypeAdapter(dict[str, float]).validate_python(read_json(folder / _FILE).get(_key(target, draft)))
+        seen = plain.load(dict[str, float], read_json(folder / _FILE).get(_key(target, draft)))
         accepted, reached = seen["accepted"], seen["reached"]
     except (ValidationError, KeyError):  # damaged, or not there
         return 0.0, 0.0
@@ -81,7 +82,7 @@ def record_shortfall(folder: Path, architecture: str, card: str, bytes_short: in
 def known_shortfall(folder: Path, architecture: str, card: str) -> int:
     """What to add to the formula's bytes on a card."""
     kept = read_json(folder / _SHORT).get(_key(architecture, card))
-    return kept if isinstance(kept, int) else 0
+    return kept if type(kept) is int and kept > 0 else 0
 
 
 def _key(target: str, draft: str) -> str:

@@ -27,12 +27,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a file whole or not at all; a folder that cannot be written costs the memory, not the run."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(value, file)
+                json.dump(value, file, allow_nan=False)  # which nobody would read again
             Path(name).replace(path)
         except BaseException:  # a full disk
             Path(name).unlink(missing_ok=True)
