@@ -30,7 +30,7 @@ def key_of(*facts: Any) -> str:
         facts: JSON values; what :meth:`Journal.get` shall not mistake for each other must differ in one of them.
     """
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def put_aside(path: Path) -> Path:
@@ -156,7 +156,7 @@ class Journal:
             ) from None
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+        self._file.write(json.dumps(entry).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 

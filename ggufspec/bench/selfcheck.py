@@ -72,7 +72,7 @@ class Stored:
 
 def stored() -> Stored:
     """The figures that ship."""
-    data = json.loads(STORED.read_text())
+    data = json.loads(STORED.read_text("utf-8"))
     return Stored(tuple(data["tokens"]), tuple(data["ids"]), tuple(map(tuple, data["logits"])))
 
 

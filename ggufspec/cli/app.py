@@ -273,5 +273,6 @@ def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handle
 
 def entry() -> None:
     """The console script."""
+    console.ready()
     _at_signals(_end)
     sys.exit(main())

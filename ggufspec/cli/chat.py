@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,8 +55,6 @@ def chat(
     """
     if system is not None and system_file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that is not UTF-8 is no reason to stop
-        sys.stdout.reconfigure(errors="backslashreplace")
     said_first = options.read_prompt(system, system_file) or ""
     interactive = not json and sys.stdin.isatty() and sys.stdout.isatty()
     lines: Iterator[str] = iter(()) if interactive else _lines()

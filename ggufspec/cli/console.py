@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +17,19 @@ if TYPE_CHECKING:
     from rich.theme import Theme
 
     from ggufspec.cli.terminal import Console
+
+
+def ready() -> None:
+    """Make the standard streams fit for use: a closed one is the null device, and output is never refused for a
+    character that its encoding lacks.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def out(theme: Theme | None = None) -> Console:
@@ -36,8 +53,16 @@ def _columns() -> int:
 
 
 def data(text: str) -> None:
-    """Print a document to standard output; what a terminal would obey is seen in it, JSON escapes that already."""
-    sys.stdout.write(visible(text) + "\n")
+    """Print a document to standard output; what a terminal would obey is seen in it, JSON escapes that already.
+
+    Where the encoding is not UTF-8 all but ASCII is escaped as in JSON, which stays whole so.
+    """
+    import json
+
+    text = visible(text)
+    if sys.stdout.encoding and codecs.lookup(sys.stdout.encoding).name != "utf-8":
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

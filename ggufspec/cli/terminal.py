@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from itertools import accumulate
 from typing import Any
 
@@ -41,6 +42,18 @@ class Console(console.Console):
         shown = _visible(renderable) if isinstance(renderable, Text) else renderable
         for segment in super().render(shown, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    def print(self, *what: Any, **how: Any) -> None:
+        """What cannot be said on standard error is no reason to fail."""
+        with suppress(OSError) if self.stderr else nullcontext():
+            super().print(*what, **how)
+
+    def on_broken_pipe(self) -> None:
+        """A reader that is gone ends the command, unless it read what is no data."""
+        if self.stderr:
+            self.quiet = True
+        else:
+            super().on_broken_pipe()
 
     def say(self, text: Text) -> None:
         """Print sentences: in a terminal broken between words, else in one line.

@@ -152,7 +152,7 @@ def free_disk_bytes(path: Path) -> int:
 def cpu_name() -> str:
     """The processor's name as its maker writes it."""
     try:
-        for line in (_ROOT / "proc/cpuinfo").read_text().splitlines():
+        for line in (_ROOT / "proc/cpuinfo").read_text("utf-8", "replace").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -224,7 +224,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
 def _text(path: Path) -> str:
     """The file's text, stripped; empty where there is none."""
     try:
-        return path.read_text().strip()
+        return path.read_text("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import socket
 import sys
 import threading
@@ -141,7 +142,7 @@ def _model(request: Request, *, dry: bool) -> Iterator[Any]:
     params.no_alloc = dry
     params.load_mode = lib.LLAMA_LOAD_MODE_NONE
     forget_complaints()
-    model = lib.llama_model_load_from_file(str(request.path).encode(), params)
+    model = lib.llama_model_load_from_file(os.fsencode(request.path), params)
     if not model:
         raise ModelError(f"{CANNOT_LOAD}: {complaints() or 'it gave no reason'}")
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -222,7 +223,7 @@ def write_skeleton(parts: Sequence[bytes], path: Path) -> None:
             alignment = lib.gguf_get_alignment(handle)
             last = _tensor(handle, count - 1)
             size += last.offset + -(-last.size_bytes // alignment) * alignment
-        if not lib.gguf_write_to_file(handle, str(path).encode(), True):
+        if not lib.gguf_write_to_file(handle, os.fsencode(path), True):
             raise ModelError(f"{path} cannot be written", f"df -h {path.parent}")
     with path.open("r+b") as file:
         file.truncate(size)
@@ -375,7 +376,7 @@ def write_model(
         if wanted:
             alignment, last = lib.gguf_get_alignment(handle), _tensor(handle, len(wanted) - 1)
             size += last.offset + -(-last.size_bytes // alignment) * alignment
-        if not lib.gguf_write_to_file(handle, str(path).encode(), True):
+        if not lib.gguf_write_to_file(handle, os.fsencode(path), True):
             raise ModelError(f"{path} cannot be written", f"df -h {path.parent}")
     finally:
         lib.ggml_free(room)

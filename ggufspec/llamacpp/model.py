@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -68,7 +69,7 @@ class Model:
         self.path = path
         params, _alive = model_params(lib, placement)
         forget_complaints()
-        self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
             raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))

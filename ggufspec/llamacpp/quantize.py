@@ -10,6 +10,7 @@ import ctypes
 import difflib
 import functools
 import logging
+import os
 import re
 import threading
 import time
@@ -96,7 +97,7 @@ def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bo
     params.allow_requantize = requantize
     params.dry_run = dry
     forget_complaints()
-    return bool(lib.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) == 0)
+    return bool(lib.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(params)) == 0)
 
 
 def _refused(source: Path, name: str) -> ModelError:

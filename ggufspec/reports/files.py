@@ -50,12 +50,12 @@ def write_whole(path: Path, text: str) -> None:
     """
     try:
         if _in_place(path):
-            path.write_text(text, encoding="utf-8")
+            path.write_text(text, encoding="utf-8", errors="replace")
             return
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         part = Path(name)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
                 file.write(text)
             part.chmod(path.stat().st_mode if path.exists() else 0o644)
             part.replace(path)
