@@ -31,7 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         names.append(name)
         small = (
             Measuring(prompts=["edit", "prose"], max_tokens=48, repetitions=7, minutes=2)
-            if name == bench.DEFAULT_PAIR
+            if name == options.BENCH_PAIR
             else Measuring()
         )
         return Pair(name or "files", tmp_path / "t.gguf", tmp_path / "d.gguf", bench=small)

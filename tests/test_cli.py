@@ -41,6 +41,20 @@ def test_top_help_lists_the_commands(cli: Cli, arguments: tuple[str, ...]) -> No
         assert f"\n  {command} " in done.stdout
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("group", [(), ("profiles",)])
+def test_a_list_of_commands_cuts_no_description(cli: Cli, group: tuple[str, ...], columns: str) -> None:
+    _, _, rows = cli(*group, "--help", COLUMNS=columns).stdout.partition("Commands:\n")
+    listed = rows.partition("\n\n")[0].splitlines()
+    assert len(listed) == (4 if group else len(COMMANDS) + 1)
+    assert all(line.startswith("  ") and line.endswith(".") and not line.endswith("...") for line in listed)
+
+
+@pytest.mark.parametrize(("command", "default"), [("bench", "demo-360m"), ("run", "the bundled demo pair")])
+def test_the_help_says_which_pair_a_command_takes_without_one(cli: Cli, command: str, default: str) -> None:
+    assert f"A profile's name or path; {default} if none." in cli(command, "--help").stdout
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("columns", [80, 120])
 def test_help_has_an_example_and_fits_the_terminal(cli: Cli, command: str, columns: int) -> None:

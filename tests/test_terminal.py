@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import pytest
 from rich.text import Text
@@ -25,7 +26,7 @@ def test_lines_end_between_words(width: int) -> None:
     lines = said(text, width=width)
     assert " ".join(lines) == text.rstrip()
     assert all(len(line) <= width for line in lines)
-    assert all(len(f"{line} {after.split()[0]}") > width - 31 for line, after in zip(lines, lines[1:], strict=False))
+    assert all(len(f"{line} {after.split()[0]}") > width - 31 for line, after in itertools.pairwise(lines))
 
 
 def test_what_is_no_terminal_has_one_line() -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ggufspec.reports.document import BenchDocument, HookComparison
 
-
-DEFAULT_PAIR = "demo-360m"
 TOKENS, TRIALS = 128, 5
 
 
@@ -32,7 +30,7 @@ class Engine(StrEnum):
 
 def bench(
     *,
-    files: given.Files,
+    files: given.BenchFiles,
     prompt: options.PromptText = None,
     file: options.PromptFile = None,
     predict: options.BenchTokens = None,
@@ -60,7 +58,7 @@ def bench(
     verbose: options.Verbose = False,
     several: given.Several | None,
 ) -> int:
-    """Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
+    """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
 
     Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used. Without a
     pair, demo-360m: the demo pair at the cost of a real one, in about two minutes.
@@ -93,8 +91,8 @@ def bench(
         raise UsageError(
             "a bench compares with a draft, and --drafter none has none", "--drafter lookup needs no model"
         )
-    if files == given.Files():
-        files = given.Files(pair=DEFAULT_PAIR)
+    if files == given.BenchFiles():
+        files = given.BenchFiles(options.BENCH_PAIR)
     chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
     usual = (predict, repetitions, own_prompt) == (None, None, None)
     repetitions = repetitions or chosen.bench.repetitions or TRIALS

@@ -70,7 +70,8 @@ def compare(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Compare many pairings: speed, speedup, acceptance, memory, energy, and each quantisation's quality.
+    """Compare many pairs by speed, memory, energy and quality. Speedup and acceptance are there too, and the
+    quality is each quantisation's.
 
     Every cell runs at its own best placement, by turns with the others. What fails is a row with its reason. The same
     command goes on where it was stopped. Quality is judged against the largest target.

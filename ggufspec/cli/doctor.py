@@ -26,7 +26,7 @@ def doctor(
     ] = False,
     json: options.Json = False,
 ) -> int:
-    """Show what is installed and what is wrong with it; the exit code is 1 if something is an error."""
+    """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""
     import platform
 
     from ggufspec import __version__

@@ -47,7 +47,7 @@ def export(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Print the pair's placement as a command or file of another program.
+    """Print a pair's placement as settings of another program.
 
     What the program cannot be told is said on standard error.
     """

@@ -61,6 +61,13 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchFiles(Files):
+    """The same for a bench, whose demo pair is as heavy as a real one."""
+
+    pair: options.BenchPairName = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sources:
     """A pair whose headers are enough."""
 

@@ -67,14 +67,15 @@ def profile_names(incomplete: str) -> list[str]:
     return [name for name in known_profiles() if name.startswith(incomplete)]
 
 
-PairName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="PAIR",
-        help="A profile's name or path; the bundled demo pair if none.",
-        autocompletion=profile_names,
-    ),
-]
+def _pair(default: str) -> Any:
+    """``PAIR`` of a command that takes ``default`` without one."""
+    words = f"A profile's name or path; {default} if none."
+    return typer.Argument(metavar="PAIR", help=words, autocompletion=profile_names)
+
+
+BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
+PairName = Annotated[str | None, _pair("the bundled demo pair")]
+BenchPairName = Annotated[str | None, _pair(BENCH_PAIR)]
 TargetFile = Annotated[
     Path | None, _option("-m", "--model", metavar="FILE", help="The target's GGUF file.", variable="MODEL")
 ]

@@ -46,7 +46,7 @@ def plan(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """What fits, where each layer goes, how fast it will be, and whether the draft is worth its memory.
+    """Say what fits, how fast it is, and whether the draft pays. Say where each layer goes, too.
 
     Needs no download: headers are read from the hub by range, a few MB. Needs no card: --gpu or --vram names one.
     """

@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=
 
 
 def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> int:
-    """List the profiles, yours marked with a star, and what fits on this machine.
+    """List the profiles, and what fits on this machine. Yours are marked with a star.
 
     Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's.
     Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
@@ -60,7 +60,7 @@ def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> i
 
 
 def show(name: Name, json: options.Json = False) -> int:
-    """Show one profile: its files, why it is a pair, and what is known of it here."""
+    """Show one profile, and what is known of it here."""
     from ggufspec.pairs.catalogue import Listed
     from ggufspec.pairs.profile import find, load_profile, user_folder
     from ggufspec.pairs.vocabulary import judge_known
@@ -102,7 +102,7 @@ def new(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Write a profile of your own, after both models were found and the draft was seen to serve the target.
+    """Write a profile of your own. Both models must be found, and the draft must serve the target.
 
     Asks for what is missing on a terminal. A profile of yours wins over a bundled one of the same name.
     """
@@ -160,7 +160,7 @@ def check(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Ask the hub whether the files of profiles are there, and whether the drafts serve their targets.
+    """Ask the hub whether the files of profiles are there. Ask whether the drafts serve their targets, too.
 
     Reads headers, a few MB a model. The exit code is 1 if a profile fails.
     """

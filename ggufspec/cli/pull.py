@@ -40,9 +40,9 @@ def pull(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Download a pair's files into the Hugging Face cache, and verify them.
+    """Download a pair's files into the Hugging Face cache. All of them are verified.
 
-    Target and draft come side by side. What breaks off goes on where it ended. Files that are here are verified too.
+    Target and draft come side by side. What breaks off goes on where it ended. Those that are here are verified too.
     """
     from ggufspec.pairs import download
     from ggufspec.reports.document import to_json

@@ -34,7 +34,7 @@ def quantize(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Write one model in several weight types, as STEM-TYPE.gguf: the grid for compare.
+    """Write one model in several weight types. The files, STEM-TYPE.gguf, are the grid for compare.
 
     Sizes are worked out before anything is written, and the disk must have room for all.
     """

@@ -53,7 +53,7 @@ def rehearse(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """What a pair reaches on this machine before it is downloaded, measured on stand-in weights of the same shape.
+    """Measure a pair's speed before it is downloaded. It runs on stand-in weights of the same shape.
 
     Only headers are read, some MB. Speed, memory and the cost of verifying are real; acceptance, which takes real
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.

@@ -30,7 +30,7 @@ def report(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Show results that were kept: of bench --export-json, compare, tune, bench --sweep and plan --json.
+    """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
 
     Tables and plots go to the terminal. --html makes one page that needs no network, with the results of all machines
     that are given; plans lend their predictions to the measurements of the same models. --json gives all of them as

@@ -59,7 +59,7 @@ def trace(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Show every round of one answer: p and q of each drafted token, what the rule made of them, and why."""
+    """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why."""
     from ggufspec.bench import traced
     from ggufspec.reports.document import to_line
     from ggufspec.reports.files import check_writable

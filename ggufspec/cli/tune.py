@@ -83,7 +83,7 @@ def tune(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Find the fastest setting of a pair on this machine: layers, drafts, threads, flash attention and more.
+    """Find the fastest setting of a pair on this machine. Layers, drafts, threads, flash attention and more are tried.
 
     It starts from the plan, measures what promises most, learns from every trial, and stops when nothing promises more
     or the budget is spent. What wins goes to a profile of yours: run and bench use it from then on. A trial that runs

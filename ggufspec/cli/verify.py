@@ -83,7 +83,7 @@ def verify(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> int:
-    """Certify that speculation changed nothing: every drafter against the target alone, same prompts, same seeds.
+    """Certify that speculation changed nothing. Every drafter against the target alone, same prompts, same seeds.
 
     Strict mode has to give the same tokens to the bit; default mode too, but for near ties within rounding; what the
     residual rule draws has to have the target's own distribution. The exit code is 0 only if all of it holds.
