@@ -140,6 +140,8 @@ def test_switches(line: str, field: str, value: object) -> None:
 def test_processors_keep_the_seed(line: str, sampling: Sampling) -> None:
     assert changed(f"/processor {line}", replace(PAIR, sampling=Sampling(seed=7))).sampling == sampling
     assert changed("/seed 18446744073709551615").sampling == Sampling(seed=2**64 - 1)
+    assert len({changed("/seed -1").sampling.seed for _ in range(4)}) > 1
+    assert "-1 draws one" in refused("/seed -2").hint
 
 
 def test_the_temperature_alone() -> None:
@@ -214,7 +216,7 @@ def test_processors_are_shown_as_they_are_typed(sampling: Sampling, words: str) 
         ("/ngram maybe", "on, off or only"),
         ("/length 0", "from 1 up"),
         ("/length many", "from 1 up"),
-        ("/seed -1", "from 0 up"),
+        ("/seed -2", "from 0 up"),
         ("/seed 18446744073709551616", "from 0 up"),
         ("/accept exactly", "exact is the nearest"),
         ("/accept top-k:0", "top-k:N"),

@@ -102,7 +102,7 @@ def bench(
         target=chosen.target,
         draft=chosen.draft,
         options=DecoderOptions(),
-        sampling=choosing.sampling(),
+        sampling=choosing.drawn(quiet=quiet).sampling(),
         prompts=prompts,
         max_tokens=predict or chosen.bench.max_tokens or TOKENS,
         rpc=tuple(placing.rpc or ()),

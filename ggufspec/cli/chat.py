@@ -109,7 +109,7 @@ def _prepare(
         ngram=ngram,
         gamma=loaded.draft_max if fixed and drafts else None,
         accept=loaded.accept,
-        sampling=choosing.sampling(),
+        sampling=choosing.drawn(quiet=quiet).sampling(),
     )
     if not drafts:  # so that /ngram can bring the lookup in
         loaded = replace(loaded, drafter=options.Drafter.LOOKUP.value)

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from typing import NoReturn
 
 from ggufspec.decoding.options import MAX_TOP_K, RULES, check_rule, is_lossy
-from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import MAX_WIDTH
 from ggufspec.reports.tables import penalties
@@ -183,7 +183,7 @@ COMMANDS: dict[str, About] = {
         _NGRAM,
     ),
     "length": About("N", "tokens of an answer at most"),
-    "seed": About("N", "of all randomness: the same seed, the same answer"),
+    "seed": About("N", "of all randomness: the same seed, the same answer; -1 draws one"),
     "accept": About(
         "RULE",
         "which drafted tokens stay: " + ", ".join(rule.partition(":")[0] for rule in RULES),
@@ -444,9 +444,9 @@ def _length(settings: Settings, argument: str) -> Settings:
 
 
 def _seed(settings: Settings, argument: str) -> Settings:
-    number = _whole(argument)
+    number = random_seed() if argument == "-1" else _whole(argument)
     if number is None or not 0 <= number < 2**64:
-        _refuse("seed", argument, "a whole number from 0 up")
+        _refuse("seed", argument, "a whole number from 0 up, below 2**64; -1 draws one")
     return replace(settings, sampling=replace(settings.sampling, seed=number))
 
 

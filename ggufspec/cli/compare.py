@@ -84,6 +84,7 @@ def compare(
 
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
+    choosing = choosing.drawn(quiet=quiet)
     wanted = contenders.Wanted(room, drafting, decoding, choosing, own_prompt, predict, repetitions, quiet, verbose)
     wanted.check()
     pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)

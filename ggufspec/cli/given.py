@@ -244,6 +244,10 @@ class Choosing:
     presence_penalty: options.PresencePenalty = 0.0
     frequency_penalty: options.FrequencyPenalty = 0.0
 
+    def drawn(self, *, quiet: bool) -> Choosing:
+        """The same with a seed that was drawn, if that is asked for: :func:`ggufspec.cli.options.drawn`."""
+        return replace(self, seed=options.drawn(self.seed, quiet=quiet))
+
     def sampling(self) -> Sampling:
         """The same as the decoder takes it.
 

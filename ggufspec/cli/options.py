@@ -228,7 +228,10 @@ MinP = Annotated[
     float, _option("--min-p", metavar="P", help="Keep tokens with this share of the best one's; 0 is off.")
 ]
 Seed = Annotated[
-    int, _option("-s", "--seed", metavar="N", help="The same seed gives the same text, with and without draft.")
+    int,
+    _option(
+        "-s", "--seed", metavar="N", help="The same seed gives the same text, with and without draft; -1 draws one."
+    ),
 ]
 RepeatPenalty = Annotated[
     float, _option("--repeat-penalty", metavar="X", help="Divide the logits of tokens that were there; 1 is off.")
@@ -406,6 +409,19 @@ def read_grammar(grammar: str | None, file: Path | None, schema: str | None, sch
         text = schema_to_grammar(text)
     check_gbnf(text)
     return text
+
+
+def drawn(seed: int, *, quiet: bool) -> int:
+    """The seed; where it is -1 one that is drawn, as llama.cpp has it, and told, so that the text can be had again."""
+    if seed != -1:
+        return seed
+    from ggufspec.cli import console
+    from ggufspec.decoding.sampling import random_seed
+
+    seed = random_seed()
+    if not quiet:
+        console.note(f"seed {seed}: -s {seed} gives the same again")
+    return seed
 
 
 def _read(file: Path) -> str:

@@ -103,7 +103,7 @@ def prepare(
         target=chosen.target,
         draft=chosen.draft,
         options=decoder,
-        sampling=choosing.sampling(),
+        sampling=choosing.drawn(quiet=quiet).sampling(),
         prompts=(text,),
         max_tokens=max_tokens,
         stop=tuple(question.stop or ()),

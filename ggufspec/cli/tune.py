@@ -217,7 +217,7 @@ def prepare(
             target=chosen.target,
             draft=chosen.draft,
             options=base,
-            sampling=choosing.sampling(),
+            sampling=choosing.drawn(quiet=quiet).sampling(),
             prompts=texts,
             max_tokens=predict,
             rpc=tuple(placing.rpc or ()),

@@ -123,7 +123,7 @@ def verify(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
-            seed=seed,
+            seed=options.drawn(seed, quiet=quiet),
             repeat_penalty=repeat_penalty,
             repeat_last_n=repeat_last_n,
             presence_penalty=presence_penalty,

@@ -8,6 +8,7 @@ Before it come the penalties, which need the text and not only its last row (:mo
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +70,7 @@ class Sampling:
         if not 0 <= self.min_p < 1:
             raise UsageError(f"min-p {self.min_p} is not in [0, 1)", "--min-p 0.05; 0 turns it off")
         if not 0 <= self.seed < 2**64:
-            raise UsageError(f"seed {self.seed} is not in [0, 2**64)", "--seed 0")
+            raise UsageError(f"seed {self.seed} is not in [0, 2**64)", "--seed 7; --seed -1 draws one")
         if not 1 / _MOST_PENALTY <= self.repeat_penalty <= _MOST_PENALTY:
             raise UsageError(
                 f"repeat penalty {self.repeat_penalty} is not in [0.01, 100]", "--repeat-penalty 1.1; 1 turns it off"
@@ -96,6 +97,11 @@ class Sampling:
         """Whether what the text has already matters."""
         penalties = self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return penalties and self.repeat_last_n != 0
+
+
+def random_seed() -> int:
+    """A seed from the system's randomness, of 32 bits as llama.cpp's, so that it is soon typed."""
+    return secrets.randbelow(2**32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -49,6 +49,31 @@ def test_run_in_strict_mode_gives_the_same_token_ids(cli, sampling):
     assert len(texts) == 1
 
 
+# seeds
+
+
+def test_a_seed_that_is_drawn_is_told_and_gives_the_text_again(cli):
+    hot = ("run", "demo", "-p", PROMPT, "-n", "24", "--strict", "--temp", "1.5", "--top-k", "0", "--top-p", "1")
+    drawn = [cli(*hot, "--json", "-s", "-1") for _ in range(2)]
+    documents = [done.document() for done in drawn]
+    seeds = [document["settings"]["seed"] for document in documents]
+    assert seeds[0] != seeds[1]
+    assert documents[0]["tokens"] != documents[1]["tokens"]
+    assert f"-s {seeds[0]} gives the same again" in drawn[0].stderr
+    again = cli(*hot, "--json", "-s", str(seeds[0]))
+    assert again.document()["tokens"] == documents[0]["tokens"]
+    assert "gives the same again" not in again.stderr
+    assert cli(*hot, "-q", "-s", "-1").stderr == ""
+
+
+def test_a_seed_that_is_drawn_in_a_chat(cli):
+    flags = ("-n", "8", "--json", "--temp", "1.5", "-s", "-1")
+    done = cli("chat", "demo", *flags, stdin="def f(\n/settings\n/seed -1\n")
+    seeds = [done.stderr.split("/seed")[1].split()[0], done.stderr.split("seed: ")[1].split()[0]]
+    assert len(set(seeds)) == 2
+    assert done.document()["settings"]["seed"] == int(seeds[1])
+
+
 # penalties
 
 PENALTIES = (
