@@ -27,7 +27,9 @@ Answer = Callable[["Script", Request, Callable[[dict[str, Any]], None]], Reply]
 
 
 def reply(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> Reply:
-    statistics = Statistics(40, 0.1, len(tokens), 0.5, 2, 4, 3, (4,), (3,), 0.1, 0.3, "end", prompt_read=7)
+    statistics = Statistics(
+        40, 0.1, len(tokens), 0.5, 2, 4, 3, (4,), (3,), 0.1, 0.3, "end", prompt_read=7, time_to_first_token_s=0.25
+    )
     return Reply(text, tokens, statistics, **more)
 
 
@@ -82,7 +84,8 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
     chat.take("hi")
     out, err = capsys.readouterr()
     assert out == "hello\n"
-    assert "3 tokens, 6.00 tokens/s, 75% accepted, 1.50 tokens/round, 7 of 40 prompt tokens read, lossy: top-k:3" in err
+    took = "3 tokens, 6.00 tokens/s, 75% accepted, 1.50 tokens/round, 7 of 40 prompt tokens read at 60.0/s"
+    assert f"{took}, first token after 250 ms, lossy: top-k:3" in err
     (request,) = script.asked
     assert request.conversation.messages() == [
         {"role": "system", "content": "Be terse."},
@@ -281,7 +284,10 @@ def test_one_document_streams_nothing(talk: Callable[..., Talk], capsys: pytest.
     assert document.interrupted
     assert [turn.answer for turn in document.turns] == ["hello", ""]
     assert document.turns[0].figures is not None
-    assert document.turns[0].figures.prompt_read == 7
+    figures = document.turns[0].figures
+    assert figures.prompt_read == 7
+    assert figures.prompt_tokens_per_s == pytest.approx(60)  # six of them in 0.1 s; the last one is the first round's
+    assert figures.time_to_first_token_s == 0.25
 
 
 def test_a_model_without_template(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,8 @@ ALONE = Run(
     tokens=96,
     tokens_per_s=Spread(2.0, (1.9, 2.05), (1.9, 2.0, 2.05)),
     prompt_tokens_per_s=30.0,
+    prompt_tokens=24,
+    time_to_first_token_s=1.234,
     peak_rss_bytes=1000,
     vram_bytes=500,
     load_s=1.5,
@@ -199,6 +201,8 @@ def test_csv_has_a_line_per_trial_with_raw_numbers():
     ]
     assert (lines[0]["acceptance_rate"], lines[3]["acceptance_rate"]) == ("", "0.625")
     assert (lines[0]["peak_rss_bytes"], lines[3]["peak_rss_bytes"]) == ("1000", "2000")
+    assert (lines[0]["prompt_tokens_per_s"], lines[0]["time_to_first_token_s"]) == ("30.0", "1.234")
+    assert lines[3]["time_to_first_token_s"] == ""
 
 
 @pytest.mark.parametrize("bench", [document(), LOSSY], ids=["exact", "lossy"])
@@ -241,6 +245,19 @@ def test_the_line_about_the_text():
     unchecked = document(identical_output=None, identity_check={"note": "its memory is recurrent"})
     assert tables.same_text(unchecked) == "Whether a draft changes the text was not checked: its memory is recurrent."
     assert tables.same_text(document(identical_output=None, identity_check={"note": ""})) == ""
+
+
+def test_the_line_about_prompts():
+    """A result of an earlier version does not have the wait; a prompt of one token has no speed."""
+    waits = replace(PAIR, prompt_tokens=24, time_to_first_token_s=0.0123)
+    assert tables.prompts(document(runs={"target_only": ALONE, "draft_only": None, "speculative": waits})) == (
+        "Prompts: target-only 24 tokens at 30.0/s, first token after 1.23 s; "
+        "speculative 24 tokens at 31.0/s, first token after 12 ms."
+    )
+    single = replace(ALONE, prompt_tokens=0, time_to_first_token_s=0.0042)
+    assert tables.prompts(document(runs={"target_only": single})) == "Prompts: target-only first token after 4.2 ms."
+    old = replace(ALONE, prompt_tokens=0, time_to_first_token_s=None)
+    assert tables.prompts(document(runs={"target_only": old, "speculative": None})) == ""
 
 
 # files

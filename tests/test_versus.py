@@ -32,6 +32,8 @@ def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft
         draft_s=draft_s,
         verify_s=verify_s,
         stop_reason="length",
+        prompt_read=11,
+        time_to_first_token_s=0.25 + decode_s / 100,
     )
 
 
@@ -90,7 +92,19 @@ def test_a_target_only_run_in_one_row():
     assert (found.tokens, found.layers, found.gpu_layers) == (20, 16, 0)
     assert (found.tokens_per_s.median, found.tokens_per_s.samples) == (2.5, (2.0, 2.5, 4.0))
     assert (found.prompt_tokens_per_s, found.load_s) == (20.0, 2.0)
+    assert (found.prompt_tokens, found.time_to_first_token_s) == (10, 0.33)
     assert (found.peak_rss_bytes, found.vram_bytes) == (100, 7)
+
+
+def test_prompts_count_as_far_as_they_were_decoded():
+    """Not the last token, which the first round decodes, nor what a cache held; nor is there a speed without any."""
+    kept = replace(statistics(10, 1.0), prompt_tokens=500, prompt_read=101, prompt_s=2.0)
+    single = replace(statistics(10, 1.0), prompt_tokens=1, prompt_read=1, prompt_s=0.0, time_to_first_token_s=None)
+    found = versus.summarise([result(kept, single)])
+    assert (found.prompt_tokens, found.prompt_tokens_per_s) == (100, 50.0)
+    assert found.time_to_first_token_s == kept.time_to_first_token_s
+    none = versus.summarise([result(single)])
+    assert (none.prompt_tokens, none.prompt_tokens_per_s, none.time_to_first_token_s) == (0, 0.0, None)
 
 
 def test_a_speculative_run_in_one_row():

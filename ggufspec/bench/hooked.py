@@ -142,7 +142,7 @@ class _Asked:
             self.draft.rounds, self.draft.read_s = [], 0.0
         tally = Tally(self.draft_max if self.draft else 0, len(tokens), len(tokens))
         clock = time.perf_counter
-        began = clock()
+        asked = began = clock()
         self.llama.reset()
         self.llama.eval(tokens[:-1])
         tally.prompt_s = clock() - began
@@ -150,6 +150,8 @@ class _Asked:
         began = clock()
         for token in self._generate(tokens):
             emitted.append(token)
+            if tally.time_to_first_token_s is None:
+                tally.time_to_first_token_s = clock() - asked
             tally.stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
             if tally.stop_reason or stopping.is_set():
                 break

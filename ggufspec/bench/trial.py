@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,12 @@ class Result:
     notes: tuple[str, ...] = ()
     energy_j: float | None = None
     others_cpus: float = 0.0
+
+
+def prompt_speed(answers: Iterable[Answer]) -> float:
+    """Σ prompt tokens that were decoded ÷ Σ seconds that took; what a cache held is neither, nor is the first token."""
+    statistics = [answer.statistics for answer in answers]
+    return sum(s.prompt_decoded for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
 
 def placed(decoder: SpeculativeDecoder) -> tuple[Placed, Placed | None]:

@@ -258,7 +258,7 @@ class Tuning:
         kept = Kept(
             candidate.setting,
             speed(result) if result else None,
-            _prompt_speed(result) if result else None,
+            trial.prompt_speed(result.answers) if result else None,
             seconds,
             asked.predicted_tokens_per_s,
             asked.why,
@@ -467,11 +467,6 @@ def _drift(rows: list[TuneTrial]) -> tuple[str, ...]:
     how = "slower" if change < 0 else "faster"
     said = f"the machine was {abs(change):.0%} {how} in the final than in the search: heat, or another program"
     return (f"{said}; only rows of the final are to be held against each other",)
-
-
-def _prompt_speed(result: trial.Result) -> float:
-    statistics = [answer.statistics for answer in result.answers]
-    return sum(s.prompt_tokens for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
 
 def _minutes(seconds: float) -> str:

@@ -269,15 +269,18 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
     """All trials of one mode as one row; ``lossy`` says that its rule may change the text."""
     first = results[0]
     every = [answer.statistics for result in results for answer in result.answers]
+    waits = [s.time_to_first_token_s for s in every if s.time_to_first_token_s is not None]
     base: dict[str, Any] = {
         "gpu_layers": first.target.gpu_layers,
         "layers": first.target.layers,
         "tokens": sum(answer.statistics.tokens for answer in first.answers),
         "tokens_per_s": spread([speed(result) for result in results]),
-        "prompt_tokens_per_s": sum(s.prompt_tokens for s in every) / max(sum(s.prompt_s for s in every), 1e-9),
+        "prompt_tokens_per_s": trial.prompt_speed(answer for result in results for answer in result.answers),
         "peak_rss_bytes": max(result.peak_rss_bytes for result in results),
         "vram_bytes": max(result.vram_bytes for result in results),
         "load_s": spread([result.load_s for result in results]).median,
+        "prompt_tokens": sum(answer.statistics.prompt_decoded for answer in first.answers),
+        "time_to_first_token_s": spread(waits).median if waits else None,
     }
     if not first.drafters:
         return Run(**base)

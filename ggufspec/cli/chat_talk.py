@@ -541,6 +541,8 @@ def _figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | Non
         lookup_drafted=statistics.lookup_drafted,
         lookup_accepted=statistics.lookup_accepted,
         lossy=lossy,
+        prompt_tokens_per_s=statistics.prompt_decoded / statistics.prompt_s if statistics.prompt_s > 0 else 0.0,
+        time_to_first_token_s=statistics.time_to_first_token_s,
     )
 
 

@@ -171,8 +171,11 @@ def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool
 def show_statistics(document: RunDocument | TraceDocument) -> None:
     """Say what an answer took."""
     from ggufspec.reports.document import SpeculativeRun
+    from ggufspec.reports.tables import prompt_figures
 
     figures = document.statistics
+    if prompt := prompt_figures(figures):
+        console.note(f"prompt: {prompt}")
     parts = [f"{figures.tokens} tokens", f"{figures.tokens_per_s.median:.1f} tokens/s"]
     if isinstance(figures, SpeculativeRun):
         accepted = f"{figures.acceptance_rate:.0%} accepted" if figures.drafted else "nothing drafted"

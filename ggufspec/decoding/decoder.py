@@ -43,7 +43,10 @@ class Statistics:
     ``lookup_accepted`` those that the n-gram lookup offered. ``plain_rounds`` had no draft.
     ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
     permits no further token), or empty where the caller left off. ``prompt_read`` tokens of the prompt were decoded for
-    this answer: all of them, unless its beginning was in the cache or the caller left off before.
+    this answer: all of them, unless its beginning was in the cache or the caller left off before. ``prompt_s`` counts
+    the target's decoding of all but the last of these, which is the first round's, and the draft model's reading.
+    ``time_to_first_token_s`` is from the request for the answer to its first token, whatever text came with that; None
+    where none came.
     """
 
     prompt_tokens: int
@@ -62,6 +65,12 @@ class Statistics:
     lookup_drafted: int = 0
     lookup_accepted: int = 0
     prompt_read: int = 0
+    time_to_first_token_s: float | None = None
+
+    @property
+    def prompt_decoded(self) -> int:
+        """Tokens that were decoded in ``prompt_s``."""
+        return max(0, self.prompt_read - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +288,8 @@ class SpeculativeDecoder:
         rounds: list[Round] | None,
         stopping: Callable[[], bool] | None,
     ) -> Generator[Emitted]:
+        clock = time.perf_counter
+        asked = clock()
         check_one_of(alone, ("", "target", "draft"), "model")
         model, context = self.target, self._target
         if alone == "draft":
@@ -310,7 +321,6 @@ class SpeculativeDecoder:
                 kept = self._same("target", tokens, context, context.length)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
                 kept = draft_kept
-        clock = time.perf_counter
         tally = Tally(draft_max, len(tokens), len(tokens) - kept)
         stream = TextStream(stop)
         text = list(tokens)
@@ -351,6 +361,8 @@ class SpeculativeDecoder:
                     trace.add(round_)
                 for place, token in enumerate(round_.emitted):
                     tally.tokens += 1
+                    if tally.time_to_first_token_s is None:
+                        tally.time_to_first_token_s = clock() - asked
                     piece = stream.push(model.piece(token))
                     dead_end = round_.dead_end and place == len(round_.emitted) - 1
                     tally.stop_reason = self._stop_reason(
@@ -482,6 +494,7 @@ class Tally:
         self.drafted, self.accepted = [0] * draft_max, [0] * draft_max
         self.plain_rounds = self.lookup_drafted = self.lookup_accepted = 0
         self.stop_reason = ""
+        self.time_to_first_token_s: float | None = None
 
     def add(self, round_: Round) -> None:
         self.rounds += 1
@@ -513,6 +526,7 @@ class Tally:
             lookup_drafted=self.lookup_drafted,
             lookup_accepted=self.lookup_accepted,
             prompt_read=self.prompt_read,
+            time_to_first_token_s=self.time_to_first_token_s,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports.document import ChatFigures, ChatRun
-from ggufspec.reports.tables import counted
+from ggufspec.reports.tables import counted, first_token, shown_speed
 from ggufspec.reports.trace import milliseconds, quoted
 from ggufspec.reports.visible import visible
 
@@ -35,7 +35,10 @@ def took(
         parts.append(f"{shown_speed(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
         parts += [f"{figures.accepted / figures.drafted:.0%} accepted", f"{_per_round(figures):.2f} tokens/round"]
-    parts.append(f"{figures.prompt_read:,} of {counted_many(figures.prompt_tokens, 'prompt token')} read")
+    read = f"{figures.prompt_read:,} of {counted_many(figures.prompt_tokens, 'prompt token')} read"
+    parts.append(read + (f" at {shown_speed(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
+    if figures.time_to_first_token_s is not None:
+        parts.append(first_token(figures.time_to_first_token_s))
     if rule:
         parts.append(f"lossy: {rule}")
     if dropped:
@@ -45,11 +48,6 @@ def took(
     elif stop_reason in _STOPS:
         parts.append(_STOPS[stop_reason])
     return ", ".join(parts)
-
-
-def shown_speed(tokens_per_s: float) -> str:
-    """Tokens/s with three digits or so."""
-    return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2}f}"
 
 
 def counted_many(number: int, thing: str) -> str:

@@ -360,7 +360,7 @@ def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
         (
             *("target", "draft", "trial", "tokens_per_s", "gpu_layers", "draft_gpu_layers", "speedup"),
             *("acceptance_rate", "tokens_per_round", "vram_bytes", "peak_rss_bytes", "load_s", "energy_j_per_token"),
-            *("mean_kl", "perplexity", "top1_agreement", "failure"),
+            *("mean_kl", "perplexity", "top1_agreement", "prompt_tokens_per_s", "time_to_first_token_s", "failure"),
         )
     )
     qualities = {model.name: model.quality for model in document.targets}
@@ -370,14 +370,15 @@ def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
         names = (cell.target, cell.draft or "")
         run = cell.run
         if run is None:
-            writer.writerow((*names, *[""] * 11, *judged, _failure(cell)))
+            writer.writerow((*names, *[""] * 11, *judged, "", "", _failure(cell)))
             continue
         extra = (run.acceptance_rate, run.tokens_per_round) if isinstance(run, SpeculativeRun) else ("", "")
         rest = (vram_bytes(cell), run.peak_rss_bytes, run.load_s, _or_empty(cell.energy_j_per_token))
         placed = (run.gpu_layers, run.draft_gpu_layers if isinstance(run, SpeculativeRun) else "")
         for trial, sample in enumerate(run.tokens_per_s.samples, 1):
             speedup = _or_empty(cell.speedup.median if cell.speedup else None)
-            writer.writerow((*names, trial, sample, *placed, speedup, *extra, *rest, *judged, ""))
+            prompts = (run.prompt_tokens_per_s, _or_empty(run.time_to_first_token_s))
+            writer.writerow((*names, trial, sample, *placed, speedup, *extra, *rest, *judged, *prompts, ""))
     return text.getvalue()
 
 

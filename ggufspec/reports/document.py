@@ -30,7 +30,23 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way of running, over all its trials. ``tokens`` is the sum over one trial's prompts."""
+    """One way of running, over all its trials.
+
+    Args:
+        gpu_layers: of the target.
+        layers: that it has.
+        tokens: of the answers to one trial's prompts together.
+        tokens_per_s: of answers; prompts are not counted.
+        prompt_tokens_per_s: tokens of prompts that were decoded ÷ the seconds that took, the draft model's reading
+            included.
+        peak_rss_bytes: of the child.
+        vram_bytes: by which the use of all cards rose.
+        load_s: seconds of loading.
+        prompt_tokens: that were decoded before the answers of one trial: all but the last one of each prompt, which the
+            first round decodes, and those that a cache held.
+        time_to_first_token_s: from the request for an answer to its first token, the models being loaded; the median
+            of all answers.
+    """
 
     gpu_layers: Count
     layers: Count
@@ -40,6 +56,8 @@ class Run:
     peak_rss_bytes: Count
     vram_bytes: Count
     load_s: Amount
+    prompt_tokens: Count = field(default=0, kw_only=True)
+    time_to_first_token_s: Amount | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +184,9 @@ class ChatFigures:
         lookup_drafted: those that the n-gram lookup offered.
         lookup_accepted: those of them that were kept.
         lossy: whether the rule may have changed the text.
+        prompt_tokens_per_s: of those that were decoded before the answer's first round, which decodes the last one; 0
+            where there was no other.
+        time_to_first_token_s: from the request to the answer's first token; absent where none came.
     """
 
     prompt_tokens: Count
@@ -179,6 +200,8 @@ class ChatFigures:
     lookup_drafted: Count = 0
     lookup_accepted: Count = 0
     lossy: bool = False
+    prompt_tokens_per_s: Amount = 0.0
+    time_to_first_token_s: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)

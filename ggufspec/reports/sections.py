@@ -241,6 +241,8 @@ def _bench(document: BenchDocument, plans: Sequence[PlanDocument]) -> Section:
     gain = times(document.speedup)
     columns, rows = tables.COLUMNS[:-1], tuple(row[: len(tables.COLUMNS) - 1] for row in tables.rows(document))
     notes, warnings = document.notes, _lossy(document.runs.values())
+    if prompts := tables.prompts(document):
+        notes += (prompts,)
     checked = document.identity_check.get("note", "checked in strict mode")
     if document.identical_output:
         notes += (f"The same text with and without draft: {checked}.",)

@@ -74,6 +74,25 @@ def counted(number: Any, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def shown_speed(tokens_per_s: float) -> str:
+    """Tokens/s with three digits or so."""
+    return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2}f}"
+
+
+def first_token(seconds: float) -> str:
+    """How long one waits for an answer to begin."""
+    shown = f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
+    return f"first token after {shown}"
+
+
+def prompt_figures(run: Run) -> str:
+    """How fast prompts were read, and how long one waited; empty where an old result does not have it."""
+    if run.time_to_first_token_s is None:
+        return ""
+    read = [f"{counted(run.prompt_tokens, 'token')} at {shown_speed(run.prompt_tokens_per_s)}/s"]
+    return ", ".join([*(read if run.prompt_tokens else []), first_token(run.time_to_first_token_s)])
+
+
 def shortened(text: str, most: int) -> str:
     """The text without its middle, where it is longer: a file's name says the most at its ends."""
     tail = most * 3 // 5
@@ -161,6 +180,13 @@ def markdown(document: BenchDocument) -> str:
     return f"{note}{markdown_table(COLUMNS, rows(document))}\n\n{verdict}\n"
 
 
+def prompts(document: BenchDocument) -> str:
+    """What :func:`prompt_figures` says of target-only and of the pair, whose draft reads the prompts too, in a line."""
+    found = [(mode.replace("_", "-"), document.runs.get(mode)) for mode in ("target_only", "speculative")]
+    words = [f"{name} {figures}" for name, run in found if run and (figures := prompt_figures(run))]
+    return f"Prompts: {'; '.join(words)}." if words else ""
+
+
 def same_text(document: BenchDocument) -> str:
     """Whether the draft changed the text, in a line; empty where it was not compared."""
     if document.identical_output is None:
@@ -203,6 +229,8 @@ def comma_separated(document: BenchDocument) -> str:
             "tokens_per_round",
             "peak_rss_bytes",
             "lossy",
+            "prompt_tokens_per_s",
+            "time_to_first_token_s",
         )
     )
     for mode, run in document.runs.items():
@@ -211,5 +239,6 @@ def comma_separated(document: BenchDocument) -> str:
         lossy = isinstance(run, SpeculativeRun) and run.lossy
         extra = (run.acceptance_rate, run.tokens_per_round) if isinstance(run, SpeculativeRun) else ("", "")
         for trial, sample in enumerate(run.tokens_per_s.samples, 1):
-            writer.writerow((mode, trial, run.gpu_layers, sample, run.tokens, *extra, run.peak_rss_bytes, lossy))
+            rest = (run.peak_rss_bytes, lossy, run.prompt_tokens_per_s, run.time_to_first_token_s)
+            writer.writerow((mode, trial, run.gpu_layers, sample, run.tokens, *extra, *rest))
     return text.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,26 @@ def test_a_second_turn_decodes_only_what_is_new(
     assert counted.draft <= (new + 5 + len(second) + rejected if not alone else 0)
     monkeypatch.undo()
     assert answer(decoder, longer, alone="target") == second  # as if the whole prompt had been read
+
+
+def test_the_first_token_is_waited_for_from_the_request_on(decoder: SpeculativeDecoder) -> None:
+    prompt, rounds = decoder.target.tokenize(PROMPT * 10), []
+    asked = time.perf_counter()
+    stream = decoder.generate(prompt, max_tokens=N, rounds=rounds)
+    next(stream)
+    waited = time.perf_counter() - asked
+    for _ in stream:
+        pass
+    statistics = decoder.statistics
+    assert statistics is not None
+    assert statistics.prompt_decoded == len(prompt) - 1
+    assert statistics.time_to_first_token_s is not None
+    assert statistics.prompt_s + rounds[0].verify_s <= statistics.time_to_first_token_s <= waited
+    answer(decoder, prompt, cache_prompt=True)
+    assert decoder.statistics is not None
+    assert decoder.statistics.prompt_decoded <= 1
+    assert ids(decoder.generate(prompt, max_tokens=0)) == []
+    assert decoder.statistics.time_to_first_token_s is None
 
 
 def test_what_is_not_a_continuation_is_read_from_where_it_differs(decoder: SpeculativeDecoder) -> None:
