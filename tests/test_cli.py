@@ -26,9 +26,10 @@ SPECULATIVE_KEYS = RUN_KEYS | {
 }
 
 
-def test_version_is_data(cli: Cli) -> None:
-    done = cli("--version")
-    assert re.fullmatch(r"ggufspec \d+\.\d+\.\d+\n", done.stdout)
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version_is_data(cli: Cli, flag: str) -> None:
+    done = cli(flag)
+    assert re.fullmatch(r"ggufspec \d+\.\d+\.\d+ \(llama-cpp-python \d+\.\d+\.\d+\)\n", done.stdout)
     assert (done.code, done.stderr) == (0, "")
 
 

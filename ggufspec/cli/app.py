@@ -186,14 +186,21 @@ app.add_typer(profiles)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        console.data(f"ggufspec {__version__}")
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as version_of
+
+        try:
+            beside = f" (llama-cpp-python {version_of('llama-cpp-python')})"
+        except PackageNotFoundError:
+            beside = ""
+        console.data(f"ggufspec {__version__}{beside}")
         raise typer.Exit
 
 
 @app.callback(epilog="Example: ggufspec bench demo")
 def top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("-V", "--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Speculative decoding of GGUF models on one consumer GPU: how fast, and was it worth it?"""
