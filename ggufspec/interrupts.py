@@ -1,4 +1,4 @@
-"""Ctrl-C, held back while what it would break into must be done whole."""
+"""Ctrl-C and requests to end, held back while what they would break into must be done whole."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
+
+_NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Held:
-    """Holds Ctrl-C back until the block's end, or until :meth:`check`; a second one is not held.
+    """Holds signals back until the block's end, or until :meth:`check`; a second one is not held.
 
-    It does nothing where Ctrl-C does not raise KeyboardInterrupt here: in other threads, and where the caller has a
-    handler of its own.
+    These are SIGINT where it raises KeyboardInterrupt, and SIGTERM and SIGHUP where Python handles them; in threads
+    other than the main one, none.
 
     Args:
         wake: called when one has come; safe in the handler of a signal.
@@ -21,33 +23,35 @@ class Held:
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self._wake = wake
-        self._came = False
-        self._holds = False
+        self._came: int | None = None
+        self._before: dict[int, Any] = {}
 
-    def _hold(self, _: int, __: FrameType | None) -> None:
-        if self._came:
-            raise KeyboardInterrupt
-        self._came = True
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        if self._came is not None:
+            self._before[number](number, frame)
+        self._came = number
         self._wake()
 
     def __enter__(self) -> Self:
-        if (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):
-            self._holds = True
-            signal.signal(signal.SIGINT, self._hold)
+        if threading.current_thread() is threading.main_thread():
+            for number in _NUMBERS:
+                handler = signal.getsignal(number)
+                if handler is signal.default_int_handler or (number != signal.SIGINT and callable(handler)):
+                    self._before[number] = handler
+                    signal.signal(number, self._hold)
         return self
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if one has come."""
-        if self._came:
-            raise KeyboardInterrupt
+        """Do what is to be done when one has come: raise KeyboardInterrupt, say."""
+        if self._came is not None:
+            number, self._came = self._came, None
+            self._before[number](number, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._holds:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._hold:
+                signal.signal(number, handler)
         if error is None:
             self.check()

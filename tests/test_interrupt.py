@@ -197,13 +197,29 @@ def test_a_reader_that_goes_away(cli: Cli, more: tuple[str, ...]) -> None:
         assert word not in done.stderr
 
 
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 @pytest.mark.parametrize("do", [lambda kind: load(kind, 1), lambda kind: dump(1, kind)])
-def test_ctrl_c_waits_for_pydantic_and_is_not_lost(do: Callable[[type], object]) -> None:
+@pytest.mark.parametrize(
+    ("number", "handler", "raised"),
+    [(signal.SIGINT, signal.default_int_handler, KeyboardInterrupt), (signal.SIGTERM, _leave, SystemExit)],
+)
+def test_a_signal_waits_for_pydantic_and_is_not_lost(
+    do: Callable[[type], object],
+    number: int,
+    handler: Callable[[int, object], None],
+    raised: type[BaseException],
+    request: pytest.FixtureRequest,
+) -> None:
     """Pydantic-core drops an interrupt that it meets, or makes an error of its own of it."""
+    before = signal.signal(number, handler)
+    request.addfinalizer(lambda: signal.signal(number, before))
     done = []
 
     def interrupted(value: int) -> int:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         done.append(value)
         return value
 
@@ -213,6 +229,7 @@ def test_ctrl_c_waits_for_pydantic_and_is_not_lost(do: Callable[[type], object])
             output = core_schema.plain_serializer_function_ser_schema(interrupted)
             return core_schema.no_info_plain_validator_function(interrupted, serialization=output)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         do(Kind)
     assert done == [1]
+    assert signal.getsignal(number) is handler
