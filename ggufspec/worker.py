@@ -45,11 +45,10 @@ Emit = Callable[[Event], None]
 Outcome = tuple[str, int, *tuple[Any, ...]]  # as it came
 Result = TypeVar("Result")
 
-COMMAND = (sys.executable, "-P", "-m", "ggufspec.worker")
+COMMAND = (sys.executable, "-P", "-m", "ggufspec.worker")  # a module and -v or -q follow
 CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scripts/bootstrap --check mends it"
 
 _GRACE_S = 5.0
-_TIED = "tied"
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
 _OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # want of memory ends otherwise
 _MEMORY_HINT = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
@@ -259,12 +258,6 @@ def _error(outcome: Outcome) -> GgufspecError | None:
     return {2: UsageError, 1: ModelError}.get(exit_code, GgufspecError)(message, hint)
 
 
-def command(module: str, *, verbose: bool) -> list[str]:
-    """What starts a child. One that the main thread starts is tied to it; another thread may end before its process."""
-    tied = threading.current_thread() is threading.main_thread()
-    return [*COMMAND, module, "-v" if verbose else "-q", *([_TIED] if tied else [])]
-
-
 class _Child:
     """A child process, what is said to it and what it says.
 
@@ -282,7 +275,7 @@ class _Child:
         self._complained_bytes = 0  # before the newest request
         self._peers: Sequence[str] = ()  # RPC workers, as the spec has them
         self._process = subprocess.Popen(
-            command(module, verbose=verbose),
+            [*COMMAND, module, "-v" if verbose else "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if verbose else self._complaints,
@@ -496,20 +489,32 @@ def _death_hint(name: str, reason: str, peers: Sequence[str]) -> str:
 
 # ---- the child's side ----------------------------------------------------------------------------------------------
 
-_say: Callable[..., None] = lambda *_: None  # to the parent, where there is one  # noqa: E731
+_say: Callable[..., None] | None = None  # to the parent, where there is one
 
 
 @contextlib.contextmanager
 def within(seconds: float, error: GgufspecError) -> Iterator[None]:
     """In a child: its parent ends it with ``error`` where the block takes longer; elsewhere nothing happens.
 
-    For foreign code that may stay in one call of C, where neither a signal's handler nor another thread gets to run.
+    For foreign code that may stay in one call of C, where no other thread gets to run, not even the one that hears the
+    end of stdin. On Linux the kernel therefore ends the child if its parent dies meanwhile; nothing is cleaned up then.
     """
+    if _say is None:
+        yield
+        return
+    _end_with_parent(_SIGKILL)
     _say("within", seconds, error.message, error.hint)
     try:
         yield
     finally:
         _say("within", None)
+        _end_with_parent(0)
+
+
+def _end_with_parent(number: int) -> None:
+    """Have the kernel send this signal when the parent dies; 0: none. See prctl(2), PR_SET_PDEATHSIG."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -595,9 +600,7 @@ def _serve(module: Any, inbox: _Inbox, say: Callable[..., None]) -> None:
 def main(argv: list[str]) -> None:
     """The child's side."""
     global _say
-    module_name, verbosity, *tied = argv
-    if tied and sys.platform == "linux":  # the end of stdin is heard by a thread, which one call of C may keep waiting
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    module_name, verbosity = argv
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on an abort: ggml/src/ggml.c
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")

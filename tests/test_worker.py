@@ -21,7 +21,8 @@ from jobs_call import Result, Spec
 from jobs_session import Ready
 from processes import PATIENCE_S, all_end, eventually
 
-from ggufspec.errors import UsageError, WorkerError
+from ggufspec import worker
+from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.worker import Interrupted, Session, _died, _Listener, call
 
 ENDLESS = 1_000_000_000
@@ -144,6 +145,14 @@ def test_a_child_that_stays_in_one_call_of_c_is_ended() -> None:
     assert (late.value.message, late.value.hint) == ("it takes too long", "leave it")
     assert late.value.ended_by == "deadline"
     assert not jobs()
+
+
+def test_a_limit_ends_with_its_block_however_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(worker, "_say", lambda *message: said.append(message))
+    with pytest.raises(UsageError), worker.within(1.5, ModelError("it takes too long", "leave it")):
+        raise UsageError("it fails")
+    assert said == [("within", 1.5, "it takes too long", "leave it"), ("within", None)]
 
 
 def test_a_limit_that_was_kept_counts_no_more() -> None:
@@ -442,9 +451,9 @@ def test_no_orphan_when_the_parent_is_killed(how: signal.Signals, count: int, ta
     no_orphan(how, count, task, "main")
 
 
-@pytest.mark.parametrize("count", [1, ENDLESS])
-def test_a_thread_s_child_lives_on_without_it_and_ends_with_the_process(count: int) -> None:
-    no_orphan(signal.SIGKILL, count, "", "thread")
+@pytest.mark.parametrize("task", ["", "deaf"])
+def test_a_thread_s_child_lives_on_without_it_and_ends_with_the_process(task: str) -> None:
+    no_orphan(signal.SIGKILL, 1, task, "thread")
 
 
 def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:

@@ -225,7 +225,7 @@ class Loopback:
         self.close()
         spec = serve.Spec("127.0.0.1", 0, self._threads, ("CPU",))
         process = self._process = subprocess.Popen(
-            worker.command(serve.__name__, verbose=False),
+            [*worker.COMMAND, serve.__name__, "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
