@@ -20,7 +20,7 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError
 
-MOST_JSON_BYTES = 16 << 20  # Python takes up to 25 times as much for it; a comparison of hundreds of cells has 1 MB
+MOST_JSON_BYTES = 8 << 20  # Python takes up to 50 times as much for it; a comparison of hundreds of cells has 1 MB
 MOST_JSON_DEPTH = 64  # ours have 8
 MOST_TOML_BYTES = 64 << 10  # a profile has 1 kB
 MOST_TOML_DEPTH = 8  # ours have 2: brackets within each other, and the parts of a dotted key
@@ -32,6 +32,19 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 _TOML_WORDS = re.compile(
     r""" '{3}.*?'{3} | "{3}(?:\\.|[^\\])*?"{3} | '[^'\n]*' | "(?:\\.|[^"\\\n])*" | \#[^\n]* """, re.DOTALL | re.VERBOSE
 )
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; a path that no file can have, of 5,000 characters say, has none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def real(path: Path) -> Path:
+    """Where a path leads; ``Path.resolve``, but a link that leads to itself is no failure."""
+    return Path(os.path.realpath(path))
 
 
 def read_bytes(

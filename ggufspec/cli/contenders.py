@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ggufspec import foreign
 from ggufspec.cli import console, given, planned
 from ggufspec.cli.matrix import LOOKUP, NONE, File, Pairing
 from ggufspec.errors import GgufspecError, UsageError
@@ -88,8 +89,8 @@ class Wanted:
 
         cells = [
             (
-                str(one.target.path.resolve()),
-                str(one.draft.path.resolve()) if isinstance(one.draft, File) else one.draft,
+                str(foreign.real(one.target.path)),
+                str(foreign.real(one.draft.path)) if isinstance(one.draft, File) else one.draft,
                 one.settings.model_dump(mode="json"),
             )
             for one in pairings
@@ -168,7 +169,7 @@ def _look(file: File, wanted: Wanted) -> _Seen:
     from ggufspec.pairs.source import read_headers
     from ggufspec.reports.document import Failure
 
-    size_bytes, identity = 0, str(file.path.resolve())
+    size_bytes, identity = 0, str(foreign.real(file.path))
     try:
         found = locate(file.path)
         size_bytes, identity = sum(part.size_bytes for part in found.files), found.key

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from ggufspec import foreign
 from ggufspec.cli import pull
 from ggufspec.errors import ModelError, UsageError
 
@@ -98,7 +99,7 @@ def _with_alone(pairings: Sequence[Pairing]) -> list[Pairing]:
     """
     rows: dict[Path, list[Pairing]] = {}
     for one in pairings:
-        row = rows.setdefault(one.target.path.resolve(), [_planned_anew(one, None)])
+        row = rows.setdefault(foreign.real(one.target.path), [_planned_anew(one, None)])
         for key in _OF_THE_TARGET:
             if getattr(one.settings, key) != getattr(row[0].settings, key):
                 raise UsageError(f"two profiles set another {key} for {one.target.label.name}", _ONE_OF_THEM)
@@ -117,7 +118,7 @@ def _planned_anew(one: Pairing, draft: File | str | None) -> Pairing:
 
 def _same(one: File | str | None, other: File | str | None) -> bool:
     if isinstance(one, File) and isinstance(other, File):
-        return one.path.resolve() == other.path.resolve()
+        return foreign.real(one.path) == foreign.real(other.path)
     return one == other
 
 
@@ -202,7 +203,7 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool, yes: bool, quiet:
 def _refuse_twice(files: Sequence[File], role: str) -> None:
     seen: dict[Path, File] = {}
     for one in files:
-        if (before := seen.setdefault(one.path.resolve(), one)) is not one:
+        if (before := seen.setdefault(foreign.real(one.path), one)) is not one:
             other = "" if before.path == one.path else f", as {before.path} too"
             raise UsageError(f"the {role} {one.path} is given twice{other}", "name each file once")
 
@@ -215,15 +216,15 @@ def _named(pairings: Sequence[Pairing]) -> list[Pairing]:
     def named(one: Pairing) -> Pairing:
         draft = one.draft
         if isinstance(draft, File):
-            draft = replace(draft, name=drafts[draft.path.resolve()])
-        return replace(one, target=replace(one.target, name=targets[one.target.path.resolve()]), draft=draft)
+            draft = replace(draft, name=drafts[foreign.real(draft.path)])
+        return replace(one, target=replace(one.target, name=targets[foreign.real(one.target.path)]), draft=draft)
 
     return [named(one) for one in pairings]
 
 
 def names(files: Sequence[File]) -> dict[Path, str]:
     """Names by file: its own, and where another has the same, the nearest folder that tells them apart."""
-    labels = {one.path.resolve(): one.label for one in files}
+    labels = {foreign.real(one.path): one.label for one in files}
     found = {}
     for path, label in labels.items():
         stem = label.name.removesuffix(".gguf")

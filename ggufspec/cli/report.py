@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ggufspec import foreign
 from ggufspec.cli import console, options
 from ggufspec.errors import GgufspecError
 
@@ -69,7 +70,7 @@ def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     from ggufspec.reports.reading import read
 
     found: dict[str, Result] = {}
-    for path in {path.resolve(): path for path in files}.values():
+    for path in {foreign.real(path): path for path in files}.values():
         found |= read(path)
     return found, ()
 

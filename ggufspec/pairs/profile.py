@@ -13,10 +13,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from ggufspec import foreign, worker
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.llamacpp.options import MAX_CONTEXT
 from ggufspec.pairs.download import here
 from ggufspec.pairs.hub import HubFile, stays_inside
 
 _LONGEST_NAME = 100
+_MOST = 2**63 - 1  # of a TOML integer
 _MEND = "mend the file, or name another profile"
 
 
@@ -55,9 +57,9 @@ class ModelSource(_Strict):
     repo: str | None = None
     revision: str | None = None
     gpu_layers: int | None = None
-    size_bytes: Annotated[int, Field(ge=1)] | None = None
-    layers: Annotated[int, Field(ge=2)] | None = None
-    cache_bytes: Annotated[int, Field(ge=0)] | None = None
+    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None
+    cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
 
 class Settings(_Strict):
@@ -66,17 +68,17 @@ class Settings(_Strict):
     ``acceptance`` is the share of drafted tokens to expect, for plans made before anything was measured.
     """
 
-    n_ctx: Annotated[int, Field(ge=2)] | None = None
-    draft_max: Annotated[int, Field(ge=1)] | None = None
+    n_ctx: Annotated[int, Field(ge=2, le=MAX_CONTEXT)] | None = None
+    draft_max: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     type_k: str | None = None
     type_v: str | None = None
     flash_attention: str | None = None
     acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
-    threads: Annotated[int, Field(ge=1)] | None = None
+    threads: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     drafter: Literal["draft", "lookup", "both", "none"] | None = None
     draft_policy: Literal["adaptive", "fixed"] | None = None
-    cpu_experts: Annotated[int, Field(ge=0)] | None = None
-    micro_batch: Annotated[int, Field(ge=1)] | None = None
+    cpu_experts: Annotated[int, Field(ge=0, le=_MOST)] | None = None
+    micro_batch: Annotated[int, Field(ge=1, le=_MOST)] | None = None
 
 
 class Measuring(_Strict):
@@ -86,8 +88,8 @@ class Measuring(_Strict):
     """
 
     prompts: list[Literal["code", "edit", "prose", "list", "numbers", "noise"]] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    repetitions: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    repetitions: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     minutes: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -198,17 +200,17 @@ def find(name: str) -> Path:
     """
     if name.endswith(".toml"):
         path = Path(name).expanduser()
-        if path.is_file():
+        if foreign.is_file(path):
             return path
         raise UsageError(f"there is no profile at {name}", "known profiles: " + ", ".join(known_profiles()))
     for folder in (user_folder(), bundled_folder()):
         path = folder / f"{name}.toml"
-        if path.is_file():
+        if is_name(name) and path.is_file():
             return path
     hint = _nearest(name, known_profiles()) or "known profiles: " + ", ".join(known_profiles())
     if name.endswith(".gguf"):
         hint = f"ggufspec … -m {name} -md DRAFT.gguf"
-    raise UsageError(f"there is no profile {name!r}", hint)
+    raise UsageError(f"there is no profile {name[:_LONGEST_NAME]!r}", hint)
 
 
 def load_profile(name: str | Path) -> Profile:
