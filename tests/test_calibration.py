@@ -389,7 +389,7 @@ def test_the_case_that_started_this_project(llama3_70b: ModelHeader):
 def test_a_catalogue_machine_says_so():
     there = from_catalogue([find_card("RTX 4090"), find_card("RTX 3060 12GB")])
     assert list(there.devices) == [HOST, "RTX 4090", "RTX 3060 12GB"]
-    assert there.origin == "from the catalogue; nothing was measured on this machine"
+    assert there.origin == "from the catalogue; this machine's speed is not measured (plan --calibrate does)"
     assert [device.source for device in there.devices.values()] == ["guess", "catalogue", "catalogue"]
     here = replace(
         there, origin="measured on a day", pass_s=7.0, devices={HOST: DeviceSpeed(9e9, 1e9, 0.0, "measured")}

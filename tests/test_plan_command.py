@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,12 @@ def test_the_plan_in_a_terminal(cli: Cli, files, columns: int, colour: bool) -> 
     assert any("· free" in line for line in lines)
     assert any("Target layers" in line for line in lines)
     assert any("81/81" in line and "–" in line for line in lines)  # does not fit
+    chosen = re.search(r"target-only +(\d+)/81 .*speculative +(\d+)/81 ", " ".join(lines))
+    assert chosen
+    rows = [f"{chosen[1]}/81 target-only", f"{chosen[2]}/81 speculative"]
+    rows = [f"{chosen[1]}/81 both"] if chosen[1] == chosen[2] else rows
+    shown_rows = [" ".join([line.split()[0], line.split()[-1]]) for line in lines if re.match(r" *\d+/81 ", line)]
+    assert set(rows) <= set(shown_rows)
 
 
 def test_the_sweep_is_in_the_document(cli: Cli, files) -> None:
@@ -112,6 +119,13 @@ def test_the_sweep_is_in_the_document(cli: Cli, files) -> None:
     assert [rows[0]["gpu_layers"], rows[-1]["gpu_layers"]] == [0, 81]
     assert rows[-1]["target_only_tokens_per_s"] is None
     assert rows[0]["speculative_tokens_per_s"] is None
+
+
+def test_without_a_card_a_sweep_says_why_it_has_no_rows(cli: Cli) -> None:
+    done = cli("plan", "demo", "--sweep", COLUMNS="80")
+    assert "No card is here: nothing is offloaded" in done.stdout
+    assert "Target layers" not in done.stdout
+    assert "nothing was measured on this machine" not in done.stdout
 
 
 def test_without_a_card_the_plan_is_the_host(cli: Cli) -> None:

@@ -105,4 +105,4 @@ def test_the_table_says_what_differs_from_the_usual():
 def test_a_sweep_has_a_dash_where_nothing_fits():
     plan = document(model(1), sweep=(SweepRow(0, 1.0, None), SweepRow(81, None, None)))
     table = report.sweep(plan)
-    assert [list(column.cells) for column in table.columns] == [["0/81", "81/81"], ["1.00", "–"], ["–", "–"]]
+    assert [list(column.cells) for column in table.columns] == [["0/81", "81/81"], ["1.00", "–"], ["–", "–"], ["", ""]]

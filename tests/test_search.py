@@ -244,13 +244,29 @@ def test_a_context_beyond_the_training_is_said(model):
 
 def test_the_sweep_ends_where_the_budget_does(model):
     here = machine(24)
-    rows = sweep(ask(model), here)
+    best = make_plan(ask(model), here)
+    rows = sweep(best)
     assert [rows[0].gpu_layers, rows[-1].gpu_layers] == [0, 81]
     assert rows[-1].target_only_tokens_per_s is None
     assert rows[0].target_only_tokens_per_s < rows[3].target_only_tokens_per_s
-    best = make_plan(ask(model), here)
     known = [row.target_only_tokens_per_s for row in rows if row.target_only_tokens_per_s]
-    assert max(known) <= best.alone.tokens_per_s
+    assert max(known) == best.alone.tokens_per_s
+
+
+def test_what_was_chosen_is_among_the_rows_of_a_sweep(model):
+    plan = make_plan(ask(model), machine(24))
+    rows = {row.gpu_layers: row for row in sweep(plan, steps=2)}
+    blocks = plan.question.target.header.blocks
+    assert plan.pair is not None
+    alone, pair = plan.alone.target.offloaded(blocks), plan.pair.target.offloaded(blocks)
+    assert set(rows) == {0, 40, 81, alone, pair}
+    assert rows[alone].target_only_tokens_per_s == plan.alone.tokens_per_s
+    assert rows[pair].speculative_tokens_per_s == plan.pair.tokens_per_s
+
+
+def test_without_a_card_a_sweep_has_one_row(model):
+    plan = make_plan(ask(model), machine())
+    assert [row.gpu_layers for row in sweep(plan)] == [0]
 
 
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])

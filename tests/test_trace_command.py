@@ -244,3 +244,15 @@ def test_ctrl_c_with_json_ends_with_the_summary(cli: Cli) -> None:
     assert (last["schema"], last["interrupted"], last["rounds"]) == ("ggufspec/trace@1", True, len(rounds))
     assert len(rounds) >= 3
     assert "Traceback" not in stderr
+
+
+def test_a_token_s_two_probabilities_say_why_they_differ(cli: Cli) -> None:
+    """p and q are under the sampling settings, the listed percentages before them; greedy, both are before them."""
+    flags = ("-p", "def f(", "-n", "3", "--draft-policy", "fixed", "--likeliest", "2")
+    text = " ".join(cli("trace", "demo", *flags, "--temp", "0.8").stdout.split())
+    assert "under the sampling settings; percentages are before sampling" in text
+    assert "draft's before sampling: " in text
+    assert "target's before sampling: " in text
+    text = " ".join(cli("trace", "demo", *flags).stdout.split())
+    assert "probability of it, before sampling" in text
+    assert "draft's: " in text

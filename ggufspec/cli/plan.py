@@ -109,8 +109,12 @@ def _show(document: PlanDocument, verbose: bool) -> None:
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
     out.print(report.table(document))
-    if document.sweep:
+    if len(document.sweep) > 1:
         out.print(report.sweep(document))
+    elif document.sweep:
+        out.print(
+            "No card is here: nothing is offloaded, whatever -ngl says. --gpu or --vram sweeps over a card's layers."
+        )
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "by formula, not llama.cpp's own"
     out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")

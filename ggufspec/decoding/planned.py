@@ -246,10 +246,10 @@ class Made:
     acceptance_from: str
 
     def sweep(self) -> list[SweepRow]:
-        """Both options over the target's layers, eight steps and the ends."""
+        """Both options over the target's layers: eight steps, the ends and what was chosen."""
         from ggufspec.planning.search import sweep
 
-        return sweep(self.plan.question, self.plan.machine)
+        return sweep(self.plan)
 
 
 def site(asked: Asked, threads: int) -> Site:

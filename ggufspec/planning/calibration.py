@@ -491,7 +491,7 @@ def from_catalogue(cards: Sequence[Card], names: Sequence[str] = (), here: Machi
             curves={"q4_0": dict(_CARD_CURVE)},
         )
     links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
-    host_words = f"the host {here.origin}" if here else "nothing was measured on this machine"
+    host_words = f"the host {here.origin}" if here else "this machine's speed is not measured (plan --calibrate does)"
     origin = f"from the catalogue; {host_words}" if cards or not here else here.origin
     return MachineSpeed(
         devices=speeds,

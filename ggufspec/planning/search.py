@@ -56,22 +56,36 @@ def make_plan(question: Question, machine: Machine, confirm: Confirm | None = No
     return search.finish(alone, pair, notes)
 
 
-def sweep(question: Question, machine: Machine, steps: int = 8) -> list[SweepRow]:
+def sweep(plan: Plan, steps: int = 8) -> list[SweepRow]:
     """Predicted tokens/s of both options over the target's layers, by formula; the draft wherever it is best.
 
+    The plan's own placements are among the rows, with its speeds. Without a card there is one row, of no layers.
+
     Args:
-        question: what to place.
-        machine: where.
+        plan: what was asked, and what was chosen.
         steps: rows between none and all of the layers.
     """
-    layers = question.target.header.layers
+    question, machine = plan.question, plan.machine
+    blocks = question.target.header.blocks
+    layers = question.target.header.layers if machine.cards else 0
+    counts = {round(step * layers / steps) for step in range(steps + 1)}
+    counts |= {option.target.offloaded(blocks) for option in (plan.alone, plan.pair) if option}
     search = _Search(question, machine, None)
-    rows = []
-    for count in sorted({round(step * layers / steps) for step in range(steps + 1)}):
-        alone = search.best([(replace(question.alone, gpu_layers=count), None)])
-        pair = search.best([(replace(question.target, gpu_layers=count), question.draft)]) if question.draft else None
-        rows.append(SweepRow(count, *(one.tokens_per_s if one else None for one in (alone, pair))))
-    return rows
+
+    def speed(count: int, chosen: Option | None, target: Subject, draft: Subject | None) -> float | None:
+        if chosen is not None and chosen.target.offloaded(blocks) == count:
+            return chosen.tokens_per_s
+        best = search.best([(replace(target, gpu_layers=count), draft)])
+        return best.tokens_per_s if best else None
+
+    return [
+        SweepRow(
+            count,
+            speed(count, plan.alone, question.alone, None),
+            speed(count, plan.pair, question.target, question.draft) if question.draft else None,
+        )
+        for count in sorted(counts)
+    ]
 
 
 def _with_kv_types(question: Question) -> Iterator[Subject]:

@@ -130,11 +130,21 @@ def table(document: PlanDocument) -> Table:
 
 
 def sweep(document: PlanDocument) -> Table:
-    """Tokens/s over target layers."""
-    made = _table(("Target layers", "Target-only t/s", "Speculative t/s"))
+    """Tokens/s over target layers; the placements that were chosen for both options are marked."""
+    made = _table(("Target layers", "Target-only t/s", "Speculative t/s", "Planned"))
     for row in document.sweep:
+        planned = [
+            name.replace("_", "-")
+            for name, option in document.options.items()
+            if option is not None and option.target.gpu_layers == row.gpu_layers
+        ]
         speeds = (row.target_only_tokens_per_s, row.speculative_tokens_per_s)
-        made.add_row(f"{row.gpu_layers}/{document.target.layers + 1}", *(rate(speed) for speed in speeds))
+        made.add_row(
+            f"{row.gpu_layers}/{document.target.layers + 1}",
+            *(rate(speed) for speed in speeds),
+            "both" if len(planned) > 1 else "".join(planned),
+            style="bold" if document.choice in planned else None,
+        )
     return made
 
 
@@ -144,5 +154,5 @@ def _table(columns: tuple[str, ...]) -> Table:
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right")
+        made.add_column(column, justify="left" if index == 0 or column == "Planned" else "right")
     return made

@@ -84,7 +84,7 @@ def explained(round_: TracedRound) -> str:
         elif kind == "typical":
             text += f", or if its probability is above min({number}, √{number} · exp(−entropy)) (lossy)"
     text += "; q and p are the draft's and the target's probability of it, "
-    text += "before sampling" if _unsampled(round_) else "under the sampling settings"
+    text += "before sampling" if _unsampled(round_) else "under the sampling settings; percentages are before sampling"
     return text + ("; ✗ is not permitted by the grammar" if round_.grammar else "")
 
 
@@ -247,8 +247,9 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
             line.stylize("dim")
         line.rstrip()
         yield line
-        for name, found in (("draft", row.draft), ("target", row.target)):
-            for text in _listed(name, found[:likeliest], width):
+        when = "" if _unsampled(round_) else " before sampling"
+        for name, found in (("draft's", row.draft), ("target's", row.target)):
+            for text in _listed(name + when, found[:likeliest], width):
                 yield Text(text, style="dim")
 
 
@@ -268,7 +269,7 @@ def _listed(name: str, found: Sequence[Likely], width: int) -> Iterable[str]:
     """The likeliest tokens of a row, in lines."""
     from rich.cells import cell_len
 
-    first, indent = f"{'':10}{name}'s: ", " " * 12
+    first, indent = f"{'':10}{name}: ", " " * 12
     lines, line = [], first
     for number, one in enumerate(found, 1):
         item = f"{'' if one.permitted else '✗'}{fitted_at_most(quoted(one.text), 20)} {percent(one.probability)}"
