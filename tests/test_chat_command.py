@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -386,8 +387,9 @@ def test_ctrl_c_without_a_terminal_keeps_what_was_said(cli: Cli) -> None:
 
 
 def test_a_reader_that_goes_away(cli: Cli) -> None:
+    command = shlex.join([str(SCRIPT), *["chat", "demo", "-n", "100000", "-c", "20000", "--temp", "2", "--top-k", "0"]])
     done = subprocess.run(
-        ["sh", "-c", f"echo 'def main(' | {SCRIPT} chat demo -n 100000 -c 20000 --temp 2 --top-k 0 | head -c 10"],
+        ["sh", "-c", f"echo 'def main(' | {command} | head -c 10"],
         capture_output=True,
         text=True,
         env=cli.environment,

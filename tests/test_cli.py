@@ -12,6 +12,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from processes import SCRIPT, Cli, plain, rest
+from screens import Session
 
 COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
@@ -265,3 +266,21 @@ def test_files_by_variable(cli: Cli, target: Path, draft: Path) -> None:
     files = {"GGUFSPEC_MODEL": str(draft), "GGUFSPEC_MODEL_DRAFT": str(draft)}
     pair = cli("run", *PROMPT, "-n", "1", "--json", **files).document()["pair"]
     assert (pair["target"], pair["draft"]) == (str(draft), str(draft))
+
+
+# what takes long before there is text
+
+
+@pytest.mark.parametrize("command", ["run", pytest.param("trace", marks=pytest.mark.full)])
+def test_a_terminal_is_told_of_loading_until_the_text_begins(cli: Cli, command: str) -> None:
+    session = Session(cli.terminal(command, "demo", *PROMPT, "-n", "4"))
+    shown = session.end()
+    _, _, after = session.raw.partition("loading demo, and reading the prompt")
+    assert after
+    assert "\x1b[2K" in after  # the line is erased
+    assert "loading" not in shown
+    assert "4 tokens" in shown
+
+
+def test_nothing_is_told_of_loading_elsewhere(cli: Cli) -> None:
+    assert "loading" not in cli("run", "demo", *PROMPT, "-n", "4").stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import termios
@@ -22,6 +23,7 @@ ENDLESS_BENCH = ("bench", "demo", "-p", "def f(", "-n", "8", "-r", "1000000")
 
 def test_ctrl_c_keeps_what_was_streamed(cli: Cli) -> None:
     child = cli.terminal("run", *ENDLESS)
+    child.expect_exact("\x1b[?25h")  # what was said of loading is gone
     seen = "".join(child.read(1) for _ in range(40))
     running = workers(child.pid)
     assert running
@@ -184,9 +186,9 @@ def test_no_orphan_of_any_command(cli: Cli, target: Path, draft: Path, arguments
 
 @pytest.mark.parametrize("more", [(), ("--json", "-n", "8")])
 def test_a_reader_that_goes_away(cli: Cli, more: tuple[str, ...]) -> None:
-    arguments = " ".join((*ENDLESS, *more)).replace("def f(", "'def f('")
+    command = shlex.join([str(SCRIPT), "run", *ENDLESS, *more])
     done = subprocess.run(
-        ["sh", "-c", f"{SCRIPT} run {arguments} | head -c 10"],
+        ["sh", "-c", f"{command} | head -c 10"],
         capture_output=True,
         text=True,
         env=cli.environment,

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -570,12 +571,12 @@ def test_the_disk_is_asked_first(server: Server, here: Path, monkeypatch: pytest
 
 def test_a_disk_that_is_too_small(online: Cli, server: Server, tmp_path: Path) -> None:
     """A real one, of 3 MB; where the system lets a user have it."""
-    mounted = f"mount -t tmpfs -o size=3m none {tmp_path}"
+    mounted = f"mount -t tmpfs -o size=3m none {shlex.quote(str(tmp_path))}"
     alone = ["unshare", "-rm", "sh", "-c"]
     if not shutil.which("unshare") or subprocess.run([*alone, mounted], capture_output=True).returncode:
         pytest.skip("no mounts for this user")
     done = subprocess.run(
-        [*alone, f"{mounted} && exec {SCRIPT} pull -hf {BIG} -y"],
+        [*alone, f"{mounted} && exec {shlex.quote(str(SCRIPT))} pull -hf {BIG} -y"],
         env=online.environment | {"HF_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,

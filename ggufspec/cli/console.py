@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports.visible import visible
@@ -141,6 +141,14 @@ def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield say
     finally:
         status.stop()
+
+
+@contextmanager
+def loading(name: str, quiet: bool) -> Iterator[Callable[[], None]]:
+    """Says on an interactive stderr what takes long before an answer begins; call it when that is about to be seen."""
+    with ExitStack() as waiting:
+        waiting.enter_context(busy(quiet))(f"loading {name}, and reading the prompt")
+        yield waiting.close
 
 
 @contextmanager

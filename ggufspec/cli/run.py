@@ -54,7 +54,14 @@ def run(
     spec = replace(spec, stream=not json)
     interrupted = False
     try:
-        result: Result | None = trial.measure(spec, on_event=None if json else _print, verbose=verbose)
+        with console.loading(chosen.name, quiet or verbose or json) as begin:
+
+            def show(event: dict[str, Any]) -> None:
+                if event["event"] == "token":
+                    begin()
+                    _print(event["text"])
+
+            result: Result | None = trial.measure(spec, on_event=None if json else show, verbose=verbose)
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True
     if not json:
@@ -144,10 +151,9 @@ def paired(
     return chosen, places.pair
 
 
-def _print(event: dict[str, Any]) -> None:
-    if event["event"] == "token":
-        sys.stdout.write(visible(event["text"]) if sys.stdout.isatty() else event["text"])
-        sys.stdout.flush()
+def _print(text: str) -> None:
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool) -> RunDocument:

@@ -84,6 +84,7 @@ def trace(
     tokens: list[Written] = []
 
     def on_round(round_: TracedRound) -> None:
+        begin()
         seen.append(round_)
         if _wanted(round_.number, rounds):
             if json:
@@ -93,7 +94,8 @@ def trace(
 
     interrupted = False
     try:
-        result: Result | None = traced.measure(spec, on_round=on_round, on_token=tokens.append, verbose=verbose)
+        with console.loading(chosen.name, quiet or verbose) as begin:
+            result: Result | None = traced.measure(spec, on_round=on_round, on_token=tokens.append, verbose=verbose)
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True
     if result is None or not result.answers:
