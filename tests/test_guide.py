@@ -50,6 +50,7 @@ def test_its_python_runs(page: Path, least: int, tmp_path: Path, monkeypatch: py
         with contextlib.redirect_stdout(said):
             exec(compile(code, str(page), "exec"), namespace)
         assert ("print(" in code) == bool(said.getvalue().strip()), code
+        assert "0 of 0" not in said.getvalue(), "the example shows that nothing was drafted"
 
 
 @pytest.mark.parametrize("page", [GUIDE, README], ids=lambda page: page.name)
