@@ -314,7 +314,10 @@ def _tune(document: TuneDocument, plans: Sequence[PlanDocument]) -> Section:
     ):
         trial = trials.get(index) if index is not None else None
         if trial is not None:
-            rows.append((word, figures_tune.setting_name(trial.setting), *figures_tune.trial_row(trial, document)[2:4]))
+            predicted, measured = figures_tune.trial_row(trial, document)[2:4]
+            rows.append(
+                (word, measured, predicted, figures_tune.setting_name(trial.setting))
+            )  # a phone shows the first
     failed = [trial for trial in document.trials if trial.tokens_per_s is None]
     notes = [f"Stopped: {document.stopped}." if document.stopped else ""]
     notes.append(f"Saved as {document.saved}." if document.saved else "")
@@ -325,7 +328,7 @@ def _tune(document: TuneDocument, plans: Sequence[PlanDocument]) -> Section:
         lead,
         _is_gain(document.gain),
         (*_settings(_not_searched(document)), *_versions(document.machine)),
-        (Table("Results", ("", "Setting", "Predicted", "Tokens/s"), tuple(rows)),) if rows else (),
+        (Table("Results", ("", "Tokens/s", "Predicted", "Setting"), tuple(rows)),) if rows else (),
         tuple(figures_tune.of_tune(document, plans)),
         (),
         _notes((*filter(None, notes), *document.explanation, *document.notes), document.interrupted),

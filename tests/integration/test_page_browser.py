@@ -263,3 +263,14 @@ def test_what_a_hostile_model_says_is_only_text(chromium, tmp_path):
     assert opened.said == []
     assert opened.asked == [path.as_uri()]
     opened.context.close()
+
+
+def test_a_phone_shows_how_fast_the_winner_is(chromium, file):
+    """Without scrolling: the speed is beside its name."""
+    opened = Opened(chromium, file, 390, "light")
+    heads = """() => [...document.querySelector('.tune table').querySelectorAll('thead th')].map(head =>
+        [head.textContent, head.getBoundingClientRect().right])"""
+    ends = dict(opened.look(heads))
+    assert ends["Tokens/s"] < ends["Predicted"] < ends["Setting"]
+    assert ends["Predicted"] <= 390
+    opened.context.close()
