@@ -48,13 +48,14 @@ def test_your_own_profiles_too(cli: Cli, shell: str) -> None:
     (mine / "llama-of-mine.toml").write_text("broken = [")
     expected = ["llama-of-mine", *(name for name in BUNDLED if name.startswith("llama"))]
     assert sorted(offered(cli, "ggufspec tune llama", shell)) == sorted(expected)
+    assert offered(cli, "ggufspec profiles rm ", shell) == ["llama-of-mine"]
 
 
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
         ("ggufspec ben", {"bench"}),
-        ("ggufspec profiles ", {"list", "show", "new", "check"}),
+        ("ggufspec profiles ", {"list", "show", "new", "rm", "check"}),
         ("ggufspec bench --draft-p", {"--draft-policy"}),
         ("ggufspec bench --drafter ", {"draft", "lookup", "both", "none"}),
         ("ggufspec bench demo --drafter l", {"lookup"}),

@@ -277,6 +277,84 @@ def test_what_becomes_no_profile(
     assert "Traceback" not in done.stderr
 
 
+# ---- rm -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_of_yours_is_removed(cli: Cli, mine: Path) -> None:
+    for name in ("good", "demo"):
+        (mine / f"{name}.toml").write_text(GOOD)
+    (mine / "broken.toml").write_text("broken = [")
+    done = cli("profiles", "rm", "good")
+    assert (done.code, done.stdout, done.stderr) == (0, f"{mine / 'good.toml'}\n", "")
+    done = cli("profiles", "rm", "demo", "--json")
+    assert done.document() == {
+        "schema": "ggufspec/profile-removed@1",
+        "name": "demo",
+        "path": str(mine / "demo.toml"),
+        "bundled": True,
+    }
+    assert "demo is the bundled profile again" in done.stderr
+    assert cli("profiles", "rm", "broken", "-q").code == 0
+    assert list(mine.iterdir()) == []
+    assert cli("profiles", "show", "demo", "--json").document()["profile"]["mine"] is False
+
+
+def test_a_link_is_removed_and_what_it_leads_to_is_not(cli: Cli, mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.toml").write_text(GOOD)
+    (mine / "linked.toml").symlink_to(tmp_path / "elsewhere.toml")
+    assert cli("profiles", "rm", "linked").code == 0
+    assert list(mine.iterdir()) == []
+    assert (tmp_path / "elsewhere.toml").read_text() == GOOD
+
+
+def test_a_terminal_is_asked_first(cli: Cli, mine: Path) -> None:
+    path = mine / "good.toml"
+    path.write_text(GOOD)
+    for answer, code, there in (("", 1, True), ("n", 1, True), ("y", 0, False)):
+        child = cli.terminal("profiles", "rm", "good", columns=200)
+        child.expect(r"Remove .*good\.toml\? \[y/N\]:")
+        child.sendline(answer)
+        assert ("nothing was removed" in plain(rest(child))) == there
+        assert (child.exitstatus, path.exists()) == (code, there)
+    path.write_text(GOOD)
+    child = cli.terminal("profiles", "rm", "good", "-y", columns=200)
+    assert "Remove" not in plain(rest(child))
+    assert (child.exitstatus, path.exists()) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "hint"),
+    [
+        ("godo", "there is no profile 'godo' of yours", "did you mean 'good'?"),
+        ("quite-another", "there is no profile 'quite-another' of yours", "yours are: good"),
+        ("llama3-70b", "'llama3-70b' ships with ggufspec", "ggufspec profiles new llama3-70b"),
+        ("good.toml", "'good.toml' is no name of a profile", "profiles list"),
+        ("../profiles/good", "'../profiles/good' is no name of a profile", "profiles list"),
+        ("/etc/passwd", "'/etc/passwd' is no name of a profile", "profiles list"),
+        ("..", "there is no profile '..' of yours", "yours are: good"),
+        ("", "there is no profile '' of yours", "yours are: good"),
+    ],
+)
+def test_what_is_not_removed(cli: Cli, mine: Path, name: str, error: str, hint: str) -> None:
+    (mine / "good.toml").write_text(GOOD)
+    (mine.parent / "outside.toml").write_text(GOOD)
+    done = cli("profiles", "rm", name, "-y", "--json")
+    assert done.code == 2
+    document = done.document()
+    assert document["schema"] == "ggufspec/error@1"
+    assert error in document["error"]
+    assert hint in document["hint"]
+    assert (mine / "good.toml").exists()
+    assert (mine.parent / "outside.toml").exists()
+    assert sorted(path.stem for path in bundled_folder().glob("*.toml")) == BUNDLED
+
+
+def test_without_any_of_yours_there_is_nothing_to_remove(cli: Cli) -> None:
+    done = cli("profiles", "rm", "mine")
+    assert done.code == 2
+    assert "you have none: ggufspec profiles new NAME makes one" in done.stderr
+
+
 # ---- check ----------------------------------------------------------------------------------------------------------
 
 

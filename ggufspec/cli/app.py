@@ -20,7 +20,7 @@ from ggufspec.cli.compare import compare
 from ggufspec.cli.doctor import doctor
 from ggufspec.cli.export import export
 from ggufspec.cli.plan import plan
-from ggufspec.cli.profiles import check, list_profiles, new, show
+from ggufspec.cli.profiles import check, list_profiles, new, remove, show
 from ggufspec.cli.pull import pull
 from ggufspec.cli.quantize import quantize
 from ggufspec.cli.rehearse import rehearse
@@ -165,6 +165,12 @@ _register(
     on=profiles,
 )
 _register(
+    remove,
+    "ggufspec profiles rm my-pair",
+    on=profiles,
+    name="rm",
+)
+_register(
     check,
     "ggufspec profiles check",
     "ggufspec profiles check llama3-70b qwen3-14b",
@@ -177,7 +183,7 @@ _register(
     epilog=options.epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b"),
 )
 def profiles_top(context: typer.Context) -> int:
-    """List, show, make and check profiles: pairs that have a name."""
+    """List, show, make, remove and check profiles: pairs that have a name."""
     return list_profiles() if context.invoked_subcommand is None else 0
 
 

@@ -67,6 +67,13 @@ def profile_names(incomplete: str) -> list[str]:
     return [name for name in known_profiles() if name.startswith(incomplete)]
 
 
+def own_profile_names(incomplete: str) -> list[str]:
+    """The same where only the user's own will do."""
+    from ggufspec.pairs.profile import own_profiles
+
+    return [name for name in own_profiles() if name.startswith(incomplete)]
+
+
 def _pair(default: str) -> Any:
     """``PAIR`` of a command that takes ``default`` without one."""
     words = f"A profile's name or path; {default} if none."

@@ -150,6 +150,36 @@ def new(
     return 0
 
 
+def remove(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="The name of a profile of yours.", autocompletion=options.own_profile_names
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
+    from ggufspec.pairs.profile import bundled_folder, own_profile
+    from ggufspec.reports.document import to_json
+    from ggufspec.reports.profiles import RemovedDocument
+
+    path = own_profile(name)
+    if not yes and _can_ask() and not typer.confirm(f"Remove {path}?", default=False, err=True):
+        raise GgufspecError("nothing was removed", f"ggufspec profiles rm {name} -y")
+    try:
+        path.unlink()
+    except OSError as error:
+        raise GgufspecError(f"{path} cannot be removed: {error.strerror}", f"ls -ld {path.parent}") from None
+    document = RemovedDocument(name, str(path), (bundled_folder() / path.name).is_file())
+    if document.bundled and not quiet:
+        console.note(f"note: {name} is the bundled profile again")
+    console.data(to_json(document) if json else str(path))
+    return 0
+
+
 def check(
     names: Annotated[
         list[str] | None,

@@ -192,6 +192,31 @@ def known_profiles() -> list[str]:
     return sorted({path.stem for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")})
 
 
+def own_profiles() -> list[str]:
+    """Names of the user's own."""
+    return sorted(path.stem for path in user_folder().glob("*.toml"))
+
+
+def own_profile(name: str) -> Path:
+    """The file of a profile of the user's own, whatever is in it.
+
+    Raises:
+        UsageError: the name is a path, or there is no such profile, or it is one that ships.
+    """
+    if name.endswith(".toml") or Path(name).name != name or "\\" in name:
+        raise UsageError(f"{name!r} is no name of a profile", "ggufspec profiles list marks your own with a star")
+    own = own_profiles()
+    if name in own:
+        return user_folder() / f"{name}.toml"
+    if (bundled_folder() / f"{name}.toml").is_file():
+        raise UsageError(
+            f"{name!r} ships with ggufspec and is not yours to remove",
+            f"ggufspec profiles new {name} makes one of your own, which wins over it",
+        )
+    yours = f"yours are: {', '.join(own)}" if own else "you have none: ggufspec profiles new NAME makes one"
+    raise UsageError(f"there is no profile {name!r} of yours", _nearest(name, own) or yours)
+
+
 def find(name: str) -> Path:
     """The file of a profile given by name or by path.
 

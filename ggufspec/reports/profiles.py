@@ -79,6 +79,16 @@ class ProfileDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedDocument:
+    """``ggufspec/profile-removed@1``. ``bundled`` says that the name is that of one that ships from now on."""
+
+    name: str
+    path: str
+    bundled: bool
+    schema: str = field(default="ggufspec/profile-removed@1")
+
+
+@dataclass(frozen=True, slots=True)
 class CheckRow:
     """What was found of one profile; it is good without ``problems``."""
 
