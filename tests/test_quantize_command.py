@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import Cli, all_end, eventually, plain, rest, workers
 
+from ggufspec.llamacpp.quantize import FILE_TYPES
 from ggufspec.reports.quantize import outputs
 
 
@@ -76,11 +78,25 @@ def test_a_quantised_source_must_be_meant(cli: Cli, draft: Path, folder: Path) -
     assert "warning: demo-draft-Q8_0.gguf is quantised already" in done.stderr
 
 
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_the_help_lists_the_types_and_no_other(cli: Cli, columns: str) -> None:
+    text = cli("quantize", "--help", COLUMNS=columns).stdout
+    listed = text.partition("The types")[2].partition("Arguments:")[0].splitlines()[1:]
+    groups = [line.strip().partition("  ") for line in listed if line.strip()]
+    assert [name.strip() for _, _, names in groups for name in names.split(",")] == list(FILE_TYPES)
+    for group, _, names in groups:
+        bits = group.removesuffix(" bits")
+        assert all(re.match(rf"I?Q{bits}_", name.strip()) for name in names.split(",")) or group == "whole"
+    assert max(map(len, text.splitlines())) <= int(columns)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--types", "Q9_9"), ("'Q9_9' is no file type", "Q8_0")),
-        (("--types", "Q4_K_X"), ("Q4_K_X", "Q4_K_M")),
+        (("--types", "Q9_9"), ("'Q9_9' is no file type", "did you mean Q")),
+        (("--types", "Q4_K_X"), ("Q4_K_X", "did you mean Q4_K_")),
+        (("--types", "q4km"), ("q4km", "did you mean Q4_K_M", "--help lists all")),
+        (("--types", "%%%"), ("'%%%'", "F32, F16, BF16, Q8_0", "Q2_K")),
         (("--types", ", "), ("no type is given",)),
         (("--types", "Q8_0", "-o", "nowhere"), ("nowhere is no folder", "mkdir")),
         (("--types", "Q8_0", "-t", "-3"), ("-3 threads",)),

@@ -21,7 +21,7 @@ _ROOM = 16 << 20  # that must be left on the disk
 
 def quantize(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The model in F32, F16 or BF16.", show_default=False)],
-    types: Annotated[str, typer.Option("--types", metavar="TYPES", help="Weight types: Q8_0,Q4_K_M,Q3_K_L.")],
+    types: Annotated[str, typer.Option("--types", metavar="TYPES", help="Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
     folder: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Where to write.  [beside FILE]")
     ] = None,
@@ -37,7 +37,17 @@ def quantize(
     """Write one model in several weight types. The files, STEM-TYPE.gguf, are the grid for compare.
 
     Sizes are worked out before anything is written, and the disk must have room for all.
-    """
+
+    \b
+    The types; those that need an importance matrix are not among them:
+      whole   F32, F16, BF16
+      8 bits  Q8_0
+      6 bits  Q6_K
+      5 bits  Q5_K_M, Q5_K_S, Q5_1, Q5_0
+      4 bits  Q4_K_M, Q4_K_S, Q4_1, Q4_0, IQ4_NL, IQ4_XS
+      3 bits  Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S
+      2 bits  Q2_K
+    """  # noqa: D301 - Typer takes the character for: lines as they are
     from ggufspec import worker
     from ggufspec.bench.versus import machine
     from ggufspec.hardware.host import free_disk_bytes, physical_cores

@@ -49,10 +49,11 @@ def check_type(type_name: str) -> str:
     """
     name = type_name.upper()
     if name not in FILE_TYPES:
-        near = difflib.get_close_matches(name, FILE_TYPES, n=3, cutoff=0.4)
-        raise UsageError(
-            f"{type_name!r} is no file type that can be written", "one of " + ", ".join(near or FILE_TYPES)
+        near = difflib.get_close_matches(name, FILE_TYPES, n=2, cutoff=0.4)
+        hint = (
+            f"did you mean {' or '.join(near)}? ggufspec quantize --help lists all" if near else ", ".join(FILE_TYPES)
         )
+        raise UsageError(f"{type_name!r} is no file type that can be written", hint)
     return name
 
 
