@@ -310,12 +310,17 @@ def test_a_link_is_removed_and_what_it_leads_to_is_not(cli: Cli, mine: Path, tmp
 def test_a_terminal_is_asked_first(cli: Cli, mine: Path) -> None:
     path = mine / "good.toml"
     path.write_text(GOOD)
-    for answer, code, there in (("", 1, True), ("n", 1, True), ("y", 0, False)):
+    for answer, code, there in (("", 1, True), ("y", 0, False)):
         child = cli.terminal("profiles", "rm", "good", columns=200)
         child.expect(r"Remove .*good\.toml\? \[y/N\]:")
         child.sendline(answer)
         assert ("nothing was removed" in plain(rest(child))) == there
         assert (child.exitstatus, path.exists()) == (code, there)
+
+
+@pytest.mark.full
+def test_a_terminal_is_not_asked_with_yes(cli: Cli, mine: Path) -> None:
+    path = mine / "good.toml"
     path.write_text(GOOD)
     child = cli.terminal("profiles", "rm", "good", "-y", columns=200)
     assert "Remove" not in plain(rest(child))

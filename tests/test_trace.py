@@ -210,6 +210,14 @@ def test_the_likeliest_tokens():
     assert likeliest_ids(np.zeros(50, np.float32)).tolist() == list(range(10))
 
 
+def test_the_legend_says_where_penalties_come():
+    (first, *_) = run_traced(Case(Table(5, 4, 0), draft_max=1)).rounds
+    assert report.explained(first).endswith("before sampling")
+    assert report.explained(replace(first, penalised=True)).endswith("before sampling and after penalties")
+    drawn = replace(first, penalised=True, temperature=0.8)
+    assert report.explained(drawn).endswith("percentages are before sampling and after penalties")
+
+
 def test_spelling():
     assert spelled(b" def\n") == " def\n"
     assert spelled("é".encode()[:1]) == "\\xc3"
@@ -240,6 +248,7 @@ def test_the_demo_pair_says_the_same_with_a_trace(decoder, accept, drafter):
         for line in lines(trace):
             traced_lines.check(line)
             assert line["grammar"] == bool(grammar)
+            assert line["penalised"] == (sampling is PENALISED)
             for place in line["places"]:
                 assert place["draft"] is None or len(place["draft"]["likeliest"]) == 10
 

@@ -18,6 +18,7 @@ from ggufspec import DecoderOptions, Sampling
 from ggufspec.bench import certificate, verify
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding import decoder as decoder_module
+from ggufspec.decoding.penalties import Penalties
 from ggufspec.errors import ModelError
 from ggufspec.reports import verify as report
 from ggufspec.reports.document import Check, Difference, Place
@@ -216,6 +217,25 @@ def test_progress_comes_to_its_total(target: Path, draft: Path) -> None:
     assert progress[-1]["done"] == progress[-1]["total"]
     assert len([event for event in events if event["event"] == "check"]) == len(checks) == 6
     assert {one.status for one in checks.values()} == {"passed"}
+
+
+@pytest.mark.full
+def test_what_was_drawn_under_penalties_is_held_against_penalised_rows(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones shift nothing far enough to be seen in so few tokens; these do."""
+    some = spec(
+        target,
+        draft,
+        sampling=Sampling(0.8, presence_penalty=4.0, repeat_last_n=-1),
+        max_tokens=48,
+        rules=("residual",),
+    )
+    checks, _ = job(some)
+    assert {one.status for one in checks.values()} == {"passed"}
+    monkeypatch.setattr(verify, "Penalties", lambda _: Penalties(Sampling(repeat_last_n=0)))
+    checks, _ = job(some)
+    assert checks["distribution", "residual"].status == "failed"
 
 
 def careless(rule: Any) -> None:

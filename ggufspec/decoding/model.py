@@ -30,7 +30,7 @@ class Model(Protocol):
         ...
 
     def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
-        """Append tokens; logits (outputs, vocab) of the last ones, valid until the next call.
+        """Append tokens; logits (outputs, vocab) of the last ones, the caller's to change, valid until the next call.
 
         The batch is padded to ``width`` tokens; the padding is taken back and changes nothing but which kernels run.
         """

@@ -180,6 +180,7 @@ class _Watched:
             draft_s=round_.draft_s,
             verify_s=round_.verify_s,
             total_s=round_.total_s,
+            penalised=sampling.penalises,
         )
 
     @property

@@ -213,6 +213,7 @@ class TracedRound:
         draft_s: seconds of drafting, and of a draft reading along.
         verify_s: seconds in the target.
         total_s: seconds of the round.
+        penalised: whether the sampling settings have penalties; all rows are told as these leave them.
     """
 
     number: int
@@ -228,4 +229,5 @@ class TracedRound:
     draft_s: float
     verify_s: float
     total_s: float
+    penalised: bool = False
     schema: str = field(default=ROUND)

@@ -85,6 +85,8 @@ def explained(round_: TracedRound) -> str:
             text += f", or if its probability is above min({number}, √{number} · exp(−entropy)) (lossy)"
     text += "; q and p are the draft's and the target's probability of it, "
     text += "before sampling" if _unsampled(round_) else "under the sampling settings; percentages are before sampling"
+    if round_.penalised:
+        text += " and after penalties"
     return text + ("; ✗ is not permitted by the grammar" if round_.grammar else "")
 
 

@@ -27,6 +27,7 @@ WAYS = (
     *(("--drafter", drafter, *FIXED) for drafter in ("draft", "lookup", "both")),
 )
 GREEDY, WARM = (), ("--temp", "0.8", "-s", "7")
+FULL = pytest.mark.full
 DEAD_END = 'root ::= "yes" "\\x00"'  # no token has a null character
 SCHEMA = {
     "type": "object",
@@ -47,6 +48,21 @@ def test_run_in_strict_mode_gives_the_same_token_ids(cli, sampling):
         assert ("acceptance_rate" in document["statistics"]) == (way not in ALONE)
         texts.add(tuple(document["tokens"]))
     assert len(texts) == 1
+
+
+# temperature
+
+
+@pytest.mark.parametrize("temperature", [pytest.param("0", marks=FULL), "0.8", pytest.param("2", marks=FULL)])
+def test_the_temperature_of_a_chat_is_that_of_a_run(cli, temperature):
+    flags, line = ("-n", "16", "--json", "--strict"), PROMPT.splitlines()[0]
+    given = cli("chat", "demo", *flags, "--temp", temperature, "-s", "7", stdin=line).document()
+    typed = cli("chat", "demo", *flags, stdin=f"/seed 7\n/temp {temperature}\n{line}").document()
+    run = cli("run", "demo", *flags, "-p", line, "--temp", temperature, "-s", "7").document()
+    greedy = cli("run", "demo", *flags, "-p", line).document()
+    assert typed["turns"][0]["answer"] == given["turns"][0]["answer"] == run["text"]
+    assert typed["settings"]["temperature"] == run["settings"]["temperature"] == float(temperature)
+    assert (run["text"] == greedy["text"]) == (temperature == "0")
 
 
 # seeds
@@ -88,7 +104,7 @@ PENALTIES = (
 )
 
 
-@pytest.mark.parametrize("sampling", [WARM, GREEDY], ids=["temperature 0.8", "greedy"])
+@pytest.mark.parametrize("sampling", [WARM, pytest.param(GREEDY, marks=FULL)], ids=["temperature 0.8", "greedy"])
 def test_penalties_give_another_text_and_drafts_do_not(cli, sampling):
     documents = [
         cli("run", "demo", *STRICT, "--json", *sampling, *way).document()

@@ -34,7 +34,12 @@ def decoder(pair):
 
 @pytest.mark.parametrize("drafter", ["draft", "lookup", "both"])
 @pytest.mark.parametrize(
-    ("accept", "samplings"), [("exact", SAMPLINGS), ("residual", SAMPLINGS[:2]), ("top-k:1", SAMPLINGS[:2])]
+    ("accept", "samplings"),
+    [
+        ("exact", SAMPLINGS),
+        pytest.param("residual", SAMPLINGS[:2], marks=pytest.mark.full),
+        pytest.param("top-k:1", SAMPLINGS[:2], marks=pytest.mark.full),
+    ],
 )
 def test_every_drafter_gives_the_text_of_target_only(decoder, drafter, accept, samplings):
     """Under the residual rule what is drawn is another text of the same distribution."""
@@ -58,6 +63,7 @@ def test_a_grammar_permits_what_penalties_make_likely(decoder, sampling):
         assert decoder.statistics.accepted
 
 
+@pytest.mark.full
 def test_the_check_can_fail(pair, monkeypatch):
     """A row that is penalised without the drafted tokens before it is seen."""
     apply = Penalties.apply
