@@ -98,6 +98,7 @@ def test_no_decoy_runs_whatever_is_asked(cli: Cli, marker: Path, arguments: tupl
     assert code == {"report": 1, "worker": 130}.get(arguments[0], 0)  # there is nothing to report yet
 
 
+@pytest.mark.full
 def test_python_m_with_a_safe_path_runs_none_either(cli: Cli, marker: Path) -> None:
     """Without ``-P``, Python itself imports from the current folder before a line of ours runs."""
     command = [sys.executable, "-P", "-m", "ggufspec", "doctor", "--quick"]

@@ -104,7 +104,7 @@ def test_no_orphan_when_the_parent_is_killed(cli: Cli, how: signal.Signals) -> N
     assert all_end(running)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.full)])
 def test_a_signal_leaves_the_terminal_as_it_was(cli: Cli, how: signal.Signals) -> None:
     child = cli.terminal(*ENDLESS_BENCH)
     child.expect(re.escape("\x1b[?25l"))  # the bar hides the cursor
@@ -131,6 +131,7 @@ def test_a_chat_at_its_prompt_leaves_the_terminal_as_it_was(cli: Cli) -> None:
     assert all_end(running)
 
 
+@pytest.mark.full
 def test_nohup_is_heeded(cli: Cli) -> None:
     with cli.start(
         "run",

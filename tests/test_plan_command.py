@@ -44,12 +44,13 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.full
-def test_what_was_measured_on_a_busy_machine_is_measured_again_by_a_plan(cli: Cli) -> None:
+@pytest.mark.parametrize("command", [("plan", "demo"), ("tune", "demo", "-p", "def f(", "-n", "4", "--budget", "5s")])
+def test_what_was_measured_on_a_busy_machine_is_measured_again(cli: Cli, command: tuple[str, ...]) -> None:
     """One thread, which others always leave: that the machine of the tests is busy tells nothing here."""
     folder = Path(cli.environment["HOME"], ".cache", "ggufspec")
     speed = replace(calibration.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs")
     calibration._keep(folder, calibration.Result({}, (), finished=True), speed, 1)
-    done = cli("plan", "demo", "--json")
+    done = cli(*command, "--json")
     assert "this machine was measured while other programs used 1.0 CPUs: it is measured again" in done.stderr
     again = calibration._kept(folder)
     assert again is not None

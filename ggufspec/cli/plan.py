@@ -65,9 +65,8 @@ def plan(
         flash_attention=flash_attn,
         micro_batch=ubatch_size,
     )
-    cores = decoder.threads or physical_cores()
-    if calibrate or planned.is_calibration_due(cores):
-        planned.calibrate(cores, tuple(rpc or ()), fixed=decoder.threads > 0, quiet=quiet, verbose=verbose)
+    measure, cores = planned.calibrate if calibrate else planned.calibrate_if_due, decoder.threads or physical_cores()
+    measure(cores, tuple(rpc or ()), fixed=decoder.threads > 0, quiet=quiet, verbose=verbose)
     made = planned.make(
         subject,
         decoder,

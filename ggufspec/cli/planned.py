@@ -33,9 +33,9 @@ __all__ = [
     "Placed",
     "asked_of",
     "calibrate",
+    "calibrate_if_due",
     "choose",
     "decoder",
-    "is_calibration_due",
     "learn",
     "make",
     "of_pair",
@@ -229,17 +229,6 @@ def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> Decod
     )
 
 
-def is_calibration_due(threads: int) -> bool:
-    """Whether this machine was measured while it was busy, and is idle now; it is said."""
-    from ggufspec.hardware import host
-    from ggufspec.planning import calibration
-
-    why = calibration.is_due(host.cache_folder(), threads, host.usable_cpus(), host.others_cpus)
-    if why:
-        console.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
-    return bool(why)
-
-
 def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, verbose: bool) -> None:
     """Measure this machine for ten to twenty seconds; later plans use it.
 
@@ -271,3 +260,18 @@ def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, v
         console.note(
             f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
         )
+
+
+def calibrate_if_due(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, verbose: bool) -> None:
+    """:func:`calibrate` where this machine was measured while it was busy, and is idle now; it is said.
+
+    Raises:
+        GgufspecError: as :func:`calibrate`.
+    """
+    from ggufspec.hardware import host
+    from ggufspec.planning import calibration
+
+    why = calibration.is_due(host.cache_folder(), threads, host.usable_cpus(), host.others_cpus)
+    if why:
+        console.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
+        calibrate(threads, rpc, fixed=fixed, quiet=quiet, verbose=verbose)
