@@ -185,7 +185,7 @@ def _show(document: BenchDocument) -> None:
     out.print(tables.conditions(document.settings), style="dim")
     out.print(tables.terminal(document))
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
-    for line in (document.verdict.why, tables.prompts(document), tables.same_text(document)):
+    for line in (document.verdict.why, tables.same_text(document), tables.prompts(document)):
         if line:
             out.print(Text(line, style="dim"))
     if document.hook is not None:
