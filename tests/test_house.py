@@ -93,6 +93,40 @@ def world(path, source):
             yield f"{path}:{node.lineno} uses {ast.unparse(node)}"
 
 
+# Who parses or reads whole what is its own: made by this process, a child of it, the package or the system.
+READERS = {
+    "foreign.py",
+    "worker.py",  # a child's messages
+    "bench/evidence_device.py",  # the same
+    "bench/selfcheck.py",  # its own package
+    "cli/given.py",  # documents of this process
+    "cli/report.py",  # the same
+    "hardware/host.py",  # the system's
+    "hardware/prebuilt.py",  # the same
+    "pairs/expanded.py",  # a model
+    "pairs/profile.py",  # TOML that foreign.check_toml has seen
+    "pairs/source.py",  # the system's
+    "pairs/template.py",  # the same
+    "llamacpp/model.py",  # the same
+}
+
+
+SPEEDS = ("cache.read_bytes",)  # no file: bytes that a batch reads
+
+
+def readers(path, source):
+    """What takes in the whole of a file, or parses it, without a bound."""
+    if path in READERS:
+        return
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called.endswith((".read_text", ".read_bytes")) and not called.startswith("foreign."):
+                yield f"{path}:{node.lineno} calls {called}"
+            if called in ("json.load", "json.loads", "tomllib.load", "tomllib.loads"):
+                yield f"{path}:{node.lineno} calls {called}"
+
+
 def facade(source):
     """The package's own imports of its rooms: for type checkers only."""
     tree = ast.parse(source)
@@ -133,6 +167,11 @@ def test_each_foreign_system_has_one_importer():
 def test_library_code_leaves_the_world_alone():
     assert complaints(world) == []
     assert list(world("worker.py", sources()["worker.py"].replace("def main(", "def other("))) != []
+
+
+def test_files_of_others_are_read_within_bounds():
+    found = [line for line in complaints(readers) if not line.endswith(SPEEDS)]
+    assert found == []
 
 
 def test_the_package_loads_its_rooms_when_they_are_asked():
@@ -182,6 +221,8 @@ def test_the_package_loads_its_rooms_when_they_are_asked():
         (world, "decoding/loop.py", "raise SystemExit(1)"),
         (world, "decoding/loop.py", "log = print"),
         (world, "worker.py", "print('x')"),
+        (readers, "decoding/loop.py", "text = path.read_text()"),
+        (readers, "decoding/loop.py", "value = json.loads(text)"),
     ],
 )
 def test_a_wrong_line_is_found(check, path, line):

@@ -54,7 +54,14 @@ def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
         "[1, 2]\n",
         "no JSON at all\n",
         '{"schema": "ggufspec/test-journal@1"}\n{"value": 1}\n',
+        '{"schema": "ggufspec/test-journal@1"}\n{"key": ["a"], "value": 1}\n',
+        '{"schema": "ggufspec/test-journal@1"}\n{"key": "a", "value": NaN}\n',
+        '{"schema": "ggufspec/test-journal@1"}\n' + '{"key":' * 100_000 + "\n",
+        '{"schema": "ggufspec/test-journal@1"}\n{"key": "a", "value": ' + "9" * 5000 + "}\n",
+        '{"schema": "ggufspec/test-journal@1", "schema": "b"}\n',
+        "\0\n",
     ],
+    ids=range(10),
 )
 def test_another_schema_is_put_aside_whole(path, content):
     path.parent.mkdir(parents=True)
