@@ -39,11 +39,11 @@ def main() -> None:
         for row, cost in zip(rows, threads.map(cost_of, rows), strict=True):
             print(f"{cost.code:>4} {cost.seconds:5.1f} s {cost.parent_bytes / 1e6:6.0f} MB  {row.name}")
             for wrong in cost.wrong:
-                print(f"      {wrong}{'; ' * bool(row.waits_for)}{row.waits_for}")
+                print(f"      {wrong}")
             facts = {"name": row.name, "command": row.command[:200], "code": cost.code}
             figures = {"seconds": round(cost.seconds, 2), "parent_bytes": cost.parent_bytes}
             bounds = {"most_seconds": row.seconds, "most_parent_bytes": row.parent_bytes}
-            found.append(facts | figures | bounds | {"waits_for": row.waits_for})
+            found.append(facts | figures | bounds)
     if not begins:
         save("hostile", {"at_once": _AT_ONCE, "load_before_and_after": [load, os.getloadavg()], "rows": found})
 
