@@ -161,6 +161,7 @@ def test_a_limit_that_was_kept_counts_no_more() -> None:
         listener = _Listener(os.fdopen(reading))
         child.write('["within", 0, "it takes too long", "leave it"]\n["within", null]\n["event", {"event": "next"}]\n')
         child.flush()
+        assert eventually(lambda: listener._arrived.qsize() == 3)
         events: list[dict[str, Any]] = []
         with pytest.raises(TimeoutError):
             listener.listen(0, events.append, 0.1)
