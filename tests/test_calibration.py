@@ -274,6 +274,15 @@ def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path:
     assert due(1.0) == due(0.0, threads=1) == ""  # not yet; not of so many threads
 
 
+def test_a_measurement_of_an_earlier_version_is_due_again(tmp_path: Path):
+    keep(tmp_path, (CPU,))
+    file = tmp_path / calibration._FILE
+    kept = json.loads(file.read_text())
+    del kept["speed"]["disturbed"]
+    file.write_text(json.dumps(kept))
+    assert calibration.is_due(tmp_path, 2, 2, lambda: 0.0) == "nobody looked at what else was running"
+
+
 # ---- for how long it counts
 
 

@@ -371,12 +371,11 @@ def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineSpee
 def _kept(folder: Path) -> tuple[Identity, MachineSpeed] | None:
     kept = read_json(folder / _FILE)
     try:
-        return (
-            plain.load(Identity, kept.get("identity")),
-            plain.load(MachineSpeed, kept.get("speed")),
-        )
+        found = plain.load(Identity, kept.get("identity")), plain.load(MachineSpeed, kept.get("speed"))
     except ValidationError:
         return None
+    looked = "disturbed" in kept["speed"]  # earlier versions did not
+    return found if looked else (found[0], replace(found[1], disturbed="nobody looked at what else was running"))
 
 
 def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineSpeed:
