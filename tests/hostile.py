@@ -654,8 +654,8 @@ def json_rows() -> Iterator[Row]:
         "deep objects": raw(b'{"a":' * 2_000_000),
         "deep within": broken((("pair", "a"), json.loads("[" * 300 + "]" * 300))),
         "20 MB": raw(b'{"schema": "' + b"a" * 20_000_000 + b'"}'),
-        "15 MB of empty lists": raw(b"[" + b"[]," * 5_000_000 + b"[]]"),
-        "15 MB of objects": raw(b"[" + b'{"a":{}},' * 1_600_000 + b"1]"),
+        "8 MB of empty lists": raw(b"[" + b"[]," * 2_700_000 + b"[]]"),
+        "8 MB of objects": raw(b"[" + b'{"a":{}},' * 900_000 + b"1]"),
         "a number of 100,000 digits": raw(b'{"schema": ' + b"9" * 100_000 + b"}"),
         "not a number": raw(b'{"schema": NaN}'),
         "more than a double": broken((("settings", "threads"), 10**400)),
@@ -980,15 +980,13 @@ def text_rows() -> Iterator[Row]:
         "2 MB": "# " + "a" * 2_000_000,
     }
     for name, one in grammars.items():
-        code = 0 if name == "1,000,000 alternatives" else 2
         yield Row(
             f"grammar: {name}",
             f"{run}-p x --grammar-file {{file}}",
-            code,
+            2,
             raw(one.encode()),
             "hostile.gbnf",
             says="grammar",
-            seconds=20.0,
         )
     schemas: dict[str, Any] = {
         "maxLength": {"type": "string", "maxLength": 10**9},

@@ -136,6 +136,7 @@ class _Reader:
         elif kind == "repeat":
             self._repeat(here, word, place)
         elif word == "|":
+            self._count(1)
             here.alternatives.append([])
             here.last = None
         elif word == "(":

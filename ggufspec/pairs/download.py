@@ -31,6 +31,7 @@ _EVENTS_S = 0.1
 _LOOK_S = 0.2
 _STALL_S, _STALL_BYTES = 60.0, 60_000
 _READ_BYTES = 1 << 20
+_DIGITS = 20  # of a length that is one
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -356,6 +357,12 @@ class _Run:
             elif reply.status != 200:
                 hint = f"see {hub.page(item.source.repo)}, and check HF_TOKEN, or: hf auth login"
                 raise ModelError(f"the hub refuses {shown} ({reply.status})", hint)
+            length = reply.headers.get("content-length", "")
+            if reply.status == 200 and length.isdigit() and int(length[:_DIGITS]) != size:
+                raise ModelError(
+                    f"{shown} has {size:,} bytes, and the hub sends {int(length[:_DIGITS]):,}",
+                    "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+                )
             for chunk in reply.chunks if reply.status != 416 else ():
                 if part.size_bytes + len(chunk) > size:
                     raise ModelError(f"the hub sends more of {shown} than the {size:,} bytes it has", "try again later")

@@ -392,7 +392,8 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
         return GgufspecError(f"{place}: unknown key {key!r}", hint)
     if first["type"] == "missing":
         return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
-    return GgufspecError(f"{place}: {key or 'profile'}: {first['msg']}", "mend the value in the file")
+    told = first["msg"].removeprefix("Value error, ")
+    return GgufspecError(f"{place}: {key or 'profile'}: {told}", "mend the value in the file")
 
 
 def _line(text: str, key: str) -> int | None:
