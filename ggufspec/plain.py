@@ -37,3 +37,14 @@ def load(kind: type[Value], data: object) -> Value:
     with interrupts.Held():
         value: Value = _adapter(kind).validate_python(data)
     return value
+
+
+def load_json(kind: type[Value], text: bytes) -> Value:
+    """The same from JSON, which may have numbers that are none (NaN, Infinity).
+
+    Raises:
+        pydantic.ValidationError: it is none, or no JSON.
+    """
+    with interrupts.Held():
+        value: Value = _adapter(kind).validate_json(text)
+    return value

@@ -183,7 +183,7 @@ _register(
     epilog=options.epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b"),
 )
 def profiles_top(context: typer.Context) -> int:
-    """List, show, make, remove and check profiles: pairs that have a name."""
+    """List, show, make, remove and check named pairs."""
     return list_profiles() if context.invoked_subcommand is None else 0
 
 

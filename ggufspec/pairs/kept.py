@@ -48,7 +48,7 @@ class Entry:
 def load(folder: Path, key: str) -> Entry | None:
     """The entry, or None where there is none, or one that is damaged or of another version."""
     try:
-        entry = plain.load(Entry, foreign.read_json(folder / f"{key}.json", most_bytes=_MOST_BYTES))
+        entry = plain.load_json(Entry, foreign.read_bytes(folder / f"{key}.json", _MOST_BYTES))
         if (entry.made_by, entry.key) != (_SCHEMA, key):
             return None
         sizes = {path.name.removeprefix(key): path.stat().st_size for path in entry.files(folder)}

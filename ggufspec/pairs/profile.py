@@ -189,7 +189,8 @@ def user_folder() -> Path:
 
 def known_profiles() -> list[str]:
     """Names that :func:`find` knows."""
-    return sorted({path.stem for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")})
+    files = [path for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")]
+    return sorted({path.stem for path in files if is_name(path.stem)})
 
 
 def own_profiles() -> list[str]:
