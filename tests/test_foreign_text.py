@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from rich.text import Text
 from server import Server, serving
 
 import ggufspec
+from ggufspec.cli import console
 from ggufspec.cli.terminal import Console
 from ggufspec.reports.tables import escaped
 
@@ -300,3 +303,18 @@ def test_no_other_console_is_made() -> None:
     root = Path(str(ggufspec.__file__)).parent
     made = {path.name for path in root.rglob("*.py") if re.search(r"\bConsole\(|from_markup", path.read_text("utf-8"))}
     assert made == {"terminal.py", "console.py"}
+
+
+def test_commands_in_one_process_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    try:
+        for _ in range(2000):
+            console.hear()
+        logging.getLogger("anybody").warning("%s", HOSTILE)
+    finally:
+        logging.setLogRecordFactory(factory)
+    harmless(caplog.messages[-1])

@@ -88,14 +88,13 @@ def hear() -> None:
     import logging
     import warnings
 
-    record_of = logging.getLogRecordFactory()
-
     def seen(*args: Any, **more: Any) -> logging.LogRecord:
-        record = record_of(*args, **more)
+        record = logging.LogRecord(*args, **more)
         record.msg, record.args = visible(record.getMessage()), ()
         return record
 
-    logging.setLogRecordFactory(seen)
+    if logging.getLogRecordFactory() is logging.LogRecord:  # not yet, and nobody else's
+        logging.setLogRecordFactory(seen)
     warnings.showwarning = lambda message, *_, **__: note(str(message))
 
 
