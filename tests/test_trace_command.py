@@ -234,9 +234,10 @@ def test_ctrl_c_keeps_the_rounds_so_far(cli: Cli) -> None:
 def test_ctrl_c_with_json_ends_with_the_summary(cli: Cli) -> None:
     with cli.start("trace", "demo", *ENDLESS, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
         assert parent.stdout is not None
+        assert parent.stderr is not None
         first = [parent.stdout.readline() for _ in range(3)]
         parent.send_signal(signal.SIGINT)
-        stdout, stderr = parent.communicate()
+        stdout, stderr = parent.stdout.read(), parent.stderr.read()  # communicate would lose what was read ahead
     assert parent.returncode == 130
     *rounds, last = documents("".join(first) + stdout)
     for line in rounds:
