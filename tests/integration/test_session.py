@@ -371,4 +371,5 @@ def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: 
 def child_pid() -> int:
     import psutil
 
-    return next(one.pid for one in psutil.Process().children() if "ggufspec.worker" in one.cmdline())
+    living = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+    return next(one.pid for one in living if "ggufspec.worker" in one.cmdline())
