@@ -482,23 +482,16 @@ def gguf_rows() -> Iterator[Row]:
                 "model.gguf",
                 terminal=terminal,
             )
-    yield Row(
-        "GGUF: escapes in the file's name",
-        "plan -m {file}",
-        1,
-        model(counts=(0, 2**63)),
-        "\x1b]0;taken\x07\x1b[2J.gguf",
-        says="",
-    )
-    yield Row(
-        "GGUF: escapes in the file's name on a terminal",
-        "plan -m {file}",
-        1,
-        model(counts=(0, 2**63)),
-        "\x1b]0;taken\x07\x1b[2J.gguf",
-        says="",
-        terminal=True,
-    )
+    for terminal in (False, True):
+        yield Row(
+            f"GGUF: escapes in the file's name{' on a terminal' * terminal}",
+            "plan -m {file}",
+            1,
+            model(counts=(0, 2**63)),
+            "\x1b]0;taken\x07\x1b[2J.gguf",
+            says="",
+            terminal=terminal,
+        )
     yield Row("GGUF: part 1 of 99999", "plan -m {file}", 1, model(LLAMA, w), "a-00001-of-99999.gguf")
     yield Row("GGUF: part 2 of 1", "plan -m {file}", 1, model(LLAMA, w), "a-00002-of-00001.gguf")
 

@@ -13,6 +13,7 @@ import typer
 
 from ggufspec.cli import console, options
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.options import ContextOptions
@@ -167,7 +168,7 @@ def remove(
     from ggufspec.reports.profiles import RemovedDocument
 
     path = own_profile(name)
-    if not yes and _can_ask() and not typer.confirm(f"Remove {path}?", default=False, err=True):
+    if not yes and _can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
         raise GgufspecError("nothing was removed", f"ggufspec profiles rm {name} -y")
     try:
         path.unlink()
