@@ -9,28 +9,28 @@ if TYPE_CHECKING:
     from ggufspec.decoding.pair import load_pair, plan_pair
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.errors import GgufspecError, ModelError, UsageError
-    from ggufspec.pairs.profile import Pair, Profile, demo_pair, load_profile
-    from ggufspec.reports.document import BenchDocument, PlanDocument
+    from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
+    from ggufspec.schema.document import BenchDocument, PlanDocument
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BenchDocument": "ggufspec.reports.document",
+    "BenchDocument": "ggufspec.schema.document",
     "DecoderOptions": "ggufspec.decoding.options",
     "Emitted": "ggufspec.decoding.decoder",
     "GgufspecError": "ggufspec.errors",
     "ModelError": "ggufspec.errors",
-    "Pair": "ggufspec.pairs.profile",
-    "PlanDocument": "ggufspec.reports.document",
-    "Profile": "ggufspec.pairs.profile",
+    "Pair": "ggufspec.models.profile",
+    "PlanDocument": "ggufspec.schema.document",
+    "Profile": "ggufspec.models.profile",
     "Sampling": "ggufspec.decoding.sampling",
     "SpeculativeDecoder": "ggufspec.decoding.decoder",
     "Statistics": "ggufspec.decoding.decoder",
     "UsageError": "ggufspec.errors",
     "bench_pair": "ggufspec.bench.pair",
-    "demo_pair": "ggufspec.pairs.profile",
+    "demo_pair": "ggufspec.models.profile",
     "load_pair": "ggufspec.decoding.pair",
-    "load_profile": "ggufspec.pairs.profile",
+    "load_profile": "ggufspec.models.profile",
     "plan_pair": "ggufspec.decoding.pair",
 }
 

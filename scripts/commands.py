@@ -20,8 +20,8 @@ import typer
 from typer.main import get_command
 
 from ggufspec import __version__
+from ggufspec.chat.commands import COMMANDS as SWITCHES
 from ggufspec.cli.app import app
-from ggufspec.cli.chat_commands import COMMANDS as SWITCHES
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKDOWN, MAN = ROOT / "docs" / "commands.md", ROOT / "docs" / "ggufspec.1"

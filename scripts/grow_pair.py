@@ -9,7 +9,7 @@ acceptance and real speed where no big model can be downloaded. Grow the target,
     scripts/grow_pair.py profiles/demo/demo-target-F16.gguf 70b.gguf --shape llama3-70b --type Q3_K_S --fill holes
     scripts/grow_pair.py profiles/demo/demo-target-F16.gguf odd-F16.gguf --width 512 --layers 12 --vocab 8192
 
-How is told in ggufspec/pairs/enlarge.py (what the tensors hold) and ggufspec/pairs/grown.py (the file).
+How is told in ggufspec/models/expansion.py (what the tensors hold) and ggufspec/models/expansion_file.py (the file).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
-from ggufspec.pairs import fitting, grown
+from ggufspec.models import expansion_file as grown
+from ggufspec.models import expansion_layout as fitting
 
 # Named by their size with 4096 tokens; what they leave out stays as it is in the source. Heads of 64 throughout, as the
 # demo pair has: 3b and 8b have Llama's matrices and KV bytes with twice as many heads of half the size.

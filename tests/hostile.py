@@ -26,7 +26,7 @@ import kept_results
 from gguf_files import rewritten
 from server import COMMIT, Server, serving
 
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 GIB = 1 << 30
 SECONDS, PARENT_BYTES = 10.0, GIB  # that a row may cost, unless it says otherwise
@@ -548,8 +548,8 @@ def toml_rows() -> Iterator[Row]:
         "tables in tables": raw(b"a = " + b"{a = " * 10_000),
         "many tables": raw(b"".join(b"[a%d]\n" % i for i in range(7_000))),
         "10 MB": raw(b"# a comment\n" * 1_000_000),
-        "a number of 5,000 digits": profile(more="[settings]\nn_ctx = " + "9" * 5000),
-        "a number of 100 digits": profile(more="[settings]\nn_ctx = " + "9" * 100),
+        "a number of 5,000 digits": profile(more="[settings]\nctx_size = " + "9" * 5000),
+        "a number of 100 digits": profile(more="[settings]\nctx_size = " + "9" * 100),
         "not a number": profile(more="[settings]\nacceptance = nan"),
         "without end": profile(more="[bench]\nminutes = inf"),
         "a key twice": profile(more="[target]\nfile = 'b'"),
@@ -595,9 +595,9 @@ def toml_rows() -> Iterator[Row]:
         "profile: 10⁹ tokens of context",
         "plan {file}",
         1,
-        profile(target=str(demo_pair()[0]), more="[settings]\nn_ctx = 1000000000"),
+        profile(target=str(demo_pair()[0]), more="[settings]\nctx_size = 1000000000"),
         "hostile.toml",
-        says="settings.n_ctx",
+        says="settings.ctx_size",
     )
     yield Row(
         "profile: 10⁹ experts on the host",

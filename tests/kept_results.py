@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from ggufspec.reports.document import (
+from ggufspec.schema.document import (
     BenchDocument,
     Cell,
     ComparedModel,
@@ -49,11 +49,11 @@ LAPTOP: dict[str, Any] = DESKTOP | {
     "gpus": [{"name": "NVIDIA GeForce RTX 4060 Laptop GPU", "total_bytes": 8 * GIB, "driver": "576.02"}],
 }
 SETTINGS: dict[str, Any] = {
-    "n_ctx": 4096,
+    "ctx_size": 4096,
     "threads": 8,
-    "type_k": "f16",
-    "type_v": "f16",
-    "flash_attention": "auto",
+    "cache_type_k": "f16",
+    "cache_type_v": "f16",
+    "flash_attn": "auto",
     "drafter": "both",
     "draft_policy": "adaptive",
     "draft_max": 15,
@@ -108,7 +108,7 @@ def drafted(
         "peak_rss_bytes": 24 * GIB,
         "vram_bytes": 22 * GIB,
         "load_s": 8.1,
-        "draft_gpu_layers": 33,
+        "gpu_layers_draft": 33,
         "draft_layers": 32,
         "acceptance_rate": first - 0.05,
         "tokens_per_round": 3.4,
@@ -208,7 +208,7 @@ def compare(
                 of=28,
                 first=0.7 + 0.05 * list(DRAFTS).index(draft),
                 draft_layers=24,
-                draft_gpu_layers=25,
+                gpu_layers_draft=25,
                 vram_bytes=sum(with_draft.values()),
                 load_s=(size + draft_size) / 2.4,
             )
@@ -243,17 +243,17 @@ def setting(**changes: Any) -> TunedSetting:
     """A setting of a tuning."""
     body: dict[str, Any] = {
         "gpu_layers": 45,
-        "draft_gpu_layers": 33,
-        "cpu_experts": 0,
+        "gpu_layers_draft": 33,
+        "n_cpu_moe": 0,
         "drafted": True,
         "drafter": "both",
         "draft_policy": "adaptive",
         "draft_max": 15,
-        "type_k": "f16",
-        "type_v": "f16",
-        "flash_attention": "auto",
+        "cache_type_k": "f16",
+        "cache_type_v": "f16",
+        "flash_attn": "auto",
         "threads": 8,
-        "micro_batch": 512,
+        "ubatch_size": 512,
     }
     return TunedSetting(**(body | changes))
 
@@ -261,24 +261,24 @@ def setting(**changes: Any) -> TunedSetting:
 def tune(machine: dict[str, Any] = DESKTOP, **changes: Any) -> TuneDocument:
     """A search of twelve settings; one ran out of memory, three were measured again in the end."""
     finalists = (0, 6, 8)
-    alone = {"drafted": False, "draft_gpu_layers": 0}
+    alone = {"drafted": False, "gpu_layers_draft": 0}
     steps: tuple[tuple[dict[str, Any], float, float, str], ...] = (
         ({}, 2.6, 2.51, "the planner's first choice"),
         ({"gpu_layers": 58, **alone}, 3.0, 3.12, "the best without a draft"),
-        ({"gpu_layers": 49, "draft_gpu_layers": 12}, 2.9, 2.77, "expected to gain most"),
+        ({"gpu_layers": 49, "gpu_layers_draft": 12}, 2.9, 2.77, "expected to gain most"),
         ({"draft_policy": "fixed", "draft_max": 4}, 2.6, 2.64, "fixed lengths are not known yet"),
         ({"draft_policy": "fixed", "draft_max": 8}, 2.7, 2.81, "expected to gain most"),
         ({"gpu_layers": 60, **alone}, 3.3, 0.0, "one step more layers"),
         ({"gpu_layers": 58, "threads": 7, **alone}, 3.1, 3.2, "fewer threads"),
-        ({"gpu_layers": 58, "drafter": "lookup", "draft_gpu_layers": 0}, 3.3, 3.44, "the lookup needs no memory"),
+        ({"gpu_layers": 58, "drafter": "lookup", "gpu_layers_draft": 0}, 3.3, 3.44, "the lookup needs no memory"),
         (
-            {"gpu_layers": 58, "drafter": "lookup", "draft_gpu_layers": 0, "threads": 7},
+            {"gpu_layers": 58, "drafter": "lookup", "gpu_layers_draft": 0, "threads": 7},
             3.5,
             3.51,
             "both changes helped",
         ),
         (
-            {"gpu_layers": 58, "drafter": "lookup", "draft_gpu_layers": 0, "threads": 7, "micro_batch": 256},
+            {"gpu_layers": 58, "drafter": "lookup", "gpu_layers_draft": 0, "threads": 7, "ubatch_size": 256},
             3.5,
             3.49,
             "micro-batch is not known yet",
@@ -288,7 +288,7 @@ def tune(machine: dict[str, Any] = DESKTOP, **changes: Any) -> TuneDocument:
             {
                 "gpu_layers": 58,
                 "drafter": "lookup",
-                "draft_gpu_layers": 0,
+                "gpu_layers_draft": 0,
                 "threads": 7,
                 "draft_policy": "fixed",
                 "draft_max": 2,
@@ -315,7 +315,7 @@ def tune(machine: dict[str, Any] = DESKTOP, **changes: Any) -> TuneDocument:
     body: dict[str, Any] = {
         "pair": PAIR,
         "machine": machine,
-        "settings": {"n_ctx": 4096, "budget_s": 600},
+        "settings": {"ctx_size": 4096, "budget_s": 600},
         "trials": trials,
         "winner": 8,
         "baseline": 0,
@@ -343,13 +343,13 @@ def sweep(option: str = "draft_max", machine: dict[str, Any] = LAPTOP, **changes
             "16": (alone, 27.2),
         },
         "gpu_layers": {"0": (6.1, 7.7), "8": (8.4, 10.6), "16": (13.0, 17.1), "24": (20.2, 27.9), "29": (0.0, 0.0)},
-        "type_k": {"f16": (alone, 34.8), "q8_0": (24.1, 33.9), "q4_0": (23.6, 31.0)},
+        "cache_type_k": {"f16": (alone, 34.8), "q8_0": (24.1, 33.9), "q4_0": (23.6, 31.0)},
     }[option]
     points = tuple(
         SweepPoint(
             value,
             run(a, 29, of=28),
-            drafted(b, 29, of=28, first=0.8 + 0.03 * place, draft_layers=24, draft_gpu_layers=25),
+            drafted(b, 29, of=28, first=0.8 + 0.03 * place, draft_layers=24, gpu_layers_draft=25),
             spread(b / a, 0.005),
         )
         if a
@@ -404,7 +404,7 @@ def plan(**changes: Any) -> PlanDocument:
         "predicted": {"target_only_tokens_per_s": 3.0, "speculative_tokens_per_s": 2.6, "break_even_acceptance": 0.93},
         "choice": "target-only",
         "why": "the draft's memory holds 13 layers of the target, worth more than its tokens",
-        "settings": {"n_ctx": 4096},
+        "settings": {"ctx_size": 4096},
         "draft_costs_layers": 13,
         "confirmed": True,
         "speed": "measured",
@@ -417,5 +417,6 @@ def plan(**changes: Any) -> PlanDocument:
 def all_kinds() -> list[dict[str, Any]]:
     """One document of each kind, of two machines."""
     return [
-        as_json(each) for each in (bench(), tune(), plan(), compare(), sweep(), sweep("gpu_layers"), sweep("type_k"))
+        as_json(each)
+        for each in (bench(), tune(), plan(), compare(), sweep(), sweep("gpu_layers"), sweep("cache_type_k"))
     ]

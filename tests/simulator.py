@@ -17,19 +17,19 @@ from pathlib import Path
 
 import shapes
 
-from ggufspec.bench.tuning import Done, Search
-from ggufspec.bench.tuning_space import Candidate, Free, candidates, nearest, policies, thread_counts
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.placing import placed, question
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
-from ggufspec.pairs.header import ModelHeader, interpret
+from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import calibration
 from ggufspec.planning.memory import HOST, estimate
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceSpeed, pass_s
+from ggufspec.tune.search import Done, Search
+from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
 
 GIB = 2**30
 PAIRS = (
@@ -98,7 +98,7 @@ class Simulated:
         known = replace(known, devices=known.devices | {HOST: host}, link_bytes_per_s=link)
         free = card.vram_bytes - int(self.random.uniform(0.3, 0.9) * GIB)
         self.machine = Machine((Card("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known)
-        self.options = DecoderOptions(n_ctx=4096, threads=case.cores)
+        self.options = DecoderOptions(ctx_size=4096, threads=case.cores)
         target, draft = header(case.target), header(case.draft)
         self.plan: Plan = make_plan(question(target, draft, self.options, 0.7), self.machine)
         self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(15))
@@ -167,19 +167,19 @@ class Simulated:
         if not self.fits(one):
             return 0.0
         asks, cores = self.plan.question, self.case.cores
-        depth = self.options.n_ctx // 2
+        depth = self.options.ctx_size // 2
         fewer = max(1.0, self.knee * cores / s.threads) * (1 - self.crowd * (s.threads < cores))
 
         def seconds(which: ModelHeader, at: Placement, tokens: int) -> float:
             whole, host = self._pass(which, at, tokens, depth=depth)
-            host *= self.experts if at.cpu_experts else 1.0
+            host *= self.experts if at.n_cpu_moe else 1.0
             return whole + host * (fewer - 1)
 
-        at = Placement(s.gpu_layers, cpu_experts=s.cpu_experts)
+        at = Placement(s.gpu_layers, n_cpu_moe=s.n_cpu_moe)
         lengths = [0] if not s.drafted else [s.draft_max] if s.draft_policy == "fixed" else list(range(16))
         token_s = 0.0
         if s.drafted and s.drafter != "lookup" and asks.draft:
-            token_s = seconds(asks.draft.header, Placement(s.draft_gpu_layers), 1)
+            token_s = seconds(asks.draft.header, Placement(s.gpu_layers_draft), 1)
         rates = []
         for length in lengths:
             round_s = length * token_s + seconds(asks.target.header, at, length + 1)
@@ -187,9 +187,9 @@ class Simulated:
         rate = max(rates)
         rate *= self.adaptive if s.drafted and s.draft_policy == "adaptive" else 1.0
         rate *= self.both if s.drafter == "both" else 1.0
-        rate *= self.no_flash if s.flash_attention == "off" else 1.0
-        rate *= self.quantised if s.type_k != "f16" else 1.0
-        rate *= self._wobble(0.02, s.drafter, s.draft_policy, s.flash_attention)
+        rate *= self.no_flash if s.flash_attn == "off" else 1.0
+        rate *= self.quantised if s.cache_type_k != "f16" else 1.0
+        rate *= self._wobble(0.02, s.drafter, s.draft_policy, s.flash_attn)
         return rate * self._wobble(0.015, s.drafter, s.gpu_layers // 4) * self._wobble(0.01, s.draft_max, s.threads)
 
     def _tokens(self, drafter: str, length: int) -> float:

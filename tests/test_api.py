@@ -29,7 +29,7 @@ from ggufspec import (
     plan_pair,
 )
 from ggufspec.hardware.host import resident_bytes
-from ggufspec.reports.document import to_json
+from ggufspec.schema.document import to_json
 
 PROMPT = "import os\n\ndef "
 SOURCES = {"draft", "lookup", "target", "bonus"}
@@ -72,9 +72,9 @@ def test_every_public_name_is_told_and_none_is_loaded_before_it_is_used() -> Non
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     plan_pair("demo", vram="24GiB")
-    with load_pair("demo", threads=1, n_ctx=512) as decoder:
+    with load_pair("demo", threads=1, ctx_size=512) as decoder:
         text_of(decoder, 8)
-    bench_pair("demo", prompts=[PROMPT], max_tokens=4, repetitions=1, threads=1, n_ctx=512)
+    bench_pair("demo", prompts=[PROMPT], max_tokens=4, repetitions=1, threads=1, ctx_size=512)
     assert capfd.readouterr() == ("", "")
 
 
@@ -96,11 +96,11 @@ def test_a_profile_by_name_by_path_and_as_text(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_the_document_of_the_command(files: Pair) -> None:
-    plan = plan_pair(files, gpu="RTX 4090", n_ctx=512, acceptance=0.5, threads=1)
+    plan = plan_pair(files, gpu="RTX 4090", ctx_size=512, acceptance=0.5, threads=1)
     body = json.loads(to_json(plan))
     assert body["schema"] == "ggufspec/plan@1"
     assert body["predicted"]["acceptance"] == 0.5
-    assert body["settings"]["n_ctx"] == 512
+    assert body["settings"]["ctx_size"] == 512
     assert plan.devices[0].description == "RTX 4090"
     assert plan.pair["name"] == "files"
     both = plan.options["speculative"]
@@ -110,26 +110,26 @@ def test_a_plan_is_the_document_of_the_command(files: Pair) -> None:
 
 
 def test_cards_and_sizes_are_one_or_several(files: Pair) -> None:
-    one = plan_pair(files, vram=2**30, n_ctx=512)
+    one = plan_pair(files, vram=2**30, ctx_size=512)
     assert one.devices[0].total_bytes == 2**30
-    two = plan_pair(files, vram=["1GiB", 2**30], n_ctx=512, headroom=2**20)
+    two = plan_pair(files, vram=["1GiB", 2**30], ctx_size=512, headroom=2**20)
     assert [device.name for device in two.devices] == ["GPU0", "GPU1", "CPU"]
     assert two.devices[0].budget_bytes == 2**30 - 2**20
 
 
 def test_a_plan_keeps_to_what_is_fixed(files: Pair) -> None:
-    fixed = plan_pair(files, vram="1GiB", n_ctx=512, gpu_layers=3, draft_gpu_layers="all", draft_max=2)
+    fixed = plan_pair(files, vram="1GiB", ctx_size=512, gpu_layers=3, gpu_layers_draft="all", draft_max=2)
     both = fixed.options["speculative"]
     assert both is not None
     assert both.draft is not None
     assert (both.target.gpu_layers, both.draft.gpu_layers) == (3, both.draft.layers + 1)
     assert both.draft_length <= 2
-    assert plan_pair(files, vram="1GiB", n_ctx=512, gpu_layers="auto").target.gpu_layers == 9
+    assert plan_pair(files, vram="1GiB", ctx_size=512, gpu_layers="auto").target.gpu_layers == 9
 
 
 def test_a_plan_with_a_sweep_and_its_events(files: Pair) -> None:
     events: list[dict[str, Any]] = []
-    plan = plan_pair(files, vram="1GiB", n_ctx=512, sweep=True, on_event=events.append)
+    plan = plan_pair(files, vram="1GiB", ctx_size=512, sweep=True, on_event=events.append)
     assert [row.gpu_layers for row in plan.sweep][-1] == 9
     assert {event["event"] for event in events} == {"reading"}
 
@@ -140,7 +140,7 @@ from ggufspec import GgufspecError, load_pair, plan_pair
 
 def told(function, **options):
     try:
-        return function("far", threads=1, n_ctx=256, **options)
+        return function("far", threads=1, ctx_size=256, **options)
     except GgufspecError as error:
         return [type(error).__name__, error.message, error.hint]
 
@@ -210,11 +210,11 @@ def test_without_a_network_the_reason_is_told(far: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"n_cxt": 512}, "there is no option 'n_cxt'", "did you mean 'n_ctx'?"),
+        ({"n_cxt": 512}, "there is no option 'n_cxt'", "did you mean 'ctx_size'?"),
         ({"gpu_layers": "many"}, "'many' is no number of layers", "45, all or auto"),
-        ({"micro_batch": 4097}, "a micro-batch of 4097 tokens", "1 to 4096"),
-        ({"type_k": "q9"}, "'q9' is no KV type", "f16"),
-        ({"n_ctx": 1}, "a context of 1 tokens", "-c 2048"),
+        ({"ubatch_size": 4097}, "a micro-batch of 4097 tokens", "1 to 4096"),
+        ({"cache_type_k": "q9"}, "'q9' is no KV type", "f16"),
+        ({"ctx_size": 1}, "a context of 1 tokens", "-c 2048"),
         ({"acceptance": 1.5}, "an acceptance of 1.5", "0 to 1"),
         ({"vram": "much"}, "'much' is no size of memory", "24GiB"),
         ({"gpu": "RTX 9999 Ti"}, "RTX 9999 Ti", ""),
@@ -234,13 +234,13 @@ def test_what_cannot_be_planned(files: Pair, options: dict[str, Any], message: s
 def test_a_pair_is_loaded_as_its_profile_and_its_caller_say(files: Pair) -> None:
     with load_pair("demo", threads=1, draft_policy="fixed", strict=True) as decoder:
         options = decoder.options
-        assert (options.n_ctx, options.draft_max, options.strict, options.threads) == (2048, 4, True, 1)
+        assert (options.ctx_size, options.draft_max, options.strict, options.threads) == (2048, 4, True, 1)
         assert decoder.drafters == ("draft", "lookup")
         answer = list(decoder.generate(PROMPT, max_tokens=32))
     assert {emitted.source for emitted in answer} <= SOURCES
     assert any(emitted.drafted for emitted in answer)
     assert all(emitted.drafted == (emitted.source in ("draft", "lookup")) for emitted in answer)
-    with load_pair(files, threads=1, drafter="none", strict=True, n_ctx=512) as decoder:
+    with load_pair(files, threads=1, drafter="none", strict=True, ctx_size=512) as decoder:
         assert decoder.draft is None
         alone = list(decoder.generate(PROMPT, max_tokens=32))
     assert {emitted.source for emitted in alone} == {"target"}
@@ -248,12 +248,12 @@ def test_a_pair_is_loaded_as_its_profile_and_its_caller_say(files: Pair) -> None
 
 
 def test_paths_may_be_text(target: Path, draft: Path) -> None:
-    with load_pair(Pair("text", str(target), str(draft)), threads=1, n_ctx=256) as decoder:  # type: ignore[arg-type]
+    with load_pair(Pair("text", str(target), str(draft)), threads=1, ctx_size=256) as decoder:  # type: ignore[arg-type]
         assert text_of(decoder, 4)
 
 
 def test_another_setting_without_loading(files: Pair) -> None:
-    with load_pair(files, threads=1, n_ctx=512, draft_policy="fixed", strict=True) as decoder:
+    with load_pair(files, threads=1, ctx_size=512, draft_policy="fixed", strict=True) as decoder:
         loaded = decoder.target
         with_draft = text_of(decoder)
         decoder.configure(drafter="lookup", draft_max=2)
@@ -261,11 +261,11 @@ def test_another_setting_without_loading(files: Pair) -> None:
         assert decoder.target is loaded
         assert decoder.drafters == ("lookup",)
         with pytest.raises(UsageError):
-            decoder.configure(n_ctx=1024)
+            decoder.configure(ctx_size=1024)
 
 
 def test_the_second_turn_reads_only_what_is_new(files: Pair) -> None:
-    with load_pair(files, threads=1, n_ctx=512) as decoder:
+    with load_pair(files, threads=1, ctx_size=512) as decoder:
         tokens = decoder.target.tokenize(PROMPT)
         answer = [emitted.token for emitted in decoder.generate(tokens, max_tokens=16, cache_prompt=True)]
         longer = [*tokens, *answer, *decoder.target.tokenize("\n\ndef other(")[-4:]]
@@ -294,7 +294,7 @@ def test_a_drafter_without_a_draft(target: Path) -> None:
     with pytest.raises(UsageError, match="needs a draft model") as caught:
         load_pair(Pair("alone", target, None), drafter="draft")
     assert "lookup" in caught.value.hint
-    with load_pair(Pair("alone", target, None), threads=1, n_ctx=256, drafter="lookup") as decoder:
+    with load_pair(Pair("alone", target, None), threads=1, ctx_size=256, drafter="lookup") as decoder:
         assert decoder.drafters == ("lookup",)
 
 
@@ -320,7 +320,7 @@ def test_one_answer_at_a_time(files: Pair) -> None:
             except UsageError as error:
                 refused.append(error)
 
-    with load_pair(files, threads=1, n_ctx=512, strict=True) as decoder:
+    with load_pair(files, threads=1, ctx_size=512, strict=True) as decoder:
         whole = text_of(decoder)
         answer = decoder.generate(PROMPT, max_tokens=24)
         begun = next(answer).text
@@ -341,7 +341,7 @@ def test_two_decoders_in_two_threads(files: Pair) -> None:
     sampling = [Sampling(temperature=0.8, seed=seed) for seed in (1, 2)]
 
     def answer(index: int) -> None:
-        with load_pair(files, threads=1, n_ctx=512, strict=True) as decoder:
+        with load_pair(files, threads=1, ctx_size=512, strict=True) as decoder:
             texts[index] = text_of(decoder, 48, sampling=sampling[index])
 
     threads = [threading.Thread(target=answer, args=(index,)) for index in (0, 1)]
@@ -349,7 +349,7 @@ def test_two_decoders_in_two_threads(files: Pair) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    with load_pair(files, threads=1, n_ctx=512, strict=True) as decoder:
+    with load_pair(files, threads=1, ctx_size=512, strict=True) as decoder:
         assert texts == {index: text_of(decoder, 48, sampling=one) for index, one in enumerate(sampling)}
 
 
@@ -362,7 +362,7 @@ def mapped() -> set[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_leaving_the_block_frees_the_models(files: Pair) -> None:
     before = mapped()
-    with load_pair(files, threads=1, n_ctx=512) as decoder:
+    with load_pair(files, threads=1, ctx_size=512) as decoder:
         text_of(decoder, 4)
         assert {str(files.target), str(files.draft)} <= mapped()
     assert mapped() == before
@@ -372,7 +372,7 @@ def test_loading_again_and_again_takes_no_more_memory(files: Pair) -> None:
     """The context of 8,192 tokens makes each decoder hold tens of MB: a leak of one would show."""
 
     def once() -> int:
-        with load_pair(files, threads=1, n_ctx=8192) as decoder:
+        with load_pair(files, threads=1, ctx_size=8192) as decoder:
             text_of(decoder, 4)
             held = resident_bytes()
         gc.collect()
@@ -399,7 +399,7 @@ def test_a_bench_is_the_document_of_the_command(files: Pair) -> None:
         sampling=Sampling(temperature=0.5, seed=3),
         on_event=events.append,
         threads=1,
-        n_ctx=512,
+        ctx_size=512,
         draft_policy="fixed",
     )
     body = json.loads(to_json(measured))
@@ -431,7 +431,7 @@ def test_what_cannot_be_measured(files: Pair, options: dict[str, Any], message: 
 
 
 def test_a_bench_through_llama(files: Pair) -> None:
-    measured = bench_pair(files, prompts=[PROMPT], max_tokens=8, repetitions=1, threads=1, n_ctx=512, engine="hook")
+    measured = bench_pair(files, prompts=[PROMPT], max_tokens=8, repetitions=1, threads=1, ctx_size=512, engine="hook")
     assert {"target_only", "speculative", "llama_target_only", "llama_hook"} <= set(measured.runs)
     assert all(run is not None and run.tokens == 8 for run in measured.runs.values())
 
@@ -446,7 +446,7 @@ def test_a_target_alone_has_nothing_to_compare_with(target: Path) -> None:
 TYPED = """
 from ggufspec import bench_pair, load_pair, plan_pair
 
-with load_pair("demo", n_ctx=512, gpu_layers="all") as decoder:
+with load_pair("demo", ctx_size=512, gpu_layers="all") as decoder:
     reveal_type(decoder)
     for emitted in decoder.generate("x", max_tokens=4):
         reveal_type(emitted.source)

@@ -322,7 +322,7 @@ def test_experts_of_more_blocks_than_there_are(cli: Cli, blocks: str) -> None:
     """More is all, as with -ngl; the memory for a billion of them was 17 GB."""
     done = cli("run", "--n-cpu-moe", blocks, *PROMPT, "-n", "2", "--json")
     assert done.code == 0, done.stderr
-    _, alive = params.model_params(load(), Placement(cpu_experts=int(blocks)))
+    _, alive = params.model_params(load(), Placement(n_cpu_moe=int(blocks)))
     assert sum(map(len, alive)) <= 513
 
 

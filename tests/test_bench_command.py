@@ -15,8 +15,8 @@ from ggufspec.bench import versus
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.cli import bench, options
 from ggufspec.cli.app import main
-from ggufspec.pairs.profile import Measuring, Pair
-from ggufspec.reports.document import BenchDocument, Verdict
+from ggufspec.models.profile import Measuring, Pair
+from ggufspec.schema.document import BenchDocument, Verdict
 
 Run = Callable[..., tuple[str | None, versus.Experiment]]
 
@@ -107,7 +107,7 @@ def result() -> BenchDocument:
         pair={"name": "x", "target": "a/t.gguf", "draft": "a/d.gguf", "note": "The pair, expanded to another shape."},
         plan={"target": model, "draft": model},
         settings=SETTINGS,
-        runs={"target_only": alone, "draft_only": None, "speculative": replace(pair, draft_gpu_layers=0)},
+        runs={"target_only": alone, "draft_only": None, "speculative": replace(pair, gpu_layers_draft=0)},
         verdict=Verdict(True, "Worth it: 1.31× as fast as without a draft (95 % interval 1.11 to 1.51).", why),
     )
 

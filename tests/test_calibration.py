@@ -18,7 +18,7 @@ from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
 from ggufspec.llamacpp.gguf import parse, write_model
 from ggufspec.llamacpp.model import Context, ContextOptions, Model, Placement
-from ggufspec.pairs.header import ModelHeader, interpret
+from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import calibration
 from ggufspec.planning.calibration import (
     DEFAULT_OVERHEAD_BYTES,
@@ -61,7 +61,7 @@ def test_a_stand_in_is_a_sparse_model_of_zeros(kind: str, tmp_path: Path):
     assert numbers == standin.numbers + 512 * standin.vocabulary  # the embedding is only looked up
     with Model(path) as model:
         assert model.parameters == sum(math.prod(t.shape) for t in header.tensors)
-        context = Context(model, ContextOptions(n_ctx=16, width=4, threads=1))
+        context = Context(model, ContextOptions(ctx_size=16, width=4, threads=1))
         assert not context.decode([1, 2, 3, 4], 4).any()  # zeros, and nothing that is no number
         context.close()
 

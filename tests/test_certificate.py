@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.bench import certificate, divergence
-from ggufspec.bench.certificate import ADAPTIVE, DEFAULT, EVERY_POLICY, STRICT, Answer, Ask, Spec
+from ggufspec.bench import divergence
 from ggufspec.decoding import acceptance
 from ggufspec.decoding.acceptance import ExactRule, Law, UniformChance, Verdict, verify_residual
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling, candidates
-from ggufspec.reports.document import Check, Divergence
+from ggufspec.schema.document import Check, Divergence
+from ggufspec.verify import certificate
+from ggufspec.verify.certificate import ADAPTIVE, DEFAULT, EVERY_POLICY, STRICT, Answer, Ask, Spec
 
 WARM = Sampling(temperature=0.8, seed=3)
 BARE = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.cli.chat_commands import (
+from ggufspec.chat.commands import (
     COMMANDS,
     SHOWN,
     Command,

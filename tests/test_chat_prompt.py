@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.bench.chat_prompt import Prompter
-from ggufspec.bench.conversation import Conversation, Turn
+from ggufspec.chat.conversation import Conversation, Turn
+from ggufspec.chat.prompt import Prompter
+from ggufspec.chat.template import ChatTemplate, RefusalError
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.pairs.template import ChatTemplate, RefusalError
 
 NOW = datetime(2026, 11, 21)
 CHATML = (

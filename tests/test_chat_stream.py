@@ -12,9 +12,9 @@ from rich.console import Console
 from screens import Terminal
 from test_markdown import TEXTS, letters
 
-from ggufspec.cli.chat_stream import Live, Painting, Plain, Rounds, Tinted, Window, size, stream
-from ggufspec.reports import markdown
-from ggufspec.reports.visible import visible
+from ggufspec.chat import markdown
+from ggufspec.chat.stream import Live, Painting, Plain, Rounds, Tinted, Window, size, stream
+from ggufspec.display import visible
 
 
 def console(**more: object) -> Console:

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ggufspec.bench.conversation import Conversation
-from ggufspec.bench.session import Ready, Reply, Request, Spec
 from ggufspec.bench.trial import Placed
-from ggufspec.cli import chat_stream
-from ggufspec.cli.chat_commands import Settings
-from ggufspec.cli.chat_talk import Screen, Talk
+from ggufspec.chat import markdown
+from ggufspec.chat import stream as chat_stream
+from ggufspec.chat.commands import Settings
+from ggufspec.chat.conversation import Conversation
+from ggufspec.chat.session import Ready, Reply, Request, Spec
+from ggufspec.chat.talk import Screen, Talk
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
-from ggufspec.reports import markdown
 from ggufspec.worker import Interrupted
 
 Answer = Callable[["Script", Request, Callable[[dict[str, Any]], None]], Reply]
@@ -47,7 +47,7 @@ class Script:
         self.opened += 1
         self.is_open = True
         placed = Placed("llama", 4, 0, 1000)
-        return Ready(placed, placed, 0.1, ("a note",), ("draft",), self._template, spec.options.n_ctx)
+        return Ready(placed, placed, 0.1, ("a note",), ("draft",), self._template, spec.options.ctx_size)
 
     def ask(self, request: Request, _kind: type[Reply], *, on_event: Callable[[dict[str, Any]], None]) -> Reply:
         self.asked.append(request)
@@ -68,7 +68,7 @@ class Script:
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
     def start(script: Script, *, quiet: bool = False, streams: bool = True, **settings: Any) -> Talk:
-        spec = Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(n_ctx=512))
+        spec = Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(ctx_size=512))
         screen = Screen(Console(theme=markdown.THEME, highlight=False), False, streams=streams, quiet=quiet)
         made = Talk(spec, Settings(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
         made._session = script  # type: ignore[assignment]

@@ -19,10 +19,10 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.hardware.gpus import Gpu, GpuProcess
-from ggufspec.pairs.profile import Settings
+from ggufspec.models.profile import Settings
 from ggufspec.reports import compare as report
 from ggufspec.reports.compare import Sort
-from ggufspec.reports.document import (
+from ggufspec.schema.document import (
     Cell,
     ComparedModel,
     CompareDocument,
@@ -638,16 +638,16 @@ def test_a_long_list_is_no_name_of_a_file():
 
 
 def test_a_target_alone_has_the_profile_s_settings_and_not_its_placement():
-    pair = matrix.Pairing(file("/m/t.gguf"), file("/m/d.gguf"), Settings(n_ctx=512, cpu_experts=3), 45, 2)
+    pair = matrix.Pairing(file("/m/t.gguf"), file("/m/d.gguf"), Settings(ctx_size=512, n_cpu_moe=3), 45, 2)
     alone, same = matrix._with_alone([pair])
-    assert (alone.draft, alone.target_gpu_layers, alone.settings) == (None, None, Settings(n_ctx=512))
+    assert (alone.draft, alone.target_gpu_layers, alone.settings) == (None, None, Settings(ctx_size=512))
     assert same is pair
 
 
 def test_two_profiles_that_would_run_one_target_in_two_ways():
     target = file("/m/t.gguf")
-    short = matrix.Pairing(target, file("/m/d.gguf"), Settings(n_ctx=512, acceptance=0.5))
-    long = matrix.Pairing(target, file("/m/e.gguf"), Settings(n_ctx=1024))
-    with pytest.raises(UsageError, match="set another n_ctx"):
+    short = matrix.Pairing(target, file("/m/d.gguf"), Settings(ctx_size=512, acceptance=0.5))
+    long = matrix.Pairing(target, file("/m/e.gguf"), Settings(ctx_size=1024))
+    with pytest.raises(UsageError, match="set another ctx_size"):
         matrix._with_alone([short, long])
-    assert len(matrix._with_alone([short, replace(long, settings=Settings(n_ctx=512, acceptance=0.9))])) == 3
+    assert len(matrix._with_alone([short, replace(long, settings=Settings(ctx_size=512, acceptance=0.9))])) == 3

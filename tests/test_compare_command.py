@@ -265,7 +265,7 @@ def test_profiles_are_compared(cli: Cli, models: Path, tmp_path: Path) -> None:
     profile.write_text(
         'name = "small"\nwhy = "a test"\nsource = "here"\n'
         f'[target]\nfile = "{models / "t-Q4_0.gguf"}"\n[draft]\nfile = "{models / "d.gguf"}"\n'
-        "[settings]\nn_ctx = 512\n"
+        "[settings]\nctx_size = 512\n"
     )
     done = cli("compare", "demo", profile, *SHORT, "--no-quality", "--json")
     assert done.code == 0, done.stderr

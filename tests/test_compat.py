@@ -12,8 +12,8 @@ from processes import Cli
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
-from ggufspec.pairs import catalogue, vocabulary
-from ggufspec.pairs.compat import (
+from ggufspec.models import catalogue, vocabulary
+from ggufspec.models.compat import (
     Differences,
     Vocabulary,
     differences,
@@ -22,8 +22,8 @@ from ggufspec.pairs.compat import (
     template_family,
     vocabulary_mismatch,
 )
-from ggufspec.pairs.header import ModelHeader, Tokenizer, interpret
-from ggufspec.pairs.source import read_headers
+from ggufspec.models.header import ModelHeader, Tokenizer, interpret
+from ggufspec.models.source import read_headers
 
 TOKENS = [b"<unk>", b"<s>", b"</s>", b"x", b"y", b"a", b"b", b"\xff"]
 

@@ -12,7 +12,7 @@ import pexpect
 import pytest
 from processes import SCRIPT, Cli
 
-from ggufspec.pairs.profile import bundled_folder
+from ggufspec.models.profile import bundled_folder
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 QUICK_S = 0.5  # of a processor: the tests may run beside others
@@ -83,7 +83,7 @@ def test_it_is_quick_and_loads_nothing_heavy(cli: Cli) -> None:
     program = [SCRIPT.with_name("python"), "-X", "importtime", SCRIPT]
     done = subprocess.run(program, env=cli.environment | asked, capture_output=True, text=True, timeout=60, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "ggufspec.pairs.profile" in loaded
+    assert "ggufspec.models.profile" in loaded
     assert not loaded & {"numpy", "rich", "llama_cpp", "huggingface_hub", "jinja2", "prompt_toolkit"}
 
 

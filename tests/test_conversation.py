@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.bench.conversation import (
+from ggufspec.chat.conversation import (
     SCHEMA,
     Conversation,
     Turn,
@@ -66,20 +66,21 @@ def test_an_empty_answer_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_ctx", "max_tokens", "room"), [(2048, 128, 128), (2048, 1_000_000, 512), (2048, 512, 512), (3, 5, 1), (8, 0, 1)]
+    ("ctx_size", "max_tokens", "room"),
+    [(2048, 128, 128), (2048, 1_000_000, 512), (2048, 512, 512), (3, 5, 1), (8, 0, 1)],
 )
-def test_the_room_of_an_answer(n_ctx: int, max_tokens: int, room: int) -> None:
-    assert room_for_answer(n_ctx, max_tokens) == room
+def test_the_room_of_an_answer(ctx_size: int, max_tokens: int, room: int) -> None:
+    assert room_for_answer(ctx_size, max_tokens) == room
 
 
 def test_what_fits_stays_whole() -> None:
     asked = TWO.ask("three")
-    fitted = fit(asked, words, n_ctx=9, max_tokens=2)  # 7 words and 2
+    fitted = fit(asked, words, ctx_size=9, max_tokens=2)  # 7 words and 2
     assert (fitted.conversation, fitted.dropped) == (asked, 0)
 
 
 def test_the_oldest_turns_go_and_the_system_prompt_stays() -> None:
-    fitted = fit(TWO.ask("three"), words, n_ctx=8, max_tokens=2)
+    fitted = fit(TWO.ask("three"), words, ctx_size=8, max_tokens=2)
     assert fitted.dropped == 1
     assert fitted.conversation == Conversation("Be brief.", (TWO.turns[1], Turn("three")))
 
@@ -87,12 +88,12 @@ def test_the_oldest_turns_go_and_the_system_prompt_stays() -> None:
 def test_a_message_that_cannot_fit_is_named() -> None:
     asked = TWO.ask("word " * 3000)
     with pytest.raises(UsageError) as refused:
-        fit(asked, words, n_ctx=2048, max_tokens=512)
+        fit(asked, words, ctx_size=2048, max_tokens=512)
     assert refused.value.message == (
         "the message with the system prompt has 3,002 tokens; the context holds 2,048, 512 of them for the answer"
     )
     assert refused.value.hint == "-c 3584 would hold it"
-    assert fit(asked, words, n_ctx=3584, max_tokens=512).dropped == 0
+    assert fit(asked, words, ctx_size=3584, max_tokens=512).dropped == 0
 
 
 @given(
@@ -102,16 +103,16 @@ def test_a_message_that_cannot_fit_is_named() -> None:
     st.integers(1, 60),
 )
 def test_no_turn_is_dropped_without_need(
-    lengths: list[tuple[int, int]], last: int, n_ctx: int, max_tokens: int
+    lengths: list[tuple[int, int]], last: int, ctx_size: int, max_tokens: int
 ) -> None:
     turns = tuple(Turn("u " * user, "a " * answer) for user, answer in lengths)
     asked = Conversation("s s s", turns).ask("u " * last)
-    most = n_ctx - room_for_answer(n_ctx, max_tokens)
+    most = ctx_size - room_for_answer(ctx_size, max_tokens)
     if 3 + last > most:
         with pytest.raises(UsageError, match=f" has {3 + last} tokens"):
-            fit(asked, words, n_ctx, max_tokens)
+            fit(asked, words, ctx_size, max_tokens)
         return
-    fitted = fit(asked, words, n_ctx, max_tokens)
+    fitted = fit(asked, words, ctx_size, max_tokens)
     assert words(fitted.conversation) <= most
     assert fitted.conversation == Conversation("s s s", asked.turns[fitted.dropped :])
     if fitted.dropped:
@@ -126,20 +127,20 @@ def test_a_long_past_costs_nothing() -> None:
         return counted[-1]
 
     asked = Conversation("be", tuple(Turn("u " * 10, "a " * 10) for _ in range(10_000))).ask("u")
-    fitted = fit(asked, count, n_ctx=1000, max_tokens=100)
+    fitted = fit(asked, count, ctx_size=1000, max_tokens=100)
     assert words(fitted.conversation) == 882
     assert fitted.dropped == 10_000 - 44
     assert sum(counted) < 10_000
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(4, 5000))
-def test_the_context_of_the_hint_holds_it(tokens: int, max_tokens: int, n_ctx: int) -> None:
+def test_the_context_of_the_hint_holds_it(tokens: int, max_tokens: int, ctx_size: int) -> None:
     asked = Conversation().ask("u " * tokens)
     try:
-        fit(asked, words, n_ctx, max_tokens)
+        fit(asked, words, ctx_size, max_tokens)
     except UsageError as refused:
         larger = int(refused.hint.split()[1])
-        assert larger > n_ctx
+        assert larger > ctx_size
         assert fit(asked, words, larger, max_tokens).dropped == 0
 
 

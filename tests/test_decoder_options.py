@@ -10,7 +10,7 @@ from ggufspec.cli import options
 from ggufspec.decoding.options import DRAFTERS, POLICIES, DecoderOptions, check_rule, is_lossy
 from ggufspec.decoding.planned import decoder_options
 from ggufspec.errors import UsageError
-from ggufspec.pairs.profile import Settings
+from ggufspec.models.profile import Settings
 
 
 def test_the_command_line_knows_every_drafter_and_policy() -> None:

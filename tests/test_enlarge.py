@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny_llama import PROMPTS, TINY, assert_same_text, decoder, write_tiny
 
-from ggufspec.pairs import fitting, grown
-from ggufspec.pairs.fitting import Shape
+from ggufspec.models import expansion_file as grown
+from ggufspec.models import expansion_layout as fitting
+from ggufspec.models.expansion_layout import Shape
 
 TEXTS = (
     "def main():\n",

@@ -8,12 +8,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from ggufspec.bench.evidence_device import LocalCard, Loopback, Meter, find_card, open_site, others
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware.gpus import Gpu, GpuProcess, Survey, gpus
 from ggufspec.llamacpp import installed
 from ggufspec.llamacpp.devices import Device
-from ggufspec.reports.evidence import Card
+from lab.evidence_device import LocalCard, Loopback, Meter, find_card, open_site, others
+from lab.evidence_documents import Card
 
 GIB = 2**30
 GPU = Gpu(0, "NVIDIA Test", "GPU-0", 24 * GIB, 23 * GIB, 300 << 20, "575.57")

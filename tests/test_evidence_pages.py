@@ -12,8 +12,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ggufspec.errors import GgufspecError
-from ggufspec.reports.document import Check, Difference, Spread
-from ggufspec.reports.evidence import (
+from ggufspec.schema.document import Check, Difference, Spread
+from lab.evidence_documents import (
     PARTS,
     Agreeing,
     BytesFound,
@@ -38,7 +38,7 @@ from ggufspec.reports.evidence import (
     read_part,
     to_text,
 )
-from ggufspec.reports.evidence_pages import BEGIN, END, index, summary, with_index
+from lab.evidence_pages import BEGIN, END, index, summary, with_index
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 2**20

@@ -11,22 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec import demo_pair
-from ggufspec.bench import evidence_bytes, evidence_ways, peers
-from ggufspec.bench.evidence_bytes import largest
-from ggufspec.bench.evidence_device import LocalCard
-from ggufspec.bench.evidence_lab import Lab
-from ggufspec.bench.evidence_models import SCALES, File, Shelf, Space, choose_scale, kept_bytes, lacking
-from ggufspec.bench.evidence_speed import predictions
-from ggufspec.bench.evidence_ways import ADAPTIVE, OWN_BEST, TARGET_ONLY, fixed, ways
 from ggufspec.errors import GgufspecError, WorkerError
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.grown import SHAPES, Model
-from ggufspec.pairs.header import interpret
+from ggufspec.models.expansion_file import SHAPES, Model
+from ggufspec.models.header import interpret
 from ggufspec.planning.calibration import from_catalogue
 from ggufspec.planning.speed import pass_s
-from ggufspec.reports.evidence import (
+from lab import evidence_bytes, evidence_ways, peers
+from lab.evidence_bytes import largest
+from lab.evidence_device import LocalCard
+from lab.evidence_documents import (
     BytesFound,
     Card,
     Part,
@@ -37,6 +33,10 @@ from ggufspec.reports.evidence import (
     WaysFound,
     WidthsFound,
 )
+from lab.evidence_lab import Lab
+from lab.evidence_models import SCALES, File, Shelf, Space, choose_scale, kept_bytes, lacking
+from lab.evidence_speed import predictions
+from lab.evidence_ways import ADAPTIVE, OWN_BEST, TARGET_ONLY, fixed, ways
 
 
 @given(st.integers(0, 90), st.integers(-1, 90), st.integers(-5, 100))
@@ -129,9 +129,9 @@ def test_ways_are_held_against_the_best_rivals_of_their_own_repetition() -> None
     assert pair.over_target_only.samples == (2.0, 2.0, 2.0)
     assert pair.over_peer.median == 1.25  # of the peer's best length
     assert (pair.acceptance_rate, pair.tokens_per_round) == (0.5, 2.0)
-    assert (pair.gpu_layers, pair.draft_gpu_layers, pair.layers) == (5, 4, 9)
+    assert (pair.gpu_layers, pair.gpu_layers_draft, pair.layers) == (5, 4, 9)
     assert alone.over_target_only is not None
-    assert (alone.over_target_only.median, alone.draft_gpu_layers, alone.acceptance_rate) == (0.5, None, None)
+    assert (alone.over_target_only.median, alone.gpu_layers_draft, alone.acceptance_rate) == (0.5, None, None)
     assert found[OWN_BEST].over_target_only is None  # the rival itself
     assert found[f"{peers.PROGRAM}, 4 drafted"].over_peer is None
 
@@ -252,7 +252,7 @@ def program(folder: Path, body: str) -> Path:
 
 
 def ask(path: Path) -> peers.Answer:
-    return peers.answer(path, Path("t"), Path("d"), "x", tokens=8, draft_max=4, threads=1, n_ctx=512)
+    return peers.answer(path, Path("t"), Path("d"), "x", tokens=8, draft_max=4, threads=1, ctx_size=512)
 
 
 def test_what_the_program_says_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ggufspec import demo_pair, load_profile
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.pairs import expanded, profile
+from ggufspec.models import expanded, profile
 
 SMALL = """
 name = "mine"

@@ -29,14 +29,14 @@ from ggufspec.planning.export import (
     ollama_modelfile,
 )
 
-CONTEXT = ContextOptions(n_ctx=4096, width=5, threads=8, type_k="q8_0", type_v="q8_0", flash_attention="on")
+CONTEXT = ContextOptions(ctx_size=4096, width=5, threads=8, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on")
 PAIR = Settings(
     target=ModelFile("/models/big one.gguf"),
     placement=Placement(45),
     context=CONTEXT,
     draft=ModelFile("/models/small.gguf"),
     draft_placement=Placement(-1),
-    draft_context=ContextOptions(n_ctx=4096, width=2, threads=8),
+    draft_context=ContextOptions(ctx_size=4096, width=2, threads=8),
     draft_max=3,
     blocks=80,
 )
@@ -97,7 +97,7 @@ def test_the_bench_has_its_own_grammar() -> None:
     with pytest.raises(UsageError, match="comma"):
         llama_bench(replace(PAIR, target=ModelFile("/models/a,b.gguf")))
     with pytest.raises(UsageError, match="f32"):
-        llama_bench(replace(PAIR, context=replace(CONTEXT, type_v="f32")))
+        llama_bench(replace(PAIR, context=replace(CONTEXT, cache_type_v="f32")))
 
 
 @pytest.mark.parametrize("program", [llama_server, llama_cli, llama_bench])
@@ -111,9 +111,9 @@ def test_all_layers_are_a_word_since_a_negative_number_is_auto() -> None:
     assert (flag(arguments, "-ngl"), flag(arguments, "-ngld")) == ("all", "0")
 
 
-@pytest.mark.parametrize("n_ctx", [2, 191, 192, 193, 448, 2048, 100_000])
-def test_cells_and_batch_are_those_of_our_own_context(n_ctx: int) -> None:
-    context = replace(CONTEXT, n_ctx=n_ctx)
+@pytest.mark.parametrize("ctx_size", [2, 191, 192, 193, 448, 2048, 100_000])
+def test_cells_and_batch_are_those_of_our_own_context(ctx_size: int) -> None:
+    context = replace(CONTEXT, ctx_size=ctx_size)
     params = context_params(load(), context)
     settings = replace(PAIR, context=context)
     assert settings.context.cells == -(-params.n_ctx // 256) * 256
@@ -209,7 +209,7 @@ def test_a_modelfile_cannot_say_everything() -> None:
     settings = replace(
         PAIR,
         placement=Placement(45, (3, 1), 12),
-        context=replace(CONTEXT, type_k="f16", flash_attention="off"),
+        context=replace(CONTEXT, cache_type_k="f16", flash_attn="off"),
         rpc=("a:1",),
     )
     for words in ("f16 and q8_0", "OLLAMA_FLASH_ATTENTION=0", "not by the plan's split", "experts of 12", "no RPC"):

@@ -10,8 +10,9 @@ import pytest
 from tiny_llama import TINY, write_tiny
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.pairs import fitting, grown
-from ggufspec.pairs.fitting import Shape
+from ggufspec.models import expansion_file as grown
+from ggufspec.models import expansion_layout as fitting
+from ggufspec.models.expansion_layout import Shape
 
 DEMO = Shape(width=320, layers=8, heads=5, kv_heads=1, ffn=896, vocab=4096, head_size=64)
 # 1792: three places of 512 in the residual stream and a block for the constant.

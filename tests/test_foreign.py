@@ -149,5 +149,5 @@ def test_a_result_has_no_counts_below_zero(place: tuple[str | int, ...], value: 
 
 def test_all_layers_on_the_card_is_said_with_minus_one() -> None:
     body = kept_results.as_json(kept_results.bench())
-    body["settings"] |= {"gpu_layers": -1, "draft_gpu_layers": -1}
+    body["settings"] |= {"gpu_layers": -1, "gpu_layers_draft": -1}
     assert parse(body)

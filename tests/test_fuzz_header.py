@@ -214,8 +214,8 @@ def tell(line: str) -> None:
 
 def child(count: int, skeletons: int, folder: Path) -> None:
     from ggufspec.llamacpp.library import load
-    from ggufspec.pairs.header import ModelHeader, interpret
-    from ggufspec.pairs.source import limit_memory
+    from ggufspec.models.header import ModelHeader, interpret
+    from ggufspec.models.source import limit_memory
 
     load()
     limit_memory()

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from processes import PATIENCE_S, Finished, _heed_signals, all_end, eventually, workers
 
-from ggufspec.bench import evidence
-from ggufspec.bench.evidence_bytes import bytes_tasks
-from ggufspec.bench.evidence_device import open_site
-from ggufspec.bench.evidence_lab import Lab
-from ggufspec.bench.evidence_models import SCALES, Shelf
-from ggufspec.reports.evidence import PARTS, Part, Run, read_part, read_run
+from lab import evidence
+from lab.evidence_bytes import bytes_tasks
+from lab.evidence_device import open_site
+from lab.evidence_documents import PARTS, Part, Run, read_part, read_run
+from lab.evidence_lab import Lab
+from lab.evidence_models import SCALES, Shelf
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_evidence"
@@ -122,7 +122,7 @@ def test_times_and_ways_are_those_that_were_asked_for(measured: tuple[Path, Fini
     assert drafted.over_target_only is not None
     assert drafted.over_target_only.median > 0
     assert 0 < drafted.acceptance_rate <= 1
-    assert drafted.draft_gpu_layers is not None
+    assert drafted.gpu_layers_draft is not None
     hopeless = next(way for way in parts["f"].ways if way.name == "speculative, 4 drafted")
     assert hopeless.acceptance_rate < 0.5 * drafted.acceptance_rate
 
@@ -270,7 +270,10 @@ import sys
 sys.argv, sys.dont_write_bytecode = ["gpu_evidence"], True
 from importlib.machinery import SourceFileLoader
 script = SourceFileLoader("gpu_evidence", {script!r}).load_module()
-from ggufspec.bench import evidence, session, rehearse, verify, classes
+from lab import evidence
+from ggufspec.chat import session
+from ggufspec.bench import classes, rehearse
+from ggufspec.verify import run as verify
 from ggufspec.llamacpp import serve
 absent = {{"rich", "typer", "huggingface_hub", "gguf", "tomlkit"}}
 print(sorted({{name.split(".")[0] for name in sys.modules}} & absent))

@@ -12,7 +12,7 @@ import gguf
 import pytest
 from tiny_llama import PROMPTS, assert_same_text, write_tiny
 
-from ggufspec.pairs import fitting
+from ggufspec.models import expansion_layout as fitting
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -20,7 +20,8 @@ from ggufspec.bench.prompts import PROMPTS
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp.gguf import Gguf, parse
 from ggufspec.llamacpp.quantize import quantize, to_numbers
-from ggufspec.pairs import grown, sparse
+from ggufspec.models import expansion_file as grown
+from ggufspec.models import sparse
 
 LONG = replace(grown.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
 
@@ -133,7 +134,7 @@ def test_a_padded_vocabulary_is_told_by_the_header(target: Path, draft: Path, tm
 
 
 def acceptance(target: Path, draft: Path) -> float:
-    options = DecoderOptions(n_ctx=512, threads=1, drafter="draft", draft_policy="fixed", draft_max=4)
+    options = DecoderOptions(ctx_size=512, threads=1, drafter="draft", draft_policy="fixed", draft_max=4)
     drafted = accepted = 0
     with SpeculativeDecoder(target, draft, options) as decoder:
         for prompt in PROMPTS[:6]:
@@ -226,7 +227,7 @@ MAKE = """
 import signal, sys
 from dataclasses import replace
 from pathlib import Path
-from ggufspec.pairs import grown
+from ggufspec.models import expansion_file as grown
 signal.signal(signal.SIGINT, signal.default_int_handler)
 shape = replace(grown.SHAPES["llama3-8b"], vocab=4096)
 grown.grow(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks")

@@ -19,7 +19,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.gguf import Gguf, Tensor
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader, block_of, interpret
+from ggufspec.models.header import ModelHeader, block_of, interpret
 from ggufspec.planning.memory import estimate
 
 LLAMA = {

@@ -43,7 +43,7 @@ def decoded(monkeypatch):
 
 
 def fixed(draft, draft_max=4, **more):
-    return DraftModel(draft, draft_policy="fixed", draft_max=draft_max, n_ctx=512, threads=1, **more)
+    return DraftModel(draft, draft_policy="fixed", draft_max=draft_max, ctx_size=512, threads=1, **more)
 
 
 def ids(*tokens):
@@ -112,7 +112,7 @@ def test_a_new_text_is_read_from_where_it_leaves_the_old_one(draft, said, decode
 def test_beyond_its_context_it_drafts_nothing(draft, said):
     prompt, answer = said
     text = [*prompt, *answer]
-    with DraftModel(draft, draft_policy="fixed", n_ctx=len(text) + 2, threads=1) as model:
+    with DraftModel(draft, draft_policy="fixed", ctx_size=len(text) + 2, threads=1) as model:
         assert model(ids(*text)).size == 3  # as far as its context goes
         empty = model(ids(*text, *range(10, 20)))
         assert (empty.dtype, empty.size) == (np.intc, 0)
@@ -143,7 +143,7 @@ def answered(model, said, batch_s, rounds):
 
 
 def test_the_first_rounds_tell_what_the_target_takes_alone(draft, said):
-    with DraftModel(draft, n_ctx=512, threads=1) as model:
+    with DraftModel(draft, ctx_size=512, threads=1) as model:
         lengths = answered(model, said, lambda width: 1.0, 6)
         assert lengths[:3] == [0, 0, 0]
         assert lengths[3] > 0
@@ -151,19 +151,19 @@ def test_the_first_rounds_tell_what_the_target_takes_alone(draft, said):
 
 
 def test_a_slow_target_is_drafted_for_as_far_as_it_goes(draft, said):
-    with DraftModel(draft, n_ctx=512, threads=1, draft_max=8) as model:
+    with DraftModel(draft, ctx_size=512, threads=1, draft_max=8) as model:
         lengths = answered(model, said, lambda width: 1.0 + width / 1000, 8)
         assert max(lengths) == 8
         assert [one.accepted for one in model.rounds] == lengths[:-1]
 
 
 def test_a_target_faster_than_its_draft_is_left_alone(draft, said):
-    with DraftModel(draft, n_ctx=512, threads=1) as model:
+    with DraftModel(draft, ctx_size=512, threads=1) as model:
         assert sum(answered(model, said, lambda width: width * 1e-7, 20)) == 0
 
 
 def test_a_reader_who_pauses_is_not_a_slow_target(draft, said):
-    with DraftModel(draft, n_ctx=512, threads=1, draft_max=4) as model:
+    with DraftModel(draft, ctx_size=512, threads=1, draft_max=4) as model:
         answered(model, said, lambda width: 0.1, 6)
         before = model._target.seconds(1)
         model._clock.now += 3600
@@ -176,7 +176,7 @@ def test_the_lookup_drafts_too(draft):
     """A text that says the same again, in words that the draft does not expect."""
     odd = [901, 77, 1205, 640, 333, 1508, 92]
     whole, length = odd * 40, len(odd) * 4
-    with DraftModel(draft, lookup=True, n_ctx=512, threads=1) as model:
+    with DraftModel(draft, lookup=True, ctx_size=512, threads=1) as model:
         assert model.drafters == ("draft", "lookup")
         clock = model._clock = Clock()
         for _ in range(8):
@@ -254,9 +254,9 @@ def test_a_target_given_as_a_file_is_compared_at_once(draft, target, other_token
         {"draft_max": 1000},
         {"draft_max": 0},
         {"draft_policy": "bold"},
-        {"flash_attention": "maybe"},
+        {"flash_attn": "maybe"},
         {"threads": -1},
-        {"n_ctx": 1},
+        {"ctx_size": 1},
     ],
 )
 def test_options_out_of_range(draft, wrong):
@@ -295,6 +295,6 @@ def test_the_door_hands_on_what_decoding_has():
 
 
 def test_a_draft_of_another_capacity_keeps_its_own(draft):
-    with DraftModel(draft, n_ctx=300, threads=1) as model:
-        assert model.options == replace(model.options, n_ctx=300, drafter="draft", draft_max=15)
+    with DraftModel(draft, ctx_size=300, threads=1) as model:
+        assert model.options == replace(model.options, ctx_size=300, drafter="draft", draft_max=15)
         assert model._context.capacity == 300

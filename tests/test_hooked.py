@@ -15,11 +15,11 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
-from ggufspec.pairs.profile import Pair
+from ggufspec.models.profile import Pair
 from ggufspec.reports import tables
-from ggufspec.reports.document import SpeculativeRun, to_json
 from ggufspec.reports.page import render
 from ggufspec.reports.reading import parse
+from ggufspec.schema.document import SpeculativeRun, to_json
 
 RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_hook"]
 
@@ -33,7 +33,7 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
         ({"accept": "top-k:3"}, "--accept top-k:3 is ours"),
         ({"strict": True}, "--strict"),
         ({"lookup_corpus": Path("corpus.txt")}, "corpus"),
-        ({"cpu_experts": 4}, "--n-cpu-moe"),
+        ({"n_cpu_moe": 4}, "--n-cpu-moe"),
     ],
 )
 def test_what_the_hook_cannot_do_is_refused(options, message):
@@ -44,7 +44,8 @@ def test_what_the_hook_cannot_do_is_refused(options, message):
 
 def test_what_it_can_do_is_not():
     hooked.check(
-        DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, type_k="q8_0", gpu_layers=9), Sampling()
+        DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, cache_type_k="q8_0", gpu_layers=9),
+        Sampling(),
     )
 
 

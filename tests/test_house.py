@@ -11,17 +11,38 @@ import pytest
 import ggufspec
 
 ROOT = Path(ggufspec.__file__).parent
-ROOMS = ("cli", "bench", "decoding", "planning", "pairs", "llamacpp", "reports", "hardware")  # top to bottom
-GROUND = ("errors", "foreign", "interrupts", "plain", "worker")  # below all of them, with the package itself
+ROOMS = (  # top to bottom
+    "cli",
+    "chat",
+    "reports",
+    "tune",
+    "verify",
+    "bench",
+    "decoding",
+    "planning",
+    "models",
+    "llamacpp",
+    "hardware",
+    "schema",
+)
+GROUND = (
+    "display",
+    "errors",
+    "files",
+    "foreign",
+    "interrupts",
+    "plain",
+    "worker",
+)  # below all of them, with the package itself
 DOORS = ("hook.py",)  # above all of them: public modules that hand on what a room has, and that no room knows
 IMPORTERS = {
     "llama_cpp": "llamacpp/",
     "pynvml": "hardware/gpus.py",
-    "huggingface_hub": "pairs/hub.py",
-    "httpx2": "pairs/hub.py",
+    "huggingface_hub": "models/hub.py",
+    "httpx2": "models/hub.py",
     "psutil": "hardware/host.py",
     "vl_convert": "reports/charts.py",
-    "prompt_toolkit": "cli/chat_console.py",
+    "prompt_toolkit": "chat/console.py",
     "filelock": "bench/journal.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
@@ -97,16 +118,15 @@ def world(path, source):
 READERS = {
     "foreign.py",
     "worker.py",  # a child's messages
-    "bench/evidence_device.py",  # the same
-    "bench/selfcheck.py",  # its own package
+    "verify/selfcheck.py",  # its own package
     "cli/given.py",  # documents of this process
     "cli/report.py",  # the same
     "hardware/host.py",  # the system's
     "hardware/prebuilt.py",  # the same
-    "pairs/expanded.py",  # a model
-    "pairs/profile.py",  # TOML that foreign.check_toml has seen
-    "pairs/source.py",  # the system's
-    "pairs/template.py",  # the same
+    "models/expanded.py",  # a model
+    "models/profile.py",  # TOML that foreign.check_toml has seen
+    "models/source.py",  # the system's
+    "chat/template.py",  # the same
     "llamacpp/model.py",  # the same
 }
 
@@ -193,10 +213,10 @@ def test_the_package_loads_its_rooms_when_they_are_asked():
     [
         (direction, "hardware/host.py", "import ggufspec.reports.tables"),
         (direction, "hardware/host.py", "from ggufspec.reports import tables"),
-        (direction, "reports/tables.py", "from ggufspec import bench"),
-        (direction, "reports/tables.py", "from ..bench import stats"),
+        (direction, "bench/stats.py", "from ggufspec import reports"),
+        (direction, "bench/stats.py", "from ..reports import tables"),
         (direction, "reports/tables.py", "from .. import cli"),
-        (direction, "llamacpp/model.py", "from ggufspec.pairs.compat import Vocabulary"),
+        (direction, "llamacpp/model.py", "from ggufspec.models.compat import Vocabulary"),
         (direction, "decoding/loop.py", "def f():\n    from ggufspec.bench import stats"),
         (direction, "decoding/loop.py", "if TYPE_CHECKING:\n    from ggufspec.cli import console"),
         (direction, "decoding/loop.py", "from ggufspec.attic import things"),
@@ -211,7 +231,7 @@ def test_the_package_loads_its_rooms_when_they_are_asked():
         (strangers, "decoding/loop.py", "import llama_cpp.llama_cpp as library"),
         (strangers, "hardware/host.py", "from pynvml import nvmlInit"),
         (strangers, "hardware/gpus.py", "import psutil"),
-        (strangers, "pairs/profile.py", "def f():\n    from huggingface_hub import hf_hub_download"),
+        (strangers, "models/profile.py", "def f():\n    from huggingface_hub import hf_hub_download"),
         (world, "decoding/loop.py", "print('x')"),
         (world, "decoding/loop.py", "def f():\n    sys.exit(1)"),
         (world, "decoding/loop.py", "home = os.environ['HOME']"),

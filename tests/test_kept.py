@@ -13,10 +13,10 @@ from ggufspec.decoding.kept import Kept, Machine, keep, key, known_or_measured, 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 HERE = Machine("0.3.36", "AMD Ryzen 5 5600", ("CUDA0 NVIDIA GeForce RTX 3060",), "580.65")
-OPTIONS = ContextOptions(n_ctx=2048, width=16, threads=6)
+OPTIONS = ContextOptions(ctx_size=2048, width=16, threads=6)
 POINTS = {1: 0.02, 2: 0.03, 4: 0.035, 8: 0.05, 16: 0.1}
 
 
@@ -89,9 +89,9 @@ def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
         {"placement": Placement(21)},
         {"placement": Placement(20, (0.5, 0.5))},
         {"threads": 5},
-        {"type_k": "q8_0"},
-        {"type_v": "q8_0"},
-        {"flash_attention": "on"},
+        {"cache_type_k": "q8_0"},
+        {"cache_type_v": "q8_0"},
+        {"flash_attn": "on"},
         {"limit": 8},
         {"outputs": 1},
         {"strict": True},

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from properties import examples
 from rich.console import Console
 
-from ggufspec.reports import markdown
-from ggufspec.reports.markdown import Block, ansi, cells, cut_code, needs_space, rendered, split
-from ggufspec.reports.visible import visible
+from ggufspec.chat import markdown
+from ggufspec.chat.markdown import Block, ansi, cells, cut_code, needs_space, rendered, split
+from ggufspec.display import visible
 
 PIECES = (
     "# Title ",

@@ -13,7 +13,7 @@ from evidence.memory_formula import COLUMNS, PARTS, Case, answers, card_names, c
 from shapes import SHAPES, write
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.allocator import Graph
 from ggufspec.planning.memory import _FOLLOWED, HOST, Bytes, estimate
 
@@ -44,7 +44,7 @@ CASES = [
     *(Case(m, Placement(0), context(100, 64, "f16", "auto")) for m in ONE_OF_EACH),
     *(Case("tiny-swa", Placement(g), context(9000, 9, "f16", "on", swa_full=False)) for g in (0, 1, 4, 8)),
     *(Case("tiny-llama", Placement(3), ContextOptions(600, 9, 1, kv, kv, "on")) for kv in KV_TYPES if kv != "bf16"),
-    *(Case("tiny-moe", Placement(g, cpu_experts=e), context(600, 9, "f16", "on")) for g in (3, 5) for e in (1, 4)),
+    *(Case("tiny-moe", Placement(g, n_cpu_moe=e), context(600, 9, "f16", "on")) for g in (3, 5) for e in (1, 4)),
     *(Case("tiny-hybrid", Placement(g), context(1000, 9, "f16", "auto")) for g in range(6)),
     *(Case(m, Placement(g, s), context(600, 9, "f16", "on"), cards=2) for m in ("tiny-tied", "tiny-mla")
       for g in (2, 5) for s in ((1.0, 1.0), (3.0, 1.0), (0.0, 1.0))),
@@ -91,14 +91,14 @@ def test_record_is_what_the_formula_says_today(headers: dict[str, ModelHeader]) 
     for line in record["rows"][::7]:
         row = dict(zip(COLUMNS, line.split(","), strict=True))
         split = tuple(map(float, filter(None, row["split"].split("/"))))
-        placement = Placement(int(row["gpu_layers"]), split, int(row["cpu_experts"]))
+        placement = Placement(int(row["gpu_layers"]), split, int(row["n_cpu_moe"]))
         options = ContextOptions(
-            int(row["n_ctx"]),
+            int(row["ctx_size"]),
             int(row["width"]),
             1,
-            row["type_k"],
-            row["type_v"],
-            row["flash_attention"],
+            row["cache_type_k"],
+            row["cache_type_v"],
+            row["flash_attn"],
             swa_full=row["swa_full"] == "True",
         )
         found = estimate(headers[row["model"]], placement, options, card_names(int(row["cards"])))[row["device"]]
@@ -122,7 +122,7 @@ def test_real_load_is_the_dry_run(folder: Path, headers: dict[str, ModelHeader])
 
 def test_thousands_of_placements_take_a_moment(headers: dict[str, ModelHeader]) -> None:
     header = headers["llama3-70b-q3_k_s"]
-    options = [ContextOptions(n_ctx, 9, 1) for n_ctx in range(1024, 9216, 1024)]
+    options = [ContextOptions(ctx_size, 9, 1) for ctx_size in range(1024, 9216, 1024)]
     estimate(header, Placement(1), options[0], ("card",))
     began = time.process_time()
     count = 0

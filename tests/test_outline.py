@@ -8,8 +8,8 @@ import pytest
 import shapes
 
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.pairs.profile import ModelSource, load_profile
-from ggufspec.pairs.source import read_headers
+from ggufspec.models.profile import ModelSource, load_profile
+from ggufspec.models.source import read_headers
 from ggufspec.planning import outline
 from ggufspec.planning.outline import Fit, Outline, Part, fit, of_outline
 
@@ -28,7 +28,7 @@ def sizes(model: ModelSource | None) -> Outline:
 @pytest.mark.parametrize(("gib", "least", "most"), [(12, 10, 30), (24, 35, 60), (32, 60, 81)])
 def test_a_profile_s_sizes_say_what_its_headers_say(tmp_path: Path, gib: int, least: int, most: int) -> None:
     """Llama-3-70B beside the 8B on a card, within three layers of 81."""
-    profile, options = load_profile("llama3-70b"), DecoderOptions(n_ctx=2048)
+    profile, options = load_profile("llama3-70b"), DecoderOptions(ctx_size=2048)
     contexts = options.context(with_draft=True), options.draft_context()
     glance = [
         of_outline(sizes(model), context)
@@ -74,9 +74,9 @@ def test_what_fits(draft: Part | None, cards: int | None, memory: int, expected:
 
 
 def test_a_smaller_cache_takes_less() -> None:
-    options = DecoderOptions(n_ctx=4096 - 64)
+    options = DecoderOptions(ctx_size=4096 - 64)
     whole = of_outline(Outline(10_000, 10, 1024), options.context(with_draft=False))
     half = of_outline(
-        Outline(10_000, 10, 1024), DecoderOptions(n_ctx=4096 - 64, type_k="q8_0").context(with_draft=False)
+        Outline(10_000, 10, 1024), DecoderOptions(ctx_size=4096 - 64, cache_type_k="q8_0").context(with_draft=False)
     )
     assert whole.on_cards(10) - whole.on_cards(0) == half.on_cards(10) - half.on_cards(0) + 1024 * 4096 * 15 // 64

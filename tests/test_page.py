@@ -15,9 +15,9 @@ from pages import Elements
 
 from ggufspec.errors import GgufspecError
 from ggufspec.reports import charts, compare, figures, figures_compare, plots, report, sections, sweep
-from ggufspec.reports.document import Failure, Spread, SweepDocument
 from ggufspec.reports.page import render
 from ggufspec.reports.reading import KNOWN, parse, read
+from ggufspec.schema.document import Failure, Spread, SweepDocument
 
 DOCUMENTS = {
     "bench": kept_results.bench,
@@ -351,7 +351,7 @@ def test_what_may_change_the_text_is_a_warning():
 
 
 def test_what_a_tuning_searched_is_no_condition_of_it():
-    document = kept_results.tune(settings={"n_ctx": 4096, "threads": 8, "type_k": "f16", "budget_s": 600})
+    document = kept_results.tune(settings={"ctx_size": 4096, "threads": 8, "cache_type_k": "f16", "budget_s": 600})
     facts = dict(sections.section(document).facts)
     assert (facts["Context"], facts["K cache"], facts["Budget, seconds"]) == ("4,096", "f16", "600")
     assert "Threads" not in facts  # 7 and 8 were tried
@@ -391,14 +391,14 @@ def test_a_swept_number_is_an_axis_and_a_swept_name_is_not():
     lengths = of(kept_results.sweep())["length"]
     assert [mark.x for mark in lengths.marks if mark.series == "speculative"] == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert lengths.scale == "log"
-    assert [mark.x for mark in of(kept_results.sweep("type_k"))["option"].marks][:2] == ["f16", "f16"]
+    assert [mark.x for mark in of(kept_results.sweep("cache_type_k"))["option"].marks][:2] == ["f16", "f16"]
     layers = of(kept_results.sweep("gpu_layers"))["layers"]
     assert layers.scale == "linear"
     assert [mark.kind for mark in layers.marks].count("failed") == 1
 
 
 def test_a_sweep_without_a_draft_has_no_acceptance():
-    document = kept_results.sweep("type_k")
+    document = kept_results.sweep("cache_type_k")
     alone = tuple(replace(point, speculative=None, speedup=None) for point in document.points)
     bare: SweepDocument = replace(document, points=alone)
     assert "acceptance" not in of(bare)

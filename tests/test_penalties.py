@@ -28,9 +28,11 @@ def penalised(row: Logits, text: Sequence[int], sampling: Sampling) -> Logits:
     return row
 
 
-def by_llama(row: Logits, text: Sequence[int], sampling: Sampling, n_ctx: int = 4096) -> Logits:
+def by_llama(row: Logits, text: Sequence[int], sampling: Sampling, ctx_size: int = 4096) -> Logits:
     """The same by llama.cpp's own sampler."""
-    last = n_ctx if sampling.repeat_last_n == -1 else sampling.repeat_last_n  # common/sampling.cpp, common_sampler_init
+    last = (
+        ctx_size if sampling.repeat_last_n == -1 else sampling.repeat_last_n
+    )  # common/sampling.cpp, common_sampler_init
     sampler = llama_cpp.llama_sampler_init_penalties(
         row.size, last, sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty
     )

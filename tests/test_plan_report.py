@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ggufspec.display import of_memory
 from ggufspec.reports import plan as report
-from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
-from ggufspec.reports.sizes import of_memory
+from ggufspec.schema.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 GIB = 2**30
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.pairs import hub, profile
-from ggufspec.pairs.profile import demo_pair, find, known_profiles, load_profile, resolve
-from ggufspec.reports.files import file_name
+from ggufspec.files import file_name
+from ggufspec.models import hub, profile
+from ggufspec.models.profile import demo_pair, find, known_profiles, load_profile, resolve
 
 GOOD = """
 name = "mine"
@@ -23,7 +23,7 @@ file = "sub/draft.gguf"
 gpu_layers = -1
 
 [settings]
-n_ctx = 512
+ctx_size = 512
 """
 REMOTE = """
 name = "far"
@@ -82,7 +82,7 @@ def test_a_good_profile(load):
     mine = load(GOOD)
     assert (mine.name, mine.target.file, mine.target.repo) == ("mine", "target.gguf", None)
     assert (mine.draft.file, mine.draft.gpu_layers) == ("sub/draft.gguf", -1)
-    assert (mine.settings.n_ctx, mine.settings.draft_max) == (512, None)
+    assert (mine.settings.ctx_size, mine.settings.draft_max) == (512, None)
 
 
 def test_a_draft_and_settings_may_be_left_out(load):
@@ -99,7 +99,7 @@ def test_a_draft_and_settings_may_be_left_out(load):
         ("[settings]", "[setings]", "setings", "settings"),
         ("gpu_layers", "gpu_layer", "draft.gpu_layer", "gpu_layers"),
         ('file = "target.gguf"', 'file = "target.gguf"\nrevison = "main"', "target.revison", "revision"),
-        ("n_ctx = 512", "n_ctx = 512\ndraftmax = 3", "settings.draftmax", "draft_max"),
+        ("ctx_size = 512", "ctx_size = 512\ndraftmax = 3", "settings.draftmax", "draft_max"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(load, old, new, key, nearest):
@@ -109,11 +109,11 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(load, old, new, key,
 
 
 def test_an_unknown_key_with_no_near_one_gets_all_of_its_table(load):
-    error = refused(load, GOOD.replace("n_ctx = 512", "zzz = 1"))
+    error = refused(load, GOOD.replace("ctx_size = 512", "zzz = 1"))
     assert "unknown key 'settings.zzz'" in error.message
     assert (
-        error.hint == "known keys: n_ctx, draft_max, type_k, type_v, flash_attention, acceptance, "
-        "threads, drafter, draft_policy, cpu_experts, micro_batch"
+        error.hint == "known keys: ctx_size, draft_max, cache_type_k, cache_type_v, flash_attn, acceptance, "
+        "threads, drafter, draft_policy, n_cpu_moe, ubatch_size"
     )
 
 
@@ -134,14 +134,14 @@ def test_a_missing_table_is_named(load):
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
-        ("n_ctx = 512", 'n_ctx = "512"', "settings.n_ctx"),
-        ("n_ctx = 512", "n_ctx = 512.0", "settings.n_ctx"),
-        ("n_ctx = 512", "n_ctx = true", "settings.n_ctx"),
-        ("n_ctx = 512", "n_ctx = 1", "settings.n_ctx"),
-        ("n_ctx = 512", "draft_max = 0", "settings.draft_max"),
+        ("ctx_size = 512", 'ctx_size = "512"', "settings.ctx_size"),
+        ("ctx_size = 512", "ctx_size = 512.0", "settings.ctx_size"),
+        ("ctx_size = 512", "ctx_size = true", "settings.ctx_size"),
+        ("ctx_size = 512", "ctx_size = 1", "settings.ctx_size"),
+        ("ctx_size = 512", "draft_max = 0", "settings.draft_max"),
         ('name = "mine"', "name = 1", "name"),
         ("gpu_layers = -1", 'gpu_layers = "all"', "draft.gpu_layers"),
-        ("[settings]\nn_ctx = 512", "", "draft"),
+        ("[settings]\nctx_size = 512", "", "draft"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named(load, old, new, key):
@@ -154,17 +154,17 @@ def test_a_value_of_the_wrong_kind_is_named(load, old, new, key):
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("n_ctx = 512", 'n_ctx = "512"', "14: settings.n_ctx: "),
+        ("ctx_size = 512", 'ctx_size = "512"', "14: settings.ctx_size: "),
         ('why = "a test"', "why = 1", "3: why: "),
         ("gpu_layers = -1", '"gpu_layers" = "all"', "11: draft.gpu_layers: "),
-        ("n_ctx = 512", "# n_ctx = 1\nn_ctx = 1", "15: settings.n_ctx: "),
-        ("[settings]\nn_ctx = 512", "settings.n_ctx = 1", "13: unknown key 'draft.settings'"),
+        ("ctx_size = 512", "# ctx_size = 1\nctx_size = 1", "15: settings.ctx_size: "),
+        ("[settings]\nctx_size = 512", "settings.ctx_size = 1", "13: unknown key 'draft.settings'"),
         (
             '[target]\nfile = "target.gguf"',
             'target = {file = "target.gguf", gpu_layers = "x"}',
             "6: target.gpu_layers: ",
         ),
-        ("n_ctx = 512", "n_ctx = 512\nzzz = 1", "15: unknown key 'settings.zzz'"),
+        ("ctx_size = 512", "ctx_size = 512\nzzz = 1", "15: unknown key 'settings.zzz'"),
         ('file = "sub/draft.gguf"', "", "9: key 'draft.file' is missing"),
     ],
 )
@@ -221,14 +221,14 @@ def test_local_files_are_found_beside_the_profile(load, tmp_path):
         (tmp_path / name).touch()
     pair = resolve(load(GOOD))
     assert (pair.target, pair.draft) == (tmp_path / "target.gguf", tmp_path / "sub/draft.gguf")
-    assert (pair.target_gpu_layers, pair.draft_gpu_layers, pair.settings.n_ctx) == (None, -1, 512)
+    assert (pair.target_gpu_layers, pair.gpu_layers_draft, pair.settings.ctx_size) == (None, -1, 512)
     assert pair.describe() == {"name": "mine", "target": str(pair.target), "draft": str(pair.draft)}
 
 
 def test_a_target_alone_is_a_pair_too(load, tmp_path):
     (tmp_path / "target.gguf").touch()
     pair = resolve(load(GOOD.split("[draft]")[0]))
-    assert (pair.draft, pair.draft_gpu_layers, pair.describe()["draft"]) == (None, None, None)
+    assert (pair.draft, pair.gpu_layers_draft, pair.describe()["draft"]) == (None, None, None)
 
 
 def test_a_local_file_that_is_not_there_is_named(load, tmp_path):

@@ -15,7 +15,7 @@ from server import COMMIT, serving
 
 from ggufspec.cli import planned
 from ggufspec.cli.app import main
-from ggufspec.pairs.profile import bundled_folder
+from ggufspec.models.profile import bundled_folder
 from ggufspec.planning.survey import Site
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
@@ -204,14 +204,14 @@ def test_a_profile_of_the_hub(cli: Cli, online: dict[str, str]) -> None:
     assert written["target"] == {"repo": "user/big-GGUF", "file": "big-Q4_K_M.gguf"} | outline
     assert written["draft"] == {"repo": "user/small-GGUF", "file": "small-Q8_0.gguf"} | outline
     assert (written["name"], written["why"]) == ("my-pair", 'to "try"')
-    assert written["settings"] == {"n_ctx": 512, "draft_max": 3}
+    assert written["settings"] == {"ctx_size": 512, "draft_max": 3}
     assert "user/big-GGUF" in written["source"]
 
     again = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, **online)
     assert again.code == 2
     assert "--force" in again.stderr
     forced = cli("profiles", "new", "my-pair", "-hf", TARGET, "-hfd", DRAFT, "--force", "--json", **online)
-    assert forced.document()["profile"]["settings"]["n_ctx"] is None
+    assert forced.document()["profile"]["settings"]["ctx_size"] is None
     assert forced.document()["compatible"] == "yes"
 
     rows = {row["name"]: row for row in cli("profiles", "list", "--json").document()["profiles"]}
@@ -390,7 +390,7 @@ def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> 
             "token 5 is 'text 5' to the target and 'word 5' to the draft; 4,091 tokens differ",
         ),
         "typo": (GOOD.replace("why =", "whi ="), "typo.toml:3: unknown key 'whi'"),
-        "wrong": (GOOD + '[settings]\nn_ctx = "big"\n', "wrong.toml:12: settings.n_ctx: "),
+        "wrong": (GOOD + '[settings]\nctx_size = "big"\n', "wrong.toml:12: settings.ctx_size: "),
         "lost": (GOOD.replace('repo = "user/big-GGUF"\nfile = "big-Q4_K_M.gguf"', 'file = "no.gguf"'), "is not there"),
     }
     for name, (text, _) in broken.items():

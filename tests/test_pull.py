@@ -23,9 +23,9 @@ from server import COMMIT, Served, Server, digest, git_digest, serving
 
 from ggufspec.cli.app import main
 from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.pairs import download, files, hub
-from ggufspec.pairs.hub import HubFile
-from ggufspec.pairs.ranges import RemoteFile
+from ggufspec.models import download, files, hub
+from ggufspec.models.hub import HubFile
+from ggufspec.models.ranges import RemoteFile
 
 NEWER = "beefed" * 6 + "4567"
 BIG, SMALL = "user/big-GGUF", "user/small-GGUF"

@@ -116,7 +116,7 @@ def test_a_real_model_against_itself_and_another(read, target, draft):
 def test_perplexity_is_that_of_the_text_read_one_token_at_a_time(read, target):
     (found,) = read(target, passages=(PASSAGES[6],))
     with Model(target) as model:
-        context = Context(model, ContextOptions(n_ctx=512, width=2, threads=1))
+        context = Context(model, ContextOptions(ctx_size=512, width=2, threads=1))
         tokens = model.tokenize(PASSAGES[6])
         total = 0.0
         for here, following in pairwise(tokens):

@@ -20,8 +20,8 @@ from server import serving
 from ggufspec.bench import rehearsal, rehearse
 from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs import standin
-from ggufspec.pairs.source import read_headers
+from ggufspec.models import dummy_weights as standin
+from ggufspec.models.source import read_headers
 from ggufspec.planning import rehearsed
 from ggufspec.planning.calibration import from_catalogue
 from ggufspec.planning.memory import HOST

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from ggufspec.errors import GgufspecError
+from ggufspec.files import check_writable, write_whole
 from ggufspec.reports import tables
-from ggufspec.reports.document import (
+from ggufspec.schema.document import (
     BenchDocument,
     Divergence,
     ErrorDocument,
@@ -24,7 +25,6 @@ from ggufspec.reports.document import (
     Verdict,
     to_json,
 )
-from ggufspec.reports.files import check_writable, write_whole
 
 MODES = ("target_only", "draft_only", "speculative")
 ALONE = Run(
@@ -48,7 +48,7 @@ PAIR = SpeculativeRun(
     peak_rss_bytes=2000,
     vram_bytes=700,
     load_s=2.5,
-    draft_gpu_layers=33,
+    gpu_layers_draft=33,
     draft_layers=32,
     acceptance_rate=0.625,
     tokens_per_round=2.5,
@@ -144,7 +144,7 @@ def test_nothing_drafted_is_not_nothing_accepted():
 
 
 def test_a_lookup_has_no_layers():
-    lookup = replace(PAIR, draft_gpu_layers=0, draft_layers=0)
+    lookup = replace(PAIR, gpu_layers_draft=0, draft_layers=0)
     assert tables.rows(document(runs={"speculative": lookup}))[0][1] == "45/81"
 
 
@@ -214,7 +214,7 @@ def test_the_terminal_shows_all_but_the_positions_in_80_columns(bench):
 
 
 def test_where_there_is_no_gpu_the_terminal_shows_no_layers():
-    runs = {"target_only": replace(ALONE, gpu_layers=0), "speculative": replace(PAIR, gpu_layers=0, draft_gpu_layers=0)}
+    runs = {"target_only": replace(ALONE, gpu_layers=0), "speculative": replace(PAIR, gpu_layers=0, gpu_layers_draft=0)}
     bench, out = document(runs=runs), Console(file=io.StringIO(), width=80)
     out.print(tables.terminal(bench))
     shown = out.file.getvalue()

@@ -40,7 +40,7 @@ from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import AGAIN_MAX, ContextOptions
 from ggufspec.llamacpp.rewind import way_back
-from ggufspec.pairs.architecture import kind_of_state
+from ggufspec.models.architecture import kind_of_state
 
 VOCABULARY = 1024
 REWIND = 7
@@ -101,8 +101,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Model
         model.close()
 
 
-def context(model: Model, by: str = "auto", *, rewind: int = REWIND, n_ctx: int = 512, **more: Any) -> Context:
-    return Context(model, ContextOptions(n_ctx, 16, 1, rewind=rewind, rewind_by=by, **more))
+def context(model: Model, by: str = "auto", *, rewind: int = REWIND, ctx_size: int = 512, **more: Any) -> Context:
+    return Context(model, ContextOptions(ctx_size, 16, 1, rewind=rewind, rewind_by=by, **more))
 
 
 def some(count: int, seed: int) -> list[int]:

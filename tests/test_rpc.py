@@ -43,18 +43,18 @@ def test_layers_go_to_the_worker(cli: Cli, worker: tuple[str, subprocess.Popen[b
     done = cli("run", *FLAGS, "--rpc", worker[0], "--json")
     assert (done.code, done.stderr) == (0, "")
     statistics = done.document()["statistics"]
-    assert (statistics["gpu_layers"], statistics["draft_gpu_layers"]) == (4, 0)
+    assert (statistics["gpu_layers"], statistics["gpu_layers_draft"]) == (4, 0)
     assert statistics["tokens"] == 16
 
 
 def test_more_layers_than_there_are_are_all(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
     flags = ("-n", "4", "-ngl", "99", "-ngld", "99", "-ub", "32", "--rpc", worker[0], "--json")
     statistics = cli("run", "-p", "def f(", *flags).document()["statistics"]
-    assert (statistics["gpu_layers"], statistics["draft_gpu_layers"]) == (9, 3)
+    assert (statistics["gpu_layers"], statistics["gpu_layers_draft"]) == (9, 3)
     bench = cli("bench", "demo", "-p", "def f(", *flags, "-r", "1").document()
     run = bench["runs"]["speculative"]
-    assert (run["gpu_layers"], run["draft_gpu_layers"]) == (9, 3)
-    assert bench["settings"]["micro_batch"] == 32
+    assert (run["gpu_layers"], run["gpu_layers_draft"]) == (9, 3)
+    assert bench["settings"]["ubatch_size"] == 32
 
 
 TIMED = """
@@ -63,7 +63,7 @@ from ggufspec import DecoderOptions, SpeculativeDecoder, demo_pair
 from ggufspec.llamacpp.devices import add_rpc_worker
 
 add_rpc_worker(sys.argv[1])
-with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(n_ctx=1024, gpu_layers=-1, threads=1)) as decoder:
+with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(ctx_size=1024, gpu_layers=-1, threads=1)) as decoder:
     rounds = []
     for _ in range(2):
         rounds.clear()
@@ -159,6 +159,6 @@ def test_the_plan_places_a_run_by_itself(cli: Cli, worker: tuple[str, subprocess
     pair = plan["options"]["speculative"]
     statistics = cli("run", *FLAGS[:4], *flags).document()["statistics"]
     assert statistics["gpu_layers"] == pair["target"]["gpu_layers"] > 0
-    assert statistics["draft_gpu_layers"] == pair["draft"]["gpu_layers"]
+    assert statistics["gpu_layers_draft"] == pair["draft"]["gpu_layers"]
     full = cli("run", *FLAGS[:4], "--headroom", "100TiB", *flags).document()["statistics"]
-    assert (full["gpu_layers"], full["draft_gpu_layers"]) == (0, 0)  # a card without room is left alone
+    assert (full["gpu_layers"], full["gpu_layers_draft"]) == (0, 0)  # a card without room is left alone

@@ -16,7 +16,7 @@ from ggufspec.decoding.placing import Layers, placed, question
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
-from ggufspec.pairs.header import interpret
+from ggufspec.models.header import interpret
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.search import make_plan, sweep
@@ -51,7 +51,7 @@ def machine(*gib, host=40e9, card=800e9, headroom=0, overhead=0):
 
 
 def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=0.7, options=None, **more):
-    options = options or DecoderOptions(n_ctx=4096, threads=4)
+    options = options or DecoderOptions(ctx_size=4096, threads=4)
     return question(model(target), model(draft) if draft else None, options, acceptance, **more)
 
 
@@ -157,25 +157,25 @@ def test_more_layers_than_there_are_are_all_of_them(model):
 
 def test_what_is_absurd_is_wrong_usage(model):
     with pytest.raises(UsageError, match="no experts"):
-        ask(model, layers=Layers(cpu_experts=3))
+        ask(model, layers=Layers(n_cpu_moe=3))
     with pytest.raises(UsageError, match="no share"):
         ask(model, acceptance=1.5)
 
 
 def test_a_smaller_cache_is_chosen_only_where_it_is_allowed_and_faster(model):
     here = machine(24)
-    options = DecoderOptions(n_ctx=32768, threads=4)
+    options = DecoderOptions(ctx_size=32768, threads=4)
     plain = make_plan(ask(model, options=options), here)
     allowed = make_plan(ask(model, options=options, kv_types=(("q8_0", "q8_0"),)), here)
-    assert plain.pair.context.type_k == "f16"
-    assert (allowed.pair.context.type_k, allowed.pair.context.type_v) == ("q8_0", "q8_0")
+    assert plain.pair.context.cache_type_k == "f16"
+    assert (allowed.pair.context.cache_type_k, allowed.pair.context.cache_type_v) == ("q8_0", "q8_0")
     assert allowed.pair.target.gpu_layers > plain.pair.target.gpu_layers
-    assert placed(options, allowed.pair).type_v == "q8_0"
+    assert placed(options, allowed.pair).cache_type_v == "q8_0"
 
 
 def test_experts_go_to_the_cpu_before_attention_does(model):
     plan = make_plan(ask(model, target="qwen3moe-30b-a3b", draft=None), machine(8))
-    assert plan.alone.target.cpu_experts > 0
+    assert plan.alone.target.n_cpu_moe > 0
     assert plan.alone.target.gpu_layers == 49
 
 
@@ -236,7 +236,7 @@ def test_a_host_that_is_too_small_is_said(model):
 
 
 def test_a_context_beyond_the_training_is_said(model):
-    options = DecoderOptions(n_ctx=16384, threads=4)
+    options = DecoderOptions(ctx_size=16384, threads=4)
     plan = make_plan(ask(model, draft=None, options=options), machine(24))
     trained = plan.question.target.header.context_length
     assert any("was trained for" in note for note in plan.notes) == (trained < 16384)
@@ -275,11 +275,11 @@ def test_without_a_card_a_sweep_has_one_row(model):
     host=st.floats(5e9, 1e11),
     card=st.floats(5e10, 2e12),
     acceptance=st.floats(0, 1),
-    n_ctx=st.sampled_from([512, 4096, 16384]),
+    ctx_size=st.sampled_from([512, 4096, 16384]),
 )
-def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, n_ctx):
+def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, ctx_size):
     here = machine(gib, host=host, card=card)
-    options = DecoderOptions(n_ctx=n_ctx, threads=4)
+    options = DecoderOptions(ctx_size=ctx_size, threads=4)
     asked = ask(model, target="llama-1b-q4_0", draft=None, acceptance=acceptance, options=options)
     plan = make_plan(asked, here)
     header, context = asked.alone.header, asked.alone.context
@@ -287,7 +287,7 @@ def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, n_
     for count in range(header.layers + 1):
         at = Placement(count)
         if estimate(header, at, context, here.card_names)["GPU0"].total <= here.budget_bytes(here.cards[0]):
-            seconds = pass_s(header, at, here.speed, here.card_names, tokens=1, depth=n_ctx // 2, context=context)
+            seconds = pass_s(header, at, here.speed, here.card_names, tokens=1, depth=ctx_size // 2, context=context)
             speeds.append(1 / seconds)
     assert plan.alone.tokens_per_s == pytest.approx(max(speeds))
 
@@ -302,7 +302,7 @@ def test_the_skeleton_answers_as_the_file_does(model, tmp_path):
 
     shape = shapes.SHAPES["llama3-8b-q3_k_l"]
     path = shapes.write(tmp_path / "whole.gguf", shape, tokenizer=True)
-    context = DecoderOptions(n_ctx=4096, threads=1).context(with_draft=True)
+    context = DecoderOptions(ctx_size=4096, threads=1).context(with_draft=True)
     _, skeleton = model("llama3-8b-q3_k_l")
     assert Path(path).stat().st_size > 4e9
     for gpu_layers in (0, 17, 33):

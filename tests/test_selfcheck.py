@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from damage import library
 
-from ggufspec.bench import selfcheck
-from ggufspec.bench.selfcheck import BATCHES, FLASH, TYPES, WEIGHT_ERROR, check, error_of
 from ggufspec.reports.doctor import CheckStep, SelfCheck
+from ggufspec.verify import selfcheck
+from ggufspec.verify.selfcheck import BATCHES, FLASH, TYPES, WEIGHT_ERROR, check, error_of
 
 spoils = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("cc"), reason="preloads a library that is compiled here"

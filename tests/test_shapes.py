@@ -35,7 +35,7 @@ for path, dry in json.load(sys.stdin):
         model = lib.llama_model_load_from_file(path.encode(), params)
         assert model, complaints()
         options = lib.llama_context_default_params()
-        options.n_ctx = options.n_batch = 512
+        options.ctx_size = options.n_batch = 512
         options.n_threads = options.n_threads_batch = 1
         context = lib.llama_init_from_model(model, options)
         assert context, complaints()

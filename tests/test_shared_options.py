@@ -15,7 +15,7 @@ from ggufspec.decoding import planned
 from ggufspec.decoding.options import DRAFT_MAX, DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement, offloaded
-from ggufspec.pairs.profile import load_profile
+from ggufspec.models.profile import load_profile
 
 CARD = ("--vram", "24GiB")
 EVERYTHING = ("-ngl", "99", "-ngld", "1000")
@@ -70,12 +70,12 @@ def test_a_profile_takes_it(cli: Cli, target: Path, draft: Path) -> None:
 
 
 def test_a_keyword_takes_it() -> None:
-    plan = plan_pair("demo", vram="24GiB", gpu_layers=99, draft_gpu_layers=99, acceptance=0.99)
+    plan = plan_pair("demo", vram="24GiB", gpu_layers=99, gpu_layers_draft=99, acceptance=0.99)
     assert (plan.target.gpu_layers, plan.draft and plan.draft.gpu_layers) == (9, 3)
-    few, many = (plan_pair("demo", vram="24GiB", gpu_layers=99, micro_batch=size) for size in (32, 512))
+    few, many = (plan_pair("demo", vram="24GiB", gpu_layers=99, ubatch_size=size) for size in (32, 512))
     assert few.target.bytes["GPU0"]["compute"] < many.target.bytes["GPU0"]["compute"]
     with pytest.raises(UsageError, match="micro-batch of 5000"):
-        plan_pair("demo", vram="24GiB", micro_batch=5000)
+        plan_pair("demo", vram="24GiB", ubatch_size=5000)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_sweep_measures_all_of_the_layers_once(cli: Cli) -> None:
 def test_the_micro_batch_is_swept(cli: Cli) -> None:
     flags = ("--drafter", "lookup", "-p", "def f(", "-n", "4", "-r", "1", "--json")
     swept = cli("bench", "demo", "--sweep", "-ub", "16-64*2", *flags).document()
-    assert swept["option"] == "micro_batch"
-    assert [point["value"] for point in swept["points"]] == swept["settings"]["micro_batch"] == ["16", "32", "64"]
+    assert swept["option"] == "ubatch_size"
+    assert [point["value"] for point in swept["points"]] == swept["settings"]["ubatch_size"] == ["16", "32", "64"]
     refused = cli("bench", "demo", "--sweep", "-ub", "16,5000", *flags)
     assert (refused.code, "1 to 4096" in refused.document()["hint"]) == (2, True)
 

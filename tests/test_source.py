@@ -24,10 +24,10 @@ from ggufspec import worker
 from ggufspec.errors import GgufspecError, ModelError, WorkerError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
-from ggufspec.pairs import files, hub, ranges, source
-from ggufspec.pairs.hub import HubFile
-from ggufspec.pairs.profile import ModelSource, Profile, load_profile, sources
-from ggufspec.pairs.source import Known, read_headers
+from ggufspec.models import files, hub, ranges, source
+from ggufspec.models.hub import HubFile
+from ggufspec.models.profile import ModelSource, Profile, load_profile, sources
+from ggufspec.models.source import Known, read_headers
 
 MB = 1 << 20
 TINY = shapes.SHAPES["tiny-llama"]
@@ -265,7 +265,7 @@ def test_a_file_that_grows_while_it_is_read(tiny: Path, folder: Path) -> None:
 
 def test_the_child_is_bounded_in_memory() -> None:
     program = """
-from ggufspec.pairs.source import limit_memory
+from ggufspec.models.source import limit_memory
 limit_memory(1 << 28)
 kept = bytearray(1 << 20)
 try:
@@ -686,8 +686,8 @@ OFFLINE = """
 import json, sys
 from pathlib import Path
 from ggufspec.errors import GgufspecError
-from ggufspec.pairs import hub
-from ggufspec.pairs.source import HubFile, read_headers
+from ggufspec.models import hub
+from ggufspec.models.source import HubFile, read_headers
 try:
     (known,) = read_headers([HubFile("user/m-GGUF", "m-Q8_0.gguf")], Path(sys.argv[1]))
     print(json.dumps([known.stale, known.origin]))

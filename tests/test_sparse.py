@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ggufspec.errors import GgufspecError, StopError
-from ggufspec.pairs import sparse
+from ggufspec.models import sparse
 
 
 def empty(path: Path, size: int) -> Path:

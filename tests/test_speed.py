@@ -14,7 +14,7 @@ from shapes import SHAPES, write
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor, parse
 from ggufspec.llamacpp.model import ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader, Tokenizer, interpret
+from ggufspec.models.header import ModelHeader, Tokenizer, interpret
 from ggufspec.planning import speed
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import (
@@ -132,7 +132,7 @@ def test_blocks_that_predict_further_tokens_are_not_run():
 def test_depth_is_read_by_every_block_in_the_cache_s_type():
     alone, deep = (pass_s(header(), Placement(), machine(), depth=depth) for depth in (0, 99))
     assert deep - alone == pytest.approx(99 * KV / 1000)
-    small = ContextOptions(n_ctx=128, width=1, threads=1, type_k="q8_0", type_v="q8_0")
+    small = ContextOptions(ctx_size=128, width=1, threads=1, cache_type_k="q8_0", cache_type_v="q8_0")
     deep = pass_s(header(), Placement(), machine(), depth=99, context=small)
     alone = pass_s(header(), Placement(), machine(), context=small)
     assert deep - alone == pytest.approx(99 * KV * 34 / 64 / 1000)
@@ -158,7 +158,7 @@ def test_experts_are_read_as_far_as_the_tokens_choose_them():
 
 
 def test_experts_may_stay_on_the_host():
-    found = cost(header(experts=(8, 2)), Placement(-1, cpu_experts=1), machine(), (CARD,)).devices
+    found = cost(header(experts=(8, 2)), Placement(-1, n_cpu_moe=1), machine(), (CARD,)).devices
     assert found[HOST] == pytest.approx((BLOCK / 2 / 4 + ROW) / 1000)
 
 
@@ -168,7 +168,7 @@ def test_every_change_of_device_costs():
 
     assert [fixed(Placement(layers)) for layers in (0, 1, 3, -1)] == [0, 2, 2, 2]
     assert fixed(Placement(-1), cards=(CARD, OTHER)) == 3
-    assert fixed(Placement(-1, cpu_experts=2), header(experts=(8, 2))) == 6
+    assert fixed(Placement(-1, n_cpu_moe=2), header(experts=(8, 2))) == 6
 
 
 def test_what_crosses_is_the_stream_and_then_the_logits():

@@ -25,7 +25,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.hardware.gpus import Gpu, GpuProcess
 from ggufspec.reports import sweep as report
 from ggufspec.reports import tables
-from ggufspec.reports.document import Failure, SweepDocument, to_json
+from ggufspec.schema.document import Failure, SweepDocument, to_json
 from ggufspec.worker import Emit
 
 OPTIONS = DecoderOptions(draft_policy="fixed")
@@ -98,10 +98,10 @@ def test_values_take_turns_and_share_the_target_s_own_run(tmp_path: Path) -> Non
         ({"draft_max": 2}, False),
         ({"drafter": "lookup"}, False),
         ({"draft_policy": "adaptive"}, False),
-        ({"draft_gpu_layers": 3}, False),
+        ({"gpu_layers_draft": 3}, False),
         ({"threads": 2}, True),
-        ({"type_k": "q8_0"}, True),
-        ({"n_ctx": 512}, True),
+        ({"cache_type_k": "q8_0"}, True),
+        ({"ctx_size": 512}, True),
         ({"strict": True, "draft_max": 30}, True),
     ],
 )

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
+from ggufspec.chat.template import Bounds, ChatTemplate, Piece, RefusalError
 from ggufspec.errors import ModelError
-from ggufspec.pairs.template import Bounds, ChatTemplate, Piece, RefusalError
 
 NOW = datetime(2026, 11, 21, 15, 0)
 SAID = [

@@ -156,14 +156,16 @@ def test_the_systems_own_counters_see_a_busy_program() -> None:
 
 @pytest.mark.skipif(host.physical_cores() < 2, reason="one core leaves nothing to choose")
 def test_a_decoder_beside_busy_programs_leaves_them_their_cpus(target: Path) -> None:
-    with busy_programs(host.usable_cpus()), SpeculativeDecoder(target, None, DecoderOptions(n_ctx=512)) as decoder:
+    with busy_programs(host.usable_cpus()), SpeculativeDecoder(target, None, DecoderOptions(ctx_size=512)) as decoder:
         text = "".join(emitted.text for emitted in decoder.generate("import os", max_tokens=16))
         assert text
         assert decoder.options.threads < host.physical_cores()
         assert any("other programs" in note for note in decoder.notes)
 
 
-@pytest.mark.parametrize("options", [DecoderOptions(n_ctx=512, threads=1), DecoderOptions(n_ctx=512, strict=True)])
+@pytest.mark.parametrize(
+    "options", [DecoderOptions(ctx_size=512, threads=1), DecoderOptions(ctx_size=512, strict=True)]
+)
 def test_given_threads_and_strict_mode_keep_theirs(target: Path, options: DecoderOptions) -> None:
     with busy_programs(1), SpeculativeDecoder(target, None, options) as decoder:
         assert decoder.options.threads == (options.threads or host.physical_cores())

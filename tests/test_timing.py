@@ -10,7 +10,7 @@ from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.timing import measure
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 # milliseconds of a 1B target on two cores
 Q4_0 = {1: 27, 2: 47, 3: 69, 4: 39, 5: 61, 6: 75, 8: 47, 12: 74, 16: 73, 32: 144}

@@ -21,8 +21,8 @@ from ggufspec.decoding import loop
 from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.trace import Trace, likeliest_ids, spelled
 from ggufspec.reports import trace as report
-from ggufspec.reports.document import Written, to_line
-from ggufspec.reports.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
+from ggufspec.schema.document import Written, to_line
+from ggufspec.schema.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
 
 RULES = ("exact", "residual", "top-k:2", "typical:0.3")
 WARM = Sampling(temperature=0.8, seed=7)
@@ -228,7 +228,7 @@ def test_spelling():
 
 @pytest.fixture(scope="module")
 def decoder(target, draft):
-    options = DecoderOptions(n_ctx=256, threads=1, draft_policy="fixed", draft_max=4)
+    options = DecoderOptions(ctx_size=256, threads=1, draft_policy="fixed", draft_max=4)
     with SpeculativeDecoder(target, draft, options) as decoder:
         yield decoder
 

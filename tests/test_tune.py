@@ -16,13 +16,13 @@ import simulator
 from ggufspec.bench import trial
 from ggufspec.bench.attempt import Attempt
 from ggufspec.bench.journal import Journal
-from ggufspec.bench.tune import JOURNAL, Experiment, Tuning, out_of_memory
 from ggufspec.bench.versus import speed
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.reports import tune as report
-from ggufspec.reports.document import Failure, TuneDocument, to_json
+from ggufspec.schema.document import Failure, TuneDocument, to_json
+from ggufspec.tune.run import JOURNAL, Experiment, Tuning, out_of_memory
 
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
 TOKENS = 100

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from processes import Cli, Finished, all_end, eventually, plain, rest, workers
 
-from ggufspec.pairs.profile import Tuned, load_profile
-from ggufspec.pairs.tuned import text_of
+from ggufspec.models.profile import Tuned, load_profile
+from ggufspec.tune.profile_file import text_of
 
 SHORT = ("-p", "def f(", "-n", "8", "-r", "2", "-fa", "auto")  # one thread, by the variable: a small space
 SMALL = (*SHORT, "--draft-policy", "adaptive")
@@ -106,7 +106,7 @@ def test_run_uses_it_from_then_on_and_a_flag_wins(tuned: tuple[Cli, Finished, Pa
         own(cli).write_text(changed.replace("threads = 1", "threads = 2\nmicro_batch = 64"))
         cli.environment.pop("GGUFSPEC_THREADS")
         settings = cli("run", "demo", "-p", "def f(", "-n", "2", "--json").document()["settings"]
-        assert (settings["drafter"], settings["threads"], settings["micro_batch"]) == ("lookup", 2, 64)
+        assert (settings["drafter"], settings["threads"], settings["ubatch_size"]) == ("lookup", 2, 64)
         flags = ("--drafter", "draft", "-t", "1")
         settings = cli("run", "demo", "-p", "def f(", "-n", "2", "--json", *flags).document()["settings"]
         assert (settings["drafter"], settings["threads"]) == ("draft", 1)
@@ -310,7 +310,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
         target=Path("/t"),
         draft=None,
         layers=layers,
-        settings={"threads": 4, "micro_batch": None},
+        settings={"threads": 4, "ubatch_size": None},
         tuned=EVIDENCE,
     )
     found = tomllib.loads(text)
@@ -327,7 +327,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
         target=Path("/t"),
         draft=None,
         layers=layers,
-        settings={"threads": 4, "micro_batch": None},
+        settings={"threads": 4, "ubatch_size": None},
         tuned=EVIDENCE,
     )
     assert again == text

@@ -11,7 +11,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.dryrun import Request, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.source import read_headers
+from ggufspec.models.source import read_headers
 from ggufspec.planning.memory import estimate
 
 
@@ -21,27 +21,27 @@ def test_without_one_all_of_a_call_is_computed_at_once() -> None:
 
 
 def test_a_verification_is_never_divided() -> None:
-    assert DecoderOptions(micro_batch=8, draft_max=40).context(with_draft=True).computed == 41
+    assert DecoderOptions(ubatch_size=8, draft_max=40).context(with_draft=True).computed == 41
 
 
 def test_a_larger_one_makes_calls_larger() -> None:
-    options = ContextOptions(4096, 16, 1, micro_batch=1024)
+    options = ContextOptions(4096, 16, 1, ubatch_size=1024)
     assert options.computed == options.batch == 1024
 
 
 def test_it_is_no_larger_than_the_context() -> None:
-    assert ContextOptions(128, 16, 1, micro_batch=4096).computed == 128 + 64
+    assert ContextOptions(128, 16, 1, ubatch_size=4096).computed == 128 + 64
 
 
 @pytest.mark.parametrize("tokens", [-1, 5000])
 def test_what_is_refused(tokens: int) -> None:
     with pytest.raises(UsageError, match="micro-batch"):
-        DecoderOptions(micro_batch=tokens)
+        DecoderOptions(ubatch_size=tokens)
 
 
 def test_the_formula_knows_what_a_micro_batch_takes(target: Path) -> None:
     """Held to llama.cpp's own dry run, with all layers on a card that is not here."""
-    contexts = [ContextOptions(2048, 16, 1, flash_attention="on", micro_batch=tokens) for tokens in (512, 128, 32)]
+    contexts = [ContextOptions(2048, 16, 1, flash_attn="on", ubatch_size=tokens) for tokens in (512, 128, 32)]
     placement = Placement(-1)
     truth = ask(Spec(tuple(Request(target, placement, context) for context in contexts), paper_cards=1)).answers
     header = read_headers([target], None, lambda event: None)[0].header
@@ -57,8 +57,8 @@ def test_the_answer_is_the_same(target: Path) -> None:
 
     prompt = "def add(a, b):\n    return a + b\n\n" * 12
     texts = []
-    for micro_batch in (0, 32):
-        options = replace(DecoderOptions(threads=1, drafter="none"), micro_batch=micro_batch)
+    for ubatch_size in (0, 32):
+        options = replace(DecoderOptions(threads=1, drafter="none"), ubatch_size=ubatch_size)
         with SpeculativeDecoder(target, None, options) as decoder:
             tokens = decoder.generate(prompt, max_tokens=8, sampling=Sampling(temperature=0.0))
             texts.append("".join(token.text for token in tokens))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import simulator
 
-from ggufspec.bench.tuning import Done, Next, Search
-from ggufspec.bench.tuning_space import difference, nearest, policies, thread_counts
+from ggufspec.tune.search import Done, Next, Search
+from ggufspec.tune.space import difference, nearest, policies, thread_counts
 
 SMALL = simulator.Case(1, "qwen3-14b", "qwen2-0.5b-q8_0", "RTX 3060 12GB", 4, 45e9, 6)
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
@@ -49,7 +49,7 @@ def test_the_prediction_of_the_plan_is_that_of_its_setting(tight: simulator.Simu
         for one in tight.space
         if not one.setting.drafted
         and one.setting.gpu_layers == alone.target.gpu_layers
-        and (one.setting.threads, one.setting.flash_attention, one.setting.micro_batch) == (6, "auto", 512)
+        and (one.setting.threads, one.setting.flash_attn, one.setting.ubatch_size) == (6, "auto", 512)
     ]
     assert len(same) == 1
     assert same[0].predicted == pytest.approx(alone.tokens_per_s, rel=1e-6)
@@ -64,11 +64,11 @@ def test_more_layers_take_more_memory(tight: simulator.Simulated) -> None:
 
 
 def test_a_smaller_micro_batch_is_there_only_for_layers_that_have_no_room_without(tight: simulator.Simulated) -> None:
-    usual = {replace(one.setting, micro_batch=512): one for one in tight.space if one.setting.micro_batch == 512}
-    smaller = [one for one in tight.space if one.setting.micro_batch < 512]
+    usual = {replace(one.setting, ubatch_size=512): one for one in tight.space if one.setting.ubatch_size == 512}
+    smaller = [one for one in tight.space if one.setting.ubatch_size < 512]
     assert smaller
     for one in smaller:
-        twin = usual.get(replace(one.setting, micro_batch=512))
+        twin = usual.get(replace(one.setting, ubatch_size=512))
         assert twin is None or twin.memory[0] > one.memory[0]
         assert twin is None or twin.memory[0] > 1
 
@@ -85,7 +85,7 @@ def test_what_was_planned_is_in_the_space(tight: simulator.Simulated) -> None:
 
 
 def test_a_headroom_that_was_asked_for_is_kept(tight: simulator.Simulated) -> None:
-    from ggufspec.bench.tuning_space import candidates
+    from ggufspec.tune.space import candidates
 
     kept = candidates(tight.plan, tight.options, replace(tight.free, within_budget=True))
     assert max(one.memory[0] for one in kept) <= 1
@@ -160,13 +160,13 @@ def test_a_value_that_this_machine_cannot_do_is_given_up(small: simulator.Simula
     aborted = 0
     while isinstance(one := search.ask(), Next):
         candidate = small.space[one.index]
-        broken = candidate.setting.flash_attention == "off"
+        broken = candidate.setting.flash_attn == "off"
         aborted += broken
         search.tell(one.index, None if broken else small.true(candidate) or None, of_memory=False if broken else None)
     best = search.best()
     assert aborted <= 3
     assert best is not None
-    truth = [small.true(c) if c.setting.flash_attention != "off" else 0.0 for c in small.space]
+    truth = [small.true(c) if c.setting.flash_attn != "off" else 0.0 for c in small.space]
     assert truth[best] >= 0.97 * max(truth)
 
 

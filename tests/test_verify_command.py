@@ -15,13 +15,14 @@ import pytest
 from processes import Cli, plain, rest
 
 from ggufspec import DecoderOptions, Sampling
-from ggufspec.bench import certificate, verify
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.errors import ModelError
 from ggufspec.reports import verify as report
-from ggufspec.reports.document import Check, Difference, Place
+from ggufspec.schema.document import Check, Difference, Place
+from ggufspec.verify import certificate
+from ggufspec.verify import run as verify
 
 SHORT = ("--quick", "-q")
 
@@ -169,7 +170,7 @@ def spec(target: Path, draft: Path | None, **changes: Any) -> certificate.Spec:
     base = certificate.Spec(
         target,
         draft,
-        DecoderOptions(n_ctx=512, threads=1),
+        DecoderOptions(ctx_size=512, threads=1),
         SMALL,
         ("exact", "residual"),
         tuple(prompt.text for prompt in PROMPTS[1:3]),

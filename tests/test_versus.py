@@ -12,10 +12,10 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.planned import Placed, of_pair
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.pairs.profile import Pair, demo_pair
-from ggufspec.pairs.source import read_headers
+from ggufspec.models.profile import Pair, demo_pair
+from ggufspec.models.source import read_headers
 from ggufspec.planning import history
-from ggufspec.reports.document import Run, SpeculativeRun, Spread, Verdict, to_json
+from ggufspec.schema.document import Run, SpeculativeRun, Spread, Verdict, to_json
 
 
 def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
@@ -63,11 +63,11 @@ def run(tokens_per_s=2.0, gpu_layers=0):
     return Run(gpu_layers, 16, 20, Spread(tokens_per_s, (tokens_per_s, tokens_per_s), (tokens_per_s,)), 20, 100, 0, 1)
 
 
-def speculative(tokens_per_s=4.0, gpu_layers=0, draft_gpu_layers=0, lossy=False):
+def speculative(tokens_per_s=4.0, gpu_layers=0, gpu_layers_draft=0, lossy=False):
     base = run(tokens_per_s, gpu_layers)
     return SpeculativeRun(
         **{name: getattr(base, name) for name in Run.__slots__},
-        draft_gpu_layers=draft_gpu_layers,
+        gpu_layers_draft=gpu_layers_draft,
         draft_layers=4,
         acceptance_rate=0.75,
         tokens_per_round=2.5,
@@ -117,7 +117,7 @@ def test_a_speculative_run_in_one_row():
     assert found.tokens_per_round == 30 / 12
     assert found.accepted_by_position == (11 / 12, 6 / 10)
     assert (found.draft_s, found.verify_s) == (3 / 12, 6 / 12)
-    assert (found.draft_layers, found.draft_gpu_layers) == (4, 5)
+    assert (found.draft_layers, found.gpu_layers_draft) == (4, 5)
     assert found.tokens == 20  # of one trial
 
 
@@ -129,7 +129,7 @@ def test_a_pair_that_never_drafted_divides_by_nothing():
 def test_a_lookup_needs_no_draft_model():
     found = versus.summarise([result(statistics(20, 5.0, 8, (8, 8), (7, 5)), drafters=("lookup",))], lossy=True)
     assert isinstance(found, SpeculativeRun)
-    assert (found.draft_layers, found.draft_gpu_layers, found.drafted, found.lossy) == (0, 0, 16, True)
+    assert (found.draft_layers, found.gpu_layers_draft, found.drafted, found.lossy) == (0, 0, 16, True)
 
 
 def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
@@ -239,7 +239,7 @@ def test_a_verdict_on_a_lossy_rule_says_so():
     assert lossy.worth_it
 
 
-OPTIONS = DecoderOptions(gpu_layers=9, draft_gpu_layers=5, threads=2, draft_max=2)
+OPTIONS = DecoderOptions(gpu_layers=9, gpu_layers_draft=5, threads=2, draft_max=2)
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_a_divergence_is_judged_by_the_sampling_that_made_it(bench, monkeypatch)
 
 
 def test_the_rival_runs_at_its_own_placement(bench):
-    rival = replace(OPTIONS, gpu_layers=14, draft_gpu_layers=0)
+    rival = replace(OPTIONS, gpu_layers=14, gpu_layers_draft=0)
     bench = versus.Bench(replace(bench.experiment, alone=rival))
     assert bench.experiment.modes == (*versus.MODES, versus.AT_PAIR)
     assert bench.spec_of("target_only").options.gpu_layers == 14

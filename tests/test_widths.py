@@ -13,7 +13,7 @@ from ggufspec.decoding.widths import DEPTHS, classes, noise, strict_widths
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 VOCAB = 4
 LIMIT = 16

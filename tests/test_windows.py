@@ -30,9 +30,8 @@ NAMES = {"os": OS.split(), "signal": SIGNAL.split(), "time": ["tzset", "clock_ge
 # Where such a name is used behind a look whether it is there.
 GUARDED = {
     "hardware/host.py": {"os.sched_getaffinity"},
-    "pairs/template.py": {"signal.ITIMER_REAL", "signal.SIGALRM", "signal.getitimer", "signal.setitimer"},
+    "chat/template.py": {"signal.ITIMER_REAL", "signal.SIGALRM", "signal.getitimer", "signal.setitimer"},
     "hardware/scratch.py": {"os.O_NOFOLLOW", "os.getuid"},
-    "bench/evidence.py": {"signal.ITIMER_REAL", "signal.SIGALRM", "signal.setitimer"},
 }
 IMPORTS = """
 import importlib, importlib.util, json, os, signal, sys, time

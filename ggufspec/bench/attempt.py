@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ggufspec import worker
 from ggufspec.bench import trial
 from ggufspec.errors import GgufspecError
-from ggufspec.reports.document import Failure
+from ggufspec.schema.document import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
 from ggufspec.reports.compare import name_of
-from ggufspec.reports.document import (
+from ggufspec.reports.tables import counted
+from ggufspec.schema.document import (
     Cell,
     ComparedModel,
     CompareDocument,
@@ -29,7 +30,6 @@ from ggufspec.reports.document import (
     SpeculativeRun,
     Spread,
 )
-from ggufspec.reports.tables import counted
 
 MORE = 2  # times the repetitions asked for, at most, where leaders overlap
 _FEWEST = 3  # trials of which an interval can be told
@@ -216,9 +216,9 @@ class Comparison:
             rows=rows,
             is_reference=subject is reference,
             reference=reference.name,
-            type_k=subject.alone.type_k,
-            type_v=subject.alone.type_v,
-            flash_attention=subject.alone.flash_attention,
+            cache_type_k=subject.alone.cache_type_k,
+            cache_type_v=subject.alone.cache_type_v,
+            flash_attn=subject.alone.flash_attn,
             rpc=self.experiment.rpc,
         )
 
@@ -342,7 +342,7 @@ def energy_j_per_token(results: Sequence[trial.Result]) -> float | None:
 
 
 def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """A planned option's bytes by device, under the names of :class:`ggufspec.reports.document.Cell`.
+    """A planned option's bytes by device, under the names of :class:`ggufspec.schema.document.Cell`.
 
     Args:
         option: of a plan.

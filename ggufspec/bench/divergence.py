@@ -21,7 +21,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
-from ggufspec.reports.document import Divergence
+from ggufspec.schema.document import Divergence
 
 LEADING = 8  # tokens of a row that may come into question
 _WIDTHS = (2, 4, 8)  # that kernels tell apart, besides the widest

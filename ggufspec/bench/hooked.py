@@ -48,8 +48,8 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
         raise UsageError("--strict chooses the widths of batches, and Llama chooses its own", own)
     if options.lookup_corpus is not None:
         raise UsageError("the hook looks up in the text alone: a corpus is for our own loop", own)
-    if options.cpu_experts:
-        raise UsageError("Llama cannot keep experts on the CPU (--n-cpu-moe, or cpu_experts of the profile)", own)
+    if options.n_cpu_moe:
+        raise UsageError("Llama cannot keep experts on the CPU (--n-cpu-moe, or n_cpu_moe of the profile)", own)
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -69,8 +69,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         notes: tuple[str, ...] = ()
         if draft is not None:
             draft.bind(llama)
-            whole = scores_bytes(options.n_ctx, target.vocab_size)
-            told = f"Llama keeps no logits beside the hook: {options.n_ctx:,} × {target.vocab_size:,}"
+            whole = scores_bytes(options.ctx_size, target.vocab_size)
+            told = f"Llama keeps no logits beside the hook: {options.ctx_size:,} × {target.vocab_size:,}"
             notes = (f"{told} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
         load_s = time.perf_counter() - began
         emit({"event": "loaded", "seconds": load_s})
@@ -109,12 +109,12 @@ def _draft(spec: Spec) -> DraftModel:
         draft_max=options.draft_max,
         draft_policy=options.draft_policy,
         lookup=options.drafter == "both",
-        n_ctx=options.n_ctx,
-        gpu_layers=options.draft_gpu_layers,
+        ctx_size=options.ctx_size,
+        gpu_layers=options.gpu_layers_draft,
         split=options.draft_split,
         threads=options.threads,
-        flash_attention=options.flash_attention,
-        micro_batch=options.micro_batch,
+        flash_attn=options.flash_attn,
+        ubatch_size=options.ubatch_size,
         cache=host.cache_folder(),
     )
 
@@ -128,14 +128,14 @@ class _Asked:
 
     def __init__(self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec) -> None:
         self.llama, self.target, self.draft = llama, target, draft
-        self.n_ctx, self.draft_max = spec.options.n_ctx, spec.options.draft_max
+        self.ctx_size, self.draft_max = spec.options.ctx_size, spec.options.draft_max
         self.sampling: Sampling = spec.sampling
 
     def answer(self, tokens: list[int], max_tokens: int, stopping: threading.Event) -> Answer:
         """The answer to a prompt's tokens; cut short where ``stopping`` is set."""
-        if not tokens or len(tokens) > self.n_ctx:
+        if not tokens or len(tokens) > self.ctx_size:
             raise ModelError(
-                f"the prompt has {len(tokens):,} tokens and the context holds {self.n_ctx:,}",
+                f"the prompt has {len(tokens):,} tokens and the context holds {self.ctx_size:,}",
                 f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
             )
         if self.draft is not None:
@@ -177,7 +177,7 @@ class _Asked:
             return "end"
         if count >= max_tokens:
             return "length"
-        return "context" if prompt + count > self.n_ctx else ""
+        return "context" if prompt + count > self.ctx_size else ""
 
     def _count(self, tally: Tally, tokens: int, seconds: float) -> None:
         """The hook knows neither of the first round, which has no draft, nor of how the last one ended."""

@@ -23,7 +23,7 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
     from ggufspec.decoding.options import is_lossy
     from ggufspec.errors import GgufspecError
     from ggufspec.hardware.host import cache_folder
-    from ggufspec.pairs.source import read_headers
+    from ggufspec.models.source import read_headers
     from ggufspec.planning.history import record_acceptance
 
     every = [answer.statistics for result in results for answer in result.answers]

@@ -14,10 +14,10 @@ from ggufspec.decoding.pair import PairOptions, at_hand, settle
 from ggufspec.decoding.planned import OnEvent, of_pair
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
-from ggufspec.reports.document import BenchDocument
+from ggufspec.schema.document import BenchDocument
 
 if TYPE_CHECKING:
-    from ggufspec.pairs.profile import Pair, Profile
+    from ggufspec.models.profile import Pair, Profile
 
 
 def bench_pair(
@@ -49,7 +49,7 @@ def bench_pair(
     False
 
     Args:
-        pair: name or path of a profile, the profile, or a :class:`~ggufspec.pairs.profile.Pair` of files.
+        pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         prompts: what is answered; eight short bundled ones by default.
         max_tokens: of each answer, at most.
         repetitions: trials of each run; an interval takes three.
@@ -63,7 +63,7 @@ def bench_pair(
 
     Returns:
         The document of ``ggufspec bench --json``: tokens/s with raw samples, the speedup and its interval, acceptance,
-        divergences, the verdict; :func:`ggufspec.reports.document.to_json` makes JSON of it.
+        divergences, the verdict; :func:`ggufspec.schema.document.to_json` makes JSON of it.
 
     Raises:
         UsageError: a name or an option is none, there is no prompt, or nobody drafts.

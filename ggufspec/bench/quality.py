@@ -24,7 +24,7 @@ from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.reports.document import Quality
+from ggufspec.schema.document import Quality
 
 _WIDTH = 32  # rows of logits that one call returns; a card has room for so many beside a model that was planned for 2
 _CELLS = 512  # of context; a passage has fewer tokens in every vocabulary that is in use, and is cut otherwise
@@ -45,9 +45,9 @@ class Spec:
         is_reference: whether this is the reference.
         reference: its name.
         passages: the text, each passage read by itself.
-        type_k: type of the key cache.
-        type_v: type of the value cache.
-        flash_attention: auto, on or off.
+        cache_type_k: type of the key cache.
+        cache_type_v: type of the value cache.
+        flash_attn: auto, on or off.
         rpc: RPC workers that take part.
     """
 
@@ -58,9 +58,9 @@ class Spec:
     is_reference: bool
     reference: str
     passages: tuple[str, ...] = PASSAGES
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
     rpc: tuple[str, ...] = ()
 
 
@@ -89,12 +89,12 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         tokens = sum(len(passage) for passage in passages)
         rows = _create(spec.rows, model.vocab_size, passages) if spec.is_reference else _open(spec, model, passages)
         options = ContextOptions(
-            n_ctx=_CELLS,
+            ctx_size=_CELLS,
             width=_WIDTH,
             threads=spec.threads,
-            type_k=spec.type_k,
-            type_v=spec.type_v,
-            flash_attention=spec.flash_attention,
+            cache_type_k=spec.cache_type_k,
+            cache_type_v=spec.cache_type_v,
+            flash_attn=spec.flash_attn,
         )
         context = Context(model, options)
         judged: list[Judged] = []

@@ -11,6 +11,7 @@ from typing import Any
 from ggufspec.bench import rehearse
 from ggufspec.bench.stats import spread
 from ggufspec.bench.versus import machine
+from ggufspec.display import of_memory
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
@@ -18,7 +19,6 @@ from ggufspec.planning.plan import Option, Plan, Subject
 from ggufspec.planning.search import ByDevice
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
 from ggufspec.reports.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
-from ggufspec.reports.sizes import of_memory
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)

@@ -1,6 +1,7 @@
 """Times models at given placements, loaded together: seconds of a batch by width. A job for a child process.
 
-What the files hold does not matter: stand-in weights (:mod:`ggufspec.pairs.standin`) decode at the real ones' cost.
+What the files hold does not matter: stand-in weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
+cost.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.standin import TOKENS
+from ggufspec.models.dummy_weights import TOKENS
 
 _BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that brings its graph back: the median
 _BURST = 3

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggufspec.reports.document import Spread
+from ggufspec.schema.document import Spread
 
 RESAMPLES = 4000
 

@@ -17,11 +17,11 @@ from ggufspec.bench.stats import paired_ratios
 from ggufspec.bench.versus import alone, busy_notes, machine, notes_of, settings_of, speed, summarise
 from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
-from ggufspec.reports.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
+from ggufspec.schema.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
 
 JOURNAL = "ggufspec/sweep-journal@1"
 
-_LAYERS = ("gpu_layers", "draft_gpu_layers")
+_LAYERS = ("gpu_layers", "gpu_layers_draft")
 
 Progress = Callable[[int, int, str], None]
 Try = Callable[[trial.Spec], Attempt]
@@ -49,7 +49,7 @@ class Experiment:
     """What to measure.
 
     Args:
-        pair: as :meth:`ggufspec.pairs.profile.Pair.describe` tells of it.
+        pair: as :meth:`ggufspec.models.profile.Pair.describe` tells of it.
         option: its name in documents, ``draft_max`` say.
         values: of the option, in the order in which they are shown.
         repetitions: trials of each run.
@@ -77,7 +77,7 @@ def value(shown: str, spec: trial.Spec, rival: DecoderOptions) -> Value:
         rival: how the target runs alone.
     """
     by_itself = alone(replace(spec, options=rival))
-    options = replace(by_itself.options, draft_gpu_layers=0, draft_split=())
+    options = replace(by_itself.options, gpu_layers_draft=0, draft_split=())
     if not options.strict:  # where it is, the draft length is in the width
         usual = DecoderOptions()
         options = replace(options, draft_policy=usual.draft_policy, draft_max=usual.draft_max)
@@ -184,7 +184,7 @@ class Sweep:
     def _nowhere(self) -> tuple[str, ...]:
         """Whether layers were asked for that no device took."""
         asked = [spec.options for spec in self._specs()]
-        offloads = any(one.gpu_layers or one.draft_gpu_layers for one in asked)
+        offloads = any(one.gpu_layers or one.gpu_layers_draft for one in asked)
         placed = [result.target for result in self._results.values()]
         if self.experiment.option not in _LAYERS or not offloads or not placed or any(p.gpu_layers for p in placed):
             return ()

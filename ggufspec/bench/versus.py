@@ -16,8 +16,8 @@ from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
-from ggufspec.pairs.profile import Pair
-from ggufspec.reports.document import (
+from ggufspec.models.profile import Pair
+from ggufspec.schema.document import (
     BenchDocument,
     Divergence,
     HookComparison,
@@ -125,7 +125,7 @@ class Bench:
             return alone(spec)
         assert spec.draft is not None
         options = replace(
-            spec.options, gpu_layers=spec.options.draft_gpu_layers, split=spec.options.draft_split, cpu_experts=0
+            spec.options, gpu_layers=spec.options.gpu_layers_draft, split=spec.options.draft_split, n_cpu_moe=0
         )
         return alone(replace(spec, target=spec.draft, options=options))
 
@@ -289,7 +289,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
     )
     return SpeculativeRun(
         **base,
-        draft_gpu_layers=first.draft.gpu_layers if first.draft else 0,
+        gpu_layers_draft=first.draft.gpu_layers if first.draft else 0,
         draft_layers=first.draft.layers if first.draft else 0,
         acceptance_rate=accepted / max(drafted, 1),
         tokens_per_round=sum(s.tokens for s in every) / max(rounds, 1),
@@ -403,7 +403,7 @@ def settings_of(spec: trial.Spec) -> dict[str, object]:
     corpus = spec.options.lookup_corpus
     options = asdict(spec.options) | {
         "threads": spec.options.threads or host.physical_cores(),
-        "micro_batch": spec.options.context(with_draft=spec.draft is not None).computed,
+        "ubatch_size": spec.options.context(with_draft=spec.draft is not None).computed,
         "lookup_corpus": str(corpus) if corpus else None,
         "lossy": is_lossy(spec.options.accept),
     }

@@ -16,7 +16,7 @@ from ggufspec.errors import StopError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ggufspec.reports.document import BenchDocument, HookComparison
+    from ggufspec.schema.document import BenchDocument, HookComparison
 
 TOKENS, TRIALS = 128, 5
 
@@ -152,7 +152,7 @@ def bench(
 def _report(document: BenchDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import tables
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     if json:
         console.data(to_json(document))

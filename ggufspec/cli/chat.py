@@ -15,10 +15,10 @@ from ggufspec.cli.run import paired
 from ggufspec.errors import GgufspecError, UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.session import Spec
-    from ggufspec.cli.chat_commands import Settings
-    from ggufspec.cli.chat_talk import Talk
-    from ggufspec.pairs.profile import Pair
+    from ggufspec.chat.commands import Settings
+    from ggufspec.chat.session import Spec
+    from ggufspec.chat.talk import Talk
+    from ggufspec.models.profile import Pair
 
 
 def chat(
@@ -91,8 +91,8 @@ def _prepare(
     verbose: bool,
 ) -> tuple[Pair, Spec, Settings]:
     """The pair, its files here and placed, and how it is talked to at first."""
-    from ggufspec.bench.session import Spec
-    from ggufspec.cli.chat_commands import Settings
+    from ggufspec.chat.commands import Settings
+    from ggufspec.chat.session import Spec
     from ggufspec.decoding.options import ROWS
 
     chosen, loaded = paired(
@@ -120,8 +120,8 @@ def _prepare(
 def _talk(
     chosen: Pair, spec: Spec, settings: Settings, *, interactive: bool, streams: bool, quiet: bool, verbose: bool
 ) -> Talk:
-    from ggufspec.cli.chat_talk import Screen, Talk
-    from ggufspec.reports.markdown import THEME
+    from ggufspec.chat.markdown import THEME
+    from ggufspec.chat.talk import Screen, Talk
 
     screen = Screen(console.out(THEME), interactive, streams=streams, quiet=quiet)
     return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=verbose)
@@ -129,7 +129,7 @@ def _talk(
 
 def _converse(talk: Talk) -> int:
     """Until the user leaves."""
-    from ggufspec.cli.chat_console import Typing, silent_keys
+    from ggufspec.chat.console import Typing, silent_keys
     from ggufspec.hardware.host import state_folder
 
     talk.greet()
@@ -168,7 +168,7 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> 
             raise
         failure = error
     if json:
-        from ggufspec.reports.document import to_json
+        from ggufspec.schema.document import to_json
 
         console.data(to_json(talk.document(interrupted=interrupted, failure=failure)))
     if failure is not None:

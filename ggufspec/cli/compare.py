@@ -14,7 +14,7 @@ from ggufspec.reports.compare import Sort
 
 if TYPE_CHECKING:
     from ggufspec.bench.compare import Comparison
-    from ggufspec.reports.document import CompareDocument
+    from ggufspec.schema.document import CompareDocument
 
 
 def compare(
@@ -79,8 +79,8 @@ def compare(
     from ggufspec.bench.compare import Comparison
     from ggufspec.bench.ledger import Ledger
     from ggufspec.bench.versus import machine
+    from ggufspec.files import check_writable
     from ggufspec.hardware.host import results_folder, usable
-    from ggufspec.reports.files import check_writable
 
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
@@ -129,11 +129,11 @@ def _report(
     quiet: bool,
 ) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
+    from ggufspec.files import write_whole
     from ggufspec.hardware.host import lasts
     from ggufspec.reports import compare as report
-    from ggufspec.reports.document import to_json
-    from ggufspec.reports.files import write_whole
     from ggufspec.reports.tables import counted
+    from ggufspec.schema.document import to_json
 
     if json:
         console.data(to_json(document))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.reports.visible import visible
+from ggufspec.display import visible
 
 if TYPE_CHECKING:
     from rich.theme import Theme
@@ -154,7 +154,7 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[], None]]:
 def making(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Says on an interactive stderr how far the expanded models of a profile are that are made when first wanted.
 
-    The value takes the events of :func:`ggufspec.pairs.sparse.fill`.
+    The value takes the events of :func:`ggufspec.models.sparse.fill`.
     """
     with busy(quiet) as say:
         yield lambda event: say(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ggufspec.bench.ledger import ByDevice, Ledger, Place
     from ggufspec.bench.trial import Spec
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.pairs.source import Known
-    from ggufspec.reports.document import Failure, PlanDocument
+    from ggufspec.models.source import Known
+    from ggufspec.schema.document import Failure, PlanDocument
 
 Places = dict[str, tuple[planned.Chosen, planned.Placed]]
 
@@ -44,7 +44,7 @@ class Wanted:
         Raises:
             UsageError: a value is out of range, or a name is not known.
         """
-        from ggufspec.pairs.profile import Settings
+        from ggufspec.models.profile import Settings
 
         if self.drafting.drafter in (LOOKUP, NONE):
             raise UsageError(
@@ -148,7 +148,7 @@ def experiment(
         if one.draft is None and contender.spec is not None:
             targets[one.target.name] = replace(targets[one.target.name], alone=contender.spec.options)
     sample = wanted.spec(pairings[0], planned.decoder(pairings[0].settings, wanted.decoding, wanted.drafting))
-    placed = ("gpu_layers", "draft_gpu_layers", "split", "draft_split", "cpu_experts")
+    placed = ("gpu_layers", "gpu_layers_draft", "split", "draft_split", "n_cpu_moe")
     settings = {key: value for key, value in settings_of(sample).items() if key not in placed}
     rpc = tuple(wanted.room.rpc or ())
     made = Experiment(
@@ -165,9 +165,9 @@ def experiment(
 
 
 def _look(file: File, wanted: Wanted) -> _Seen:
-    from ggufspec.pairs.files import locate
-    from ggufspec.pairs.source import read_headers
-    from ggufspec.reports.document import Failure
+    from ggufspec.models.files import locate
+    from ggufspec.models.source import read_headers
+    from ggufspec.schema.document import Failure
 
     size_bytes, identity = 0, str(foreign.real(file.path))
     try:
@@ -184,9 +184,9 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
     """The cell of a pairing, placed as it was before, or now."""
     from ggufspec import plain
     from ggufspec.bench.compare import Contender
-    from ggufspec.pairs.files import LocalFile
-    from ggufspec.pairs.vocabulary import check_pair
-    from ggufspec.reports.document import Failure
+    from ggufspec.models.files import LocalFile
+    from ggufspec.models.vocabulary import check_pair
+    from ggufspec.schema.document import Failure
 
     draft = one.draft.name if isinstance(one.draft, File) else one.draft
     files = [seen[file.path] for file in (one.target, one.draft) if isinstance(file, File)]
@@ -203,7 +203,7 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
         if isinstance(file.header, Failure):
             return failed(file.header)
         headers.append(file.header)
-    layers = (one.target_gpu_layers, one.draft_gpu_layers)
+    layers = (one.target_gpu_layers, one.gpu_layers_draft)
     asked = (plain.dump(decoder), layers, asdict(wanted.room))
     place = ledger.place_of(identity, asked)
     if place is not None:
@@ -235,7 +235,7 @@ def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Place
         one.draft.path if isinstance(one.draft, File) else None,
         one.settings,
         one.target_gpu_layers,
-        one.draft_gpu_layers,
+        one.gpu_layers_draft,
     )
     asked = planned.placement_asked(
         chosen,

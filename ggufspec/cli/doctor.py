@@ -32,7 +32,7 @@ def doctor(
     from ggufspec import __version__
     from ggufspec.hardware import gpus
     from ggufspec.reports.doctor import DoctorDocument, examine
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), _build()
     self_check = None if quick or llama.error is not None else _self_check()
@@ -91,7 +91,7 @@ def _build() -> Build | None:
 
 
 def _self_check() -> SelfCheck:
-    from ggufspec.bench import selfcheck
+    from ggufspec.verify import selfcheck
 
     with console.busy(quiet=False) as say:
         return selfcheck.check(on_step=lambda step: say(f"self-check: {step.type}"))
@@ -135,7 +135,7 @@ def _model_folder() -> Path:
 def _show(document: DoctorDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.reports.sizes import gib
+    from ggufspec.display import gib
 
     out, llama, machine = console.out(), document.llama_cpp, document.machine
     facts = [
@@ -190,7 +190,7 @@ def _pairs(rows: list[Any]) -> Table:
 def _devices(document: DoctorDocument) -> Table:
     from rich.text import Text
 
-    from ggufspec.reports.sizes import gib
+    from ggufspec.display import gib
 
     table = _table("Device", "Description", "Kind", "Free GiB", "Total GiB", left=3)
     for device in document.llama_cpp.devices:
@@ -203,8 +203,8 @@ def _cards(document: DoctorDocument) -> Table:
     """One row per card; whoever has memory on it is in the rows below."""
     from rich.text import Text
 
+    from ggufspec.display import gib
     from ggufspec.reports.doctor import link
-    from ggufspec.reports.sizes import gib
 
     table = _table("Card", "Name", "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB", left=2)
     for card in document.cards:

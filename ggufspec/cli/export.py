@@ -13,7 +13,7 @@ from ggufspec.errors import GgufspecError
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.pairs.hub import HubFile
+    from ggufspec.models.hub import HubFile
     from ggufspec.planning.export import ModelFile, Settings
 
 
@@ -53,10 +53,10 @@ def export(
     """
     from dataclasses import replace
 
+    from ggufspec.files import check_writable, write_whole
     from ggufspec.planning import export as planning
-    from ggufspec.reports.document import to_json
-    from ggufspec.reports.export import ExportDocument
-    from ggufspec.reports.files import check_writable, write_whole
+    from ggufspec.schema.document import to_json
+    from ggufspec.schema.export import ExportDocument
 
     if output is not None:
         check_writable(output)
@@ -90,7 +90,7 @@ def export(
 
 def _blocks(chosen: planned.Chosen, quiet: bool) -> int:
     """LM Studio is told a share of the target's blocks."""
-    from ggufspec.pairs.source import read_headers
+    from ggufspec.models.source import read_headers
 
     with console.busy(quiet):
         return read_headers([chosen.target])[0].header.blocks
@@ -133,7 +133,7 @@ def settings_from(
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
     """How other programs are told of a file: by its repository where it is not here, or where ``hub`` asks for it."""
-    from ggufspec.pairs.hub import HubFile
+    from ggufspec.models.hub import HubFile
     from ggufspec.planning.export import ModelFile
 
     if isinstance(source, HubFile):

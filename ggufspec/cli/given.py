@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 import typer
 
 from ggufspec.cli import console, options
+from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from ggufspec.cli.planned import Chosen
     from ggufspec.decoding.sampling import Sampling
-    from ggufspec.pairs.profile import Pair
-    from ggufspec.reports.document import Document
+    from ggufspec.models.profile import Pair
+    from ggufspec.schema.document import Document
 
 
 _Document = TypeVar("_Document", bound="Document")
@@ -185,7 +185,7 @@ class Exports:
         Raises:
             GgufspecError: a file cannot be written.
         """
-        from ggufspec.reports.files import check_writable
+        from ggufspec.files import check_writable
 
         for one in fields(self):
             if (path := getattr(self, one.name)) is not None:
@@ -204,8 +204,8 @@ class Exports:
         Returns:
             the first failure, if there was one.
         """
-        from ggufspec.reports.document import to_json
-        from ggufspec.reports.files import write_whole
+        from ggufspec.files import write_whole
+        from ggufspec.schema.document import to_json
 
         def page(one: _Document) -> str:
             from ggufspec.reports.page import render
@@ -262,18 +262,18 @@ class Choosing:
 
 SWEEPABLE = {  # by the options' names here: what their documents call them, and how they are typed
     "gpu_layers": ("gpu_layers", "-ngl"),
-    "gpu_layers_draft": ("draft_gpu_layers", "-ngld"),
-    "n_cpu_moe": ("cpu_experts", "--n-cpu-moe"),
+    "gpu_layers_draft": ("gpu_layers_draft", "-ngld"),
+    "n_cpu_moe": ("n_cpu_moe", "--n-cpu-moe"),
     "drafter": ("drafter", "--drafter"),
     "draft_policy": ("draft_policy", "--draft-policy"),
     "draft_max": ("draft_max", "--draft-max"),
     "accept": ("accept", "--accept"),
-    "ctx_size": ("n_ctx", "-c"),
+    "ctx_size": ("ctx_size", "-c"),
     "threads": ("threads", "-t"),
-    "cache_type_k": ("type_k", "-ctk"),
-    "cache_type_v": ("type_v", "-ctv"),
-    "flash_attn": ("flash_attention", "-fa"),
-    "ubatch_size": ("micro_batch", "-ub"),
+    "cache_type_k": ("cache_type_k", "-ctk"),
+    "cache_type_v": ("cache_type_v", "-ctv"),
+    "flash_attn": ("flash_attn", "-fa"),
+    "ubatch_size": ("ubatch_size", "-ub"),
 }
 _MOST_VALUES = 64
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range

@@ -12,12 +12,19 @@ from ggufspec.cli import pull
 from ggufspec.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.pairs.profile import Settings
+    from ggufspec.models.profile import Settings
 
 LOOKUP, NONE = "lookup", "none"  # in the place of a draft's file
 _EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
 _ONE_OF_THEM = "compare one of them at a time"
-_OF_THE_TARGET = ("n_ctx", "type_k", "type_v", "flash_attention", "threads", "micro_batch")  # settings, draft or not
+_OF_THE_TARGET = (
+    "ctx_size",
+    "cache_type_k",
+    "cache_type_v",
+    "flash_attn",
+    "threads",
+    "ubatch_size",
+)  # settings, draft or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Pairing:
     draft: File | str | None
     settings: Settings
     target_gpu_layers: int | None = None
-    draft_gpu_layers: int | None = None
+    gpu_layers_draft: int | None = None
 
 
 def matrix(
@@ -64,7 +71,7 @@ def matrix(
     Raises:
         GgufspecError: nothing is given, a file is not there or given twice.
     """
-    from ggufspec.pairs.profile import Settings
+    from ggufspec.models.profile import Settings
 
     if profiles and (model is not None or repo is not None):
         raise UsageError(
@@ -113,7 +120,7 @@ def _with_alone(pairings: Sequence[Pairing]) -> list[Pairing]:
 
 def _planned_anew(one: Pairing, draft: File | str | None) -> Pairing:
     """The same target with another draft, or alone: the placement that a profile has is that of its own pair."""
-    return Pairing(one.target, draft, one.settings.model_copy(update={"cpu_experts": None}))
+    return Pairing(one.target, draft, one.settings.model_copy(update={"n_cpu_moe": None}))
 
 
 def _same(one: File | str | None, other: File | str | None) -> bool:
@@ -159,7 +166,7 @@ def _expanded(text: str) -> Path:
 
 def _of_hub(text: str | None, flag: str, *, yes: bool, quiet: bool) -> list[File]:
     """``USER/REPO:Q3_K_S,Q4_K_M``: a part without a slash is one more quantisation of the repository before it."""
-    from ggufspec.pairs.hub import hub_file
+    from ggufspec.models.hub import hub_file
 
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
     if text is not None and not _split(text):
@@ -182,7 +189,7 @@ def _of_hub(text: str | None, flag: str, *, yes: bool, quiet: bool) -> list[File
 
 
 def _of_profiles(profiles: Sequence[str], *, own_drafts: bool, yes: bool, quiet: bool) -> Iterator[Pairing]:
-    from ggufspec.pairs.profile import load_profile, on_hub, resolve
+    from ggufspec.models.profile import load_profile, on_hub, resolve
 
     for name in profiles:
         profile = load_profile(name)
@@ -197,7 +204,7 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool, yes: bool, quiet:
             if file is not None and one is not None
         ]
         draft = files[1] if len(files) > 1 else None
-        yield Pairing(files[0], draft, pair.settings, pair.target_gpu_layers, pair.draft_gpu_layers)
+        yield Pairing(files[0], draft, pair.settings, pair.target_gpu_layers, pair.gpu_layers_draft)
 
 
 def _refuse_twice(files: Sequence[File], role: str) -> None:

@@ -17,7 +17,7 @@ from ggufspec import foreign
 from ggufspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.pairs.profile import Pair
+    from ggufspec.models.profile import Pair
 
 
 MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
@@ -62,14 +62,14 @@ class Policy(StrEnum):
 
 def profile_names(incomplete: str) -> list[str]:
     """For a shell that completes PAIR: names of profiles. Where none begins so, the shell offers its files."""
-    from ggufspec.pairs.profile import known_profiles
+    from ggufspec.models.profile import known_profiles
 
     return [name for name in known_profiles() if name.startswith(incomplete)]
 
 
 def own_profile_names(incomplete: str) -> list[str]:
     """The same where only the user's own will do."""
-    from ggufspec.pairs.profile import own_profiles
+    from ggufspec.models.profile import own_profiles
 
     return [name for name in own_profiles() if name.startswith(incomplete)]
 
@@ -313,8 +313,8 @@ def choose_pair(
 
     from ggufspec.cli import console, pull
     from ggufspec.llamacpp.model import check_gguf
-    from ggufspec.pairs.hub import hub_file
-    from ggufspec.pairs.profile import Pair, load_profile, on_hub, resolve
+    from ggufspec.models.hub import hub_file
+    from ggufspec.models.profile import Pair, load_profile, on_hub, resolve
 
     if target is not None and repo is not None:
         raise UsageError("both -m (or GGUFSPEC_MODEL) and -hf are given", "give one of them")
@@ -363,7 +363,7 @@ def _lonely() -> UsageError:
 
 
 def kv_types(allowed: str | None) -> tuple[tuple[str, str], ...]:
-    """(type_k, type_v) that ``--allow-kv`` lets the plan choose.
+    """(cache_type_k, cache_type_v) that ``--allow-kv`` lets the plan choose.
 
     Raises:
         UsageError: a type is not known.

@@ -9,7 +9,7 @@ import typer
 from ggufspec.cli import console, options, planned
 
 if TYPE_CHECKING:
-    from ggufspec.reports.document import PlanDocument
+    from ggufspec.schema.document import PlanDocument
 
 
 def plan(
@@ -57,13 +57,13 @@ def plan(
     subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
     decoder = decoder_options(
         subject.settings,
-        n_ctx=ctx_size,
+        ctx_size=ctx_size,
         draft_max=draft_max,
         threads=threads,
-        type_k=cache_type_k,
-        type_v=cache_type_v,
-        flash_attention=flash_attn,
-        micro_batch=ubatch_size,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        flash_attn=flash_attn,
+        ubatch_size=ubatch_size,
     )
     measure, cores = planned.calibrate if calibrate else planned.calibrate_if_due, decoder.threads or physical_cores()
     measure(cores, tuple(rpc or ()), fixed=decoder.threads > 0, quiet=quiet, verbose=verbose)
@@ -89,7 +89,7 @@ def plan(
     )
     shown = document(made.plan, subject.describe(), made.acceptance_from, made.sweep() if sweep else ())
     if json:
-        from ggufspec.reports.document import to_json
+        from ggufspec.schema.document import to_json
 
         console.data(to_json(shown))
     else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ggufspec.cli.given import Decoding, Drafting, Placing
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.pairs.profile import Pair, Settings
+    from ggufspec.models.profile import Pair, Settings
     from ggufspec.planning.survey import Site
 
 __all__ = [
@@ -54,8 +54,8 @@ def choose(name: str | None, model: str | None, draft: str | None, repo: str | N
     Raises:
         GgufspecError: two of them contradict, or a profile is not there.
     """
-    from ggufspec.pairs.hub import hub_file
-    from ggufspec.pairs.profile import Settings, load_profile
+    from ggufspec.models.hub import hub_file
+    from ggufspec.models.profile import Settings, load_profile
 
     if model is not None and repo is not None:
         raise UsageError("both -m and -hf are given", "give one of them")
@@ -69,7 +69,7 @@ def choose(name: str | None, model: str | None, draft: str | None, repo: str | N
         return Chosen(Path(str(model or repo)).stem, target, own_draft, Settings())
     with console.making(quiet=False) as tell:
         chosen = core.of_profile(load_profile(name or "demo"), tell)
-    return replace(chosen, draft=own_draft, draft_gpu_layers=None) if own_draft else chosen
+    return replace(chosen, draft=own_draft, gpu_layers_draft=None) if own_draft else chosen
 
 
 def show_shapes(out: Console, pair: dict[str, Any]) -> None:
@@ -100,9 +100,9 @@ def placement_asked(
     return core.asked(
         chosen,
         gpu_layers=gpu_layers,
-        draft_gpu_layers=gpu_layers_draft,
+        gpu_layers_draft=gpu_layers_draft,
         split=[float(share) for share in tensor_split.split(",")] if tensor_split else (),
-        cpu_experts=n_cpu_moe,
+        n_cpu_moe=n_cpu_moe,
         kv_types=parse_kv_types(allow_kv),
         draft_max=draft_max,
         acceptance=acceptance,
@@ -214,12 +214,12 @@ def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> Decod
     """
     return core.decoder_options(
         settings,
-        n_ctx=decoding.ctx_size,
+        ctx_size=decoding.ctx_size,
         threads=decoding.threads,
-        type_k=decoding.cache_type_k,
-        type_v=decoding.cache_type_v,
-        flash_attention=decoding.flash_attn,
-        micro_batch=decoding.ubatch_size,
+        cache_type_k=decoding.cache_type_k,
+        cache_type_v=decoding.cache_type_v,
+        flash_attn=decoding.flash_attn,
+        ubatch_size=decoding.ubatch_size,
         drafter=drafting.drafter,
         draft_policy=drafting.draft_policy,
         draft_max=drafting.draft_max,

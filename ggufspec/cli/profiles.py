@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, options
+from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.options import ContextOptions
-    from ggufspec.pairs.catalogue import Broken, Listed
-    from ggufspec.pairs.header import ModelHeader
-    from ggufspec.pairs.hub import HubFile
-    from ggufspec.pairs.profile import ModelSource, Profile
-    from ggufspec.pairs.source import Known
+    from ggufspec.models.catalogue import Broken, Listed
+    from ggufspec.models.header import ModelHeader
+    from ggufspec.models.hub import HubFile
+    from ggufspec.models.profile import ModelSource, Profile
+    from ggufspec.models.source import Known
     from ggufspec.planning.outline import Fit
     from ggufspec.planning.plan import Machine
     from ggufspec.reports.profiles import CheckRow, ProfileModel, ProfileRow
@@ -39,10 +39,10 @@ def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> i
     Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's.
     Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
     """
-    from ggufspec.pairs.catalogue import catalogue
-    from ggufspec.pairs.profile import user_folder
+    from ggufspec.models.catalogue import catalogue
+    from ggufspec.models.profile import user_folder
     from ggufspec.reports import profiles as report
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     machine = _machine(quiet=quiet or json)
     shown = tuple(_row(entry, machine) for entry in catalogue())
@@ -62,11 +62,11 @@ def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> i
 
 def show(name: Name, json: options.Json = False) -> int:
     """Show one profile, and what is known of it here."""
-    from ggufspec.pairs.catalogue import Listed
-    from ggufspec.pairs.profile import find, load_profile, user_folder
-    from ggufspec.pairs.vocabulary import judge_known
+    from ggufspec.models.catalogue import Listed
+    from ggufspec.models.profile import find, load_profile, user_folder
+    from ggufspec.models.vocabulary import judge_known
     from ggufspec.reports import profiles as report
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     path = find(name)
     entry = Listed(load_profile(path), path, path.parent == user_folder())
@@ -108,10 +108,10 @@ def new(
     Asks for what is missing on a terminal. A profile of yours wins over a bundled one of the same name.
     """
     from ggufspec.cli import planned
-    from ggufspec.pairs.profile import bundled_folder, load_profile, user_folder
-    from ggufspec.pairs.source import read_headers
-    from ggufspec.pairs.vocabulary import check_pair
-    from ggufspec.reports.files import write_whole
+    from ggufspec.files import write_whole
+    from ggufspec.models.profile import bundled_folder, load_profile, user_folder
+    from ggufspec.models.source import read_headers
+    from ggufspec.models.vocabulary import check_pair
 
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
         raise UsageError(f"{name!r} is no name for a profile", "letters, digits and . _ + - after the first: my-pair")
@@ -130,7 +130,7 @@ def new(
         why.strip() or "A pair of my own.",
         f"{_page(target)} with {_page(draft)}",
         {"target": (target, known[0]), "draft": (draft, known[1])},
-        {"n_ctx": ctx_size, "draft_max": draft_max},
+        {"ctx_size": ctx_size, "draft_max": draft_max},
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +163,9 @@ def remove(
     quiet: options.Quiet = False,
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
-    from ggufspec.pairs.profile import bundled_folder, own_profile
-    from ggufspec.reports.document import to_json
+    from ggufspec.models.profile import bundled_folder, own_profile
     from ggufspec.reports.profiles import RemovedDocument
+    from ggufspec.schema.document import to_json
 
     path = own_profile(name)
     if not yes and _can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
@@ -195,9 +195,9 @@ def check(
 
     Reads headers, a few MB a model. The exit code is 1 if a profile fails.
     """
-    from ggufspec.pairs.profile import known_profiles
+    from ggufspec.models.profile import known_profiles
     from ggufspec.reports import profiles as report
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     wanted = list(dict.fromkeys(names or known_profiles()))
     found = []
@@ -239,7 +239,7 @@ def _budgets(machine: Machine) -> dict[str, int]:
 def _row(
     entry: Listed | Broken, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None
 ) -> ProfileRow:
-    from ggufspec.pairs.catalogue import Broken
+    from ggufspec.models.catalogue import Broken
     from ggufspec.reports.profiles import ProfileRow
 
     if isinstance(entry, Broken):
@@ -267,7 +267,7 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
     size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
     file = source.file
     if source.expand:
-        from ggufspec.pairs.expanded import file_name
+        from ggufspec.models.expanded import file_name
 
         file = file_name(Path(file).stem, source.expand)
     return ProfileModel(source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None)
@@ -275,8 +275,8 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
-    from ggufspec.pairs.profile import is_made, sources
-    from ggufspec.pairs.source import read_headers, remembered
+    from ggufspec.models.profile import is_made, sources
+    from ggufspec.models.source import read_headers, remembered
 
     try:
         if not is_made(profile):
@@ -326,7 +326,7 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
 
 def _comment(path: Path) -> str:
     """The comment that a profile begins with."""
-    from ggufspec.pairs.profile import toml_of
+    from ggufspec.models.profile import toml_of
 
     lines = []
     for line in toml_of(path).splitlines():
@@ -341,8 +341,8 @@ def _comment(path: Path) -> str:
 
 def _check(name: str) -> CheckRow:
     """Everything about one profile that can be wrong; a failure is a row and not the end."""
-    from ggufspec.pairs.profile import load_profile, on_hub, source
-    from ggufspec.pairs.vocabulary import judge_known
+    from ggufspec.models.profile import load_profile, on_hub, source
+    from ggufspec.models.vocabulary import judge_known
     from ggufspec.reports.profiles import CheckRow
 
     failures: list[GgufspecError] = []
@@ -392,14 +392,14 @@ def _stale(model: ModelSource, known: Known) -> Iterator[str]:
 
 def _size_on_hub(place: HubFile) -> int:
     """Bytes of all parts, asked of the hub even where the file is here."""
-    from ggufspec.pairs.files import part_names
-    from ggufspec.pairs.hub import remote_file
+    from ggufspec.models.files import part_names
+    from ggufspec.models.hub import remote_file
 
     return sum(remote_file(place.repo, part, place.revision).size_bytes for part in part_names(place.file))
 
 
 def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
-    from ggufspec.pairs.source import read_headers
+    from ggufspec.models.source import read_headers
 
     (known,) = read_headers([place])
     if size_bytes is not None and known.header.size_bytes != size_bytes:
@@ -432,7 +432,7 @@ def _one(role: str, file: str | None, repo: str | None, file_flag: str, repo_fla
 
 def _source(named: tuple[str, bool]) -> Path | HubFile:
     """A file of the hub, or one of this machine by its whole path."""
-    from ggufspec.pairs import files, hub
+    from ggufspec.models import files, hub
 
     name, in_hub = named
     if in_hub:
@@ -446,7 +446,7 @@ def _source(named: tuple[str, bool]) -> Path | HubFile:
 
 
 def _page(place: Path | HubFile) -> str:
-    from ggufspec.pairs.hub import page
+    from ggufspec.models.hub import page
 
     return str(place) if isinstance(place, Path) else page(place.repo)
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ggufspec.cli import console, options
+from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
-from ggufspec.reports.visible import visible
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from ggufspec.pairs.download import Fetched, Order
-    from ggufspec.pairs.hub import HubFile
-    from ggufspec.reports.pull import PullDocument
+    from ggufspec.models.download import Fetched, Order
+    from ggufspec.models.hub import HubFile
+    from ggufspec.schema.pull import PullDocument
     from ggufspec.worker import Emit, Event
 
 
@@ -44,8 +44,8 @@ def pull(
 
     Target and draft come side by side. What breaks off goes on where it ended. Those that are here are verified too.
     """
-    from ggufspec.pairs import download
-    from ggufspec.reports.document import to_json
+    from ggufspec.models import download
+    from ggufspec.schema.document import to_json
 
     sources = _sources(pair, hf_repo, hf_repo_draft, revision)
     again = command(pair, hf_repo, hf_repo_draft, revision)
@@ -81,7 +81,7 @@ def have(
     Raises:
         GgufspecError: they are not here, and the user does not want them or cannot be asked.
     """
-    from ggufspec.pairs import download
+    from ggufspec.models import download
 
     missing = [source for source in sources if download.here(source) is None]
     if missing:
@@ -106,8 +106,8 @@ def command(name: str | None, repo: str | None, draft_repo: str | None, revision
 
 
 def _sources(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None) -> tuple[HubFile, ...]:
-    from ggufspec.pairs.hub import hub_file
-    from ggufspec.pairs.profile import load_profile, on_hub
+    from ggufspec.models.hub import hub_file
+    from ggufspec.models.profile import load_profile, on_hub
 
     if name is not None and repo is not None:
         raise UsageError("both a PAIR and -hf are given", "give one of them")
@@ -137,7 +137,7 @@ def _ask(order: Order, again: str, *, yes: bool) -> None:
     Raises:
         GgufspecError: no, or nobody is there to ask, or the disk is too small.
     """
-    from ggufspec.pairs.download import check_room, shown_size
+    from ggufspec.models.download import check_room, shown_size
 
     missing = [item for item in order.items if item.path is None]
     if not missing:
@@ -156,7 +156,7 @@ def _ask(order: Order, again: str, *, yes: bool) -> None:
 
 
 def _fetch(order: Order, again: str, *, quiet: bool) -> tuple[Fetched, ...]:
-    from ggufspec.pairs import download
+    from ggufspec.models import download
 
     try:
         with _bars(quiet) as show:
@@ -207,7 +207,7 @@ def _bars(quiet: bool) -> Iterator[Emit]:
 
 
 def _document(order: Order, fetched: Sequence[Fetched], dry_run: bool) -> PullDocument:
-    from ggufspec.reports.pull import PullDocument, PulledFile
+    from ggufspec.schema.pull import PullDocument, PulledFile
 
     files = []
     for index, item in enumerate(order.items):
@@ -235,7 +235,7 @@ def _show(document: PullDocument) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ggufspec.pairs.download import shown_size
+    from ggufspec.models.download import shown_size
 
     out = console.out()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -13,7 +13,7 @@ from ggufspec.cli import console, options
 from ggufspec.errors import GgufspecError, UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.pairs.header import ModelHeader
+    from ggufspec.models.header import ModelHeader
     from ggufspec.reports.quantize import Quantised
 
 _ROOM = 16 << 20  # that must be left on the disk
@@ -53,7 +53,7 @@ def quantize(
     from ggufspec.hardware.host import free_disk_bytes, physical_cores
     from ggufspec.llamacpp import quantize as job
     from ggufspec.llamacpp.options import MAX_THREADS
-    from ggufspec.pairs.source import read_headers
+    from ggufspec.models.source import read_headers
     from ggufspec.reports.quantize import Quantised, QuantizeDocument, outputs
 
     wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
@@ -96,7 +96,7 @@ def quantize(
         rows.append(Quantised(name, str(path), expected[name], size, bits, time.monotonic() - began))
     document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
     if json:
-        from ggufspec.reports.document import to_json
+        from ggufspec.schema.document import to_json
 
         console.data(to_json(document))
     else:

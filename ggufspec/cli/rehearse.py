@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, options, planned
-from ggufspec.reports.sizes import of_file
+from ggufspec.display import of_file
 
 if TYPE_CHECKING:
     from ggufspec.bench.rehearsal import Stage
     from ggufspec.bench.rehearse import Result
-    from ggufspec.pairs.standin import Result as Standin
+    from ggufspec.models.dummy_weights import Result as Standin
     from ggufspec.planning.plan import Plan
     from ggufspec.reports.rehearse import RehearseDocument, RehearsedRun
 
@@ -66,13 +66,13 @@ def rehearse(
     subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
     decoder = decoder_options(
         subject.settings,
-        n_ctx=ctx_size,
+        ctx_size=ctx_size,
         draft_max=draft_max,
         threads=threads,
-        type_k=cache_type_k,
-        type_v=cache_type_v,
-        flash_attention=flash_attn,
-        micro_batch=ubatch_size,
+        cache_type_k=cache_type_k,
+        cache_type_v=cache_type_v,
+        flash_attn=flash_attn,
+        ubatch_size=ubatch_size,
     )
     workers = tuple(rpc or ())
     asked = planned.placement_asked(
@@ -109,7 +109,7 @@ def rehearse(
         notes=(*plan.notes, *(f"{run.name} was left out: {run.left_out}" for run in runs if run.left_out)),
     )
     if json:
-        from ggufspec.reports.document import to_json
+        from ggufspec.schema.document import to_json
 
         console.data(to_json(shown))
     else:
@@ -123,7 +123,7 @@ def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool
     from ggufspec.errors import GgufspecError
     from ggufspec.hardware import scratch
     from ggufspec.hardware.host import cache_folder, usable
-    from ggufspec.pairs import standin
+    from ggufspec.models import dummy_weights as standin
 
     root = cache_folder() / "standins"
     root = root if keep else usable(root)
@@ -202,7 +202,9 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
             context = stage.context if placement is stage.target else subject.context
             seconds = {width: spread.median for width, spread in model.batch_s.items()}
             offloaded = replace(placement, gpu_layers=placement.offloaded(subject.header.blocks))
-            point = rehearsed.Point(offloaded, threads, model.depth, context.type_k, context.type_v, seconds, machine)
+            point = rehearsed.Point(
+                offloaded, threads, model.depth, context.cache_type_k, context.cache_type_v, seconds, machine
+            )
             rehearsed.record(cache_folder(), subject.header, point)
 
 

@@ -37,11 +37,11 @@ def report(
     that are given; plans lend their predictions to the measurements of the same models. --json gives all of them as
     one document, which a report on another machine takes as a file.
     """
+    from ggufspec.files import check_writable, write_whole
     from ggufspec.reports import report as reports
     from ggufspec.reports import sections
-    from ggufspec.reports.document import to_json
-    from ggufspec.reports.files import check_writable, write_whole
     from ggufspec.reports.page import page
+    from ggufspec.schema.document import to_json
 
     for path in (html, markdown):
         if path is not None:
@@ -82,9 +82,9 @@ def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
         GgufspecError: there is nothing to report.
     """
     from ggufspec.hardware.host import results_folder
-    from ggufspec.reports.document import Failure
     from ggufspec.reports.reading import read
     from ggufspec.reports.report import LeftOut
+    from ggufspec.schema.document import Failure
 
     place = folder or results_folder()
     try:
@@ -107,7 +107,7 @@ def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
 def _body(document: Result) -> dict[str, object]:
     import json
 
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     body: dict[str, object] = json.loads(to_json(document))
     return body

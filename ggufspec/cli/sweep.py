@@ -12,10 +12,10 @@ from ggufspec.errors import GgufspecError, StopError, UsageError
 if TYPE_CHECKING:
     from ggufspec.bench.sweep import Experiment, Sweep, Value
     from ggufspec.bench.trial import Spec
-    from ggufspec.pairs.profile import Pair
-    from ggufspec.reports.document import SweepDocument
+    from ggufspec.models.profile import Pair
+    from ggufspec.schema.document import SweepDocument
 
-_AT_EACH = ("gpu_layers", "cpu_experts")  # values that the target alone runs at too
+_AT_EACH = ("gpu_layers", "n_cpu_moe")  # values that the target alone runs at too
 
 
 def asked(several: given.Several | None, *, sweep: bool) -> given.Several | None:
@@ -65,7 +65,7 @@ def prepare(
         UsageError: a value is out of range.
     """
     from ggufspec.bench.sweep import Experiment, Value, value
-    from ggufspec.reports.document import Failure
+    from ggufspec.schema.document import Failure
 
     several, notes = _distinct(several, chosen)
     decoders = [  # all of them first: a typo is no row
@@ -101,9 +101,9 @@ def _distinct(several: given.Several, chosen: Pair) -> tuple[given.Several, tupl
     """The option without numbers of layers that mean what another one means, and a note where there were some."""
     from ggufspec.decoding.planned import layers_asked
     from ggufspec.llamacpp.options import offloaded
-    from ggufspec.pairs.source import read_headers
+    from ggufspec.models.source import read_headers
 
-    file = {"gpu_layers": chosen.target, "draft_gpu_layers": chosen.draft}.get(several.key)
+    file = {"gpu_layers": chosen.target, "gpu_layers_draft": chosen.draft}.get(several.key)
     if file is None:
         return several, ()
     layers = read_headers([file])[0].header.layers
@@ -138,9 +138,9 @@ def measure(
     """
     from ggufspec.bench.journal import Journal
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
+    from ggufspec.files import file_name
     from ggufspec.hardware.host import lasts, results_folder, usable
-    from ggufspec.reports.document import to_json
-    from ggufspec.reports.files import file_name
+    from ggufspec.schema.document import to_json
 
     pair = file_name(experiment.pair["name"])
     path = (results or usable(results_folder())) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
@@ -174,7 +174,7 @@ def measure(
 def _replace(journal: Path, kept: Path, text: str) -> GgufspecError | None:
     """Keep the document in place of the journal: the next run of this command is a new measurement. What failed."""
     from ggufspec.bench.journal import put_aside
-    from ggufspec.reports.files import write_whole
+    from ggufspec.files import write_whole
 
     try:
         if kept.exists():  # an earlier measurement of the same
@@ -198,7 +198,7 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
 def _report(document: SweepDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import sweep as report
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     if json:
         console.data(to_json(document))

@@ -14,8 +14,8 @@ from ggufspec.errors import StopError
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import Result
-    from ggufspec.reports.document import TraceDocument, Written
-    from ggufspec.reports.rounds import TracedRound
+    from ggufspec.schema.document import TraceDocument, Written
+    from ggufspec.schema.rounds import TracedRound
 
 _LIKELIEST = 10
 
@@ -61,8 +61,8 @@ def trace(
 ) -> int:
     """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why."""
     from ggufspec.bench import traced
-    from ggufspec.reports.document import to_line
-    from ggufspec.reports.files import check_writable
+    from ggufspec.files import check_writable
+    from ggufspec.schema.document import to_line
     from ggufspec.worker import Interrupted
 
     if html is not None:
@@ -138,7 +138,7 @@ def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
 def _print_answer(document: TraceDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.cli.chat_stream import tints
+    from ggufspec.chat.stream import tints
     from ggufspec.reports import trace
 
     out = console.out()
@@ -153,7 +153,7 @@ def _document(
 ) -> TraceDocument:
     from ggufspec.bench.versus import notes_of, settings_of, summarise
     from ggufspec.decoding.options import is_lossy
-    from ggufspec.reports.document import TraceDocument
+    from ggufspec.schema.document import TraceDocument
 
     answer = result.answers[0]
     return TraceDocument(
@@ -171,7 +171,7 @@ def _document(
 
 
 def _write(file: Path, document: TraceDocument, rounds: list[TracedRound]) -> None:
-    from ggufspec.reports.files import write_whole
+    from ggufspec.files import write_whole
     from ggufspec.reports.trace_page import render
 
     write_whole(file, render(document, rounds))

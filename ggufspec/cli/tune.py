@@ -11,26 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, given, options, planned, tuned_profile
+from ggufspec.cli import console, given, options, planned
 from ggufspec.errors import GgufspecError, StopError, UsageError
+from ggufspec.tune import profile as tuned_profile
 
 if TYPE_CHECKING:
-    from ggufspec.bench.tune import Experiment, Now, Tuning, Watch
-    from ggufspec.bench.tuning_space import Free
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.pairs.profile import Pair
-    from ggufspec.reports.document import TuneDocument
+    from ggufspec.models.profile import Pair
+    from ggufspec.schema.document import TuneDocument
+    from ggufspec.tune.run import Experiment, Now, Tuning, Watch
+    from ggufspec.tune.space import Free
 
 _TUNED = (  # of a profile: they are searched anew, an earlier winner's too
     "threads",
     "drafter",
     "draft_policy",
     "draft_max",
-    "flash_attention",
-    "cpu_experts",
-    "micro_batch",
+    "flash_attn",
+    "n_cpu_moe",
+    "ubatch_size",
 )
-_CACHE = ("type_k", "type_v")  # the same, where --allow-kv says so
+_CACHE = ("cache_type_k", "cache_type_v")  # the same, where --allow-kv says so
 _SHOWN = 10  # settings, without --explain
 _FEWEST = 3  # trials side by side, for an interval to say something
 _EVERY = 2  # half of the bundled prompts, of every kind
@@ -90,10 +91,10 @@ def tune(
     out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
     """
     from ggufspec.bench.journal import Journal
-    from ggufspec.bench.tune import JOURNAL, Tuning, journal_path
+    from ggufspec.files import write_whole
     from ggufspec.hardware.host import results_folder, usable
-    from ggufspec.reports.document import to_json
-    from ggufspec.reports.files import write_whole
+    from ggufspec.schema.document import to_json
+    from ggufspec.tune.run import JOURNAL, Tuning, journal_path
 
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
@@ -188,15 +189,15 @@ def prepare(
     """
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec
-    from ggufspec.bench.tune import Experiment
-    from ggufspec.bench.tuning_space import candidates, nearest
     from ggufspec.decoding.placing import placed
     from ggufspec.hardware.host import physical_cores
+    from ggufspec.tune.run import Experiment
+    from ggufspec.tune.space import candidates, nearest
 
     searched = _TUNED + _CACHE * (allow_kv is not None)
     settings = chosen.settings.model_copy(update=dict.fromkeys(searched))
     base = planned.decoder(settings, decoding, drafting)
-    pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, draft_gpu_layers=None))
+    pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, gpu_layers_draft=None))
     asked = planned.asked_of(pair, placing, drafting, allow_kv=allow_kv)
     cores = base.threads or physical_cores()
     planned.calibrate_if_due(cores, asked.rpc, fixed=base.threads > 0, quiet=quiet, verbose=verbose)
@@ -260,8 +261,8 @@ def _free(
     with_draft: bool,
 ) -> Free:
     """What the command line leaves open."""
-    from ggufspec.bench.tuning_space import Free, policies, thread_counts
     from ggufspec.hardware.host import physical_cores
+    from ggufspec.tune.space import Free, policies, thread_counts
 
     drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
     if base.accept != "exact" or drafting.drafter is not None:
@@ -275,12 +276,12 @@ def _free(
         threads=(base.threads,) if base.threads else thread_counts(physical_cores()),
         drafters=drafters,
         policies=lengths,
-        flash_attention=(base.flash_attention,) if decoding.flash_attn else ("auto", "off"),
-        **({"micro_batches": (base.micro_batch,)} if decoding.ubatch_size else {}),
-        kv_types=tuple(dict.fromkeys(((base.type_k, base.type_v), *asked.kv_types))),
+        flash_attn=(base.flash_attn,) if decoding.flash_attn else ("auto", "off"),
+        **({"ubatch_sizes": (base.ubatch_size,)} if decoding.ubatch_size else {}),
+        kv_types=tuple(dict.fromkeys(((base.cache_type_k, base.cache_type_v), *asked.kv_types))),
         gpu_layers=asked.layers.gpu_layers,
-        draft_gpu_layers=asked.draft_layers.gpu_layers,
-        cpu_experts=placing.n_cpu_moe,
+        gpu_layers_draft=asked.draft_layers.gpu_layers,
+        n_cpu_moe=placing.n_cpu_moe,
         within_budget=placing.headroom is not None,
     )
 
@@ -334,7 +335,7 @@ def _report(
     """Print first, then write the files."""
     from ggufspec.hardware.host import lasts
     from ggufspec.reports import tune as report
-    from ggufspec.reports.document import to_json
+    from ggufspec.schema.document import to_json
 
     if json:
         console.data(to_json(document))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import console, given, options, planned
+from ggufspec.display import of_file
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
-from ggufspec.reports.sizes import of_file
 
 if TYPE_CHECKING:
-    from ggufspec.bench.certificate import Spec
     from ggufspec.bench.trial import Placed
-    from ggufspec.bench.verify import Result
-    from ggufspec.pairs.profile import Pair
-    from ggufspec.reports.document import VerifyDocument
+    from ggufspec.models.profile import Pair
+    from ggufspec.schema.document import VerifyDocument
+    from ggufspec.verify.certificate import Spec
+    from ggufspec.verify.run import Result
 
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
@@ -91,10 +91,10 @@ def verify(
     The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
     does 2 tokens/s. --quick asks for some 1,000, -n, --prompts and --seeds for anything between.
     """
-    from ggufspec.bench.certificate import EVERY_POLICY, TWO_POLICIES, Spec
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.decoding.sampling import Sampling
-    from ggufspec.reports.files import check_writable
+    from ggufspec.files import check_writable
+    from ggufspec.verify.certificate import EVERY_POLICY, TWO_POLICIES, Spec
 
     rules = _rules(accept)
     if temp <= 0:
@@ -143,8 +143,8 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: it is lossy, or there is no such rule.
     """
-    from ggufspec.bench.certificate import LOSSLESS
     from ggufspec.decoding.options import check_rule
+    from ggufspec.verify.certificate import LOSSLESS
 
     if accept is None:
         return LOSSLESS
@@ -176,7 +176,7 @@ def _measure(
     spec: Spec, *, no_hash: bool, quiet: bool, verbose: bool
 ) -> tuple[Result, dict[str, list[dict[str, object]]]]:
     """The models' files and what was checked of them; what is there at Ctrl-C."""
-    from ggufspec.bench.verify import measure
+    from ggufspec.verify.run import measure
     from ggufspec.worker import Interrupted
 
     try:
@@ -206,7 +206,7 @@ def _files(
     """
     import hashlib
 
-    from ggufspec.pairs.files import part_names
+    from ggufspec.models.files import part_names
 
     parts = {
         role: [path.with_name(name) for name in part_names(path.name)]
@@ -237,10 +237,10 @@ def _files(
 
 
 def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[dict[str, object]]]) -> VerifyDocument:
-    from ggufspec.bench.certificate import FALSE_ALARM, TWO_POLICIES, judge
     from ggufspec.bench.versus import machine
     from ggufspec.hardware.host import physical_cores
-    from ggufspec.reports.document import VerifyDocument
+    from ggufspec.schema.document import VerifyDocument
+    from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, judge
 
     def described(role: str, path: Path | None, placed: Placed | None) -> dict[str, object] | None:
         if path is None:
@@ -280,8 +280,8 @@ def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[di
 
 def _report(document: VerifyDocument, json: bool, export_json: Path | None) -> int:
     """Print first, then write the file: a full disk costs a file and not the result."""
-    from ggufspec.reports.document import to_json
-    from ggufspec.reports.files import write_whole
+    from ggufspec.files import write_whole
+    from ggufspec.schema.document import to_json
 
     if json:
         console.data(to_json(document))

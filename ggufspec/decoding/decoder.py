@@ -27,7 +27,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.pairs.compat import Vocabulary, vocabulary_mismatch
+from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
 
 _Owned = TypeVar("_Owned", Model, Context)
 
@@ -299,9 +299,9 @@ class SpeculativeDecoder:
         tokens = self.target.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
             raise UsageError("the prompt is empty", 'give one with -p "…", -f FILE, or - for standard input')
-        if len(tokens) > self.options.n_ctx:
+        if len(tokens) > self.options.ctx_size:
             raise ModelError(
-                f"the prompt has {len(tokens):,} tokens and the context holds {self.options.n_ctx:,}",
+                f"the prompt has {len(tokens):,} tokens and the context holds {self.options.ctx_size:,}",
                 f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
             )
         if "" in stop:
@@ -446,7 +446,7 @@ class SpeculativeDecoder:
             return "grammar"
         if enough:
             return "length"
-        return "context" if length > self.options.n_ctx else ""
+        return "context" if length > self.options.ctx_size else ""
 
     def close(self) -> None:
         """Free both models and their caches, and keep what was learned of their speed; of no use afterwards.

@@ -33,7 +33,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes
 from ggufspec.llamacpp.hook import Borrowed, LlamaDraftModel, calling, close_with, forget_scores, scores_bytes
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.pairs.compat import MAX_SIZE_DIFFERENCE
+from ggufspec.models.compat import MAX_SIZE_DIFFERENCE
 
 __all__ = ["DraftModel", "scores_bytes"]
 
@@ -78,12 +78,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         draft_max: the longest draft of a round, in tokens: 15, or 4 of the fixed policy.
         draft_policy: ``adaptive`` drafts as far as it pays, which may be not at all; ``fixed`` always as far.
         lookup: whether n-grams of the text draft too.
-        n_ctx: tokens of its context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.
+        ctx_size: tokens of its context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.
         gpu_layers: its layers on the GPU, the output layer included; negative, or more than it has, means all.
         split: shares of these layers for each device; empty leaves it to llama.cpp.
         threads: CPU threads; 0 means the physical cores.
-        flash_attention: auto, on or off.
-        micro_batch: tokens of a prompt that are computed at once; 0: 512.
+        flash_attn: auto, on or off.
+        ubatch_size: tokens of a prompt that are computed at once; 0: 512.
         cache: folder in which the draft's measured speed is kept; None keeps none.
 
     Attributes:
@@ -115,12 +115,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         draft_max: int | None = None,
         draft_policy: str = "adaptive",
         lookup: bool = False,
-        n_ctx: int = 0,
+        ctx_size: int = 0,
         gpu_layers: int = 0,
         split: tuple[float, ...] = (),
         threads: int = 0,
-        flash_attention: str = "auto",
-        micro_batch: int = 0,
+        flash_attn: str = "auto",
+        ubatch_size: int = 0,
         cache: Path | None = None,
     ) -> None:
         self.notes: list[str] = []
@@ -142,12 +142,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._forget()
         try:
             self.options = DecoderOptions(
-                n_ctx=n_ctx or _SOME_CONTEXT,
-                draft_gpu_layers=gpu_layers,
+                ctx_size=ctx_size or _SOME_CONTEXT,
+                gpu_layers_draft=gpu_layers,
                 draft_split=split,
                 threads=threads,
-                flash_attention=flash_attention,
-                micro_batch=micro_batch,
+                flash_attn=flash_attn,
+                ubatch_size=ubatch_size,
                 drafter="both" if lookup else "draft",
                 draft_policy=draft_policy,
                 draft_max=(FIXED_DRAFT_MAX if draft_policy == "fixed" else DRAFT_MAX)
@@ -156,8 +156,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             )
             self._most = self.options.draft_max
             self.model = self._own(Model(Path(path), self.options.draft_placement))
-            if n_ctx:
-                self._open(n_ctx)
+            if ctx_size:
+                self._open(ctx_size)
             if isinstance(target, (str, Path)):
                 self._compare_with_file(Path(target))
             elif target is not None:
@@ -209,9 +209,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         return self
 
     def _compare_with_file(self, target: Path) -> None:
-        from ggufspec.pairs.architecture import kind_of_state
-        from ggufspec.pairs.source import read_headers
-        from ggufspec.pairs.vocabulary import check_pair
+        from ggufspec.models.architecture import kind_of_state
+        from ggufspec.models.source import read_headers
+        from ggufspec.models.vocabulary import check_pair
 
         known = read_headers([target, self.model.path])
         if kind_of_state(known[0].header.architecture):  # our own loop takes its tokens back, and a Llama does not
@@ -222,9 +222,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._closers.append(thing)
         return thing
 
-    def _open(self, n_ctx: int) -> None:
+    def _open(self, ctx_size: int) -> None:
         """Make the draft's context and time it."""
-        self.options = replace(self.options, n_ctx=n_ctx)
+        self.options = replace(self.options, ctx_size=ctx_size)
         options = self.options.draft_context()
         self._context = context = self._own(Context(self.model, options))
         if not context.can_rewind:

@@ -36,9 +36,9 @@ class Key:
         head: hash of its size and first bytes.
         placement: which layers are where.
         threads: of the host.
-        type_k: type of the key cache.
-        type_v: type of the value cache.
-        flash_attention: auto, on or off.
+        cache_type_k: type of the key cache.
+        cache_type_v: type of the value cache.
+        flash_attn: auto, on or off.
         limit: the widest batch.
         outputs: rows of logits of a batch at most; None: all.
         strict: whether its widths are of one class.
@@ -48,9 +48,9 @@ class Key:
     head: str
     placement: Placement
     threads: int
-    type_k: str
-    type_v: str
-    flash_attention: str
+    cache_type_k: str
+    cache_type_v: str
+    flash_attn: str
     limit: int
     outputs: int | None
     strict: bool
@@ -86,9 +86,9 @@ def key(
         head=head.hexdigest()[:32],
         placement=placement,
         threads=context.threads,
-        type_k=context.type_k,
-        type_v=context.type_v,
-        flash_attention=context.flash_attention,
+        cache_type_k=context.cache_type_k,
+        cache_type_v=context.cache_type_v,
+        flash_attn=context.flash_attn,
         limit=limit or context.width,
         outputs=outputs,
         strict=strict,

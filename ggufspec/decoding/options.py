@@ -47,18 +47,18 @@ class DecoderOptions:
     """How a pair is placed and decoded; llama.cpp's meanings.
 
     Args:
-        n_ctx: tokens of context, prompt and answer together.
+        ctx_size: tokens of context, prompt and answer together.
         gpu_layers: layers of the target on the GPU, the output layer included; negative means all.
-        draft_gpu_layers: the same of the draft.
+        gpu_layers_draft: the same of the draft.
         split: shares of the target's offloaded layers for each device; empty leaves it to llama.cpp (free memory).
         draft_split: the same of the draft.
-        cpu_experts: the target's expert tensors of the first so many blocks stay on the CPU.
+        n_cpu_moe: the target's expert tensors of the first so many blocks stay on the CPU.
         threads: CPU threads; 0 means the physical cores, and fewer while other programs use the CPUs
             (:mod:`ggufspec.decoding.threads`).
-        type_k: type of the target's key cache, f16 or q8_0 say.
-        type_v: type of the target's value cache.
-        flash_attention: auto, on or off.
-        micro_batch: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
+        cache_type_k: type of the target's key cache, f16 or q8_0 say.
+        cache_type_v: type of the target's value cache.
+        flash_attn: auto, on or off.
+        ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
         drafter: who guesses: ``draft`` (the model), ``lookup`` (n-grams of the text), ``both``, or ``none``; without
             a draft model, ``lookup`` alone can guess.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
@@ -69,17 +69,17 @@ class DecoderOptions:
         strict: decode the target in one width class, so that the text is the same to the bit with and without draft.
     """
 
-    n_ctx: int = 2048
+    ctx_size: int = 2048
     gpu_layers: int = 0
-    draft_gpu_layers: int = 0
+    gpu_layers_draft: int = 0
     split: tuple[float, ...] = ()
     draft_split: tuple[float, ...] = ()
-    cpu_experts: int = 0
+    n_cpu_moe: int = 0
     threads: int = 0
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attention: str = "auto"
-    micro_batch: int = 0
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+    ubatch_size: int = 0
     drafter: str = "both"
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
@@ -89,10 +89,10 @@ class DecoderOptions:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.n_ctx < 2:
-            raise UsageError(f"a context of {self.n_ctx} tokens holds no text", "-c 2048 is usual")
-        if self.n_ctx > MAX_CONTEXT:
-            raise UsageError(f"a context of {self.n_ctx} tokens is more than any model has", "-c 2048 is usual")
+        if self.ctx_size < 2:
+            raise UsageError(f"a context of {self.ctx_size} tokens holds no text", "-c 2048 is usual")
+        if self.ctx_size > MAX_CONTEXT:
+            raise UsageError(f"a context of {self.ctx_size} tokens is more than any model has", "-c 2048 is usual")
         if not 1 <= self.draft_max < MAX_WIDTH:
             raise UsageError(
                 f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",
@@ -104,21 +104,21 @@ class DecoderOptions:
             raise UsageError("a corpus is for the lookup, and that does not draft", "--drafter both")
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
-        check_kv_type(self.type_k)
-        check_kv_type(self.type_v)
-        check_flash_attention(self.flash_attention)
-        check_micro_batch(self.micro_batch)
+        check_kv_type(self.cache_type_k)
+        check_kv_type(self.cache_type_v)
+        check_flash_attention(self.flash_attn)
+        check_micro_batch(self.ubatch_size)
         check_rule(self.accept)
 
     @property
     def placement(self) -> Placement:
         """Where the target's layers are."""
-        return Placement(self.gpu_layers, self.split, self.cpu_experts)
+        return Placement(self.gpu_layers, self.split, self.n_cpu_moe)
 
     @property
     def draft_placement(self) -> Placement:
         """Where the draft's layers are."""
-        return Placement(self.draft_gpu_layers, self.draft_split)
+        return Placement(self.gpu_layers_draft, self.draft_split)
 
     @property
     def needs_draft(self) -> bool:
@@ -161,13 +161,13 @@ class DecoderOptions:
         drafts = self.drafts(with_draft=with_draft)
         width = max(ROWS, self.draft_max + 1) if drafts or self.strict else 2
         return ContextOptions(
-            n_ctx=self.n_ctx,
+            ctx_size=self.ctx_size,
             width=width,
             threads=self.threads or physical_cores(),
-            type_k=self.type_k,
-            type_v=self.type_v,
-            flash_attention=self.flash_attention,
-            micro_batch=self.micro_batch,
+            cache_type_k=self.cache_type_k,
+            cache_type_v=self.cache_type_v,
+            flash_attn=self.flash_attn,
+            ubatch_size=self.ubatch_size,
             rewind=width - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
         )
@@ -175,11 +175,11 @@ class DecoderOptions:
     def draft_context(self) -> ContextOptions:
         """The draft's context."""
         return ContextOptions(
-            n_ctx=self.n_ctx,
+            ctx_size=self.ctx_size,
             width=ROWS,
             threads=self.threads or physical_cores(),
-            flash_attention=self.flash_attention,
-            micro_batch=self.micro_batch,
+            flash_attn=self.flash_attn,
+            ubatch_size=self.ubatch_size,
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by=REWIND_BY["draft"],
         )

@@ -38,41 +38,41 @@ from ggufspec.errors import UsageError
 if TYPE_CHECKING:
     from ggufspec.decoding.decoder import SpeculativeDecoder
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.pairs.profile import Pair, Profile
-    from ggufspec.reports.document import PlanDocument
+    from ggufspec.models.profile import Pair, Profile
+    from ggufspec.schema.document import PlanDocument
 
-_OF_THE_PLACEMENT = ("gpu_layers", "draft_gpu_layers", "split", "cpu_experts", "headroom", "rpc")
+_OF_THE_PLACEMENT = ("gpu_layers", "gpu_layers_draft", "split", "n_cpu_moe", "headroom", "rpc")
 
 
 class PlanOptions(TypedDict, total=False):
     """What a caller fixes of a placement. None is the same as left out.
 
     Args:
-        n_ctx: tokens of context, prompt and answer together.
+        ctx_size: tokens of context, prompt and answer together.
         gpu_layers: layers of the target on the cards, the output layer included, or more for all; ``all``; ``auto``.
-        draft_gpu_layers: the same of the draft.
+        gpu_layers_draft: the same of the draft.
         split: shares of the target's layers for each card.
-        cpu_experts: the experts of the target's first so many blocks stay on the CPU.
+        n_cpu_moe: the experts of the target's first so many blocks stay on the CPU.
         threads: CPU threads; 0 means the physical cores.
-        type_k: type of the target's key cache, ``q8_0`` say.
-        type_v: type of its value cache.
-        flash_attention: ``auto``, ``on`` or ``off``.
-        micro_batch: tokens of a prompt that are computed at once, 512 by default; fewer take less memory.
+        cache_type_k: type of the target's key cache, ``q8_0`` say.
+        cache_type_v: type of its value cache.
+        flash_attn: ``auto``, ``on`` or ``off``.
+        ubatch_size: tokens of a prompt that are computed at once, 512 by default; fewer take less memory.
         draft_max: the longest draft of a round, in tokens.
         headroom: what to leave free on each card: bytes, or ``512MiB``.
         rpc: endpoints (``host:port``) of llama.cpp's RPC workers, as further cards.
     """
 
-    n_ctx: int | None
+    ctx_size: int | None
     gpu_layers: int | str | None
-    draft_gpu_layers: int | str | None
+    gpu_layers_draft: int | str | None
     split: Sequence[float] | None
-    cpu_experts: int | None
+    n_cpu_moe: int | None
     threads: int | None
-    type_k: str | None
-    type_v: str | None
-    flash_attention: str | None
-    micro_batch: int | None
+    cache_type_k: str | None
+    cache_type_v: str | None
+    flash_attn: str | None
+    ubatch_size: int | None
     draft_max: int | None
     headroom: int | str | None
     rpc: Sequence[str] | None
@@ -114,7 +114,7 @@ def plan_pair(
     ``vram`` names one; without them this machine's are planned for.
 
     >>> from ggufspec import plan_pair
-    >>> plan = plan_pair("demo", vram="24GiB", n_ctx=512)
+    >>> plan = plan_pair("demo", vram="24GiB", ctx_size=512)
     >>> (plan.target.gpu_layers, plan.target.layers)  # the output layer is one more than the blocks
     (9, 8)
     >>> plan.predicted["target_only_tokens_per_s"] > 0
@@ -123,11 +123,11 @@ def plan_pair(
     ['GPU0', 'CPU']
 
     Args:
-        pair: name or path of a profile, the profile, or a :class:`~ggufspec.pairs.profile.Pair` of files.
+        pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         gpu: names of cards that are not here: ``RTX 4090``.
         vram: memory of cards that are not here: bytes, or ``24GiB``.
         acceptance: the share of drafted tokens to expect, 0 to 1; otherwise what was measured before, or the profile's.
-        kv_types: (type_k, type_v) of the target's cache that the plan may choose besides the one asked for.
+        kv_types: (cache_type_k, cache_type_v) of the target's cache that the plan may choose besides the one asked for.
         sweep: predict tokens/s over the target's layers too.
         on_event: told of progress: ``{"event": "reading", "file": …, "bytes": …}``.
         verbose: let llama.cpp's log of the dry runs through to standard error.
@@ -135,7 +135,7 @@ def plan_pair(
 
     Returns:
         The document of ``ggufspec plan --json``: bytes by device, tokens/s of both ways, the choice and why;
-        :func:`ggufspec.reports.document.to_json` makes JSON of it.
+        :func:`ggufspec.schema.document.to_json` makes JSON of it.
 
     Raises:
         UsageError: a name, an option or a size is none.
@@ -162,7 +162,7 @@ def load_pair(
     r"""A decoder of a pair, loaded where the plan for this machine puts its layers.
 
     >>> from ggufspec import Sampling, load_pair
-    >>> with load_pair("demo", threads=1, n_ctx=512) as decoder:
+    >>> with load_pair("demo", threads=1, ctx_size=512) as decoder:
     ...     for emitted in decoder.generate("class ", max_tokens=8, sampling=Sampling(temperature=0.8, seed=7)):
     ...         assert emitted.source in ("draft", "lookup", "target", "bonus")
     >>> decoder.statistics.tokens
@@ -171,7 +171,7 @@ def load_pair(
     Leaving the ``with`` block, or ``close()``, frees both models and their caches.
 
     Args:
-        pair: name or path of a profile, the profile, or a :class:`~ggufspec.pairs.profile.Pair` of files.
+        pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         download: fetch what is on the hub and not here, which may be many GB; without it such a pair is an error.
         on_event: told of progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one at a
             time, and ``{"event": "reading", "file": …, "bytes": …}``.
@@ -202,7 +202,7 @@ def at_hand(pair: str | Path | Profile | Pair, *, download: bool = False, on_eve
         GgufspecError: the hub cannot be reached, or the disk is too small.
     """
     from ggufspec.llamacpp.model import check_gguf
-    from ggufspec.pairs.profile import Pair, Profile, load_profile, resolve
+    from ggufspec.models.profile import Pair, Profile, load_profile, resolve
 
     if isinstance(pair, Pair):
         files = replace(pair, target=Path(pair.target), draft=Path(pair.draft) if pair.draft else None)
@@ -218,8 +218,8 @@ def at_hand(pair: str | Path | Profile | Pair, *, download: bool = False, on_eve
 
 
 def _fetch(profile: Profile, on_event: OnEvent | None) -> None:
-    from ggufspec.pairs.download import fetch, here, look
-    from ggufspec.pairs.profile import on_hub
+    from ggufspec.models.download import fetch, here, look
+    from ggufspec.models.profile import on_hub
 
     models = [source for model in (profile.target, profile.draft) if model and (source := on_hub(model))]
     if missing := [source for source in models if here(source) is None]:
@@ -281,7 +281,7 @@ def _decoder(chosen: Chosen, given: Mapping[str, Any]) -> DecoderOptions:
 
 
 def _chosen(pair: str | Path | Profile | Pair) -> Chosen:
-    from ggufspec.pairs.profile import Pair, Profile, load_profile
+    from ggufspec.models.profile import Pair, Profile, load_profile
 
     if isinstance(pair, Pair):
         return of_pair(pair)

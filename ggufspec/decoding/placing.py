@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ggufspec.decoding.options import DRAFT_MAX, DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.pairs.header import ModelHeader
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.plan import Option, Question, Subject
 
 
@@ -18,7 +18,7 @@ class Layers:
 
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()
-    cpu_experts: int | None = None
+    n_cpu_moe: int | None = None
 
 
 def question(
@@ -41,7 +41,7 @@ def question(
         acceptance: expected share of drafted tokens that are kept, 0 to 1.
         layers: the target's layers where they are fixed.
         draft_layers: the draft's.
-        kv_types: (type_k, type_v) that the plan may choose for the target besides those of ``options``.
+        kv_types: (cache_type_k, cache_type_v) that the plan may choose for the target besides those of ``options``.
         draft_max: the longest draft to consider; None is ``DRAFT_MAX``.
 
     Raises:
@@ -50,13 +50,13 @@ def question(
     if not 0 <= acceptance <= 1:
         raise UsageError(f"an acceptance of {acceptance} is no share", "give it from 0 to 1, 0.7 say")
     for (header, _), asked in ((target, layers), (draft, draft_layers)) if draft else ((target, layers),):
-        if asked.cpu_experts and not header.experts:
+        if asked.n_cpu_moe and not header.experts:
             raise UsageError(f"{header.name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
     longest = draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
 
     def subject(model: tuple[ModelHeader, Path], asked: Layers, with_draft: bool) -> Subject:
-        return Subject(*model, widest.context(with_draft=with_draft), asked.gpu_layers, asked.split, asked.cpu_experts)
+        return Subject(*model, widest.context(with_draft=with_draft), asked.gpu_layers, asked.split, asked.n_cpu_moe)
 
     return Question(
         target=subject(target, layers, with_draft=draft is not None),
@@ -76,10 +76,10 @@ def placed(options: DecoderOptions, option: Option, *, draft_max: int | None = N
         options,
         gpu_layers=option.target.gpu_layers,
         split=option.target.split,
-        cpu_experts=option.target.cpu_experts,
-        draft_gpu_layers=draft.gpu_layers if draft else 0,
+        n_cpu_moe=option.target.n_cpu_moe,
+        gpu_layers_draft=draft.gpu_layers if draft else 0,
         draft_split=draft.split if draft else (),
         draft_max=draft_max or planned or options.draft_max,
-        type_k=option.context.type_k,
-        type_v=option.context.type_v,
+        cache_type_k=option.context.cache_type_k,
+        cache_type_v=option.context.cache_type_v,
     )

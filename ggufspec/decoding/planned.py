@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import foreign
+from ggufspec.display import of_file
 from ggufspec.errors import UsageError
-from ggufspec.reports.sizes import of_file
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.decoding.placing import Layers
-    from ggufspec.pairs.hub import HubFile
-    from ggufspec.pairs.profile import Pair, Profile, Settings
-    from ggufspec.pairs.source import Known
+    from ggufspec.models.hub import HubFile
+    from ggufspec.models.profile import Pair, Profile, Settings
+    from ggufspec.models.source import Known
     from ggufspec.planning.plan import Machine, Plan, Question, Subject
     from ggufspec.planning.survey import Site
-    from ggufspec.reports.document import PlanDocument, SweepRow
+    from ggufspec.schema.document import PlanDocument, SweepRow
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -38,7 +38,7 @@ class Chosen:
     draft: str | Path | HubFile | None
     settings: Settings
     target_gpu_layers: int | None = None
-    draft_gpu_layers: int | None = None
+    gpu_layers_draft: int | None = None
     headers: list[Known] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
@@ -61,13 +61,13 @@ def of_profile(profile: Profile, on_event: OnEvent | None = None) -> Chosen:
 
     Args:
         profile: whose pair it is.
-        on_event: told of expanded models that are made: :func:`ggufspec.pairs.profile.sources`.
+        on_event: told of expanded models that are made: :func:`ggufspec.models.profile.sources`.
 
     Raises:
         ModelError: a file that is not on the hub is not here.
         GgufspecError: an expanded one cannot be made.
     """
-    from ggufspec.pairs.profile import sources
+    from ggufspec.models.profile import sources
 
     target, draft = sources(profile, on_event)
     return Chosen(
@@ -82,7 +82,7 @@ def of_profile(profile: Profile, on_event: OnEvent | None = None) -> Chosen:
 
 def of_pair(pair: Pair) -> Chosen:
     """The same of a pair whose files are here."""
-    return Chosen(pair.name, pair.target, pair.draft, pair.settings, pair.target_gpu_layers, pair.draft_gpu_layers)
+    return Chosen(pair.name, pair.target, pair.draft, pair.settings, pair.target_gpu_layers, pair.gpu_layers_draft)
 
 
 # ---- what is asked for, over the profile, over the defaults ----------------------------------------------------------
@@ -107,9 +107,9 @@ def asked(
     chosen: Chosen | Pair,
     *,
     gpu_layers: int | str | None = None,
-    draft_gpu_layers: int | str | None = None,
+    gpu_layers_draft: int | str | None = None,
     split: Sequence[float] = (),
-    cpu_experts: int | None = None,
+    n_cpu_moe: int | None = None,
     kv_types: Sequence[tuple[str, str]] = (),
     draft_max: int | None = None,
     acceptance: float | None = None,
@@ -123,10 +123,10 @@ def asked(
     Args:
         chosen: the pair.
         gpu_layers: layers of the target on the cards: a number (more than it has is all), ``all`` or ``auto``.
-        draft_gpu_layers: the same of the draft.
+        gpu_layers_draft: the same of the draft.
         split: shares of the target's layers for each card.
-        cpu_experts: the experts of the target's first so many blocks stay on the CPU.
-        kv_types: (type_k, type_v) that the plan may choose besides.
+        n_cpu_moe: the experts of the target's first so many blocks stay on the CPU.
+        kv_types: (cache_type_k, cache_type_v) that the plan may choose besides.
         draft_max: the longest draft of a round.
         acceptance: the share of drafted tokens to expect, 0 to 1.
         gpu: cards that are not here, by name.
@@ -139,10 +139,10 @@ def asked(
     """
     from ggufspec.decoding.placing import Layers
 
-    experts = chosen.settings.cpu_experts if cpu_experts is None else cpu_experts
+    experts = chosen.settings.n_cpu_moe if n_cpu_moe is None else n_cpu_moe
     return Asked(
         layers=Layers(layers_asked(gpu_layers, chosen.target_gpu_layers), tuple(split), experts),
-        draft_layers=Layers(layers_asked(draft_gpu_layers, chosen.draft_gpu_layers)),
+        draft_layers=Layers(layers_asked(gpu_layers_draft, chosen.gpu_layers_draft)),
         kv_types=tuple(kv_types),
         draft_max=draft_max or chosen.settings.draft_max,
         acceptance=acceptance,
@@ -172,13 +172,13 @@ def layers_asked(given: int | str | None, profile: int | None = None) -> int | N
 def decoder_options(
     settings: Settings,
     *,
-    n_ctx: int | None = None,
+    ctx_size: int | None = None,
     draft_max: int | None = None,
     threads: int | None = None,
-    type_k: str | None = None,
-    type_v: str | None = None,
-    flash_attention: str | None = None,
-    micro_batch: int | None = None,
+    cache_type_k: str | None = None,
+    cache_type_v: str | None = None,
+    flash_attn: str | None = None,
+    ubatch_size: int | None = None,
     drafter: str | None = None,
     draft_policy: str | None = None,
     lookup_corpus: Path | None = None,
@@ -197,14 +197,14 @@ def decoder_options(
         _check_text(lookup_corpus)  # a typo is not to cost the time to load the models
     policy = draft_policy or settings.draft_policy or "adaptive"
     given = {
-        "n_ctx": _first(n_ctx, settings.n_ctx),
+        "ctx_size": _first(ctx_size, settings.ctx_size),
         "draft_max": _first(draft_max, settings.draft_max, FIXED_DRAFT_MAX if policy == "fixed" else None),
         "drafter": _first(drafter, settings.drafter),
         "threads": _first(threads, settings.threads),
-        "type_k": _first(type_k, settings.type_k),
-        "type_v": _first(type_v, settings.type_v),
-        "flash_attention": _first(flash_attention, settings.flash_attention),
-        "micro_batch": _first(micro_batch, settings.micro_batch),
+        "cache_type_k": _first(cache_type_k, settings.cache_type_k),
+        "cache_type_v": _first(cache_type_v, settings.cache_type_v),
+        "flash_attn": _first(flash_attn, settings.flash_attn),
+        "ubatch_size": _first(ubatch_size, settings.ubatch_size),
     }
     chosen = {key: value for key, value in given.items() if value is not None}
     return DecoderOptions(
@@ -288,7 +288,7 @@ def make(
         options: context, types and threads; their placements are not looked at.
         asked: what is fixed.
         where: the machine; that of ``asked`` by default.
-        on_event: told of headers that are read: :func:`ggufspec.pairs.source.read_headers`.
+        on_event: told of headers that are read: :func:`ggufspec.models.source.read_headers`.
         verbose: show llama.cpp's log of the dry runs.
 
     Raises:
@@ -296,8 +296,8 @@ def make(
     """
     from ggufspec.decoding.placing import question
     from ggufspec.hardware.host import cache_folder, physical_cores
-    from ggufspec.pairs.source import read_headers
-    from ggufspec.pairs.vocabulary import check_pair
+    from ggufspec.models.source import read_headers
+    from ggufspec.models.vocabulary import check_pair
     from ggufspec.planning.confirm import Confirmer, UnconfirmedError
     from ggufspec.planning.history import expected_acceptance, record_shortfall
     from ggufspec.planning.search import make_plan
@@ -420,8 +420,8 @@ def place(
         options,
         gpu_layers=layers.gpu_layers or 0,
         split=layers.split,
-        cpu_experts=layers.cpu_experts or 0,
-        draft_gpu_layers=draft_layers.gpu_layers or 0,
+        n_cpu_moe=layers.n_cpu_moe or 0,
+        gpu_layers_draft=draft_layers.gpu_layers or 0,
     )
     as_asked = layers.gpu_layers is not None and (draft_layers.gpu_layers is not None or chosen.draft is None)
     if as_asked and not rival:

@@ -28,7 +28,7 @@ from ggufspec.decoding.acceptance import (
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.noise import gumbel
 from ggufspec.decoding.sampling import Candidates, Ids, Logits, candidates
-from ggufspec.reports.rounds import (
+from ggufspec.schema.rounds import (
     Added,
     Drawn,
     Judged,

@@ -2,7 +2,7 @@
 
 The parser reads a buffer of bounded size, so that a header which lies about its lengths can neither make it read beyond
 nor allocate more than a few times that size. Hostile files are for a child process all the same
-(:mod:`ggufspec.pairs.header`). Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
+(:mod:`ggufspec.models.header`). Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def calling(depth: int) -> Any | None:
     return llama if isinstance(llama, Llama) else None
 
 
-def scores_bytes(n_ctx: int, n_vocab: int) -> int:
+def scores_bytes(ctx_size: int, n_vocab: int) -> int:
     """Host memory that ``Llama(logits_all=True)`` sets aside for the logits of every token of its context."""
-    return n_ctx * n_vocab * np.dtype(np.single).itemsize
+    return ctx_size * n_vocab * np.dtype(np.single).itemsize
 
 
 def forget_scores(llama: Any) -> int:
@@ -118,7 +118,7 @@ class Unkept(np.ndarray[Any, np.dtype[np.float32]]):
         if ufunc is np.greater:  # Llama.load_state clears what is above 0 of the rest
             return np.False_
         raise UsageError(
-            "this Llama keeps no logits: with a draft they would take n_ctx × n_vocab × 4 bytes",
+            "this Llama keeps no logits: with a draft they would take ctx_size × n_vocab × 4 bytes",
             "Llama(…, logits_all=True) keeps them, for logprobs and for stopping criteria that read them",
         )
 
@@ -148,16 +148,16 @@ def make_llama(
     try:
         return Llama(
             str(path),
-            n_ctx=options.n_ctx,
+            n_ctx=options.ctx_size,
             n_batch=options.n_batch,
-            n_ubatch=options.micro_batch or options.n_batch,
+            n_ubatch=options.ubatch_size or options.n_batch,
             n_gpu_layers=placement.gpu_layers,
             tensor_split=list(placement.split) or None,
             n_threads=options.threads,
             n_threads_batch=options.threads,
-            type_k=kv_type(lib, options.type_k),
-            type_v=kv_type(lib, options.type_v),
-            flash_attn=options.flash_attention != "off",
+            type_k=kv_type(lib, options.cache_type_k),
+            type_v=kv_type(lib, options.cache_type_v),
+            flash_attn=options.flash_attn != "off",
             draft_model=draft_model,
             verbose=False,
         )

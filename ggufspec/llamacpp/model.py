@@ -234,7 +234,7 @@ class Context:
         lib = model._lib
         self.model = model
         self.vocab_size = model.vocab_size
-        self.capacity = options.n_ctx
+        self.capacity = options.ctx_size
         self.width = options.width
         self.length = 0
         params = context_params(lib, options, model._handle)
@@ -244,7 +244,7 @@ class Context:
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
             raise ModelError(
-                f"no context of {options.n_ctx} tokens for {model.path.name}: {reason}", context_hint(reason)
+                f"no context of {options.ctx_size} tokens for {model.path.name}: {reason}", context_hint(reason)
             )
         self._lib = lib
         self._n_batch: int = params.n_batch

@@ -26,7 +26,7 @@ MAX_WIDTH = 256  # tokens whose logits one call may ask for
 MAX_MICRO_BATCH = 4096
 MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
-SLACK = 64  # cells beyond n_ctx, so that a padded batch at the very end still has room
+SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
 # What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
@@ -53,12 +53,12 @@ class Placement:
     Args:
         gpu_layers: layers offloaded as llama.cpp counts them, the output included; see :func:`offloaded`.
         split: share of the offloaded layers for each device; empty: by the devices' free memory.
-        cpu_experts: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
+        n_cpu_moe: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
     """
 
     gpu_layers: int = 0
     split: tuple[float, ...] = ()
-    cpu_experts: int = 0
+    n_cpu_moe: int = 0
 
     def offloaded(self, blocks: int) -> int:
         """How many of ``blocks`` + 1 layers are offloaded."""
@@ -70,14 +70,14 @@ class ContextOptions:
     """How a model is decoded.
 
     Args:
-        n_ctx: tokens of context; llama.cpp pads its cells to a multiple of 256.
+        ctx_size: tokens of context; llama.cpp pads its cells to a multiple of 256.
         width: most tokens whose logits one call asks for (``n_outputs_max``).
         threads: CPU threads, for prompts and generation alike.
-        type_k: type of the key cache, one of ``KV_TYPES``.
-        type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
-        flash_attention: ``auto``, ``on`` or ``off``.
+        cache_type_k: type of the key cache, one of ``KV_TYPES``.
+        cache_type_v: type of the value cache; anything but f16, bf16, f32 needs flash attention.
+        flash_attn: ``auto``, ``on`` or ``off``.
         n_batch: most tokens in one call while a prompt is read.
-        micro_batch: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
+        ubatch_size: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
             buffers depends; 0: all of a call. A verification is never divided.
         swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back.
         rewind: most tokens of one batch that are to be taken back. An attention cache can always do that and costs
@@ -89,14 +89,14 @@ class ContextOptions:
             get a batch of their own and a checkpoint behind it, or every rejection would add to the next one's price.
     """
 
-    n_ctx: int
+    ctx_size: int
     width: int
     threads: int
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attention: str = "auto"
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
     n_batch: int = 512
-    micro_batch: int = 0
+    ubatch_size: int = 0
     swa_full: bool = True
     rewind: int = 0
     rewind_by: str = "auto"
@@ -104,18 +104,18 @@ class ContextOptions:
 
     @property
     def cells(self) -> int:
-        """Tokens that the KV cache holds: ``n_ctx``, room for padding, and llama.cpp's own rounding up."""
-        return -(-(self.n_ctx + SLACK) // _CELLS_STEP) * _CELLS_STEP
+        """Tokens that the KV cache holds: ``ctx_size``, room for padding, and llama.cpp's own rounding up."""
+        return -(-(self.ctx_size + SLACK) // _CELLS_STEP) * _CELLS_STEP
 
     @property
     def batch(self) -> int:
         """Tokens in one call."""
-        return min(max(self.n_batch, self.micro_batch), self.n_ctx + SLACK)
+        return min(max(self.n_batch, self.ubatch_size), self.ctx_size + SLACK)
 
     @property
     def computed(self) -> int:
         """Tokens that are computed at once."""
-        return min(max(self.micro_batch, self.width), self.batch) if self.micro_batch else self.batch
+        return min(max(self.ubatch_size, self.width), self.batch) if self.ubatch_size else self.batch
 
 
 def check_kv_type(name: str) -> None:

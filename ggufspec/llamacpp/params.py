@@ -29,12 +29,12 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
         UsageError: an option is not one of those known.
     """
     params = lib.llama_context_default_params()
-    params.n_ctx = options.n_ctx + SLACK
+    params.n_ctx = options.ctx_size + SLACK
     params.n_batch, params.n_ubatch = options.batch, options.computed
     params.n_outputs_max = options.width
     params.n_threads = params.n_threads_batch = options.threads
-    params.type_k, params.type_v = (kv_type(lib, name) for name in (options.type_k, options.type_v))
-    params.flash_attn_type = _flash_attention(options.flash_attention)
+    params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
+    params.flash_attn_type = _flash_attention(options.flash_attn)
     params.swa_full = options.swa_full
     check_rewind(options.rewind_by)
     match choose(lib, model, options) if model else "":
@@ -69,10 +69,10 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
         shares = (ctypes.c_float * lib.llama_max_devices())(*placement.split)
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
         alive.append(shares)
-    if placement.cpu_experts:
+    if placement.n_cpu_moe:
         to_cpu = lib._lib.ggml_backend_cpu_buffer_type
         to_cpu.restype = ctypes.c_void_p
-        blocks = min(placement.cpu_experts, MAX_BLOCKS)
+        blocks = min(placement.n_cpu_moe, MAX_BLOCKS)
         overrides = (_TensorOverride * (blocks + 1))()
         for block in range(blocks):
             pattern = rf"blk\.{block}\.ffn_(up|down|gate|gate_up)_(ch|)exps"

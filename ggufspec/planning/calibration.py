@@ -217,7 +217,7 @@ def _time(path: Path, standin: Standin, placement: Placement, widths: Sequence[i
     began = time.perf_counter()
     with Model(path, placement) as model:
         load_s = time.perf_counter() - began
-        options = ContextOptions(n_ctx=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
+        options = ContextOptions(ctx_size=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
         with closing(Context(model, options)) as context:
             samples: dict[int, list[float]] = {width: [] for width in widths}
             _batch(context, max(widths))  # pages in, and the buffers at their largest

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.plan import Option, Plan, Subject
-from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
 def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: Sequence[SweepRow] = ()) -> PlanDocument:
@@ -87,8 +87,8 @@ def _model(
         gpu_layers=placement.offloaded(subject.header.blocks),
         layers=subject.header.blocks,
         split=placement.split,
-        cpu_experts=placement.cpu_experts,
-        type_k=context.type_k,
-        type_v=context.type_v,
+        n_cpu_moe=placement.n_cpu_moe,
+        cache_type_k=context.cache_type_k,
+        cache_type_v=context.cache_type_v,
         bytes={name: asdict(used) for name, used in by_device.items()},
     )

@@ -97,7 +97,7 @@ def llama_bench(settings: Settings) -> list[str]:
         UsageError: it has no word for the cache's type, or would split the file's name.
     """
     context, placement, target = settings.context, settings.placement, settings.target
-    for kind in (context.type_k, context.type_v):
+    for kind in (context.cache_type_k, context.cache_type_v):
         if kind == "f32":  # ggml_type_from_name in llama-bench.cpp
             raise UsageError("llama-bench knows no f32 cache", "-ctk f16 -ctv f16, or another program")
     if "," in target.name:
@@ -106,8 +106,8 @@ def llama_bench(settings: Settings) -> list[str]:
     arguments += ["-ngl", str(max(placement.gpu_layers, -1))]
     if placement.split:
         arguments += ["-ts", "/".join(_number(share) for share in placement.split)]
-    if placement.cpu_experts:
-        arguments += ["-ncmoe", str(placement.cpu_experts)]
+    if placement.n_cpu_moe:
+        arguments += ["-ncmoe", str(placement.n_cpu_moe)]
     arguments += ["-b", str(settings.context.batch), "-ub", str(settings.context.computed), *_cache(context)]
     arguments += ["-t", str(context.threads)]
     return arguments + (["-rpc", ",".join(settings.rpc)] if settings.rpc else [])
@@ -160,12 +160,12 @@ def lm_studio(settings: Settings) -> str:
         "CPU Thread Pool Size": f"{context.threads}",
         "Evaluation Batch Size": f"{settings.context.batch}",
         "Offload KV Cache to GPU Memory": "on",
-        "Flash Attention": context.flash_attention,
-        "K Cache Quantization Type": context.type_k,
-        "V Cache Quantization Type": context.type_v,
+        "Flash Attention": context.flash_attn,
+        "K Cache Quantization Type": context.cache_type_k,
+        "V Cache Quantization Type": context.cache_type_v,
     }
-    if placement.cpu_experts:
-        rows["Layers with MoE weights forced onto CPU"] = f"{placement.cpu_experts}"
+    if placement.n_cpu_moe:
+        rows["Layers with MoE weights forced onto CPU"] = f"{placement.n_cpu_moe}"
     if settings.draft:
         rows["Draft Model (chat sidebar)"] = settings.draft.name.rpartition("/")[2]
         rows["Draft Max (chat sidebar)"] = f"{settings.draft_max}"
@@ -207,8 +207,8 @@ def _common(settings: Settings, batch: int | None = None) -> list[str]:
     arguments += ["-ngl", _layers(placement)]
     if placement.split:
         arguments += ["-ts", ",".join(_number(share) for share in placement.split)]
-    if placement.cpu_experts:
-        arguments += ["--n-cpu-moe", str(placement.cpu_experts)]
+    if placement.n_cpu_moe:
+        arguments += ["--n-cpu-moe", str(placement.n_cpu_moe)]
     arguments += [
         "-c",
         str(settings.context.cells),
@@ -238,15 +238,20 @@ def _draft(settings: Settings) -> list[str]:
     device = _only_device(settings)
     if device is not None and _splits_differ(settings):
         arguments += ["-devd", device]
-    if placement.cpu_experts:
-        arguments += ["--spec-draft-n-cpu-moe", str(placement.cpu_experts)]
+    if placement.n_cpu_moe:
+        arguments += ["--spec-draft-n-cpu-moe", str(placement.n_cpu_moe)]
     context = settings.draft_context
-    arguments += ["-ctkd", context.type_k if context else "f16", "-ctvd", context.type_v if context else "f16"]
+    arguments += [
+        "-ctkd",
+        context.cache_type_k if context else "f16",
+        "-ctvd",
+        context.cache_type_v if context else "f16",
+    ]
     return [*arguments, "--spec-type", "draft-simple", "--spec-draft-n-max", str(settings.draft_max)]
 
 
 def _cache(context: ContextOptions) -> list[str]:
-    return ["-ctk", context.type_k, "-ctv", context.type_v, "-fa", context.flash_attention]
+    return ["-ctk", context.cache_type_k, "-ctv", context.cache_type_v, "-fa", context.flash_attn]
 
 
 def _layers(placement: Placement) -> str:
@@ -323,12 +328,12 @@ def _ollama_notes(settings: Settings) -> tuple[str, ...]:
     ]
     if settings.draft:
         notes.append("the target alone: Ollama drafts with MTP and DFlash heads only, not with a model like the draft")
-    if context.type_k != context.type_v:
-        notes.append(f"Ollama has one type for both caches, not {context.type_k} and {context.type_v}")
-    elif context.type_k != "f16":
-        notes.append(f"the cache's type is the server's: OLLAMA_KV_CACHE_TYPE={context.type_k} ollama serve")
-    if context.flash_attention != "auto":
-        switch = int(context.flash_attention == "on")
+    if context.cache_type_k != context.cache_type_v:
+        notes.append(f"Ollama has one type for both caches, not {context.cache_type_k} and {context.cache_type_v}")
+    elif context.cache_type_k != "f16":
+        notes.append(f"the cache's type is the server's: OLLAMA_KV_CACHE_TYPE={context.cache_type_k} ollama serve")
+    if context.flash_attn != "auto":
+        switch = int(context.flash_attn == "on")
         notes.append(f"flash attention is the server's: OLLAMA_FLASH_ATTENTION={switch} ollama serve")
     if context.swa_full:
         notes.append("Ollama has no --swa-full: a layer with a sliding window keeps only its window")
@@ -352,8 +357,8 @@ def _lacks(program: str, placement: Placement, settings: Settings, *, experts: b
     notes = []
     if placement.split:
         notes.append(f"{program} divides layers over several cards by itself, not by the plan's split")
-    if placement.cpu_experts and experts:
-        notes.append(f"{program} cannot keep the experts of {placement.cpu_experts} blocks on the CPU")
+    if placement.n_cpu_moe and experts:
+        notes.append(f"{program} cannot keep the experts of {placement.n_cpu_moe} blocks on the CPU")
     if settings.rpc:
         notes.append(f"{program} has no RPC workers: the layers planned for them have no place")
     return notes

@@ -26,7 +26,7 @@ def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[
 
     Args:
         folder: the cache folder.
-        target: the target's fingerprint (:class:`ggufspec.pairs.header.ModelHeader`); its name may be another's too.
+        target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`); its name may be another's too.
         draft: the draft's.
         accepted: tokens kept at each place of the draft.
         drafted: tokens drafted at each place.

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.llamacpp.rewind import way_back
-from ggufspec.pairs.header import ModelHeader, block_of
+from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.allocator import ALIGNMENT
 from ggufspec.planning.compute import graph
 from ggufspec.planning.parts import Batch, Kind, Trunk, Where, begins_with_state
@@ -145,11 +145,11 @@ def estimate(
     """
     sizes = _sizes(header)
     devices = _devices(placement, header.blocks, len(cards))
-    weights = sizes.weights(devices, placement.cpu_experts, len(cards) + 1)
+    weights = sizes.weights(devices, placement.n_cpu_moe, len(cards) + 1)
     kv = sizes.kv(devices, context, len(cards) + 1)
-    compute = sizes.compute(devices, placement.cpu_experts, context, len(cards) + 1)
+    compute = sizes.compute(devices, placement.n_cpu_moe, context, len(cards) + 1)
     if staging and cards:
-        first = sizes.staged(devices, placement.cpu_experts, context)
+        first = sizes.staged(devices, placement.n_cpu_moe, context)
         compute = (compute[0], max(compute[1], first), *compute[2:])
     logits = 4 * header.vocabulary * context.width
     return {name: Bytes(weights[i], kv[i], compute[i], 0 if i else logits) for i, name in enumerate((HOST, *cards))}
@@ -242,13 +242,13 @@ class _Sizes:
             state_numbers=header.state_numbers if recurrent else 0,
         )
 
-    def weights(self, devices: Sequence[int], cpu_experts: int, count: int) -> list[int]:
+    def weights(self, devices: Sequence[int], n_cpu_moe: int, count: int) -> list[int]:
         """Bytes of weights by device: src/llama-model-loader.cpp, ``create_tensor``."""
         found = [0] * count
         found[0] += self.input_bytes
         for i in range(self.main):
             found[devices[i]] += self.block_bytes[i]
-            found[0 if i < cpu_experts else devices[i]] += self.expert_bytes[i]
+            found[0 if i < n_cpu_moe else devices[i]] += self.expert_bytes[i]
         output = devices[-1]
         found[output] += self.output_bytes + (self.tied_bytes if output else 0)
         found[devices[0]] += self.first_bytes
@@ -261,7 +261,7 @@ class _Sizes:
         header, found = self.header, [0] * count
         full, windowed = context.cells, self._cells_windowed(context)
         turned = self._values_turned(context)
-        (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.type_k], KV_TYPES[context.type_v]
+        (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
         state = _padded(4 * header.conv_numbers, ALIGNMENT) + _padded(4 * header.state_numbers, ALIGNMENT)
         state *= self._states(context)
         for i in range(header.blocks):
@@ -282,11 +282,11 @@ class _Sizes:
         more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}
         return 1 + more[way_back(self.header.architecture, context.rewind_by)]
 
-    def compute(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions, count: int) -> tuple[int, ...]:
+    def compute(self, devices: Sequence[int], n_cpu_moe: int, context: ContextOptions, count: int) -> tuple[int, ...]:
         """Bytes of compute buffers by device."""
         batch = self._batch(context, devices)
-        pipelined = count > 2 and all(devices) and not cpu_experts
-        blocks = tuple((kind, devices[i], 0 if i < cpu_experts else devices[i]) for i, kind in enumerate(self.kind_of))
+        pipelined = count > 2 and all(devices) and not n_cpu_moe
+        blocks = tuple((kind, devices[i], 0 if i < n_cpu_moe else devices[i]) for i, kind in enumerate(self.kind_of))
         key = (batch, _shortened(blocks), devices[-1], count, pipelined)
         if key not in self.graphs:
             placed = [(self.kinds[kind], Where(device, experts)) for kind, device, experts in key[1]]
@@ -297,9 +297,9 @@ class _Sizes:
                 self.graphs.popitem(last=False)
         return self.graphs[key]
 
-    def staged(self, devices: Sequence[int], cpu_experts: int, context: ContextOptions) -> int:
+    def staged(self, devices: Sequence[int], n_cpu_moe: int, context: ContextOptions) -> int:
         """Compute buffer of a card that computes for the host too: the whole graph's, and the largest weight."""
-        hosted = [self.largest[i] for i in range(self.main) if not devices[i] or i < cpu_experts]
+        hosted = [self.largest[i] for i in range(self.main) if not devices[i] or i < n_cpu_moe]
         if not hosted or context.computed < _STAGED_TOKENS:
             return 0
         return self.compute([1] * len(devices), 0, context, 2)[1] + max(hosted)
@@ -314,10 +314,10 @@ class _Sizes:
             cells_windowed=self._cells_windowed(context) if any(header.windowed) else 0,
             flash=self._flash(context, devices),
             values_turned=self._values_turned(context),
-            type_k=KV_TYPES[context.type_k],
-            type_v=KV_TYPES[context.type_v],
-            turn_k=_turn(header.key_size) if KV_TYPES[context.type_k][0] > 1 else 0,
-            turn_v=min(_turn(header.value_size), 64) if KV_TYPES[context.type_v][0] > 1 else 0,
+            cache_type_k=KV_TYPES[context.cache_type_k],
+            cache_type_v=KV_TYPES[context.cache_type_v],
+            turn_k=_turn(header.key_size) if KV_TYPES[context.cache_type_k][0] > 1 else 0,
+            turn_v=min(_turn(header.value_size), 64) if KV_TYPES[context.cache_type_v][0] > 1 else 0,
         )
 
     def _cells_windowed(self, context: ContextOptions) -> int:
@@ -329,7 +329,7 @@ class _Sizes:
 
     def _values_turned(self, context: ContextOptions) -> bool:
         """Whether the V cache is made for attention without flash, before ``auto`` is known."""
-        return context.flash_attention == "off" or self.header.architecture == "grok"
+        return context.flash_attn == "off" or self.header.architecture == "grok"
 
     def _flash(self, context: ContextOptions, devices: Sequence[int]) -> bool:
         """Whether attention is flash attention: ``resolve_fused_ops`` in src/llama-context.cpp.
@@ -339,7 +339,7 @@ class _Sizes:
         """
         if self._values_turned(context):
             return False
-        return context.flash_attention == "on" or not any(devices[i + 1] and not devices[i] for i in self.strays)
+        return context.flash_attn == "on" or not any(devices[i + 1] and not devices[i] for i in self.strays)
 
 
 _Block = TypeVar("_Block")

@@ -55,13 +55,13 @@ class Mixers(Parts):
             g.write(v, rows_v, on=on)
         out = 4 * u * kind.heads * kind.value_size
         cells = self.batch.cells_windowed if kind.windowed else self.batch.cells
-        cached_k = self._cached(cells, kind.kv_heads * kind.key_size, self.batch.type_k)
-        cached_v = self._cached(cells, kind.kv_heads * kind.value_size, self.batch.type_v)
+        cached_k = self._cached(cells, kind.kv_heads * kind.key_size, self.batch.cache_type_k)
+        cached_v = self._cached(cells, kind.kv_heads * kind.value_size, self.batch.cache_type_v)
         if self.batch.flash:
             kqv = g.node(out, q, cached_k, cached_v, mask)
         else:
             if not self.batch.values_turned:
-                cached_v = g.node(_bytes(cells * kind.kv_heads * kind.value_size, self.batch.type_v), cached_v)
+                cached_v = g.node(_bytes(cells * kind.kv_heads * kind.value_size, self.batch.cache_type_v), cached_v)
             scores = 4 * cells * u * kind.heads
             kqv = g.node(scores, g.node(scores, cached_k, q), mask, over=1)
             kqv = g.node(out, g.node(out, cached_v, kqv))
@@ -156,10 +156,10 @@ class Mixers(Parts):
         g.write(k, rows_k, on=on)
         out = 4 * u * heads * self._out("attn_v_b")
         if self.batch.flash:
-            keys, values = (self._cached(self.batch.cells, n, self.batch.type_k) for n in (kind.key_size, latent))
+            keys, values = (self._cached(self.batch.cells, n, self.batch.cache_type_k) for n in (kind.key_size, latent))
             x = g.node(4 * u * heads * latent, q, keys, values, mask)
         else:
-            v = g.node(self.batch.type_k[1] * self.batch.cells * latent)
+            v = g.node(self.batch.cache_type_k[1] * self.batch.cells * latent)
             scores = 4 * self.batch.cells * u * heads
             x = g.node(scores, g.node(scores, q), mask, over=1)
             x = g.node(4 * u * heads * latent, v, x)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, estimate
 
 # Of compute buffers, where the header is not known: Llama-3-70B's have 202 MiB.
@@ -65,7 +65,9 @@ def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ..
 
 def of_outline(outline: Outline, context: ContextOptions) -> Part:
     """By sizes alone: as if all layers were alike."""
-    per_number = [size / numbers for numbers, size in (KV_TYPES[kind] for kind in (context.type_k, context.type_v))]
+    per_number = [
+        size / numbers for numbers, size in (KV_TYPES[kind] for kind in (context.cache_type_k, context.cache_type_v))
+    ]
     cache = outline.cache_bytes * sum(per_number) / 4 * context.cells  # f16 has two bytes a number, twice
     whole = int(outline.size_bytes + cache)
 

@@ -27,8 +27,8 @@ class Batch:
     cells_windowed: int
     flash: bool
     values_turned: bool
-    type_k: tuple[int, int]
-    type_v: tuple[int, int]
+    cache_type_k: tuple[int, int]
+    cache_type_v: tuple[int, int]
     turn_k: int = 0
     turn_v: int = 0
 

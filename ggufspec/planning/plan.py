@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import Bytes
 from ggufspec.planning.rehearsed import Pace
 from ggufspec.planning.speed import MachineSpeed
@@ -63,7 +63,7 @@ class Subject:
     context: ContextOptions
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()
-    cpu_experts: int | None = None
+    n_cpu_moe: int | None = None
     shortfall: dict[str, int] = field(default_factory=dict)
     pace: Pace | None = None
 
@@ -78,7 +78,7 @@ class Question:
         draft: the draft, or None.
         acceptance: the expected share of drafted tokens that the target keeps, 0 to 1.
         draft_max: the longest draft to consider.
-        kv_types: (type_k, type_v) of the target's cache that may be chosen besides the one asked for.
+        kv_types: (cache_type_k, cache_type_v) of the target's cache that may be chosen besides the one asked for.
     """
 
     target: Subject

@@ -18,7 +18,7 @@ from ggufspec import plain
 from ggufspec.errors import UsageError
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MachineSpeed, fit, pass_s
 from ggufspec.planning.store import read_json, write_json
@@ -41,8 +41,8 @@ class Point:
     placement: Placement
     threads: int
     depth: int
-    type_k: str
-    type_v: str
+    cache_type_k: str
+    cache_type_v: str
     batch_s: dict[int, float]
     machine: str
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
@@ -70,7 +70,7 @@ def record(folder: Path, header: ModelHeader, point: Point) -> None:
 
 
 def _place(point: Point) -> tuple[object, ...]:
-    return point.placement, point.threads, point.machine, point.type_k, point.type_v
+    return point.placement, point.threads, point.machine, point.cache_type_k, point.cache_type_v
 
 
 def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list[Point]:
@@ -123,7 +123,7 @@ def pace(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, card
 def _fitted(
     points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]
 ) -> MachineSpeed | None:
-    rates = [(p.placement.offloaded(header.blocks), 1 / p.batch_s[1]) for p in points if not p.placement.cpu_experts]
+    rates = [(p.placement.offloaded(header.blocks), 1 / p.batch_s[1]) for p in points if not p.placement.n_cpu_moe]
     if len(cards) != 1 or len({layers for layers, _ in rates}) < _FEWEST_TO_FIT:
         return None
     try:
@@ -136,7 +136,11 @@ def _scaled(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, c
     factors = []
     for point in points:
         context = ContextOptions(
-            n_ctx=point.depth + 1, width=1, threads=point.threads, type_k=point.type_k, type_v=point.type_v
+            ctx_size=point.depth + 1,
+            width=1,
+            threads=point.threads,
+            cache_type_k=point.cache_type_k,
+            cache_type_v=point.cache_type_v,
         )
         predicted_s = pass_s(header, point.placement, speed, cards, depth=point.depth, context=context)
         factors.append(point.batch_s[1] / predicted_s)

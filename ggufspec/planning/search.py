@@ -18,7 +18,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, l
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
-from ggufspec.reports.document import SweepRow
+from ggufspec.schema.document import SweepRow
 
 ByDevice = dict[str, Bytes]
 Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], list[ByDevice | str]]
@@ -90,8 +90,8 @@ def sweep(plan: Plan, steps: int = 8) -> list[SweepRow]:
 
 def _with_kv_types(question: Question) -> Iterator[Subject]:
     yield question.target
-    for type_k, type_v in question.kv_types:
-        context = replace(question.target.context, type_k=type_k, type_v=type_v)
+    for cache_type_k, cache_type_v in question.kv_types:
+        context = replace(question.target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
         if context != question.target.context:
             yield replace(question.target, context=context)
 
@@ -134,9 +134,9 @@ class _Search:
     def pass_s(self, subject: Subject, placement: Placement, tokens: int) -> float:
         """Predicted seconds of a batch, half of the context filled."""
         context = subject.context
-        key = (id(subject.header), placement, context.type_k, context.type_v, tokens)
+        key = (id(subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
         if key not in self._passes:
-            depth, cards, pace = context.n_ctx // 2, self.machine.card_names, subject.pace
+            depth, cards, pace = context.ctx_size // 2, self.machine.card_names, subject.pace
             layers = placement.offloaded(subject.header.blocks)
             self._passes[key] = pass_s(
                 subject.header,
@@ -222,8 +222,8 @@ class _Search:
         found = []
         for count in counts:
             for split in self._splits(subject, count):
-                found.append(Placement(count, split, subject.cpu_experts or 0))
-                if subject.header.experts and subject.cpu_experts is None and count == layers:
+                found.append(Placement(count, split, subject.n_cpu_moe or 0))
+                if subject.header.experts and subject.n_cpu_moe is None and count == layers:
                     found += [Placement(count, split, blocks) for blocks in range(1, subject.header.blocks + 1)]
         return found
 
@@ -319,7 +319,7 @@ class _Search:
                 "memory are free: the rest is read from disk at every token"
             )
         for subject in (self.question.target, self.question.draft):
-            if subject and 0 < subject.header.context_length < subject.context.n_ctx:
+            if subject and 0 < subject.header.context_length < subject.context.ctx_size:
                 yield f"{subject.header.name} was trained for {subject.header.context_length:,} tokens of context"
 
 

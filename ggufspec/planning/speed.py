@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader, block_of
+from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST
 
 if TYPE_CHECKING:
@@ -249,10 +249,10 @@ def _placed(same: _Same, placement: Placement, cards: tuple[str, ...]) -> _Place
     for layer, ((layer_bytes, layer_numbers), device) in enumerate(zip(_layers(same), devices, strict=True)):
         path.append(device)
         for (kind, of_experts), size in layer_bytes.items():
-            where = HOST if of_experts and layer < placement.cpu_experts else device
+            where = HOST if of_experts and layer < placement.n_cpu_moe else device
             size_bytes[where, kind, of_experts] += size
             numbers[where, kind, of_experts] += layer_numbers[kind, of_experts]
-        if layer < placement.cpu_experts and any(of_experts for _, of_experts in layer_bytes):
+        if layer < placement.n_cpu_moe and any(of_experts for _, of_experts in layer_bytes):
             path += [HOST, device]
     path.append(HOST)
     run = range(header.blocks - header.nextn_blocks)
@@ -340,7 +340,7 @@ def cost(
         seconds[HOST] = max(seconds[HOST], host_read_bytes / machine.disk_bytes_per_s)
     seconds[HOST] += tokens * placed.row_bytes / machine.device(HOST).bandwidth_bytes_per_s
     fixed_s = machine.pass_s
-    types = (context.type_k, context.type_v) if context else ("f16", "f16")
+    types = (context.cache_type_k, context.cache_type_v) if context else ("f16", "f16")
     for name, cache, count in placed.blocks:
         speed = machine.device(name)
         seconds[name] += count * cache.read_bytes(depth + tokens, types) / speed.bandwidth_bytes_per_s
@@ -501,7 +501,7 @@ def fit(
 
     >>> from ggufspec import demo_pair
     >>> from ggufspec.llamacpp.gguf import parse
-    >>> from ggufspec.pairs.header import interpret
+    >>> from ggufspec.models.header import interpret
     >>> file = demo_pair()[0]
     >>> header = interpret(file.name, [parse(file.read_bytes())], file.stat().st_size)
     >>> fitted = fit([(0, 100.0), (header.layers, 400.0)], header)

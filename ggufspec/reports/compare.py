@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import Cell, ComparedModel, CompareDocument, Quality, SpeculativeRun
-from ggufspec.reports.sizes import of_file, of_memory
+from ggufspec.display import of_file, of_memory
 from ggufspec.reports.tables import escaped, layers, speed, with_spread
+from ggufspec.schema.document import Cell, ComparedModel, CompareDocument, Quality, SpeculativeRun
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -358,7 +358,7 @@ def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         (
-            *("target", "draft", "trial", "tokens_per_s", "gpu_layers", "draft_gpu_layers", "speedup"),
+            *("target", "draft", "trial", "tokens_per_s", "gpu_layers", "gpu_layers_draft", "speedup"),
             *("acceptance_rate", "tokens_per_round", "vram_bytes", "peak_rss_bytes", "load_s", "energy_j_per_token"),
             *("mean_kl", "perplexity", "top1_agreement", "prompt_tokens_per_s", "time_to_first_token_s", "failure"),
         )
@@ -374,7 +374,7 @@ def comma_separated(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
             continue
         extra = (run.acceptance_rate, run.tokens_per_round) if isinstance(run, SpeculativeRun) else ("", "")
         rest = (vram_bytes(cell), run.peak_rss_bytes, run.load_s, _or_empty(cell.energy_j_per_token))
-        placed = (run.gpu_layers, run.draft_gpu_layers if isinstance(run, SpeculativeRun) else "")
+        placed = (run.gpu_layers, run.gpu_layers_draft if isinstance(run, SpeculativeRun) else "")
         for trial, sample in enumerate(run.tokens_per_s.samples, 1):
             speedup = _or_empty(cell.speedup.median if cell.speedup else None)
             prompts = (run.prompt_tokens_per_s, _or_empty(run.time_to_first_token_s))

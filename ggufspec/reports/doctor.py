@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ggufspec.display import gib
 from ggufspec.hardware import installation
 from ggufspec.hardware.gpus import Gpu, Survey
 from ggufspec.hardware.host import TOLERATED_CPUS
-from ggufspec.reports.sizes import gib
 
 # Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}

@@ -12,8 +12,8 @@ from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal
 
-from ggufspec.reports.document import PlanDocument, Run, SpeculativeRun, Spread
-from ggufspec.reports.sizes import of_memory
+from ggufspec.display import of_memory
+from ggufspec.schema.document import PlanDocument, Run, SpeculativeRun, Spread
 
 ALONE = "target alone"
 EXPECTED = "expected before it"

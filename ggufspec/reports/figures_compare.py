@@ -6,14 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ggufspec.reports.document import (
-    Cell,
-    CompareDocument,
-    PlanDocument,
-    Quality,
-    Run,
-    SpeculativeRun,
-)
 from ggufspec.reports.figures import (
     ALONE,
     HOST,
@@ -33,6 +25,14 @@ from ggufspec.reports.figures import (
 )
 from ggufspec.reports.tables import layers as layers_of
 from ggufspec.reports.tables import with_spread
+from ggufspec.schema.document import (
+    Cell,
+    CompareDocument,
+    PlanDocument,
+    Quality,
+    Run,
+    SpeculativeRun,
+)
 
 
 @dataclass(frozen=True, slots=True)

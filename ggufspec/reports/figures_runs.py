@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ggufspec.reports.document import (
-    BenchDocument,
-    PlanDocument,
-    PlannedModel,
-    Run,
-    SpeculativeRun,
-    SweepDocument,
-)
 from ggufspec.reports.figures import (
     HOST,
     Figure,
@@ -29,6 +21,14 @@ from ggufspec.reports.figures import (
 )
 from ggufspec.reports.tables import layers as layers_of
 from ggufspec.reports.tables import with_spread
+from ggufspec.schema.document import (
+    BenchDocument,
+    PlanDocument,
+    PlannedModel,
+    Run,
+    SpeculativeRun,
+    SweepDocument,
+)
 
 _MODES = {
     "target_only": "target-only",
@@ -112,16 +112,16 @@ def _parts(role: str, model: PlannedModel | None, device: str) -> dict[str, int]
 
 OPTION_WORDS = {
     "gpu_layers": "GPU layers",
-    "draft_gpu_layers": "the draft's GPU layers",
-    "cpu_experts": "experts on CPU",
+    "gpu_layers_draft": "the draft's GPU layers",
+    "n_cpu_moe": "experts on CPU",
     "draft_max": "draft length",
     "draft_policy": "draft policy",
     "accept": "acceptance rule",
-    "n_ctx": "context",
-    "type_k": "K cache",
-    "type_v": "V cache",
-    "flash_attention": "flash attention",
-    "micro_batch": "micro-batch",
+    "ctx_size": "context",
+    "cache_type_k": "K cache",
+    "cache_type_v": "V cache",
+    "flash_attn": "flash attention",
+    "ubatch_size": "micro-batch",
 }
 
 

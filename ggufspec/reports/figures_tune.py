@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from ggufspec.reports.document import (
-    PlanDocument,
-    TuneDocument,
-    TunedSetting,
-    TuneTrial,
-)
 from ggufspec.reports.figures import (
     ALONE,
     EXPECTED,
@@ -25,6 +19,12 @@ from ggufspec.reports.figures import (
     swept,
 )
 from ggufspec.reports.tables import with_spread
+from ggufspec.schema.document import (
+    PlanDocument,
+    TuneDocument,
+    TunedSetting,
+    TuneTrial,
+)
 
 
 def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:
@@ -34,19 +34,19 @@ def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) ->
         parts["drafted"] = "no draft"
     else:
         if setting.drafter != "lookup":
-            parts["draft_gpu_layers"] = f"ngld {setting.draft_gpu_layers}"
+            parts["gpu_layers_draft"] = f"ngld {setting.gpu_layers_draft}"
         words = {"draft": "draft model", "lookup": "lookup", "both": "draft model and lookup"}
         parts["drafter"] = words.get(setting.drafter, setting.drafter)
         most = "up to " if setting.draft_policy == "adaptive" else ""
         parts["draft_max"] = f"{setting.draft_policy} {most}{setting.draft_max}"
-    if setting.cpu_experts:
-        parts["cpu_experts"] = f"experts of {setting.cpu_experts} on CPU"
-    if setting.type_k != "f16" or setting.type_v != "f16":
-        parts["type_k"] = f"KV {setting.type_k}/{setting.type_v}"
-    parts["flash_attention"] = f"flash attention {setting.flash_attention}"
+    if setting.n_cpu_moe:
+        parts["n_cpu_moe"] = f"experts of {setting.n_cpu_moe} on CPU"
+    if setting.cache_type_k != "f16" or setting.cache_type_v != "f16":
+        parts["cache_type_k"] = f"KV {setting.cache_type_k}/{setting.cache_type_v}"
+    parts["flash_attn"] = f"flash attention {setting.flash_attn}"
     parts["threads"] = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
-    if setting.micro_batch:
-        parts["micro_batch"] = f"micro-batch {setting.micro_batch}"
+    if setting.ubatch_size:
+        parts["ubatch_size"] = f"micro-batch {setting.ubatch_size}"
     always = {"gpu_layers", "drafted", "drafter", "draft_max"}
     return ", ".join(text for key, text in parts.items() if varied is None or key in varied | always)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
-from ggufspec.reports.sizes import of_memory
+from ggufspec.display import of_memory
+from ggufspec.schema.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,10 +114,12 @@ def rate(tokens_per_s: float | None) -> str:
 
 def _layers(model: PlannedModel) -> str:
     text = f"{model.gpu_layers}/{model.layers + 1}"
-    if model.cpu_experts:
-        text += f", experts of {model.cpu_experts} on CPU"
-    if (model.type_k, model.type_v) != ("f16", "f16"):
-        text += f", KV {model.type_k}" + (f"/{model.type_v}" if model.type_v != model.type_k else "")
+    if model.n_cpu_moe:
+        text += f", experts of {model.n_cpu_moe} on CPU"
+    if (model.cache_type_k, model.cache_type_v) != ("f16", "f16"):
+        text += f", KV {model.cache_type_k}" + (
+            f"/{model.cache_type_v}" if model.cache_type_v != model.cache_type_k else ""
+        )
     return text
 
 

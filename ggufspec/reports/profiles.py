@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.reports.sizes import of_file
+from ggufspec.display import of_file
 from ggufspec.reports.tables import shortened
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ggufspec import foreign
 from ggufspec.errors import GgufspecError
-from ggufspec.reports.document import (
+from ggufspec.schema.document import (
     BenchDocument,
     CompareDocument,
     PlanDocument,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.reports.document import Spread
+from ggufspec.display import of_memory
 from ggufspec.reports.plan import rate
-from ggufspec.reports.sizes import of_memory
+from ggufspec.schema.document import Spread
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.reports import plots
-from ggufspec.reports.document import Failure
 from ggufspec.reports.figures import Row, Table
 from ggufspec.reports.sections import Machine, Section
 from ggufspec.reports.tables import escaped
+from ggufspec.schema.document import Failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

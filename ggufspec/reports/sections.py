@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ggufspec.display import of_memory
 from ggufspec.reports import (
     compare,
     figures,
@@ -16,7 +17,11 @@ from ggufspec.reports import (
     tables,
     tables_compare,
 )
-from ggufspec.reports.document import (
+from ggufspec.reports.figures import Figure, Row, Table, base_name, times
+from ggufspec.reports.plan import rate
+from ggufspec.reports.reading import Result
+from ggufspec.reports.tables import with_spread
+from ggufspec.schema.document import (
     BenchDocument,
     CompareDocument,
     PlanDocument,
@@ -26,11 +31,6 @@ from ggufspec.reports.document import (
     SweepDocument,
     TuneDocument,
 )
-from ggufspec.reports.figures import Figure, Row, Table, base_name, times
-from ggufspec.reports.plan import rate
-from ggufspec.reports.reading import Result
-from ggufspec.reports.sizes import of_memory
-from ggufspec.reports.tables import with_spread
 
 _FEWEST = 3  # trials of which an interval can be told
 
@@ -155,11 +155,11 @@ def _versions(machine: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 _SETTINGS = (
-    ("n_ctx", "Context"),
-    ("type_k", "K cache"),
-    ("type_v", "V cache"),
-    ("flash_attention", "Flash attention"),
-    ("micro_batch", "Micro-batch"),
+    ("ctx_size", "Context"),
+    ("cache_type_k", "K cache"),
+    ("cache_type_v", "V cache"),
+    ("flash_attn", "Flash attention"),
+    ("ubatch_size", "Micro-batch"),
     ("threads", "Threads"),
     ("drafter", "Drafter"),
     ("draft_policy", "Draft policy"),

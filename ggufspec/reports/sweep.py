@@ -6,8 +6,8 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import Run, SpeculativeRun, SweepDocument, SweepPoint
 from ggufspec.reports.tables import escaped, layers, markdown_table, speed, with_spread
+from ggufspec.schema.document import Run, SpeculativeRun, SweepDocument, SweepPoint
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 FLAGS = {  # options by what documents call them
     "gpu_layers": "-ngl",
-    "draft_gpu_layers": "-ngld",
-    "cpu_experts": "--n-cpu-moe",
+    "gpu_layers_draft": "-ngld",
+    "n_cpu_moe": "--n-cpu-moe",
     "drafter": "--drafter",
     "draft_policy": "--draft-policy",
     "draft_max": "--draft-max",
     "accept": "--accept",
-    "n_ctx": "-c",
+    "ctx_size": "-c",
     "threads": "-t",
-    "type_k": "-ctk",
-    "type_v": "-ctv",
-    "flash_attention": "-fa",
-    "micro_batch": "-ub",
+    "cache_type_k": "-ctk",
+    "cache_type_v": "-ctv",
+    "flash_attn": "-fa",
+    "ubatch_size": "-ub",
 }
 COLUMNS = ("GPU layers", "Target-only", "Speculative", "Gain", "Accepted", "Tokens/round", "Failure")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

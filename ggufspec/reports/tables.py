@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.reports.document import BenchDocument, Run, SpeculativeRun, Spread
-from ggufspec.reports.visible import visible
+from ggufspec.display import visible
+from ggufspec.schema.document import BenchDocument, Run, SpeculativeRun, Spread
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -133,7 +133,7 @@ def layers(run: Run) -> str:
     """Layers on the GPU of how many: the target's, and the draft's if there is one."""
     text = f"{run.gpu_layers}/{run.layers + 1}"
     if isinstance(run, SpeculativeRun) and run.draft_layers:
-        text += f" + {run.draft_gpu_layers}/{run.draft_layers + 1}"
+        text += f" + {run.gpu_layers_draft}/{run.draft_layers + 1}"
     return text
 
 
@@ -164,7 +164,7 @@ def terminal(document: BenchDocument) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    on_gpu = any(run.gpu_layers or getattr(run, "draft_gpu_layers", 0) for run in document.runs.values() if run)
+    on_gpu = any(run.gpu_layers or getattr(run, "gpu_layers_draft", 0) for run in document.runs.values() if run)
     shown = [index for index, column in enumerate(COLUMNS[:-1]) if on_gpu or column != "GPU layers"]
     for index in shown:
         table.add_column(COLUMNS[index], justify="left" if index == 0 else "right", no_wrap=True)

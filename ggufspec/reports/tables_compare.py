@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ggufspec.display import of_memory
 from ggufspec.reports import compare, figures, figures_compare, tables
-from ggufspec.reports.document import CompareDocument, SpeculativeRun
 from ggufspec.reports.figures import Row, Table, times
-from ggufspec.reports.sizes import of_memory
 from ggufspec.reports.tables import with_spread
+from ggufspec.schema.document import CompareDocument, SpeculativeRun
 
 _BEFORE, _AFTER = ("Target", "Draft", "Tokens/s", "Speedup", "Accepted", "GPU layers"), ("Load", "J/token", "Mean KL")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import Written
-from ggufspec.reports.rounds import Added, Judged, Likely, Own, Place, TracedRound
+from ggufspec.display import visible
 from ggufspec.reports.tables import counted
-from ggufspec.reports.visible import visible
+from ggufspec.schema.document import Written
+from ggufspec.schema.rounds import Added, Judged, Likely, Own, Place, TracedRound
 
 if TYPE_CHECKING:
     from rich.text import Text

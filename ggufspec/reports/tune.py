@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ggufspec.reports.document import TuneDocument, TunedSetting, TuneTrial
 from ggufspec.reports.tables import escaped, with_spread
+from ggufspec.schema.document import TuneDocument, TunedSetting, TuneTrial
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,7 @@ _USUAL = (512, "auto", "f16")  # micro-batch, flash attention, cache
 def layers(setting: TunedSetting) -> str:
     """Target layers, draft layers behind a plus."""
     own = setting.drafted and setting.drafter != "lookup"
-    return f"{setting.gpu_layers} + {setting.draft_gpu_layers}" if own else str(setting.gpu_layers)
+    return f"{setting.gpu_layers} + {setting.gpu_layers_draft}" if own else str(setting.gpu_layers)
 
 
 def length(setting: TunedSetting) -> str:
@@ -35,14 +35,14 @@ def length(setting: TunedSetting) -> str:
 def other(setting: TunedSetting) -> str:
     """What is not as usual."""
     said = []
-    if setting.cpu_experts:
-        said.append(f"ncmoe {setting.cpu_experts}")
-    if setting.flash_attention != _USUAL[1]:
-        said.append(f"fa {setting.flash_attention}")
-    if setting.type_k != _USUAL[2] or setting.type_v != _USUAL[2]:
-        said.append(f"kv {setting.type_k}")
-    if setting.micro_batch != _USUAL[0]:
-        said.append(f"ub {setting.micro_batch}")
+    if setting.n_cpu_moe:
+        said.append(f"ncmoe {setting.n_cpu_moe}")
+    if setting.flash_attn != _USUAL[1]:
+        said.append(f"fa {setting.flash_attn}")
+    if setting.cache_type_k != _USUAL[2] or setting.cache_type_v != _USUAL[2]:
+        said.append(f"kv {setting.cache_type_k}")
+    if setting.ubatch_size != _USUAL[0]:
+        said.append(f"ub {setting.ubatch_size}")
     return " ".join(said)
 
 
@@ -51,8 +51,8 @@ def words(setting: TunedSetting) -> str:
     own = setting.drafted and setting.drafter != "lookup"
     who = {"draft": "the draft model", "lookup": "the n-gram lookup", "both": "draft model and lookup"}
     parts = [f"{setting.gpu_layers} target layers on the card" if setting.gpu_layers else "the target on the CPU"]
-    if own and setting.gpu_layers + setting.draft_gpu_layers:
-        parts.append(f"{setting.draft_gpu_layers} of the draft")
+    if own and setting.gpu_layers + setting.gpu_layers_draft:
+        parts.append(f"{setting.gpu_layers_draft} of the draft")
     if setting.drafted:
         far = "as far as it pays, at most" if setting.draft_policy == "adaptive" else "always"
         parts.append(f"{who[setting.drafter]} drafting {far} {setting.draft_max}")

@@ -16,9 +16,9 @@ from pathlib import Path
 from common import ROOT, grown_draft, grown_targets, save
 
 from ggufspec import DecoderOptions, SpeculativeDecoder
-from ggufspec.bench import peers
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.bench.stats import paired_ratios
+from lab import peers
 
 KINDS = ("F16", "Q4_0")
 DRAFT_LENGTHS = (2, 3, 4, 7)
@@ -44,7 +44,7 @@ def theirs(target: Path, draft: Path, prompt: str, tokens: int, draft_max: int, 
         tokens=tokens,
         draft_max=draft_max,
         threads=threads,
-        n_ctx=2048,
+        ctx_size=2048,
         offload=False,
     )
     return asdict(told)
@@ -64,7 +64,7 @@ def main() -> None:
         for draft_max in DRAFT_LENGTHS:
             pairs = []
             options = DecoderOptions(
-                n_ctx=2048, drafter="draft", draft_policy="fixed", draft_max=draft_max, threads=arguments.t
+                ctx_size=2048, drafter="draft", draft_policy="fixed", draft_max=draft_max, threads=arguments.t
             )
             with SpeculativeDecoder(target, draft, options) as decoder:
                 for repetition in range(arguments.r):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ggufspec.bench.versus import machine
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / ".cache" / "models"

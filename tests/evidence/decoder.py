@@ -54,7 +54,7 @@ from ggufspec.decoding.controller import Adaptive
 from ggufspec.decoding.curve import Curve
 from ggufspec.llamacpp.model import Model
 from ggufspec.llamacpp.options import Placement
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 TARGETS = ("F16", "Q8_0", "Q4_0")
 DRAFTS = ("50m", "150m")
@@ -98,7 +98,7 @@ def options_of(mode: str, threads: int) -> DecoderOptions:
         changes |= {"drafter": "draft", "draft_policy": "fixed", "draft_max": int(rest[0])}
     elif name != "target-only":
         changes |= {"drafter": name}
-    return DecoderOptions(n_ctx=N_CTX, threads=threads, **changes)
+    return DecoderOptions(ctx_size=N_CTX, threads=threads, **changes)
 
 
 def opened(target: Path, draft: Path, mode: str, threads: int, curves: Path) -> SpeculativeDecoder:
@@ -365,7 +365,7 @@ def answers(target: Path, draft: Path, drafter: str, policy: str, padding: str, 
     short = short_prompts(count)[:: 10 if padding == "widest" else 1]  # which is slow
     prompts = [(text, 24) for text in short] + [(text, 128) for text in KINDS.values()]
     changes: dict[str, Any] = {"drafter": drafter, "draft_policy": policy, "draft_max": 7} if drafter else {}
-    options = DecoderOptions(n_ctx=512, threads=1, strict=True, pad=padding != "no pad", **changes)
+    options = DecoderOptions(ctx_size=512, threads=1, strict=True, pad=padding != "no pad", **changes)
     found: dict[str, Any] = {}
     with padded(padding), SpeculativeDecoder(target, draft if drafter else None, options) as decoder:
         for name, sampling in IDENTITY_SAMPLINGS.items():
@@ -711,7 +711,13 @@ def measure_identity(record: Record, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Measure, print, save."""
     arguments = parsed()
-    settings = {"tokens": arguments.n, "threads": arguments.t, "n_ctx": N_CTX, "search": arguments.search, "in_step": 3}
+    settings = {
+        "tokens": arguments.n,
+        "threads": arguments.t,
+        "ctx_size": N_CTX,
+        "search": arguments.search,
+        "in_step": 3,
+    }
     record = Record(
         arguments.folder, None if arguments.summary else settings, resume=arguments.resume or arguments.summary
     )

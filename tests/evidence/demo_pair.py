@@ -19,7 +19,7 @@ from common import save
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 DRAFT_MAX, TOKENS = 4, 256
 
@@ -58,7 +58,7 @@ def acceptance(decoder: SpeculativeDecoder, prompts: list[str], sampling: Sampli
 
 def token_seconds(path: Path, threads: int) -> float:
     """Median seconds of a single-token decode with some context."""
-    with SpeculativeDecoder(path, None, DecoderOptions(n_ctx=1024, threads=threads)) as decoder:
+    with SpeculativeDecoder(path, None, DecoderOptions(ctx_size=1024, threads=threads)) as decoder:
         model = decoder._target
         model.decode(list(range(5, 105)), 0)
         samples = []

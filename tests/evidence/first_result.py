@@ -24,7 +24,7 @@ from ggufspec import DecoderOptions, SpeculativeDecoder, load_profile
 from ggufspec.bench.prompts import PROMPTS, Prompt
 from ggufspec.decoding.options import ROWS
 from ggufspec.llamacpp import library
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 GROWN_BYTES, TARGET_BYTES = 2.47e9, 0.725e9  # of the model of the tables, of demo-360m's target
 # Milliseconds by width on two cores: a target of a billion parameters in F16, and one of 25 MB in Q8_0. The draft's are

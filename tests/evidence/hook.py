@@ -16,7 +16,7 @@ from ggufspec.bench import trial, versus
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.pairs.profile import Pair, demo_pair
+from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.reports.tables import COLUMNS, rows
 
 TARGETS = ("demo", "F16", "Q8_0", "Q4_0")

@@ -24,7 +24,7 @@ from typing import Any
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.dryrun import Allocated, Answer, Request, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader, interpret
+from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning.memory import Bytes, estimate
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
@@ -33,8 +33,8 @@ from shapes import SHAPES, write
 
 KV_TYPES = ("f16", "q8_0", "q4_0")
 PARTS = ("weights", "kv", "compute")
-COLUMNS = ("model", "cards", "gpu_layers", "split", "cpu_experts", "n_ctx", "width", "type_k", "type_v")
-COLUMNS += ("flash_attention", "swa_full", "device", *(f"formula_{part}" for part in PARTS))
+COLUMNS = ("model", "cards", "gpu_layers", "split", "n_cpu_moe", "ctx_size", "width", "cache_type_k", "cache_type_v")
+COLUMNS += ("flash_attn", "swa_full", "device", *(f"formula_{part}" for part in PARTS))
 COLUMNS += tuple(f"llama_cpp_{part}" for part in PARTS)
 Found = dict[str, Allocated] | dict[str, Bytes]
 
@@ -56,10 +56,10 @@ def header_of(path: Path) -> ModelHeader:
     return interpret(path.stem, [gguf.parse(data)], path.stat().st_size)
 
 
-def context(n_ctx: int, width: int, kv: str, flash: str, *, swa_full: bool = True) -> ContextOptions:
+def context(ctx_size: int, width: int, kv: str, flash: str, *, swa_full: bool = True) -> ContextOptions:
     """llama.cpp refuses a quantised V cache without flash attention: then K alone is quantised."""
     values = kv if flash == "on" else "f16"
-    return ContextOptions(n_ctx, width, 1, type_k=kv, type_v=values, flash_attention=flash, swa_full=swa_full)
+    return ContextOptions(ctx_size, width, 1, cache_type_k=kv, cache_type_v=values, flash_attn=flash, swa_full=swa_full)
 
 
 def cases(model: str, blocks: int) -> Iterator[Case]:
@@ -71,15 +71,15 @@ def cases(model: str, blocks: int) -> Iterator[Case]:
                 if not (latent and flash == "off" and kv != "f16"):
                     yield Case(model, Placement(layers), context(4096, 9, kv, flash))
     for layers in ((blocks + 1) // 2, blocks + 1):
-        for n_ctx in (512, 32768):
+        for ctx_size in (512, 32768):
             for width in (1, 256):
                 for flash in ("on", "off"):
-                    yield Case(model, Placement(layers), context(n_ctx, width, "f16", flash))
+                    yield Case(model, Placement(layers), context(ctx_size, width, "f16", flash))
         yield Case(model, Placement(layers), context(4096, 9, "f16", "auto", swa_full=False))
         for split in ((1.0, 1.0), (3.0, 1.0)):
             yield Case(model, Placement(layers, split), context(4096, 9, "f16", "on"), cards=2)
         if f"{SHAPES[model].architecture}.expert_count" in SHAPES[model].metadata:
-            yield Case(model, Placement(layers, cpu_experts=blocks // 2), context(4096, 9, "f16", "on"))
+            yield Case(model, Placement(layers, n_cpu_moe=blocks // 2), context(4096, 9, "f16", "on"))
 
 
 def answers(folder: Path, wanted: Sequence[Case], *, real: bool = False) -> list[Answer]:
@@ -100,8 +100,15 @@ def card_names(count: int) -> tuple[str, ...]:
 def rows(case: Case, formula: dict[str, Bytes], truth: dict[str, Allocated]) -> Iterator[tuple[Any, ...]]:
     """A row of COLUMNS for each device."""
     placement, options = case.placement, case.context
-    asked = (case.model, case.cards, placement.gpu_layers, "/".join(map(str, placement.split)), placement.cpu_experts)
-    asked += (options.n_ctx, options.width, options.type_k, options.type_v, options.flash_attention, options.swa_full)
+    asked = (case.model, case.cards, placement.gpu_layers, "/".join(map(str, placement.split)), placement.n_cpu_moe)
+    asked += (
+        options.ctx_size,
+        options.width,
+        options.cache_type_k,
+        options.cache_type_v,
+        options.flash_attn,
+        options.swa_full,
+    )
     for device in ("CPU", *card_names(case.cards)):
         numbers = (getattr(found[device], part) for found in (formula, truth) for part in PARTS)
         yield (*asked, device, *numbers)
@@ -146,7 +153,7 @@ def loads(folder: Path, headers: dict[str, ModelHeader]) -> list[dict[str, Any]]
                     "model": case.model,
                     "cards": cards,
                     "gpu_layers": case.placement.gpu_layers,
-                    "flash_attention": case.context.flash_attention,
+                    "flash_attn": case.context.flash_attn,
                     "device": device,
                     "real": numbers(loaded.devices[device]),
                     "dry": numbers(simulated.devices[device]),

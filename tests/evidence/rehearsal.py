@@ -23,8 +23,8 @@ from speed_prediction import worker
 from ggufspec.bench.rehearse import Part, Result, Spec, measure
 from ggufspec.bench.stats import paired_ratios
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs import standin
-from ggufspec.pairs.source import read_headers
+from ggufspec.models import dummy_weights as standin
+from ggufspec.models.source import read_headers
 
 WIDTHS = (*range(1, 9), 12, 16)
 GOALS = {"tokens_per_s": 0.10, "batch_s": 0.15}
@@ -53,7 +53,7 @@ def files_of(real: Path, folder: Path) -> tuple[dict[str, Path], dict[str, Any]]
 
 def timed(files: dict[str, Path], threads: int, rounds: int, depth: int) -> list[dict[str, Any]]:
     """Seconds by width of each file, once per process."""
-    context = ContextOptions(n_ctx=depth + max(WIDTHS), width=max(WIDTHS), threads=threads)
+    context = ContextOptions(ctx_size=depth + max(WIDTHS), width=max(WIDTHS), threads=threads)
     names, found = list(files), []
     for turn in range(len(names)):
         order = names[turn:] + names[:turn]
@@ -77,7 +77,7 @@ def ratios(runs: list[dict[str, Any]], name: str, other: str) -> dict[int, dict[
 
 def devices(files: dict[str, Path], threads: int) -> list[dict[str, Any]]:
     """Bytes on each device, some layers on an RPC worker."""
-    context, found = ContextOptions(n_ctx=2048, width=8, threads=threads), []
+    context, found = ContextOptions(ctx_size=2048, width=8, threads=threads), []
     with worker(1) as endpoint:
         for layers in LAYERS:
             used = {}

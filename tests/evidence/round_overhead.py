@@ -18,7 +18,7 @@ from common import grown, save
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.llamacpp.model import Context
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -26,7 +26,7 @@ SAMPLINGS = {
     "temperature 0.8, top-p 0.95 alone": Sampling(temperature=0.8, top_k=0, min_p=0.0, seed=1),
     "temperature 0.8, no truncation": Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=1),
 }
-FIXED = DecoderOptions(n_ctx=1024, drafter="draft", draft_policy="fixed", draft_max=4, threads=1)
+FIXED = DecoderOptions(ctx_size=1024, drafter="draft", draft_policy="fixed", draft_max=4, threads=1)
 GOALS_S = {4096: 200e-6, 128256: 1e-3}
 
 

@@ -30,7 +30,7 @@ from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding import acceptance, sampling
 from ggufspec.decoding.acceptance import ExactRule
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 SAMPLINGS = {
     "greedy": Sampling(),
@@ -106,7 +106,7 @@ class Watch:
 def decoded(pair: tuple[Any, ...], settings: Sampling) -> dict[str, Any]:
     """Figures of real rounds over the bundled prompts."""
     watch = Watch()
-    options = DecoderOptions(n_ctx=1024, draft_max=DRAFT_MAX, threads=1, **fixed_draft())
+    options = DecoderOptions(ctx_size=1024, draft_max=DRAFT_MAX, threads=1, **fixed_draft())
     target, draft = pair
     with SpeculativeDecoder(target, draft, options) as decoder, watch.on():
         for prompt in PROMPTS:

@@ -21,8 +21,8 @@ import gguf
 import numpy as np
 from common import save
 
-from ggufspec.bench import selfcheck
-from ggufspec.bench.reference import hyper, logits
+from ggufspec.verify import selfcheck
+from ggufspec.verify.reference import hyper, logits
 
 TEXT = (
     'def median(values):\n    """Return the median of a list of numbers, sorted first."""\n'
@@ -33,7 +33,7 @@ RUNS = 2
 CHECK = """
 import json, sys
 from dataclasses import asdict
-from ggufspec.bench import selfcheck
+from ggufspec.verify import selfcheck
 from ggufspec.llamacpp import installed
 print(json.dumps({"system": installed.inspect().system, **asdict(selfcheck.check())}))
 """

@@ -32,7 +32,7 @@ from ggufspec.llamacpp.devices import add_rpc_worker
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.pairs.header import ModelHeader, interpret
+from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import calibration
 from ggufspec.planning.speed import MachineSpeed, fit, pass_s
 
@@ -93,7 +93,7 @@ def measure(
         contexts = {}
         for count in layers:
             model = stack.enter_context(Model(path, Placement(count)))
-            options = ContextOptions(n_ctx=DEPTH + tokens, width=1, threads=threads)
+            options = ContextOptions(ctx_size=DEPTH + tokens, width=1, threads=threads)
             contexts[count] = stack.enter_context(closing(Context(model, options)))
             contexts[count].decode([7] * DEPTH, 0)
             turn(contexts[count], tokens)

@@ -23,10 +23,10 @@ from processes import rpc_worker
 from ggufspec.bench.attempt import attempt
 from ggufspec.bench.journal import Journal
 from ggufspec.bench.stats import spread
-from ggufspec.bench.tune import JOURNAL, Experiment, Tuning
 from ggufspec.bench.versus import speed
 from ggufspec.cli import given
 from ggufspec.cli.tune import prepare
+from ggufspec.tune.run import JOURNAL, Experiment, Tuning
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 LEADERS, REPEATS = 8, 5

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 GROWN_SHAPE = ("--width", "512", "--layers", "12", "--heads", "8", "--kv-heads", "8", "--ffn", "1536")

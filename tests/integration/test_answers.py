@@ -16,7 +16,7 @@ from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.loop import Round
 from ggufspec.errors import ModelError, UsageError
 
-OPTIONS = DecoderOptions(n_ctx=512, threads=1, draft_policy="fixed", draft_max=4)
+OPTIONS = DecoderOptions(ctx_size=512, threads=1, draft_policy="fixed", draft_max=4)
 PROMPT = "import os\n\n\ndef main("
 N = 24
 
@@ -198,7 +198,7 @@ def test_a_draft_that_forgot_the_beginning_of_a_text_answers_alone(decoder: Spec
 
 
 def test_what_is_first_timed_at_the_end_of_the_context(pair: tuple[Path, Path]) -> None:
-    with SpeculativeDecoder(*pair, replace(OPTIONS, n_ctx=64)) as decoder:
+    with SpeculativeDecoder(*pair, replace(OPTIONS, ctx_size=64)) as decoder:
         prompt = decoder.target.tokenize(PROMPT * 20)[:60]
         full = ids(decoder.generate(prompt, max_tokens=64))
         assert decoder.statistics is not None
@@ -287,7 +287,7 @@ def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_ctx": 4096}, "n_ctx cannot change while a pair is loaded"),
+        ({"ctx_size": 4096}, "ctx_size cannot change while a pair is loaded"),
         ({"strict": True}, "strict cannot change"),
         ({"accept": "best"}, "no acceptance rule 'best'"),
         ({"draft_max": 16}, "needs more room than was loaded for: 15"),

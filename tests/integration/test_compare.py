@@ -92,7 +92,7 @@ def test_cells_are_placed_on_a_device(
     assert all(cell["run"] for cell in cells), [cell["failure"] for cell in cells]
     for cell in cells:
         on_card = "RPC0" in cell["bytes"]
-        assert on_card == (cell["run"]["gpu_layers"] + cell["run"].get("draft_gpu_layers", 0) > 0)
+        assert on_card == (cell["run"]["gpu_layers"] + cell["run"].get("gpu_layers_draft", 0) > 0)
     assert any(cell["run"]["gpu_layers"] for cell in cells)
 
 

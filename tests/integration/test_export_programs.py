@@ -50,9 +50,9 @@ PLACES = {
     "more layers than there are": DecoderOptions(2048, 99, 99, *ONE_CARD, threads=1),
     "two cards": DecoderOptions(2048, 7, -1, (3.0, 1.0), (3.0, 1.0), threads=1),
     "the draft on the second card": DecoderOptions(2048, 7, -1, (3.0, 1.0), (0.0, 1.0), threads=1),
-    "experts that a dense model has not": DecoderOptions(2048, 5, 2, *ONE_CARD, cpu_experts=3, threads=1),
+    "experts that a dense model has not": DecoderOptions(2048, 5, 2, *ONE_CARD, n_cpu_moe=3, threads=1),
     "a quantised cache": DecoderOptions(
-        2048, 5, 2, *ONE_CARD, threads=1, type_k="q8_0", type_v="q8_0", flash_attention="on", draft_max=7
+        2048, 5, 2, *ONE_CARD, threads=1, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on", draft_max=7
     ),
 }
 
@@ -96,7 +96,7 @@ def layout(log: str, *, context: bool = True) -> dict[str, list[Any]]:
         "offloaded": r"offloaded (\d+)/(\d+) layers",
         "weights": r"(\w+)(?:\[[^]]*\])? +model buffer size = +([\d.]+) MiB",
         "kv": r"(\w+)(?:\[[^]]*\])? +KV buffer size = +([\d.]+) MiB",
-        "cells": r"llama_context: n_ctx += (\d+)",
+        "cells": r"llama_context: ctx_size += (\d+)",
     }
     names = patterns if context else ("layers", "offloaded", "weights")
     return {name: re.findall(patterns[name], log) for name in names}

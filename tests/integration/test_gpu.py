@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.bench import evidence_bytes, evidence_exact, evidence_ways
-from ggufspec.bench.evidence_device import open_site
-from ggufspec.bench.evidence_lab import Lab, Task
-from ggufspec.bench.evidence_models import SCALES, Shelf
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.host import physical_cores
+from lab import evidence_bytes, evidence_exact, evidence_ways
+from lab.evidence_device import open_site
+from lab.evidence_lab import Lab, Task
+from lab.evidence_models import SCALES, Shelf
 
 pytestmark = pytest.mark.gpu
 

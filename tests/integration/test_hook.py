@@ -27,7 +27,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.hook import DraftModel, scores_bytes
 from ggufspec.llamacpp.hook import Unkept
 from ggufspec.llamacpp.model import Context
-from ggufspec.pairs.profile import demo_pair
+from ggufspec.models.profile import demo_pair
 
 TOKENS, N_CTX, N_BATCH = 24, 1536, 128
 PROMPT = "import os\nimport sys\n\n\ndef main("
@@ -54,7 +54,7 @@ def made():
     with contextlib.ExitStack() as stack:
 
         def make(path, **options):
-            given = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
+            given = {"ctx_size": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
             given |= options
             return stack.enter_context(contextlib.closing(Llama(str(path), **given)))
 
@@ -109,7 +109,7 @@ def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
 @pytest.mark.parametrize("every", [33, pytest.param(2, marks=pytest.mark.full)])
 def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     """Where they do, both tokens are as likely to Llama alone as far as rounding goes."""
-    options = {"n_ctx": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
+    options = {"ctx_size": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
     alone, told = made(demo[0], **options), made(demo[0], logits_all=True, **options)
     both = made(demo[0], **options)
     draft = DraftModel(demo[1], target=both, threads=1, draft_policy="fixed")
@@ -134,7 +134,7 @@ def test_the_one_line_that_people_write(pair, made):
     assert isinstance(llama.scores, np.ndarray)
     assert answer(llama, PROMPT) == answer(made(pair[0]), PROMPT)
     assert draft._owner() is llama
-    assert draft.options.n_ctx == llama.n_ctx()
+    assert draft.options.ctx_size == llama.n_ctx()
     assert len(draft.rounds) > 3
 
 

@@ -14,7 +14,7 @@ from ggufspec.decoding import decoder as decoder_module
 from ggufspec.hardware.host import physical_cores
 
 THREADS = min(2, physical_cores())  # of the full tier: they spin at barriers, which on a busy machine takes for ever
-OPTIONS = DecoderOptions(n_ctx=1536, threads=1, strict=True, draft_policy="fixed", draft_max=4)
+OPTIONS = DecoderOptions(ctx_size=1536, threads=1, strict=True, draft_policy="fixed", draft_max=4)
 ADAPTIVE = replace(OPTIONS, draft_policy="adaptive", draft_max=15)  # drafts if it pays on this machine
 GREEDY, WARM = Sampling(), Sampling(temperature=0.8, seed=7)
 BARE = Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=11)

@@ -12,7 +12,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.placing import question
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
-from ggufspec.pairs.header import interpret
+from ggufspec.models.header import interpret
 from ggufspec.planning.confirm import Confirmer
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.plan import Card, Machine
@@ -44,10 +44,10 @@ def cases():
     for _ in range(24):
         budget = int(MIB * 2 ** chance.uniform(1, 6.5))
         options = DecoderOptions(
-            n_ctx=chance.choice([256, 1000, 4096]),
+            ctx_size=chance.choice([256, 1000, 4096]),
             threads=1,
-            flash_attention=chance.choice(["auto", "on", "off"]),
-            type_k=chance.choice(["f16", "q8_0"]),
+            flash_attn=chance.choice(["auto", "on", "off"]),
+            cache_type_k=chance.choice(["f16", "q8_0"]),
         )
         yield chance.choice(TINY), chance.choice([None, *TINY]), budget, options, chance.uniform(0.3, 0.95)
 

@@ -19,16 +19,16 @@ from chat_models import CHATML, END, START, with_marks
 from pydantic import TypeAdapter
 
 from ggufspec import worker
-from ggufspec.bench import session
-from ggufspec.bench.chat_prompt import Prompter
-from ggufspec.bench.conversation import Conversation
-from ggufspec.bench.session import Loaded, Ready, Reply, Request, Spec, opened
+from ggufspec.chat import session
+from ggufspec.chat.conversation import Conversation
+from ggufspec.chat.prompt import Prompter
+from ggufspec.chat.session import Loaded, Ready, Reply, Request, Spec, opened
+from ggufspec.chat.template import ChatTemplate
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.llamacpp.model import Model
-from ggufspec.pairs.template import ChatTemplate
-from ggufspec.reports.rounds import TracedRound
+from ggufspec.schema.rounds import TracedRound
 from ggufspec.worker import Interrupted, Session
 
 QUESTIONS = (
@@ -37,7 +37,7 @@ QUESTIONS = (
     "class Stack:\n    def push(self, item):",
     "def mean(values):\n    return",
 )
-OPTIONS = DecoderOptions(n_ctx=1024, threads=1, draft_policy="fixed", draft_max=4)
+OPTIONS = DecoderOptions(ctx_size=1024, threads=1, draft_policy="fixed", draft_max=4)
 Pair = tuple[Path, Path]
 
 
@@ -125,7 +125,7 @@ def test_a_fresh_decoder_says_the_same(chat_pair: Pair) -> None:
 
 def test_a_long_prompt_can_be_left_unread(chat_pair: Pair) -> None:
     """It is stopped between two of its batches, and the next answer goes on where that was."""
-    with loaded(*chat_pair, n_ctx=4096) as one:
+    with loaded(*chat_pair, ctx_size=4096) as one:
         answer(one, Request(Conversation().ask(QUESTIONS[0]), max_tokens=8))
         request = Request(Conversation().ask("def walk(tree):\n" * 250), max_tokens=24)
         stopping = threading.Event()
@@ -172,7 +172,7 @@ def test_events_are_the_answer(chat_pair: Pair) -> None:
 def test_the_oldest_turns_are_dropped_and_it_is_said(chat_pair: Pair) -> None:
     conversation = Conversation("Be brief.")
     dropped = []
-    with loaded(*chat_pair, n_ctx=256) as one:
+    with loaded(*chat_pair, ctx_size=256) as one:
         for turn in range(12):
             conversation = conversation.ask(QUESTIONS[turn % 4])
             reply, events = answer(one, Request(conversation, max_tokens=32))
@@ -188,7 +188,7 @@ def test_the_oldest_turns_are_dropped_and_it_is_said(chat_pair: Pair) -> None:
 
 
 def test_a_message_that_cannot_fit_is_named_and_the_chat_goes_on(chat_pair: Pair) -> None:
-    with loaded(*chat_pair, n_ctx=256) as one:
+    with loaded(*chat_pair, ctx_size=256) as one:
         with pytest.raises(UsageError, match=r"^the message has \d,\d{3} tokens; the context holds 256, 24 of them"):
             answer(one, Request(Conversation().ask("def f(x):\n" * 400), max_tokens=24))
         reply, _ = answer(one, Request(Conversation().ask("def f("), max_tokens=4))
@@ -344,7 +344,7 @@ def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: 
     with Session() as child:
         ready = child.open(session.__name__, spec, Ready, on_event=events.append)
         assert [event["event"] for event in events] == ["loading"]
-        assert (ready.has_template, ready.n_ctx, ready.draft is not None) == (True, 1024, True)
+        assert (ready.has_template, ready.ctx_size, ready.draft is not None) == (True, 1024, True)
         events.clear()
         conversation = Conversation("Be brief.").ask(QUESTIONS[0])
         with pytest.raises(Interrupted) as stopped:

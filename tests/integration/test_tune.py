@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import Cli, all_end, eventually, rpc_worker, workers
 
-from ggufspec.pairs.profile import load_profile
+from ggufspec.models.profile import load_profile
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 
@@ -61,7 +61,7 @@ def test_a_card_with_a_budget_killed_and_resumed(cli: Cli, worker: str) -> None:
     ran = cli("run", "demo", "--rpc", worker, "-p", "def f(", "-n", "4", "--json").document()
     assert ran["statistics"]["gpu_layers"] == winner["gpu_layers"]
     assert ran["settings"]["drafter"] == winner["drafter"]
-    assert ran["settings"]["micro_batch"] in (0, winner["micro_batch"])
+    assert ran["settings"]["ubatch_size"] in (0, winner["ubatch_size"])
 
 
 ABORTS = """

@@ -1,0 +1,1 @@
+"""The console: a pair that stays loaded and answers one message after another."""

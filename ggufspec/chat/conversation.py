@@ -1,0 +1,233 @@
+"""A conversation: what was said, which of it still fits the context, and the file that it is kept in.
+
+Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as ``ggufspec chat --json`` prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ggufspec import foreign
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import write_whole
+from ggufspec.schema.document import ChatDocument, ChatTurn, to_json
+
+SCHEMA = "ggufspec/chat@1"
+_ROOM_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
+_FEW = 8  # turns that are likely to fit all together
+_HINT = "/save FILE writes one; ggufspec chat --json prints one"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A question and its answer.
+
+    Args:
+        user: what the user said.
+        answer: what the model said; None while it has not been asked.
+        tokens: ids of the answer as they were emitted, its end token included, so that a cache that holds them is of
+            use in the next turn; empty where they are not known, in a conversation from a file say.
+        stopped: the user cut the answer short.
+    """
+
+    user: str
+    answer: str | None = None
+    tokens: tuple[int, ...] = ()
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What was said, oldest first. Only the last turn may lack its answer."""
+
+    system: str = ""
+    turns: tuple[Turn, ...] = ()
+
+    def ask(self, text: str) -> Conversation:
+        """With one more question; a last one that was never answered is replaced."""
+        return replace(self, turns=(*self.answered, Turn(text)))
+
+    def reply(self, text: str, tokens: tuple[int, ...] = (), *, stopped: bool = False) -> Conversation:
+        """With an answer to the last turn.
+
+        Raises:
+            ValueError: no question is open.
+        """
+        if not self.open:
+            raise ValueError("there is no question to answer")
+        last = replace(self.turns[-1], answer=text, tokens=tokens, stopped=stopped)
+        return replace(self, turns=(*self.turns[:-1], last))
+
+    def undo(self) -> Conversation:
+        """Without the last turn, answered or not."""
+        return replace(self, turns=self.turns[:-1])
+
+    def clear(self) -> Conversation:
+        """Nothing but the system prompt."""
+        return replace(self, turns=())
+
+    def without(self, count: int) -> Conversation:
+        """Without the ``count`` oldest turns; the system prompt stays."""
+        return replace(self, turns=self.turns[count:])
+
+    @property
+    def open(self) -> bool:
+        """Whether the last question waits for its answer."""
+        return bool(self.turns) and self.turns[-1].answer is None
+
+    @property
+    def answered(self) -> tuple[Turn, ...]:
+        """The turns that have an answer."""
+        return self.turns[:-1] if self.open else self.turns
+
+    def messages(self) -> list[dict[str, str]]:
+        """What a chat template takes: ``role`` and ``content`` of the system prompt, if any, and of every turn."""
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            messages.append({"role": "user", "content": turn.user})
+            if turn.answer is not None:
+                messages.append({"role": "assistant", "content": turn.answer})
+        return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What of a conversation goes to the model: ``dropped`` oldest turns are left out of it, each with its answer."""
+
+    conversation: Conversation
+    dropped: int
+
+
+def room_for_answer(ctx_size: int, max_tokens: int) -> int:
+    """Tokens of the context that are kept free for the answer: all of it, but a quarter of the context at most."""
+    return max(1, min(max_tokens, ctx_size // _ROOM_SHARE))
+
+
+def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int) -> Fitted:
+    """Drop the fewest oldest turns whole, so that the prompt and :func:`room_for_answer` fit the context.
+
+    Args:
+        conversation: with an open question.
+        count: tokens of the prompt that a conversation makes.
+        ctx_size: tokens of the context.
+        max_tokens: of the answer.
+
+    Raises:
+        UsageError: the last question alone, with the system prompt, does not fit; the message has its tokens.
+    """
+    room = room_for_answer(ctx_size, max_tokens)
+    most = ctx_size - room
+    turns = len(conversation.turns)
+
+    def fits(dropped: int) -> bool:
+        return count(conversation.without(dropped)) <= most
+
+    if turns <= _FEW and fits(0):
+        return Fitted(conversation, 0)
+    alone = count(conversation.without(turns - 1))
+    if alone > most:
+        message = "the message with the system prompt" if conversation.system else "the message"
+        raise UsageError(
+            f"{message} has {alone:,} tokens; the context holds {ctx_size:,}, {room:,} of them for the answer",
+            f"-c {_context_for(alone, max_tokens)} would hold it",
+        )
+    kept = 1  # from the end, so that a long past costs nothing
+    while kept < turns and fits(max(0, turns - 2 * kept)):
+        kept = min(turns, 2 * kept)
+    enough = turns - kept
+    least = max(0, enough - kept) + 1 if enough else 0  # fewer are known not to be enough
+    while least < enough:
+        middle = (least + enough) // 2
+        least, enough = (least, middle) if fits(middle) else (middle + 1, enough)
+    return Fitted(conversation.without(enough), enough)
+
+
+def _context_for(tokens: int, max_tokens: int) -> int:
+    """A context that holds a prompt and the room for its answer."""
+    enough = min(tokens + max_tokens, -(-tokens * _ROOM_SHARE // (_ROOM_SHARE - 1)))
+    return -(-enough // 256) * 256
+
+
+def document(
+    conversation: Conversation, *, pair: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+) -> ChatDocument:
+    """The conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
+
+    Args:
+        conversation: what was said.
+        pair: what it was said with; for the reader only.
+        settings: how; for the reader only.
+    """
+    turns = tuple(ChatTurn(turn.user, turn.answer, turn.stopped) for turn in conversation.turns)
+    return ChatDocument(dict(pair or {}), dict(settings or {}), conversation.system, turns)
+
+
+def save(
+    path: Path,
+    conversation: Conversation,
+    *,
+    pair: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a conversation to a file, whole or not at all.
+
+    Raises:
+        GgufspecError: it cannot be written.
+    """
+    write_whole(path, to_json(document(conversation, pair=pair, settings=settings)) + "\n")
+
+
+def load(path: Path) -> Conversation:
+    """The conversation in a file; keys that are not known are left alone.
+
+    Raises:
+        GgufspecError: there is no such file, it is damaged, or is no conversation; the message says what is wrong.
+    """
+    return _parse(foreign.read_json(path, hint=_HINT), str(path))
+
+
+def _parse(body: object, name: str) -> Conversation:
+    from pydantic import ValidationError
+
+    from ggufspec import plain
+
+    schema = body.get("schema") if isinstance(body, Mapping) else None
+    if not isinstance(body, Mapping) or not isinstance(schema, str):
+        raise GgufspecError(f"{name} is no conversation: it names no schema", _HINT)
+    if schema != SCHEMA:
+        known = schema.rpartition("@")[0] == SCHEMA.rpartition("@")[0]
+        hint = "a newer ggufspec wrote it: update" if known else _HINT
+        raise GgufspecError(f"{name} is {schema!r}, and a conversation is {SCHEMA!r}", hint)
+    try:
+        said = plain.load(_File, body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise GgufspecError(f"{name} is a damaged conversation: {where}: {first['msg']}", _HINT) from None
+    unanswered = [number for number, turn in enumerate(said.turns[:-1], 1) if turn.answer is None]
+    if unanswered:
+        raise GgufspecError(f"{name} is a damaged conversation: turn {unanswered[0]} has no answer", _HINT)
+    everything = [said.system, *(text for turn in said.turns for text in (turn.user, turn.answer or ""))]
+    if any("\ud800" <= character <= "\udfff" for text in everything for character in text):
+        raise GgufspecError(f"{name} is a damaged conversation: it has half a character (a lone surrogate)", _HINT)
+    return Conversation(said.system, tuple(Turn(turn.user, turn.answer, (), turn.stopped) for turn in said.turns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """One turn of the file."""
+
+    user: str
+    answer: str | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is read of the file."""
+
+    turns: list[_Said]
+    system: str = ""

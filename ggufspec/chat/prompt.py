@@ -1,0 +1,268 @@
+"""From a conversation to the token ids of a prompt, by the model's chat template or as plain text. Pure.
+
+Two things are more than the template's text. What is said in a message stays text, ``<|im_end|>`` and all. And an
+answer that the model gave goes back as the tokens that it emitted, not as what its text would be cut into, so that a
+cache which holds them need not read them again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Protocol
+
+from ggufspec.chat.conversation import Conversation
+from ggufspec.chat.template import ChatTemplate, Piece, RefusalError
+from ggufspec.errors import ModelError, UsageError
+
+
+class Tokenizer(Protocol):
+    """What is needed of a model; :class:`ggufspec.llamacpp.model.Model` is one."""
+
+    @property
+    def first_token(self) -> int | None:
+        """The token that every text begins with, if any."""
+        ...
+
+    def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
+        """Token ids of a text, without the first token where ``start`` is False."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; none of a special one."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether an answer ends with it."""
+        ...
+
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts that ``special`` takes for a token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message, and the tokens that its answer was emitted as, if it is one and they are known."""
+
+    role: str
+    content: str
+    tokens: tuple[int, ...] = ()
+
+
+class Prompter:
+    """Makes prompts of conversations.
+
+    Args:
+        model: whose tokens they are of.
+        template: its chat template; None where it has none.
+        now: what a template is told if it asks for the date. It stays, as a new one would void the cache.
+
+    Attributes:
+        notes: what a user should know of how the prompts are made.
+    """
+
+    def __init__(self, model: Tokenizer, template: ChatTemplate | None, now: datetime) -> None:
+        self._model, self._template, self._now = model, template, now
+        special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
+        starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
+        self._special = re.compile(f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))") if special else None
+        self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
+        self._folds = False  # the system prompt goes into the first question
+        self.notes: list[str] = []
+
+    def tokens(self, conversation: Conversation, *, chat: bool = True) -> list[int]:
+        """The prompt for the answer to the last question.
+
+        Args:
+            conversation: with an open question.
+            chat: use the template, if there is one; else the turns are one text after another, and the model goes on.
+
+        Raises:
+            UsageError: no question is open; a message is no text, or the template changes one so that its ``<|…|>``
+                would mean a token.
+            ModelError: the template fails, or refuses the conversation.
+        """
+        if not conversation.open:
+            raise UsageError("there is no question to answer", "ask one")
+        messages = _messages(conversation)
+        if chat and self._template is not None:
+            messages, pieces = self._rendered(self._template, messages)
+        else:
+            pieces = _plain(messages)
+        ids: list[int] = []
+        begun = False
+        for segment in self._segments(messages, pieces):
+            if isinstance(segment, str):
+                ids += self._cut(segment, begun=begun)
+            else:
+                ids += segment
+            begun = begun or bool(segment)
+        first = self._model.first_token
+        return ids if first is None or ids[:1] == [first] else [first, *ids]
+
+    def _rendered(self, template: ChatTemplate, messages: list[_Message]) -> tuple[list[_Message], list[Piece]]:
+        """The messages as the template takes them, and its text."""
+        has_system = messages[0].role == "system"
+        if has_system and self._folds:
+            messages, has_system = _folded(messages), False
+        refusal = None
+        try:
+            pieces = self._pieces(template, messages)
+        except RefusalError as error:
+            refusal, pieces = error, []
+        if has_system and (refusal or _lost(pieces, messages[0].content, 0)):
+            folded = _folded(messages)
+            try:
+                messages, pieces = folded, self._pieces(template, folded)
+            except RefusalError:
+                raise refusal or _no_system() from None
+            self._folds = True
+            self.notes.append("the chat template has no place for a system prompt: it stands before the first question")
+        elif refusal:
+            raise refusal
+        return messages, pieces
+
+    def _pieces(self, template: ChatTemplate, messages: list[_Message]) -> list[Piece]:
+        told = [{"role": message.role, "content": message.content} for message in messages]
+        pieces = template.pieces(told, self._now, lambda text: not self._special_in(text))
+        if all(piece.message is None for piece in pieces):  # what was said cannot be told from the template's own text
+            for message in messages:
+                if found := self._special_in(message.content):
+                    raise UsageError(
+                        f"the chat template rewrites messages, so that {found} in one of them would be a token",
+                        "leave it out, or /chat off",
+                    )
+        return pieces
+
+    def _special_in(self, text: str) -> str:
+        """The first special token's text in ``text``; empty if there is none."""
+        found = self._special.search(text) if self._special else None
+        return found[1] if found else ""
+
+    def _segments(self, messages: list[_Message], pieces: list[Piece]) -> list[str | list[int]]:
+        """The prompt as texts to be cut into tokens one by one, and tokens."""
+        segments: list[str | list[int]] = [""]
+
+        def add(text: str) -> None:
+            if isinstance(segments[-1], str):
+                segments[-1] += text
+            else:
+                segments.append(text)
+
+        for piece in pieces:
+            if piece.message is None:
+                add(piece.text)
+                continue
+            text = piece.text
+            if tokens := messages[piece.message].tokens:
+                before = segments[-1] if isinstance(segments[-1], str) else ""
+                known, taken, text = self._known(tokens, before[len(before.rstrip()) :], text)
+                if known:
+                    segments[-1:] = [before[: len(before) - taken], known] if before else [segments[-1], known]
+            first, *others = self._guarded(text)
+            add(first)
+            segments += others
+        return segments
+
+    def _known(self, tokens: tuple[int, ...], space: str, text: str) -> tuple[list[int], int, str]:
+        """The tokens of an answer that stand for the beginning of its text in the prompt.
+
+        Args:
+            tokens: as they were emitted.
+            space: white space in front of the text, which may be the answer's own.
+            text: the answer, as the template has it.
+
+        Returns:
+            The tokens, how many characters of ``space`` they have, and what is left of the text.
+        """
+        model = self._model
+        answer = list(tokens[:-1]) if model.is_end(tokens[-1]) else list(tokens)
+        pieces = [model.piece(token) for token in answer]
+        if b"".join(pieces).decode("utf-8", "replace") == text:
+            return answer, 0, ""
+        for taken in range(len(space) + 1):
+            data = (space[len(space) - taken :] + text).encode()
+            start = 0
+            while (
+                not taken and start < len(pieces) and not pieces[start].strip() and not data.startswith(pieces[start])
+            ):
+                start += 1  # white space that the template took away
+            end = length = 0
+            at, place = 0, start
+            while place < len(pieces) and data.startswith(pieces[place], at):
+                at, place = at + len(pieces[place]), place + 1
+                if at and _is_whole(data[at : at + 1]):
+                    end, length = place, at
+            if end > start and length > len(space[len(space) - taken :].encode()):
+                return answer[start:end], taken, data[length:].decode()
+        return [], 0, text
+
+    def _guarded(self, text: str) -> list[str]:
+        """What is said, in parts in which no special token's text is whole."""
+        cuts = [found.start() + 1 for found in self._special.finditer(text)] if self._special else []
+        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+
+    def _cut(self, text: str, *, begun: bool) -> list[int]:
+        """Token ids of a text; where another goes before it, without the space that some tokenizers begin with."""
+        tokenize, piece = self._model.tokenize, self._model.piece
+        if not (begun and self._spaced):
+            return tokenize(text, special=True, start=False)
+        if len(text) > 1 and text[0] == " ":
+            return tokenize(text[1:], special=True, start=False)
+        ids = tokenize(text, special=True, start=False)
+        return ids[1:] if ids and piece(ids[0]) == b" " else ids
+
+
+def _messages(conversation: Conversation) -> list[_Message]:
+    """What the conversation says, in order.
+
+    Raises:
+        UsageError: a message is no text.
+    """
+    messages = [_Message("system", conversation.system)] if conversation.system else []
+    for turn in conversation.turns:
+        messages.append(_Message("user", turn.user))
+        if turn.answer is not None:
+            messages.append(_Message("assistant", turn.answer, turn.tokens))
+    for message in messages:
+        try:
+            message.content.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"the {message.role} message is no text: it has half a character", "type it again"
+            ) from None
+    return messages
+
+
+def _plain(messages: list[_Message]) -> list[Piece]:
+    after = {"system": "\n\n", "user": "", "assistant": "\n"}
+    return [
+        piece
+        for index, message in enumerate(messages)
+        for piece in (Piece(message.content, index), Piece(after[message.role], None))
+    ]
+
+
+def _folded(messages: list[_Message]) -> list[_Message]:
+    """The system prompt in front of the first question."""
+    system, question, *others = messages
+    return [_Message(question.role, f"{system.content}\n\n{question.content}"), *others]
+
+
+def _lost(pieces: list[Piece], system: str, index: int) -> bool:
+    """Whether a template has left the system prompt out."""
+    if any(piece.message is not None for piece in pieces):
+        return all(piece.message != index for piece in pieces)
+    return all(system.strip() not in piece.text for piece in pieces)
+
+
+def _no_system() -> ModelError:
+    return ModelError("the model's chat template leaves the system prompt out", "/system with nothing behind it")
+
+
+def _is_whole(data: bytes) -> bool:
+    """Whether UTF-8 that was cut here was cut between two characters."""
+    return not data or data[0] & 0xC0 != 0x80

@@ -1,0 +1,290 @@
+"""A pair that stays loaded and answers one question after another; the child's side of :class:`worker.Session`.
+
+The parent's side::
+
+    with worker.Session() as child:
+        ready = child.open(session.__name__, Spec(…), Ready)
+        reply = child.ask(Request(conversation.ask("…")), Reply, on_event=…)
+        conversation = conversation.ask("…").reply(reply.text, reply.tokens, stopped=reply.stopped)
+
+Events of opening: ``loading``. Of a request, in this order: ``dropped`` {turns} where the conversation is longer than
+the context; ``prompt`` {tokens}; then for every round, when the request wants them, ``round`` {round: a TracedRound},
+and for every token ``token`` {text, source}. ``text`` may be empty, ``source`` is ``draft``, ``lookup``, ``target`` or
+``bonus``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from ggufspec import worker
+from ggufspec.bench.traced import recorder
+from ggufspec.bench.trial import Placed, placed
+from ggufspec.chat.conversation import Conversation, fit
+from ggufspec.chat.prompt import Prompter
+from ggufspec.chat.template import ChatTemplate
+from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
+from ggufspec.decoding.options import LOOKUP, AnswerOptions, DecoderOptions
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import ModelError
+from ggufspec.hardware import host
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to load. What a request may switch to has to be loaded for: see ``options``.
+
+    Args:
+        target: path of the target's GGUF file; its chat template is used.
+        draft: path of the draft's, or None.
+        options: placement, and the decoding of requests that do not say otherwise. A draft model is only loaded where
+            ``drafter`` is ``draft`` or ``both``; without one ``lookup`` prepares for the lookup; ``draft_max`` is the
+            most that a request can ask for.
+        rpc: endpoints of RPC workers.
+    """
+
+    target: Path
+    draft: Path | None
+    options: DecoderOptions
+    rpc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What was loaded.
+
+    Args:
+        target: as it was placed.
+        draft: as it was placed; None where none was loaded.
+        load_s: seconds that it took.
+        notes: the decoder's, and what is wrong with the chat template.
+        drafters: who can draft.
+        has_template: whether the target has a chat template that can be used; without, chat is off.
+        ctx_size: tokens of context.
+    """
+
+    target: Placed
+    draft: Placed | None
+    load_s: float
+    notes: tuple[str, ...]
+    drafters: tuple[str, ...]
+    has_template: bool
+    ctx_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A question, and how to answer it. What is None is as in the options that the pair was loaded with.
+
+    Args:
+        conversation: with an open question.
+        chat: use the chat template; False continues the turns as plain text, and so does a model without template.
+        alone: ``target`` or ``draft`` lets one model answer; empty: the pair.
+        drafter: ``draft``, ``lookup``, ``both`` or ``none``.
+        draft_policy: ``adaptive`` or ``fixed``.
+        draft_max: drafted tokens a round at most.
+        lookup_corpus: a text file whose n-grams the lookup knows too.
+        accept: name of the acceptance rule.
+        sampling: temperature, truncation, seed and penalties.
+        max_tokens: tokens of the answer at most.
+        stop: strings that end the answer.
+        grammar: GBNF that the answer follows.
+        cache: keep what the context holds of the conversation; False reads all of it anew.
+        trace: tell every round.
+    """
+
+    conversation: Conversation
+    chat: bool = True
+    alone: str = ""
+    drafter: str | None = None
+    draft_policy: str | None = None
+    draft_max: int | None = None
+    lookup_corpus: Path | None = None
+    accept: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    grammar: str = ""
+    cache: bool = True
+    trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer.
+
+    Args:
+        text: all of it.
+        tokens: ids as they were emitted, the end token included; to be kept in the conversation's turn.
+        statistics: of this answer; ``stop_reason`` is empty where it was stopped.
+        dropped: oldest turns that did not fit the context and were left out.
+        notes: what the user should know and has not been told in this session.
+        stopped: it was asked to stop.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    statistics: Statistics
+    dropped: int = 0
+    notes: tuple[str, ...] = ()
+    stopped: bool = False
+
+    @property
+    def prompt_read(self) -> int:
+        """Tokens of the prompt that the target decoded; the others were in its cache."""
+        return self.statistics.prompt_read
+
+    @property
+    def context_used(self) -> int:
+        """Tokens of the context that prompt and answer take."""
+        return self.statistics.prompt_tokens + self.statistics.tokens
+
+
+@contextmanager
+def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
+    """Load the pair in this process, and free it in the end.
+
+    Raises:
+        GgufspecError: what the user can mend.
+    """
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    emit({"event": "loading"})
+    began = time.perf_counter()
+    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=host.cache_folder()) as decoder:
+        yield Loaded(decoder, time.perf_counter() - began, datetime.now())
+
+
+class Loaded:
+    """A pair that answers requests.
+
+    Args:
+        decoder: the pair.
+        load_s: seconds that loading took.
+        now: what a chat template is told if it asks for the date.
+
+    Attributes:
+        ready: what was loaded.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, load_s: float, now: datetime) -> None:
+        self._decoder = decoder
+        self._options = decoder.options
+        self._told: set[str] = set()
+        template, self._fault = _template(decoder.target)
+        self._prompter = Prompter(decoder.target, template, now)
+        target, draft = placed(decoder)
+        notes = [*decoder.notes]
+        if self._fault:
+            notes.append(self._fault.message)
+        elif template is None:
+            notes.append(_no_template(decoder.target))
+        self.ready = Ready(
+            target=target,
+            draft=draft,
+            load_s=load_s,
+            notes=self._new(notes),
+            drafters=decoder.drafters,
+            has_template=template is not None,
+            ctx_size=decoder.options.ctx_size,
+        )
+
+    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
+        """Answer one question, with the events that the module names.
+
+        Raises:
+            UsageError: a setting that the pair was not loaded for; a message that does not fit the context.
+            ModelError: the chat template fails.
+        """
+        if request.chat and self._fault:
+            raise self._fault
+        decoder = self._decoder
+        decoder.configure(**self._changes(request))
+        fitted = fit(
+            request.conversation,
+            lambda part: len(self._prompter.tokens(part, chat=request.chat)),
+            self.ready.ctx_size,
+            request.max_tokens,
+        )
+        if fitted.dropped:
+            emit({"event": "dropped", "turns": fitted.dropped})
+        prompt = self._prompter.tokens(fitted.conversation, chat=request.chat)
+        emit({"event": "prompt", "tokens": len(prompt)})
+        text, tokens = self._listen(request, prompt, emit, stopping)
+        assert decoder.statistics is not None
+        return Reply(
+            text=text,
+            tokens=tokens,
+            statistics=decoder.statistics,
+            dropped=fitted.dropped,
+            notes=self._new([*self._prompter.notes, *decoder.notes]),
+            stopped=stopping.is_set() and not decoder.statistics.stop_reason,
+        )
+
+    def _listen(
+        self, request: Request, prompt: list[int], emit: worker.Emit, stopping: threading.Event
+    ) -> tuple[str, tuple[int, ...]]:
+        """Text and tokens of the answer, as far as they come before ``stopping``."""
+        text, tokens = [], []
+        for emitted in self._decoder.generate(
+            prompt,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            stop=request.stop,
+            grammar=request.grammar,
+            alone=request.alone,
+            cache_prompt=request.cache,
+            trace=recorder(self._decoder, emit) if request.trace else None,
+            stopping=stopping.is_set,
+        ):
+            text.append(emitted.text)
+            if emitted.token >= 0:
+                tokens.append(emitted.token)
+            emit({"event": "token", "text": emitted.text, "source": emitted.source})
+            if stopping.is_set():
+                break
+        return "".join(text), tuple(tokens)
+
+    def _changes(self, request: Request) -> AnswerOptions:
+        """What the decoder is told of a request: its settings, and the pair's own for the others."""
+        own = self._options
+        drafter = request.drafter or own.drafter
+        if request.drafter is None and own.needs_draft and self.ready.draft is None:
+            drafter = "none"
+        return AnswerOptions(
+            drafter=drafter,
+            draft_policy=request.draft_policy or own.draft_policy,
+            draft_max=request.draft_max or own.draft_max,
+            lookup_corpus=request.lookup_corpus or (own.lookup_corpus if drafter in (LOOKUP, "both") else None),
+            accept=request.accept or own.accept,
+        )
+
+    def _new(self, notes: list[str]) -> tuple[str, ...]:
+        """Those that were not told before."""
+        new = tuple(note for note in dict.fromkeys(notes) if note not in self._told)
+        self._told.update(new)
+        return new
+
+
+def _template(model: Model) -> tuple[ChatTemplate | None, ModelError | None]:
+    """The model's chat template, if it has one; or what is wrong with it."""
+    source = model.chat_template
+    if not source.strip():
+        return None, None
+    bos, eos = model.token_texts
+    try:
+        return ChatTemplate(source, bos=bos, eos=eos), None
+    except ModelError as error:
+        return None, error
+
+
+def _no_template(model: Model) -> str:
+    return f"{model.path.name} has no chat template: it goes on with what is said as plain text (chat off)"

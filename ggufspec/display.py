@@ -1,0 +1,54 @@
+"""Text and sizes for people: control characters as something to see, bytes with a unit. Pure.
+
+Every character is looked at alone, so that nothing depends on how a text was cut into tokens: an escape sequence loses
+its first character, whatever comes after it and when, and the rest of it is plain letters.
+
+Source: ECMA-48 for what a terminal obeys (C0, DEL, C1); Unicode 16, section 23.2 and UAX #9 for what reorders lines.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PICTURES = 0x2400  # the block of control pictures, in the order of C0
+_DELETE = "\u2421"
+HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ud800-\udfff\ufff9-\ufffb]"
+)
+
+
+def visible(text: str) -> str:
+    """``text`` without a character that a terminal would obey; tabs and line ends stay.
+
+    C0 and DEL become their pictures (``␛`` for ESC), others their number (``<U+009B>`` for CSI, ``<U+202E>`` for the
+    override of the writing direction), half of a surrogate pair ``�``. ``visible(a + b) == visible(a) + visible(b)``.
+    """
+    return HARMFUL.sub(_shown, text)
+
+
+def _shown(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(_PICTURES + code)
+    if code == 0x7F:
+        return _DELETE
+    return "\ufffd" if 0xD800 <= code <= 0xDFFF else f"<U+{code:04X}>"
+
+
+def of_file(size: float | None) -> str:
+    """A file's, in powers of 1000 as disks and downloads are sold; empty where it is not known."""
+    if size is None:
+        return ""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def of_memory(size: float | None) -> str:
+    """Of memory, in powers of 1024: GiB from 1 GiB on, MiB below; empty where it is not known."""
+    if size is None:
+        return ""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
+
+
+def gib(size: float) -> str:
+    """A number of GiB, where the unit is said elsewhere."""
+    return f"{size / 2**30:.1f}"

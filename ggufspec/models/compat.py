@@ -1,0 +1,291 @@
+"""May this draft serve this target? Pure: headers or vocabularies in, a verdict with its reasons out.
+
+The rules are llama.cpp's (``common_speculative_are_compatible`` in common/speculative.cpp) and those of this project's
+own loop, which takes rejected tokens back out of both memories (:mod:`ggufspec.llamacpp.rewind`). What the
+vocabularies' texts are is asked for only where it can change the answer: :mod:`ggufspec.models.vocabulary` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ggufspec.llamacpp.options import REWIND_BY
+from ggufspec.llamacpp.rewind import way_back
+from ggufspec.models import architecture
+from ggufspec.models.header import ModelHeader, Tokenizer, block_of
+
+# common/speculative.cpp: SPEC_VOCAB_MAX_SIZE_DIFFERENCE, SPEC_VOCAB_CHECK_START_TOKEN_ID
+MAX_SIZE_DIFFERENCE = 128
+FIRST_TOKEN_COMPARED = 5
+
+# The type of vocabulary that llama.cpp makes of a tokenizer's model: llama_vocab::impl::load in src/llama-vocab.cpp
+_KINDS = {
+    "no_vocab": "none",
+    "none": "none",
+    "llama": "SPM",
+    "bert": "WPM",
+    "gpt2": "BPE",
+    "hybriddna": "BPE",
+    "whitespace": "BPE",
+    "gemma4": "BPE",
+    "t5": "UGM",
+    "rwkv": "RWKV",
+    "plamo2": "PLAMO2",
+}
+# Which of them put a BOS token before a prompt when the header does not say (the same function).
+_BOS_BY_KIND = frozenset({"SPM", "WPM"})
+_BOS_BY_PRE = frozenset(
+    {
+        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+        *("tekken", "chameleon"),
+    }
+)
+
+# Drafters that read the target's hidden states: what they are, and the --spec-type of llama-server that runs them
+# (common_speculative_type_from_name_map and common_speculative_types_from_gguf in common/speculative.cpp).
+_HEADS = {
+    "eagle3": ("an EAGLE-3 head", "draft-eagle3"),
+    "dflash": ("a DFlash drafter", "draft-dflash"),
+    "gemma4-assistant": ("a head for multi-token prediction", "draft-mtp"),
+}
+
+# What it costs to take rejected tokens back out of a state: ggufspec/llamacpp/rewind.py
+_COSTS = {
+    "snapshots": "it keeps a state for each token of a draft, which takes memory",
+    "checkpoint": "after a rejection it decodes once more what was kept, so that only a good draft pays",
+}
+
+_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+_ENCODERS = (architecture.NO_MEMORY - _DIFFUSION) | {"t5", "t5encoder", "llama-embed", "clip"}
+
+# Words of a chat template that tell its family: llm_chat_detect_template in src/llama-chat.cpp, in its order.
+_TEMPLATES = (
+    ("phi", ("<|im_sep|>",)),
+    ("chatml", ("<|im_start|>",)),
+    ("mistral", ("[INST]",)),
+    ("phi", ("<|assistant|>", "<|end|>")),
+    ("gemma", ("<start_of_turn>",)),
+    ("gemma", ("<|turn>",)),
+    ("llama3", ("<|start_header_id|>", "<|end_header_id|>")),
+    ("deepseek", ("<｜Assistant｜>", "<｜User｜>")),
+    ("llama4", ("<|header_start|>", "<|header_end|>")),
+    ("gpt-oss", ("<|start|>", "<|channel|>")),
+    ("granite", ("<|start_of_role|>",)),
+    ("command-r", ("<|START_OF_TURN_TOKEN|>",)),
+    ("zephyr", ("<|user|>", "<|endoftext|>")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a draft may serve a target, and why.
+
+    Args:
+        answer: ``no`` where it cannot; ``yes-with-warning`` where it can, and something speaks against it.
+        reasons: what speaks against it, whole clauses; none for ``yes``.
+        runner: a program that runs the pair all the same, as far as it can be typed; empty where there is none.
+    """
+
+    answer: Literal["yes", "yes-with-warning", "no"]
+    reasons: tuple[str, ...] = ()
+    runner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What must agree for drafted ids to mean the same to both models."""
+
+    kind: str  # type of tokenizer: SPM, BPE, …
+    adds_bos: bool
+    tokens: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How many of the compared tokens differ, and the first of them with both its texts."""
+
+    count: int
+    token: int
+    target: str
+    draft: str
+
+    def __str__(self) -> str:
+        first = f"token {self.token} is {self.target!r} to the target and {self.draft!r} to the draft"
+        return first if self.count == 1 else f"{first}; {self.count:,} tokens differ"
+
+
+Compare = Callable[[], Differences | None]
+
+
+def vocabulary_mismatch(target: Vocabulary, draft: Vocabulary) -> str | None:
+    """Why ``draft`` cannot serve ``target`` by their vocabularies alone, or None where it can."""
+    sizes = (len(target.tokens), len(draft.tokens))
+    differ = _outline_mismatch((target.kind, draft.kind), (target.adds_bos, draft.adds_bos), sizes)
+    if differ:
+        return differ
+    found = differences(target.tokens, draft.tokens)
+    return None if found is None else str(found)
+
+
+def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences | None:
+    """The tokens that both have and that differ, from the first one that llama.cpp compares; None without any."""
+    pairs = zip(target[FIRST_TOKEN_COMPARED:], draft[FIRST_TOKEN_COMPARED:], strict=False)
+    unlike = [(token, one, other) for token, (one, other) in enumerate(pairs, FIRST_TOKEN_COMPARED) if one != other]
+    if not unlike:
+        return None
+    token, one, other = unlike[0]
+    return Differences(len(unlike), token, one.decode("utf-8", "replace"), other.decode("utf-8", "replace"))
+
+
+def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = None) -> Verdict:
+    """Whether ``draft`` may serve ``target``, by what their headers say.
+
+    Args:
+        target: its header.
+        draft: its header.
+        compare: compares the texts of their tokens; asked only where nothing else rules the pair out and the digests
+            differ. Without it such a pair gets a warning.
+    """
+    needed = _head(draft)
+    if needed:
+        what, spec_type = needed
+        program = f"llama-server -m TARGET -md DRAFT --spec-type {spec_type}" if spec_type else ""
+        reason = f"the draft is {what}: it drafts from the target's hidden states and not from tokens"
+        return Verdict("no", (reason,), program)
+    against = [*_unfit(target, "target"), *_unfit(draft, "draft")] or [*_other_tokens(target, draft, compare)]
+    if against:
+        return Verdict("no", tuple(against))
+    warnings = tuple(_warnings(target, draft, compare))
+    return Verdict("yes-with-warning" if warnings else "yes", warnings)
+
+
+def puts_bos(tokenizer: Tokenizer) -> bool:
+    """Whether llama.cpp puts a BOS token before a prompt."""
+    if tokenizer.pre == "gemma4" or tokenizer.model == "gemma4":
+        return True
+    if tokenizer.adds_bos is not None:
+        return tokenizer.adds_bos
+    kind = kind_of(tokenizer)
+    return kind in _BOS_BY_KIND or (kind == "BPE" and tokenizer.pre in _BOS_BY_PRE)
+
+
+def kind_of(tokenizer: Tokenizer) -> str:
+    """The type of vocabulary: SPM, BPE, …; a model that llama.cpp does not know is its own."""
+    return _KINDS.get(tokenizer.model, tokenizer.model or "none")
+
+
+def template_family(header: ModelHeader) -> str:
+    """The family of the chat template: llama3, chatml, …; ``none`` without a template, ``other`` for any other."""
+    template = header.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str) or not template:
+        return "none"
+    return next((name for name, words in _TEMPLATES if all(word in template for word in words)), "other")
+
+
+# ---- what rules a pair out ------------------------------------------------------------------------------------------
+
+
+def _head(draft: ModelHeader) -> tuple[str, str] | None:
+    """(what it is, its ``--spec-type``) of a drafter that needs the target's hidden states."""
+    names = {tensor.name for tensor in draft.tensors}
+    if draft.architecture == "dflash" and "markov_w1.weight" in names:
+        return "a DSpark drafter", "draft-dspark"
+    if draft.architecture in _HEADS:
+        return _HEADS[draft.architecture]
+    if "medusa" in draft.architecture or any(name.startswith("medusa") for name in names):
+        return "a set of Medusa heads", ""  # llama.cpp has none
+    main = draft.blocks - draft.nextn_blocks
+    blocks = [block for tensor in draft.tensors if (block := block_of(tensor)) is not None]
+    if draft.nextn_blocks and all(block >= main for block in blocks):
+        return "a head for multi-token prediction", "draft-mtp"
+    return None
+
+
+def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
+    """Why a model can be in no pair."""
+    own = header.architecture
+    if own in _DIFFUSION:
+        yield f"the {role} is a diffusion model ({own}): it does not write from left to right"
+    elif own in _ENCODERS:
+        yield f"the {role} is an encoder ({own}): it predicts no next token"
+    elif header.metadata.get(f"{own}.pooling_type") not in (None, 0) or (
+        header.metadata.get(f"{own}.attention.causal") is False
+    ):
+        yield f"the {role} is an embedding model ({header.name}): it predicts no next token"
+    elif _way_back(header, role) == "none":
+        yield f"the {role} is {architecture.kind_of_state(own)} ({own}): its state cannot take rejected tokens back"
+
+
+def _way_back(header: ModelHeader, role: str) -> str:
+    """How a recurrent or hybrid model takes rejected tokens back; empty for one that has a cache alone."""
+    own = header.architecture
+    return way_back(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
+
+
+def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:
+    """Why the draft's ids do not mean what they mean to the target."""
+    one, other = target.tokenizer, draft.tokenizer
+    outline = _outline_mismatch(
+        (kind_of(one), kind_of(other)), (puts_bos(one), puts_bos(other)), (one.size, other.size)
+    )
+    if outline:
+        yield outline
+        return
+    ours, theirs = one.special.get("bos"), other.special.get("bos")
+    if puts_bos(one) and ours is not None and theirs is not None and ours != theirs:
+        yield f"the BOS token is {ours} to the target and {theirs} to the draft"
+    if _texts_may_differ(target, draft) and compare is not None and (found := compare()):
+        yield str(found)
+
+
+def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes: tuple[int, int]) -> str | None:
+    """What rules two vocabularies out before their texts are compared: (target's, draft's) of each."""
+    if kinds[0] != kinds[1]:
+        return f"the target's tokenizer is {kinds[0]}, the draft's is {kinds[1]}"
+    if adds_bos[0] != adds_bos[1]:
+        wants, other = ("target", "draft") if adds_bos[0] else ("draft", "target")
+        return f"the {wants} puts a BOS token before a prompt and the {other} does not"
+    if abs(sizes[0] - sizes[1]) > MAX_SIZE_DIFFERENCE:
+        return f"the target has {sizes[0]:,} tokens, the draft {sizes[1]:,}"
+    return None
+
+
+def _texts_may_differ(target: ModelHeader, draft: ModelHeader) -> bool:
+    return target.tokenizer.digest != draft.tokenizer.digest
+
+
+# ---- what speaks against one ----------------------------------------------------------------------------------------
+
+
+def _warnings(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:
+    one, other = target.tokenizer, draft.tokenizer
+    if kind_of(one) == "none":
+        yield "neither header has a vocabulary: what their tokens mean was not compared"
+    elif _texts_may_differ(target, draft) and compare is None:
+        yield "their vocabularies are not the same: which tokens differ was not looked at"
+    if kind_of(one) == "BPE" and one.pre != other.pre:
+        yield (
+            f"the target splits text as {one.pre or 'default'} and the draft was trained on {other.pre or 'default'}: "
+            "expect fewer accepted tokens"
+        )
+    for name in ("eos", "eot"):
+        ours, theirs = one.special.get(name), other.special.get(name)
+        if ours is not None and theirs is not None and ours != theirs:
+            yield f"the {name.upper()} token is {ours} to the target and {theirs} to the draft: ends are not drafted"
+    add_eos = [header.metadata.get("tokenizer.ggml.add_eos_token") is True for header in (target, draft)]
+    if add_eos[0] != add_eos[1]:
+        yield "only one of them puts an EOS token behind a prompt: llama.cpp's own programs refuse the pair"
+    family, other_family = template_family(target), template_family(draft)
+    if family != other_family:
+        yield (
+            f"the target's chat template is {family}, the draft's {other_family}: "
+            "expect fewer accepted tokens in a chat"
+        )
+    for header, role in ((target, "target"), (draft, "draft")):
+        if way := _way_back(header, role):
+            own = header.architecture
+            yield f"the {role} is {architecture.kind_of_state(own)} ({own}): {_COSTS[way]}"
+    if draft.weight_bytes() >= target.weight_bytes():
+        yield "the draft is no smaller than the target"

@@ -1,0 +1,132 @@
+"""Same-shape stand-in weights: a file that llama.cpp loads and decodes at the cost of a model that is not here.
+
+It has the model's true header, vocabulary included, and its true size. The weights are holes, or blocks of random
+numbers (:mod:`ggufspec.models.sparse` has why either will do). What makes the residual stream alive is written in
+either case: norms, the embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose
+different experts. What a stand-in says means nothing; one that says what a small model says is in
+:mod:`ggufspec.models.expansion_file`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec import worker
+from ggufspec.llamacpp.gguf import Gguf, Tensor
+from ggufspec.models import sparse
+from ggufspec.models.files import LocalFile, part_names
+from ggufspec.models.source import Known, read_prefix
+from ggufspec.models.sparse import Fill
+
+TOKENS = 512  # ids below are different tokens to the model; the embeddings of the others may be zeros
+_ONES = b"\x00\x00\x80\x3f" * 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Make a stand-in of the sparse file (of a split model the first part's) in ``folder``."""
+
+    sparse: Path
+    folder: Path
+    fill: Fill
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The stand-in's first part, and what all parts take on the disk."""
+
+    path: Path
+    disk_bytes: int
+
+
+def needed_bytes(known: Known, fill: Fill = "holes") -> int:
+    """Disk that a stand-in takes, rounded up."""
+    header = known.header
+    vocabulary = 128 * header.vocabulary  # the header, generously: Llama 3 has 63 bytes a token
+    if fill == "blocks":
+        return header.weight_bytes() + vocabulary
+    return sum(_written(tensor) + 4096 for tensor in header.tensors if _is_alive(tensor)) + vocabulary
+
+
+def make(
+    known: Known,
+    folder: Path,
+    fill: Fill = "holes",
+    *,
+    on_event: worker.Emit | None = None,
+    verbose: bool = False,
+) -> Result:
+    """Write a stand-in, in a child process: llama.cpp's parser meets the header there.
+
+    Args:
+        known: the model's header.
+        folder: where to write; it is there. The caller removes it.
+        fill: what stands for the weights.
+        on_event: told of progress (:func:`ggufspec.models.sparse.fill`).
+        verbose: let llama.cpp's log through.
+
+    Raises:
+        GgufspecError: the disk has no room.
+        Interrupted: Ctrl-C.
+    """
+    sparse.check_room(folder, needed_bytes(known, fill), known.header.name)
+    spec = Spec(known.sparse.absolute(), folder.absolute(), fill)
+    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Write the parts in this process; they appear together, when all are whole."""
+    patterns: dict[str, bytes] = {}
+    sources = [Path(name) for name in part_names(str(spec.sparse))]
+    disk_bytes = 0
+    with ExitStack() as whole:
+        for source in sources:
+            parsed, prefix, _ = read_prefix(LocalFile.at(source))
+            part = whole.enter_context(sparse.appearing(spec.folder / source.name))
+            with part.open("wb") as file:
+                file.write(prefix)
+                file.truncate(source.stat().st_size)
+            disk_bytes += sparse.fill(part, source.name, _pieces(parsed, spec.fill, patterns), emit, stopping)
+    return Result(spec.folder / sources[0].name, disk_bytes)
+
+
+def _pieces(parsed: Gguf, fill: Fill, patterns: dict[str, bytes]) -> Iterator[sparse.Piece]:
+    """All that is written."""
+    for tensor in parsed.tensors:
+        start = parsed.data_offset + tensor.offset
+        if fill == "blocks":
+            yield from sparse.repeated(start, _content(tensor, patterns), tensor.size_bytes)
+        elif _is_alive(tensor):
+            yield from sparse.repeated(start, _content(tensor, patterns), _written(tensor))
+
+
+def _is_alive(tensor: Tensor) -> bool:
+    return _is_norm(tensor) or tensor.name.startswith("token_embd.") or ".ffn_gate_inp." in tensor.name
+
+
+def _is_norm(tensor: Tensor) -> bool:
+    return (
+        tensor.type == "f32" and len(tensor.shape) == 1 and "_norm" in tensor.name and tensor.name.endswith(".weight")
+    )
+
+
+def _written(tensor: Tensor) -> int:
+    """Bytes of a tensor that are written beside holes: of the embeddings the rows of ``TOKENS``."""
+    if tensor.name.startswith("token_embd.") and len(tensor.shape) == 2 and tensor.shape[1] > TOKENS:
+        return tensor.size_bytes // tensor.shape[1] * TOKENS
+    return tensor.size_bytes
+
+
+def _content(tensor: Tensor, patterns: dict[str, bytes]) -> bytes:
+    """What a tensor is filled with: norms with ones; other vectors, on which signs and ranges depend, with zeros."""
+    if _is_norm(tensor):
+        return _ONES
+    if len(tensor.shape) == 1 or ".ssm_" in tensor.name:
+        return bytes(4096)
+    if tensor.type not in patterns:
+        patterns[tensor.type] = sparse.pattern(tensor.type)
+    return patterns[tensor.type]

@@ -1,0 +1,291 @@
+"""A small llama model grown to a big shape that computes the same: what each tensor of the big one holds.
+
+With small letters for the source and capitals for the result:
+
+- width d -> D: zeros. RMSNorm averages over D now, so its weights get sqrt(d/D) and its epsilon d/D.
+- heads: a query head must meet a copy of its own key-value head in the big grouping of H/K queries. A small group of
+  h/k queries that is larger than that is split over copies of its key-value head. Spare heads are zeros.
+- head size s -> S: zeros. The llama architecture wants RoPE over the whole head (src/models/llama.cpp asserts it), so
+  the base becomes base^(S/s): the first s/2 pairs of the big head then turn exactly as the small head's did. Queries
+  get sqrt(S/s), since attention divides by sqrt(S); that is exact in F16 where S/s is a power of four.
+- feed-forward: zeros. Experts: each has the whole of it, and the weights of those that a router chooses are one
+  together; routers are random, so that tokens go to different experts.
+- depth: blocks after the source's own whose ``attn_output`` and ``ffn_down`` are zeros; nothing else in them matters.
+- vocabulary: unused tokens ``[PADn]`` that are never chosen, at any temperature. The last dimension of the residual
+  stream holds a constant c that no block writes to and no block reads; its share c^2 of RMSNorm's sum is taken from
+  epsilon, which is what makes it free. Only the output reads it: a padded token's logit is -16384 / (RMS of the
+  residual), some hundreds below the real ones. With tied embeddings every real logit moves by the same tiny number.
+- tied embeddings stay tied, or are written twice.
+- on request, and where there is room, everything in the residual stream, in the feed-forward and in the heads is there
+  twice, and the second columns of each matrix that reads it hold what rounding took from the first: a matrix of 3 bits
+  is then the sum of two. RMSNorm averages over twice the numbers. A third place of the residual stream holds what
+  rounding took from the embeddings; its share of the mean square, about a hundredth, is all that is inexact.
+
+What is not rounding is exact: F16 outputs agree with the source's to float noise, and quantised ones differ from it as
+any quantised model differs from its F16 original.
+
+Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971); growth that keeps
+the function, Net2Net (Chen et al. 2015, arXiv:1511.05641).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.models.expansion_layout import Floats, Layout, Shape, Small, Spread, rope_base
+
+Array = npt.NDArray[Any]
+
+_PAD_WEIGHT = -1024.0  # output weight of a padded token on the constant dimension
+_PAD_FEATURE = 16.0  # what the output norm makes of that dimension, times the RMS of the residual
+_NORMS = ("attn_norm", "ffn_norm")
+_WRITE = ("attn_output", "ffn_down")  # to the residual stream
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Numbers among zeros: row i of ``make()`` is at ``rows[i]``, its numbers are at ``columns``; both ascend.
+
+    ``also`` are columns, behind those, where the same stands again, ``rest`` where what rounding took from it does.
+    """
+
+    rows: Array
+    columns: Array
+    make: Callable[[], Floats]
+    also: Array | None = None
+    rest: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Equal rows from ``start`` to the last: zeros, and ``value`` in the last column."""
+
+    start: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the big model: what it holds beside zeros.
+
+    Args:
+        name: of the tensor.
+        shape: ggml's order. A third number is experts, each of which holds the contents.
+        contents: of a vector its one row.
+        free: whether it may hold anything: nothing that it computes is read.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    contents: tuple[Placed | Equal, ...] = ()
+    free: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is kept in F32 in a file of any type, as norms and routers are."""
+        return len(self.shape) == 1 or ".ffn_gate_inp." in self.name
+
+
+# ---- the header -----------------------------------------------------------------------------------------------------
+
+
+def _constant(small: Small, layout: Layout) -> float:
+    """The value of the constant dimension: a power of two, so that F16 holds it, with c^2 <= 3/4 of d * eps."""
+    room = 0.75 * _width(small, layout) * small.eps
+    return float(2.0 ** np.floor(np.log2(room) / 2)) if room > 0 else 0.0
+
+
+def _width(small: Small, layout: Layout) -> int:
+    """Of the residual stream, as RMSNorm sees it: twice as wide where everything in it is there twice."""
+    return small.shape.width * (2 if layout.spread else 1)
+
+
+def _eps(small: Small, big: Shape, layout: Layout) -> float:
+    """RMSNorm's epsilon, less the constant dimension's share of the mean square."""
+    room = _width(small, layout) * small.eps
+    if big.vocab > small.shape.vocab:
+        room -= _constant(small, layout) ** 2
+    return room / big.width
+
+
+def metadata(small: Small, big: Shape, layout: Layout) -> dict[str, str | int | float]:
+    """The keys of the header in which the big model differs."""
+    own: dict[str, int | float] = {
+        "vocab_size": big.vocab,
+        "embedding_length": big.width,
+        "block_count": big.layers,
+        "feed_forward_length": big.ffn,
+        "attention.head_count": big.heads,
+        "attention.head_count_kv": big.kv_heads,
+        "attention.key_length": big.head_size,
+        "attention.value_length": big.head_size,
+        "rope.dimension_count": big.head_size,
+        "attention.layer_norm_rms_epsilon": _eps(small, big, layout),
+        "rope.freq_base": rope_base(small, big),
+    }
+    if big.experts:
+        own |= {"expert_count": big.experts, "expert_used_count": big.experts_used}
+    name = f"{small.name}, grown to {big.width} wide, {big.layers} blocks"
+    return {"general.name": name} | {f"llama.{key}": value for key, value in own.items()}
+
+
+# ---- the tensors ----------------------------------------------------------------------------------------------------
+
+
+def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless: bool = False) -> Iterator[Tensor]:
+    """Every tensor of the big model in the order of the file; nothing is read before ``make`` is called.
+
+    Args:
+        small: the model to be grown.
+        big: what it becomes.
+        layout: from :func:`fit`.
+        seed: of the routers.
+        hopeless: give each token another's row of the output: as sure as the small model, and never right.
+    """
+    places = _places(small.shape, big, layout)
+    for name, shape in big.tensors().items():
+        _, number, kind = name.split(".", 2) if name.startswith("blk.") else ("", "-1", name)
+        block, kind = int(number), kind.removesuffix(".weight").removesuffix("_exps")
+        if kind in ("token_embd", "output"):
+            yield Tensor(name, shape, _vocabulary(small, big, layout, name, hopeless=hopeless))
+        elif kind == "output_norm" or (kind in _NORMS and block < small.shape.layers):
+            yield Tensor(name, shape, (_norm(small, big, layout, name),))
+        elif kind in _NORMS:
+            yield Tensor(name, shape, (_vector(np.ones(big.width)),))
+        elif kind == "ffn_gate_inp":
+            columns = np.arange(small.shape.width)
+            yield Tensor(name, shape, (_router(shape, columns, seed ^ zlib.crc32(name.encode())),))
+        elif block < small.shape.layers:
+            yield Tensor(name, shape, (_placed(small, big, layout, f"blk.{block}.{kind}.weight", places[kind]),))
+        else:
+            yield Tensor(name, shape, free=kind not in _WRITE)
+    if small.has("rope_freqs.weight"):
+        factors = np.ones(big.head_size // 2)
+        factors[: small.shape.head_size // 2] = small.numbers("rope_freqs.weight")
+        yield Tensor("rope_freqs.weight", factors.shape, (_vector(factors),))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Rows and columns of a matrix, and how far behind them there are second ones; 0: there are none."""
+
+    rows: Array
+    columns: Array
+    second_rows: int = 0
+    also: int = 0
+    rest: int = 0
+
+
+def _places(small: Shape, big: Shape, layout: Layout) -> dict[str, _Place]:
+    widths, hidden = np.arange(small.width), np.arange(small.ffn)
+    queries = _inside_heads(layout.query_at, big, small)
+    kvs = _inside_heads(range(len(layout.kv_of)), big, small)
+    spread = layout.spread or Spread(0, 0, 0)
+    reads = {"also": 2 * spread.width, "rest": spread.width}
+    return {
+        "attn_q": _Place(queries, widths, spread.heads, **reads),
+        "attn_k": _Place(kvs, widths, len(layout.kv_of) * big.head_size if layout.spread else 0, **reads),
+        "attn_v": _Place(kvs, widths, len(layout.kv_of) * big.head_size if layout.spread else 0, **reads),
+        "attn_output": _Place(widths, queries, spread.width, rest=spread.heads),
+        "ffn_gate": _Place(hidden, widths, spread.hidden, **reads),
+        "ffn_up": _Place(hidden, widths, spread.hidden, **reads),
+        "ffn_down": _Place(widths, hidden, spread.width, rest=spread.hidden),
+    }
+
+
+def _placed(small: Small, big: Shape, layout: Layout, name: str, place: _Place) -> Placed:
+    size = small.shape.head_size
+    kv_from = (np.array(layout.kv_of)[:, None] * size + np.arange(size)).ravel()
+    scale = np.float32((big.head_size / size) ** 0.5)
+
+    def make() -> Floats:
+        matrix = small.numbers(name)
+        if ".attn_q." in name:
+            matrix = matrix * scale
+        elif ".attn_k." in name or ".attn_v." in name:
+            matrix = matrix[kv_from]
+        return np.concatenate([matrix, matrix]) if place.second_rows else matrix
+
+    rows, columns = place.rows, place.columns
+    return Placed(
+        np.concatenate([rows, rows + place.second_rows]) if place.second_rows else rows,
+        columns,
+        make,
+        columns + place.also if place.also else None,
+        columns + place.rest if place.rest else None,
+    )
+
+
+def _inside_heads(heads: Sequence[int], big: Shape, small: Shape) -> Array:
+    """The indices that small heads take up when they begin where the big heads of these numbers begin."""
+    index: Array = (np.array(heads)[:, None] * big.head_size + np.arange(small.head_size)).ravel()
+    return index
+
+
+def _vector(values: Array) -> Placed:
+    return Placed(np.arange(1), np.arange(len(values)), lambda: values.astype(np.float32)[None])
+
+
+def _router(shape: tuple[int, ...], columns: Array, seed: int) -> Placed:
+    """Random numbers under which the logits of experts are about as far apart as numbers of a normal distribution."""
+
+    def make() -> Floats:
+        numbers = np.random.default_rng(seed).standard_normal((shape[1], len(columns)), np.float32)
+        return numbers * np.float32(len(columns) ** -0.5)
+
+    return Placed(np.arange(shape[1]), columns, make)
+
+
+def _norm(small: Small, big: Shape, layout: Layout, name: str) -> Placed:
+    """A norm's weights for the greater width; the output's makes a feature of the constant dimension."""
+    scale = (_width(small, layout) / big.width) ** 0.5
+    is_last = name == "output_norm.weight"
+    has_feature = is_last and big.vocab > small.shape.vocab
+    columns = np.arange(small.shape.width)
+    copies = [columns]
+    if layout.spread:  # the output reads no second place, but the rest of the embeddings
+        copies += [columns + k * layout.spread.width for k in ((2,) if is_last else (1, 2))]
+
+    def make() -> Floats:
+        weights = [small.numbers(name) * scale] * len(copies)
+        feature = [np.array([_PAD_FEATURE / _constant(small, layout) * scale])] if has_feature else []
+        return np.concatenate(weights + feature).astype(np.float32)[None]
+
+    return Placed(np.arange(1), np.concatenate(copies + ([np.array([big.width - 1])] if has_feature else [])), make)
+
+
+def _vocabulary(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bool) -> tuple[Placed | Equal, ...]:
+    """The embeddings or the output matrix, with the constant dimension where the vocabulary grows.
+
+    The embeddings write the constant for every token; the output reads it for the padded ones. Tied embeddings do both:
+    a padded token's row is its output row, as it never comes in.
+    """
+    rows, columns = np.arange(small.shape.vocab), np.arange(small.shape.width)
+    is_grown = big.vocab > small.shape.vocab
+    is_input, is_output = name == "token_embd.weight", name == "output.weight" or big.tied
+    source = "token_embd.weight" if is_input or small.shape.tied else "output.weight"
+
+    def make() -> Floats:
+        matrix = small.numbers(source)
+        if hopeless and is_output:
+            matrix = np.roll(matrix, len(matrix) // 2, axis=0)
+        if is_grown and is_input:
+            matrix = np.pad(matrix, ((0, 0), (0, 1)), constant_values=_constant(small, layout))
+        return matrix
+
+    second = columns + layout.spread.width if layout.spread else None
+    third = columns + 2 * layout.spread.width if layout.spread and not big.tied else None
+    real = Placed(
+        rows,
+        np.append(columns, big.width - 1) if is_grown and is_input else columns,
+        make,
+        second if is_input else third,
+        third if is_input else None,
+    )
+    return (real, Equal(small.shape.vocab, _PAD_WEIGHT)) if is_grown and is_output else (real,)

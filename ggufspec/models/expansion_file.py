@@ -1,0 +1,389 @@
+"""Full-size stand-ins with real acceptance: a small model grown to a big shape, written in quantised form at once.
+
+A stand-in of :mod:`ggufspec.models.dummy_weights` has the cost of a big model and means nothing; these say what the
+small one says. The pair that ships, grown to the shapes of Llama-3-70B and Llama-3-8B, is a pair of 35 GB that is made
+in seconds, with the acceptance of the small one as far as its weight types allow (:mod:`ggufspec.models.expansion`).
+The model is never held, nor written in F16: llama.cpp's own dry run says which type each tensor gets, ggml's own
+quantiser makes the blocks that hold trained numbers, and the rest is holes, or blocks of random numbers that change
+nothing (:mod:`ggufspec.models.sparse`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ggufspec import worker
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.hardware.host import peak_rss_bytes
+from ggufspec.llamacpp.gguf import write_model
+from ggufspec.llamacpp.quantize import (
+    block_numbers,
+    check_type,
+    row_bytes,
+    tensor_types,
+    to_blocks,
+    to_numbers,
+    type_keys,
+)
+from ggufspec.models import expansion as enlarge
+from ggufspec.models import sparse
+from ggufspec.models.expansion import Array, Equal, Placed
+from ggufspec.models.expansion_layout import Floats, Shape, fit, read
+from ggufspec.models.files import LocalFile
+from ggufspec.models.profile import demo_pair
+from ggufspec.models.source import read_prefix
+from ggufspec.models.sparse import Fill, Piece
+
+# The numbers of the published models. The architecture is llama's: Qwen's biases, some kilobytes, are left out.
+SHAPES = {
+    "llama3-70b": Shape(8192, 80, 64, 8, 28672, 128256, 128, tied=False),
+    "llama3-8b": Shape(4096, 32, 32, 8, 14336, 128256, 128, tied=False),
+    "llama3.2-1b": Shape(2048, 16, 32, 8, 8192, 128256, 64),
+    "qwen2.5-14b": Shape(5120, 48, 40, 8, 13824, 152064, 128, tied=False),
+    "qwen2.5-0.5b": Shape(896, 24, 14, 2, 4864, 151936, 64),
+    "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49152, 64),
+    "mixtral-8x7b": Shape(4096, 32, 32, 8, 14336, 32000, 128, tied=False, experts=8, experts_used=2),
+    "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # of no published model
+    # For machines without the room, and for tests.
+    "small": Shape(1536, 16, 24, 6, 4096, 16384, 64, tied=False),
+    "small-draft": Shape(768, 6, 12, 3, 2048, 16384, 64),
+    "small-moe": Shape(1024, 12, 16, 4, 1024, 16384, 64, tied=False, experts=8, experts_used=2),
+    "tiny": Shape(768, 10, 12, 4, 1024, 5120, 64, tied=False),
+    "tiny-draft": Shape(512, 3, 8, 2, 512, 5120, 64),
+    "tiny-moe": Shape(768, 9, 12, 4, 1024, 5120, 64, tied=False, experts=8, experts_used=2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A name in ``SHAPES``, and one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`."""
+
+    shape: str
+    type: str
+
+
+# (target, draft); the first is that of the notebook that this project began with.
+PAIRS = {
+    "70b+8b": (Model("llama3-70b", "Q3_K_S"), Model("llama3-8b", "Q3_K_L")),
+    "14b+0.5b": (Model("qwen2.5-14b", "Q4_K_M"), Model("qwen2.5-0.5b", "Q8_0")),
+    "8b+1b": (Model("llama3-8b", "Q4_K_M"), Model("llama3.2-1b", "Q8_0")),
+    "small": (Model("small", "Q4_K_M"), Model("small-draft", "Q8_0")),
+    "tiny": (Model("tiny", "Q3_K_S"), Model("tiny-draft", "Q3_K_L")),
+}
+
+_CHUNK_NUMBERS = 1 << 21  # built at once
+_BESIDE_BYTES = 8192  # of disk that a run of rows takes beside its own, at its two ends
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What a grown model takes.
+
+    Args:
+        size_bytes: of the file as it shows; also of RAM where it runs there, since holes are given memory of their own.
+        disk_bytes: what of it is on the disk, rounded up.
+        types: the type of each tensor, as ggml spells it.
+    """
+
+    size_bytes: int
+    disk_bytes: int
+    types: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Grow ``small`` to ``path``; without one only what it would take is worked out."""
+
+    small: Path
+    shape: Shape
+    type: str
+    path: Path | None = None
+    fill: Fill = "holes"
+    seed: int = 0
+    hopeless: bool = False
+    refine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What it takes, the file, what that takes on the disk in truth, and the most memory that making it took."""
+
+    needed: Needed
+    path: Path | None
+    disk_bytes: int
+    peak_rss_bytes: int
+
+
+def needed(small: Path, shape: Shape, type_name: str, fill: Fill = "holes", *, refine: bool = False) -> Needed:
+    """What a grown model would take, by llama.cpp's own dry run in a child process: a second.
+
+    Args:
+        small: the model to be grown, one of :func:`ggufspec.models.profile.demo_pair` say.
+        shape: what it becomes: one of ``SHAPES``, or another that is in no number smaller.
+        type_name: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
+        fill: what stands where nothing was trained.
+        refine: see :func:`grow`.
+
+    Raises:
+        UsageError: the model does not fit into the shape, or there is no such type.
+        ModelError: it cannot be read, or is no plain llama model.
+    """
+    spec = Spec(small.absolute(), shape, check_type(type_name), fill=fill, refine=refine)
+    return worker.call(__name__, spec, Result).needed
+
+
+def grow(
+    small: Path,
+    shape: Shape,
+    type_name: str,
+    path: Path,
+    fill: Fill = "holes",
+    *,
+    seed: int = 0,
+    hopeless: bool = False,
+    refine: bool = False,
+    on_event: worker.Emit | None = None,
+    verbose: bool = False,
+) -> Result:
+    """Write a grown model, in a child process; it appears when it is whole, and nothing else is ever left.
+
+    Args:
+        small: as in :func:`needed`.
+        shape: as in :func:`needed`.
+        type_name: as in :func:`needed`.
+        path: the file to write; one that is there is replaced.
+        fill: ``holes`` take no disk and decode at the same cost, ``blocks`` of random numbers change nothing.
+        seed: of random numbers.
+        hopeless: give each token another's row of the output: a draft that is as sure of itself and never right.
+        refine: hold what rounding takes from a number in a second place, where the type is coarse and there is room.
+        on_event: told of progress (:func:`ggufspec.models.sparse.fill`).
+        verbose: let llama.cpp's log through.
+
+    Raises:
+        UsageError: as in :func:`needed`, or ``path`` is the small model.
+        ModelError: as in :func:`needed`.
+        GgufspecError: the disk has no room, or cannot be written.
+        Interrupted: Ctrl-C.
+    """
+    if path.exists() and small.exists() and path.samefile(small):
+        raise UsageError(f"{path} would overwrite the model it is grown from", "give the new file another name")
+    spec = Spec(small.absolute(), shape, check_type(type_name), path.absolute(), fill, seed, hopeless, refine)
+    try:
+        return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    finally:  # the child may have been ended in the middle
+        with suppress(OSError):
+            sparse.part_of(path).unlink()
+
+
+def make(
+    small: Path,
+    model: Model,
+    path: Path,
+    fill: Fill = "holes",
+    *,
+    hopeless: bool = False,
+    refine: bool = True,
+    on_event: worker.Emit | None = None,
+    verbose: bool = False,
+) -> Result:
+    """:func:`grow` to one of ``SHAPES``; refined where there is room."""
+    if model.shape not in SHAPES:
+        raise UsageError(f"there is no shape named {model.shape!r}", "one of " + ", ".join(SHAPES))
+    return grow(
+        small,
+        SHAPES[model.shape],
+        model.type,
+        path,
+        fill,
+        hopeless=hopeless,
+        refine=refine,
+        on_event=on_event,
+        verbose=verbose,
+    )
+
+
+def needed_pair(name: str, fill: Fill = "holes") -> tuple[Needed, Needed]:
+    """What target and draft of ``PAIRS`` would take.
+
+    Raises:
+        UsageError: there is no pair of that name.
+    """
+    target, draft = (
+        needed(small, SHAPES[model.shape], model.type, fill, refine=True)
+        for small, model in zip(demo_pair(), _pair(name), strict=True)
+    )
+    return target, draft
+
+
+def make_pair(
+    name: str,
+    folder: Path,
+    fill: Fill = "holes",
+    *,
+    on_event: worker.Emit | None = None,
+    verbose: bool = False,
+) -> tuple[Path, Path]:
+    """Target and draft of ``PAIRS``, grown from the pair that ships, as grown-SHAPE-TYPE.gguf in ``folder``.
+
+    Both are there afterwards, or neither.
+
+    Raises:
+        UsageError: there is no pair of that name.
+        GgufspecError: as :func:`grow`.
+        Interrupted: Ctrl-C.
+    """
+    made: list[Path] = []
+    try:
+        for small, model in zip(demo_pair(), _pair(name), strict=True):
+            path = folder / f"grown-{model.shape}-{model.type}.gguf"
+            make(small, model, path, fill, on_event=on_event, verbose=verbose)
+            made.append(path)
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+    target, draft = made
+    return target, draft
+
+
+def _pair(name: str) -> tuple[Model, Model]:
+    if name not in PAIRS:
+        raise UsageError(f"there is no pair of shapes named {name!r}", "one of " + ", ".join(PAIRS))
+    return PAIRS[name]
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Grow in this process."""
+    small = read(spec.small)
+    layout = fit(small, spec.shape, spec.type, refine=spec.refine)
+    tensors = list(enlarge.tensors(small, spec.shape, layout, seed=spec.seed, hopeless=spec.hopeless))
+    keys = enlarge.metadata(small, spec.shape, layout) | type_keys(spec.type)
+
+    def write_header(path: Path, types: dict[str, str]) -> None:
+        wanted = [(tensor.name, types[tensor.name], tensor.shape) for tensor in tensors]
+        write_model(path, keys, wanted, like=small.header, vocabulary=spec.shape.vocab)
+
+    with tempfile.TemporaryDirectory() as folder:
+        half = Path(folder) / "f16.gguf"  # one hole
+        try:
+            write_header(half, {tensor.name: "f32" if tensor.whole else "f16" for tensor in tensors})
+        except OSError as error:
+            raise GgufspecError(f"{half} cannot be written: {error.strerror}", f"df -h {folder}") from None
+        types = tensor_types(half, spec.type)
+        write_header(half, types)
+        size_bytes = half.stat().st_size
+    header_bytes = size_bytes - sum(_size_bytes(tensor, types[tensor.name]) for tensor in tensors)
+    disk_bytes = header_bytes + sum(_disk_bytes(tensor, types[tensor.name], spec.fill) for tensor in tensors)
+    takes = Needed(size_bytes, disk_bytes, types)
+    if spec.path is None:
+        return Result(takes, None, 0, peak_rss_bytes())
+
+    sparse.check_room(spec.path.parent, disk_bytes, spec.path.name)
+    with sparse.appearing(spec.path) as part:
+        write_header(part, types)
+        parsed, _, _ = read_prefix(LocalFile.at(part))
+        starts = {tensor.name: parsed.data_offset + tensor.offset for tensor in parsed.tensors}
+        pieces = _pieces(tensors, types, starts, spec)
+        written = sparse.fill(part, spec.path.name, pieces, emit, stopping)
+    return Result(takes, spec.path, written, peak_rss_bytes())
+
+
+def _size_bytes(tensor: enlarge.Tensor, kind: str) -> int:
+    length, rows, copies = (*tensor.shape, 1, 1)[:3]
+    return row_bytes(kind, length) * rows * copies
+
+
+def _disk_bytes(tensor: enlarge.Tensor, kind: str, fill: Fill) -> int:
+    """What of a tensor is on the disk, rounded up."""
+    length, rows, copies = (*tensor.shape, 1, 1)[:3]
+    row = row_bytes(kind, length)
+    if tensor.free and fill == "blocks":
+        return _size_bytes(tensor, kind) + _BESIDE_BYTES
+    counts = [
+        (len(content.rows), len(_runs(content.rows))) if isinstance(content, Placed) else (rows - content.start, 1)
+        for content in tensor.contents
+    ]
+    return copies * sum(row * count + _BESIDE_BYTES * runs for count, runs in counts)
+
+
+def _runs(rows: Array) -> list[Array]:
+    """Ascending numbers as runs in which each follows the one before it."""
+    return np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+
+
+def _pieces(
+    tensors: list[enlarge.Tensor], types: dict[str, str], starts: dict[str, int], spec: Spec
+) -> Iterator[Piece]:
+    """All that is written, in order."""
+    patterns: dict[str, bytes] = {}
+    for tensor in tensors:
+        kind, start = types[tensor.name], starts[tensor.name]
+        length, rows, copies = (*tensor.shape, 1, 1)[:3]
+        size = row_bytes(kind, length) * rows
+        if tensor.free and spec.fill == "blocks":
+            if kind not in patterns:
+                patterns[kind] = sparse.pattern(kind, spec.seed)
+            yield from sparse.repeated(start, patterns[kind], size * copies)
+            continue
+        for content in tensor.contents:
+            made = _placed(content, tensor, kind) if isinstance(content, Placed) else _equal(content, tensor, kind)
+            if copies == 1:
+                yield from ((start + place, data) for place, data in made)
+                continue
+            once = list(made)  # of a small model's matrix
+            yield from ((start + copy * size + place, data) for copy in range(copies) for place, data in once)
+
+
+def _placed(content: Placed, tensor: enlarge.Tensor, kind: str) -> Iterator[Piece]:
+    length, first = tensor.shape[0], 0
+    row, step = row_bytes(kind, length), max(1, _CHUNK_NUMBERS // length)
+    numbers = content.make()
+    if kind == "f16" and np.abs(numbers).max() > np.finfo(np.float16).max:
+        raise ModelError(f"{tensor.name} has weights that F16 cannot hold")
+    for rows in _runs(content.rows):
+        for done in range(0, len(rows), step):
+            chunk = numbers[first : first + min(step, len(rows) - done)]
+            yield int(rows[done]) * row, _rows(kind, length, chunk, content.columns, content.also, content.rest)
+            first += len(chunk)
+
+
+def _equal(content: Equal, tensor: enlarge.Tensor, kind: str) -> Iterator[Piece]:
+    length, rows = tensor.shape[0], tensor.shape[1] - content.start
+    one = _rows(kind, length, np.full((1, 1), content.value, np.float32), np.array([length - 1]))
+    return sparse.repeated(content.start * len(one), one, rows * len(one))
+
+
+def _rows(
+    kind: str, length: int, numbers: Floats, columns: Array, also: Array | None = None, rest: Array | None = None
+) -> bytes:
+    """Rows of a tensor type with ``numbers`` at ``columns``; blocks without any are zeros, which stand for zeros.
+
+    See :class:`ggufspec.models.expansion.Placed` for ``also`` and ``rest``.
+    """
+    block = block_numbers(kind)
+    touched = np.unique(np.concatenate([places for places in (columns, also, rest) if places is not None]) // block)
+
+    def at(places: Array) -> Array:
+        index: Array = np.searchsorted(touched, places // block) * block + places % block
+        return index
+
+    values = np.zeros((len(numbers), len(touched) * block), np.float32)
+    values[:, at(columns)] = numbers
+    if also is not None:
+        values[:, at(also)] = numbers[:, : len(also)]
+    if rest is not None:
+        rounded = to_numbers(kind, to_blocks(kind, values), values.shape)
+        values[:, at(rest)] = (numbers - rounded[:, at(columns)])[:, : len(rest)]
+    rows = np.zeros((len(numbers), length // block, row_bytes(kind, block)), np.uint8)
+    rows[:, touched] = np.frombuffer(to_blocks(kind, values), np.uint8).reshape(len(numbers), len(touched), -1)
+    return rows.tobytes()

@@ -1,0 +1,213 @@
+"""Where the files of a model are: on this machine, behind a URL or on the hub; of a split model all its parts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.models import hub
+from ggufspec.models.hub import HubFile
+from ggufspec.models.ranges import ChangedError, RemoteFile, probe, unsigned
+
+Source = str | Path | HubFile
+
+MOST_PARTS = 512
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/llama.cpp
+
+
+class File(Protocol):
+    """A file that can be read in part. Equal ``identity`` is equal contents."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def identity(self) -> str: ...
+    def read(self, offset: int, count: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file of this machine, as it was when it was looked at."""
+
+    path: Path
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> LocalFile:
+        """Look at a file.
+
+        Raises:
+            ModelError: it is not there, or no file.
+        """
+        try:
+            found = path.stat()
+        except (OSError, ValueError) as error:
+            reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+            raise ModelError(f"{path} {reason}", f"ls {path.parent}") from None
+        if not path.is_file():
+            raise ModelError(f"{path} is no file", f"ls {path}")
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+    @property
+    def name(self) -> str:
+        """The file's name; of a link its own."""
+        return self.path.name
+
+    @property
+    def identity(self) -> str:
+        """The place, the size and the time of the last change; a copy elsewhere is another file."""
+        return f"{self.path.resolve()} {self.size_bytes} {self.modified_ns}"
+
+    def read(self, offset: int, count: int) -> bytes:
+        """``count`` bytes from ``offset``; fewer at the end.
+
+        Raises:
+            ChangedError: it is not the file that it was.
+            ModelError: it cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(count)
+                now = os.fstat(file.fileno())
+        except OSError as error:
+            raise ModelError(f"{self.path} cannot be read: {error.strerror}", f"ls -l {self.path}") from None
+        if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.modified_ns):
+            raise ChangedError(f"{self.path} changed while it was read", "try again when it is complete")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model whose files were looked at: all parts in order.
+
+    ``origin`` names the first for people, without signature and password; ``locator`` is the same when contents change.
+    """
+
+    source: str | HubFile
+    origin: str
+    locator: str
+    files: tuple[LocalFile | RemoteFile, ...]
+
+    @property
+    def key(self) -> str:
+        """The name under which its header is kept."""
+        return digest("\n".join(file.identity for file in self.files))
+
+
+def digest(text: str) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(source: Source) -> str | HubFile:
+    """A path or a URL as text; a link to the hub is the file that it means.
+
+    Raises:
+        GgufspecError: it can be neither.
+    """
+    if isinstance(source, HubFile):
+        return source
+    text = str(source)
+    try:
+        text.encode()
+        is_address = not is_url(text) or bool(urlsplit(text).hostname)
+    except UnicodeEncodeError:
+        raise GgufspecError(f"{text.encode('utf-8', 'replace').decode()} is no UTF-8", "rename the file") from None
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise GgufspecError(f"{text!r} is no address", "an address is https://HOST/PATH.gguf")
+    return (hub.from_url(text) if is_url(text) else None) or text
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is a URL and no path."""
+    return source.startswith(("https://", "http://"))
+
+
+def locate(source: Source) -> Found:
+    """Look at the files of a model: of a remote one by one request per part.
+
+    Raises:
+        ModelError: one is missing.
+        UnreachableError: there is no network.
+    """
+    source = plain(source)
+    if isinstance(source, HubFile):
+        return _downloaded(source) or _on_hub(source)
+    if is_url(source):
+        files = tuple(map(probe, _part_urls(source)))
+        return Found(source, unsigned(files[0].url), locator(source), files)
+    paths = [Path(name) for name in part_names(_absolute(source))]
+    return Found(source, str(paths[0]), locator(source), _here(paths))
+
+
+def locator(source: str | HubFile) -> str:
+    """What stays the same when the contents change; of a split model the same for every part."""
+    if isinstance(source, HubFile):
+        return f"hub {HubFile(source.repo, part_names(source.file)[0], source.revision or 'main')}"
+    return f"url {unsigned(_part_urls(source)[0])}" if is_url(source) else f"file {part_names(_absolute(source))[0]}"
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of a split model, from any part's; of another model its own.
+
+    Raises:
+        ModelError: the numbers in the name make no sense.
+    """
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    prefix, number, count = match[1], int(match[2]), int(match[3])
+    if not 1 <= number <= count <= MOST_PARTS:
+        message = f"{name} names itself part {number} of {count}"
+        raise ModelError(message, "give the file the name that it was made with")
+    return [f"{prefix}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _part_urls(url: str) -> list[str]:
+    parts = urlsplit(url)
+    names = part_names(parts.path)
+    return [urlunsplit(parts._replace(path=quote(name, safe="/%:@!$&'()*+,;=~"))) for name in names]
+
+
+def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
+    lost = [i for i, path in enumerate(paths, 1) if not os.path.exists(path)]  # noqa: PTH110  # which no name makes fail
+    if 0 < len(lost) < len(paths):
+        message = f"part {lost[0]} of {len(paths)} is missing: {paths[lost[0] - 1]}"
+        raise ModelError(message, "put all parts in one folder")
+    return tuple(map(LocalFile.at, paths))
+
+
+def _downloaded(source: HubFile) -> Found | None:
+    """The parts in the hub's own cache, if all are there."""
+    cached = [hub.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
+    paths = [path for path in cached if path is not None]
+    if len(paths) < len(cached):
+        return None
+    return Found(source, str(paths[0]), locator(source), _here(paths))
+
+
+def _on_hub(source: HubFile) -> Found:
+    revision, files = source.revision, []
+    names = part_names(source.file)
+    for name in names:
+        part = hub.remote_file(source.repo, name, revision)
+        revision = part.commit or revision  # all parts of the first one's commit
+        files.append(RemoteFile(part.url, part.size_bytes, commit=part.commit or part.etag, repo=source.repo))
+    return Found(source, str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))

@@ -1,0 +1,404 @@
+"""What a model's header says of its shape. Pure: parsed GGUF parts in, a :class:`ModelHeader` out.
+
+Where a header is read from, and how it is kept, is :mod:`ggufspec.models.source`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp.gguf import Gguf, Tensor, Value
+from ggufspec.models import architecture
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_SPECIAL = re.compile(r"tokenizer\.ggml\.(\w+)_token_id")
+_MOST_BLOCKS, _MOST_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS: src/llama-hparams.h
+_MOST = 2**31 - 1
+_OVERFLOW = 2**63
+_AGAIN = "the file is damaged or no language model: download it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """Which tokens the ids mean. ``digest`` is the SHA-256 of all texts; equal digests are equal vocabularies."""
+
+    model: str
+    pre: str
+    size: int
+    digest: str
+    adds_bos: bool | None
+    special: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHeader:
+    """The shape of one model, from its header alone.
+
+    Per-block tuples have ``blocks`` entries, NextN blocks included, since placement counts them (src/llama-model.cpp).
+
+    Args:
+        name: the file's name; of a split model the first part's.
+        size_bytes: of all parts together.
+        parts: files that the model is split over.
+        architecture: llama.cpp's name of it.
+        blocks: all blocks.
+        nextn_blocks: how many of them, the last, predict further tokens.
+        embedding: width of the residual stream.
+        heads: query heads by block; 0 where a block has no attention.
+        kv_heads: key-value heads by block.
+        key_size: numbers per head in a key.
+        value_size: numbers per head in a value.
+        key_size_windowed: the same in a block with a sliding window.
+        value_size_windowed: the same in a block with a sliding window.
+        feed_forward: width of the feed-forward by block.
+        experts: experts per block; 0 is a dense model.
+        experts_used: experts that one token runs through.
+        sliding_window: tokens that a windowed layer sees; 0 without one.
+        windowed: whether a block has a sliding window.
+        recurrent: whether a block keeps a state instead of a KV cache.
+        conv_numbers: f32 numbers of a recurrent block's convolution or token shift, per sequence.
+        state_numbers: f32 numbers of a recurrent block's state proper, per sequence.
+        cached: whether a block has a KV cache of its own.
+        latent: numbers per token that MLA keeps instead of keys and values; 0 without MLA.
+        vocabulary: rows of the output.
+        context_length: tokens that the model was trained for.
+        tokenizer: what its ids mean.
+        regular: whether :mod:`ggufspec.planning.memory` knows its caches; only llama.cpp's dry run does otherwise.
+        metadata: every scalar and short array of the header, by key.
+        tensors: all tensors of all parts.
+    """
+
+    name: str
+    size_bytes: int
+    parts: int
+    architecture: str
+    blocks: int
+    nextn_blocks: int
+    embedding: int
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    key_size: int
+    value_size: int
+    key_size_windowed: int
+    value_size_windowed: int
+    feed_forward: tuple[int, ...]
+    experts: int
+    experts_used: int
+    sliding_window: int
+    windowed: tuple[bool, ...]
+    recurrent: tuple[bool, ...]
+    conv_numbers: int
+    state_numbers: int
+    cached: tuple[bool, ...]
+    latent: int
+    vocabulary: int
+    context_length: int
+    tokenizer: Tokenizer
+    regular: bool
+    metadata: dict[str, Value]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """What the file is, by all that its header says: the same under another name, in the hub and here."""
+        said = [self.architecture, self.metadata, self.tokenizer.digest, [asdict(tensor) for tensor in self.tensors]]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def layers(self) -> int:
+        """Layers as ``-ngl`` counts them: the blocks and the output."""
+        return self.blocks + 1
+
+    @property
+    def tied(self) -> bool:
+        """Whether the output is the token embedding once more."""
+        return not any(tensor.name == "output.weight" for tensor in self.tensors)
+
+    def keys(self, block: int) -> int:
+        """Numbers per token that a block's keys have."""
+        return self.kv_heads[block] * (self.key_size_windowed if self.windowed[block] else self.key_size)
+
+    def values(self, block: int) -> int:
+        """Numbers per token that a block's values have; MLA caches none of them."""
+        return self.kv_heads[block] * (self.value_size_windowed if self.windowed[block] else self.value_size)
+
+    def weight_bytes(self) -> int:
+        """All tensors."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+def block_of(tensor: Tensor) -> int | None:
+    """The block that a tensor belongs to, or None for the embedding, the output and what is outside the blocks."""
+    match = _BLOCK.match(tensor.name)
+    return int(match[1]) if match else None
+
+
+def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
+    """The shape that the header of a model means; of a split model, the headers of all its parts in order.
+
+    Source: ``llama_model_base::load_hparams`` in src/llama-model.cpp and what :mod:`ggufspec.models.architecture`
+    names.
+
+    Raises:
+        ModelError: a key that llama.cpp needs is missing or absurd.
+    """
+    if not parts:
+        raise ModelError(f"{name} has no header", _AGAIN)
+    metadata = parts[0].metadata
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    read = _Reader(name, metadata)
+    _check_parts(read, parts, tensors)
+
+    blocks = read.number("block_count", low=1, high=_MOST_BLOCKS)
+    nextn = read.number("nextn_predict_layers", 0, high=blocks - 1)
+    embedding = read.number("embedding_length", low=1)
+    heads = read.per_block("attention.head_count", blocks, 0)
+    kv_heads = read.per_block("attention.head_count_kv", blocks, heads)
+    feed_forward = read.per_block("feed_forward_length", blocks, 0)
+    if not any(heads) and read.architecture not in architecture.RECURRENT:
+        raise read.absurd("attention.head_count", "no block has attention")
+    default = embedding // heads[0] if heads[0] else 0
+    key_size = read.number("attention.key_length", default) if heads[0] else 0
+    value_size = read.number("attention.value_length", default) if heads[0] else 0
+    recurrent = _recurrent(read, blocks, nextn, kv_heads, feed_forward)
+    window, windowed = _windowed(read, blocks, nextn, recurrent)
+    latent = 0
+    if read.architecture in architecture.LATENT and read.number("attention.key_length_mla", 0):
+        latent = key_size * max(kv_heads)
+    experts = read.number("expert_count", 0, high=_MOST_EXPERTS)
+    used = read.per_block("expert_used_count", blocks, 0)
+    if max(used) > experts:
+        raise read.absurd("expert_used_count", f"there are {experts} experts")
+    header = ModelHeader(
+        name=name,
+        size_bytes=size_bytes,
+        parts=len(parts),
+        architecture=read.architecture,
+        blocks=blocks,
+        nextn_blocks=nextn,
+        embedding=embedding,
+        heads=heads,
+        kv_heads=kv_heads,
+        key_size=key_size,
+        value_size=value_size,
+        key_size_windowed=read.number("attention.key_length_swa", key_size),
+        value_size_windowed=read.number("attention.value_length_swa", value_size),
+        feed_forward=feed_forward,
+        experts=experts,
+        experts_used=max(used),
+        sliding_window=window,
+        windowed=windowed,
+        recurrent=recurrent,
+        conv_numbers=_conv_numbers(read, embedding, heads[0]) if any(recurrent) else 0,
+        state_numbers=_state_numbers(read, embedding, heads[0], key_size) if any(recurrent) else 0,
+        cached=_cached(read, blocks, nextn, recurrent, feed_forward),
+        latent=latent,
+        vocabulary=_vocabulary(read, parts[0], tensors),
+        context_length=read.number("context_length", low=1),
+        tokenizer=_tokenizer(read, parts[0]),
+        regular=read.architecture not in architecture.IRREGULAR,
+        metadata=dict(metadata),
+        tensors=tensors,
+    )
+    _check_products(read, header)
+    return header
+
+
+class _Reader:
+    """Typed look-ups in the metadata. A wrong type or an absurd value is a ModelError that names the key."""
+
+    def __init__(self, name: str, metadata: Mapping[str, Value]) -> None:
+        self.name = name
+        self.metadata = metadata
+        architecture = metadata.get("general.architecture")
+        if not isinstance(architecture, str) or not architecture:
+            raise ModelError(f"{name}: the header names no architecture", _AGAIN)
+        self.architecture = architecture
+
+    def value(self, key: str) -> Value | None:
+        """The architecture's own key, or None."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+    def absurd(self, key: str, why: str) -> ModelError:
+        return ModelError(f"{self.name}: {self.architecture}.{key} is absurd: {why}", _AGAIN)
+
+    def number(self, key: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int:
+        """A whole number within bounds; without ``default`` the key must be there."""
+        value = self.value(key)
+        if value is None:
+            if default is None:
+                raise ModelError(f"{self.name}: the header has no {self.architecture}.{key}", _AGAIN)
+            return default
+        return self._checked(key, value, low, high)
+
+    def per_block(self, key: str, blocks: int, default: int | tuple[int, ...]) -> tuple[int, ...]:
+        """One number per block, from one for all or from an array of as many."""
+        value = self.value(key)
+        if value is None:
+            return default if isinstance(default, tuple) else (default,) * blocks
+        if isinstance(value, tuple):
+            if len(value) != blocks:
+                raise self.absurd(key, f"{len(value)} values for {blocks} blocks")
+            return tuple(self._checked(key, item, 0, _MOST) for item in value)
+        return (self._checked(key, value, 0, _MOST),) * blocks
+
+    def flags(self, key: str, blocks: int) -> tuple[bool, ...] | None:
+        """One flag per block from an array of as many or more, or None without one."""
+        value = self.value(key)
+        if not isinstance(value, tuple):
+            return None
+        if not blocks <= len(value) <= _MOST_BLOCKS:
+            raise self.absurd(key, f"{len(value)} values for {blocks} blocks")
+        return tuple(bool(item) for item in value[:blocks])
+
+    def _checked(self, key: str, value: Value | float, low: int, high: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.absurd(key, f"{str(value)[:40]!r} is no whole number")
+        if not low <= value <= high:
+            raise self.absurd(key, f"{value} is not within {low} … {high}")
+        return value
+
+
+def _check_parts(read: _Reader, parts: Sequence[Gguf], tensors: Sequence[Tensor]) -> None:
+    if not tensors:
+        raise ModelError(f"{read.name} has no tensors", "a vocabulary alone is no model: choose another file")
+    wanted = read.metadata.get("split.count", 0)
+    if isinstance(wanted, int) and wanted > 1 and wanted != len(parts):
+        raise ModelError(f"{read.name} is split into {wanted} parts and {len(parts)} are here", "download them all")
+    if any(min(tensor.shape, default=0) < 1 or tensor.size_bytes < 0 for tensor in tensors):
+        raise ModelError(f"{read.name} has a tensor without a shape", _AGAIN)
+    if sum(tensor.size_bytes for tensor in tensors) >= _OVERFLOW:
+        raise ModelError(f"{read.name} has tensors of absurd size", _AGAIN)
+
+
+def _check_products(read: _Reader, header: ModelHeader) -> None:
+    """What llama.cpp multiplies in 64 bits must fit there, with room for a context of 2³¹ tokens of 4 bytes."""
+    widest = max(
+        header.embedding,
+        *(header.keys(i) + header.values(i) for i in range(header.blocks)),
+        max(header.heads) * max(header.key_size, header.value_size, 1),
+        header.conv_numbers + header.state_numbers,
+        max(header.feed_forward) * max(header.experts_used, 1),
+        header.vocabulary,
+    )
+    if widest * header.blocks >= _OVERFLOW >> 33:
+        raise ModelError(f"{read.name}: the header's sizes multiply beyond 64 bits", _AGAIN)
+
+
+def _recurrent(
+    read: _Reader, blocks: int, nextn: int, kv_heads: tuple[int, ...], feed_forward: tuple[int, ...]
+) -> tuple[bool, ...]:
+    kind, main = read.architecture, blocks - nextn
+    if kind in architecture.RECURRENT or kind in architecture.STATE_AND_CACHE:
+        return tuple(i < main for i in range(blocks))
+    if kind in architecture.STATE_WITHOUT_HEADS:
+        return tuple(i < main and not kv_heads[i] for i in range(blocks))
+    if kind in architecture.NEMOTRON_H:
+        return tuple(i < main and not kv_heads[i] and not feed_forward[i] for i in range(blocks))
+    if kind in architecture.STATE_INTERVAL:
+        listed = read.flags("attention.recurrent_layers", blocks)
+        interval = read.number("full_attention_interval", architecture.STATE_INTERVAL[kind], low=1)
+        return tuple(i < main and (listed[i] if listed else (i + 1) % interval != 0) for i in range(blocks))
+    return (False,) * blocks
+
+
+def _windowed(read: _Reader, blocks: int, nextn: int, recurrent: tuple[bool, ...]) -> tuple[int, tuple[bool, ...]]:
+    """(the window, which blocks have it)."""
+    none = 0, (False,) * blocks
+    window = architecture.WINDOWS.get(read.architecture)
+    if window is None or (read.architecture == "exaone4" and blocks - nextn != 64):
+        return none
+    size = read.number("attention.sliding_window", window.size)
+    if not size:
+        return none
+    size = window.size if window.fixed else size
+    if read.architecture.startswith("lfm2"):
+        return size, tuple(not state for state in recurrent)
+    if listed := read.flags("attention.sliding_window_pattern", blocks):
+        return size, listed
+    if not window.pattern:
+        raise ModelError(f"{read.name}: the header does not list the blocks with a sliding window", _AGAIN)
+    pattern = read.number("attention.sliding_window_pattern", window.pattern)
+    full = 0 if window.dense_first else pattern - 1
+    return size, tuple(i < blocks - nextn and (not pattern or i % pattern != full) for i in range(blocks))
+
+
+def _cached(
+    read: _Reader, blocks: int, nextn: int, recurrent: tuple[bool, ...], feed_forward: tuple[int, ...]
+) -> tuple[bool, ...]:
+    """``llama_model::create_memory``, and ``llama_hparams::has_kv``."""
+    kind = read.architecture
+    if kind in architecture.RECURRENT or kind in architecture.NO_MEMORY:
+        return (False,) * blocks
+    if kind in architecture.STATE_AND_CACHE:
+        return (True,) * blocks
+    if kind in architecture.NEMOTRON_H:
+        return tuple(not recurrent[i] and not feed_forward[i] for i in range(blocks))
+    if kind in architecture.STATE_WITHOUT_HEADS:
+        return tuple(not state for state in recurrent)
+    end = blocks - nextn
+    end = min(end, architecture.FIRST_WITHOUT_CACHE.get(kind, end))
+    if kind == "gemma4":
+        end = min(end, blocks - read.number("attention.shared_kv_layers", 0, high=blocks))
+    return tuple(i < end and not recurrent[i] for i in range(blocks))
+
+
+def _conv_numbers(read: _Reader, embedding: int, heads: int) -> int:
+    """``llama_hparams::n_embd_r``."""
+    if read.value("wkv.head_size") is not None:
+        return read.number("token_shift_count", 2) * embedding
+    if read.value("shortconv.l_cache") is not None:
+        return embedding * (read.number("shortconv.l_cache", low=1) - 1)
+    kernel = max(read.number("ssm.conv_kernel", 0) - 1, 0)
+    if read.architecture in architecture.KDA:
+        return 3 * (kernel or 3) * heads * read.number("kda.head_dim")
+    if read.architecture == "minimax-01":
+        return 0
+    groups = 0 if read.architecture in ("mamba", "jamba") else read.number("ssm.group_count", 0)
+    return kernel * (read.number("ssm.inner_size", 0) + 2 * groups * read.number("ssm.state_size", 0))
+
+
+def _state_numbers(read: _Reader, embedding: int, heads: int, key_size: int) -> int:
+    """``llama_hparams::n_embd_s``."""
+    if read.value("wkv.head_size") is not None:
+        return embedding * read.number("wkv.head_size")
+    if read.architecture in architecture.KDA:
+        return read.number("kda.head_dim") ** 2 * heads
+    if read.architecture == "minimax-01":
+        return key_size * key_size * heads
+    return read.number("ssm.state_size", 0) * read.number("ssm.inner_size", 0)
+
+
+def _vocabulary(read: _Reader, part: Gguf, tensors: Sequence[Tensor]) -> int:
+    size = part.lengths.get("tokenizer.ggml.tokens", 0) or read.number("vocab_size", 0)
+    for name in ("output.weight", "token_embd.weight"):
+        for tensor in tensors:
+            if tensor.name == name and len(tensor.shape) == 2:
+                return tensor.shape[1]
+    if not size:
+        raise ModelError(f"{read.name} has neither a vocabulary nor embeddings", _AGAIN)
+    return size
+
+
+def _tokenizer(read: _Reader, part: Gguf) -> Tokenizer:
+    metadata = read.metadata
+
+    def text(key: str) -> str:
+        value = metadata.get(f"tokenizer.ggml.{key}", "")
+        return value if isinstance(value, str) else ""
+
+    bos = metadata.get("tokenizer.ggml.add_bos_token")
+    special = {
+        match[1]: value
+        for key, value in metadata.items()
+        if (match := _SPECIAL.fullmatch(key)) and isinstance(value, int) and not isinstance(value, bool)
+    }
+    size = part.lengths.get("tokenizer.ggml.tokens", 0)
+    return Tokenizer(
+        text("model"), text("pre"), size, part.tokens_digest, bos if isinstance(bos, bool) else None, special
+    )

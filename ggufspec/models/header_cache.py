@@ -1,0 +1,124 @@
+"""The folder of headers that were read: KEY.json, KEY.gguf for the dry run, KEY.header*.gguf with the vocabulary.
+
+KEY is the digest of what the files were (:attr:`ggufspec.models.files.Found.key`), so an entry never goes wrong: a
+changed file has another one. DIGEST.latest says which was the last of a place, for when the place cannot be asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ggufspec import __version__, foreign, plain
+from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.hardware import scratch
+from ggufspec.llamacpp import gguf
+from ggufspec.models.files import Found, digest, part_names
+from ggufspec.models.header import ModelHeader
+
+_MOST_BYTES = 16 << 20  # of JSON; a model of a thousand tensors has 0.2 MB
+_MOST_KEY_BYTES = 64
+_SCHEMA = f"ggufspec/header@1 {__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """KEY.json; written last, so that the entry's other files are there when it is.
+
+    ``sizes`` are of those files, by what follows KEY in their names.
+    """
+
+    made_by: str
+    key: str
+    origin: str
+    sizes: dict[str, int]
+    header: ModelHeader
+
+    def files(self, folder: Path) -> list[Path]:
+        """The skeleton, then the sparse file of each part."""
+        return [folder / f"{self.key}{ending}" for ending in _endings(self.header.parts)]
+
+
+def load(folder: Path, key: str) -> Entry | None:
+    """The entry, or None where there is none, or one that is damaged or of another version."""
+    try:
+        entry = plain.load_json(Entry, foreign.read_bytes(folder / f"{key}.json", _MOST_BYTES))
+        if (entry.made_by, entry.key) != (_SCHEMA, key):
+            return None
+        sizes = {path.name.removeprefix(key): path.stat().st_size for path in entry.files(folder)}
+    except (OSError, GgufspecError, ValidationError):
+        return None
+    return entry if sizes == entry.sizes else None
+
+
+def latest(folder: Path, locator: str) -> Entry | None:
+    """The last entry of a place, or None."""
+    key = _last_key(folder, locator)
+    return load(folder, key) if re.fullmatch(r"[0-9a-f]{64}", key) else None
+
+
+def remember(folder: Path, found: Found) -> None:
+    """Make an entry that is there the last one of its place.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if _last_key(folder, found.locator) == found.key:
+        return
+    with scratch.folder(folder) as own:
+        new = own / "latest"
+        new.write_text(found.key, encoding="ascii")
+        new.replace(folder / f"{digest(found.locator)}.latest")
+
+
+def _last_key(folder: Path, locator: str) -> str:
+    try:
+        return foreign.read_text(folder / f"{digest(locator)}.latest", _MOST_KEY_BYTES)
+    except GgufspecError:
+        return ""
+
+
+def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[bytes]) -> None:
+    """Write an entry: each of its files is whole or not there, whoever else writes the same one.
+
+    Args:
+        folder: made where it is not there.
+        found: where the header is from.
+        header: what it means.
+        prefixes: the bytes of the header, by part.
+
+    Raises:
+        ModelError: the header is absurdly large, or llama.cpp refuses it.
+        GgufspecError: the folder cannot be written.
+    """
+    endings = _endings(len(prefixes))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with scratch.folder(folder) as new:
+            gguf.write_skeleton(prefixes, new / endings[0])
+            for ending, prefix, file in zip(endings[1:], prefixes, found.files, strict=True):
+                (new / ending).write_bytes(prefix)
+                os.truncate(new / ending, file.size_bytes)
+            sizes = {ending: (new / ending).stat().st_size for ending in endings}
+            entry = Entry(_SCHEMA, found.key, found.origin, sizes, header)
+            text = json.dumps(asdict(entry))  # writes NaN, which pydantic reads but would not write
+            if len(text) > _MOST_BYTES:
+                raise ModelError(f"the header of {found.origin} is absurdly large", "download it again")
+            (new / ".json").write_text(text, encoding="ascii")
+            for ending in (*endings, ".json"):
+                (new / ending).replace(folder / f"{found.key}{ending}")
+        remember(folder, found)
+    except OSError as error:
+        message = f"the header of {found.origin} cannot be kept in {folder}: {error.strerror}"
+        raise GgufspecError(message, f"df -h {folder.parent}") from None
+
+
+def _endings(parts: int) -> list[str]:
+    sparse = [".header.gguf"] if parts == 1 else part_names(f".header-00001-of-{parts:05}.gguf")
+    return [".gguf", *sparse]

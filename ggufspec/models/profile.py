@@ -1,0 +1,424 @@
+"""Profiles: a pair and how to run it, as a strict TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from platformdirs import user_config_path
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+
+from ggufspec import foreign, worker
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.llamacpp.options import MAX_CONTEXT
+from ggufspec.models.download import here
+from ggufspec.models.hub import HubFile, stays_inside
+
+_LONGEST_NAME = 100
+_MOST = 2**63 - 1  # of a TOML integer
+_MEND = "mend the file, or name another profile"
+
+
+def is_name(text: str) -> bool:
+    """Whether a profile may be called so: what can be shown and is no path. Pure."""
+    return (
+        0 < len(text) <= _LONGEST_NAME
+        and text.isprintable()
+        and not text.startswith(".")
+        and not set(text) & set("/\\")
+    )
+
+
+def _named(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text[:_LONGEST_NAME]!r} is no name: 1 to {_LONGEST_NAME} characters, and no / among them")
+    return text
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSource(_Strict):
+    """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``.
+
+    ``expand`` makes a model of a published shape and a type of the file beside the profile, ``smollm2-360m:F16`` say
+    (:mod:`ggufspec.models.expanded`).
+
+    Sizes are for the list of profiles, which asks nobody: bytes of the file, layers as ``-ngl`` counts them, and bytes
+    of the f16 KV cache for each token. A header that was read wins over them.
+    """
+
+    file: str
+    expand: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    gpu_layers: int | None = None
+    size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None
+    cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
+
+
+class Settings(_Strict):
+    """What the profile sets; None leaves it to the command's default.
+
+    ``acceptance`` is the share of drafted tokens to expect, for plans made before anything was measured.
+    """
+
+    ctx_size: Annotated[int, Field(ge=2, le=MAX_CONTEXT)] | None = None
+    draft_max: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    cache_type_k: str | None = None
+    cache_type_v: str | None = None
+    flash_attn: str | None = None
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    threads: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    drafter: Literal["draft", "lookup", "both", "none"] | None = None
+    draft_policy: Literal["adaptive", "fixed"] | None = None
+    n_cpu_moe: Annotated[int, Field(ge=0, le=_MOST)] | None = None
+    ubatch_size: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+
+
+class Measuring(_Strict):
+    """What ``bench`` measures of the profile's pair where its options do not say it.
+
+    ``prompts`` are the kinds of bundled ones, ``minutes`` is about how long it takes on two cores.
+    """
+
+    prompts: list[Literal["code", "edit", "prose", "list", "numbers", "noise"]] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    repetitions: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
+
+
+class Tuned(_Strict):
+    """Where a profile's settings come from, if ``tune`` wrote them: its evidence.
+
+    Args:
+        date: of the search.
+        tokens_per_s: of the setting that won, the median.
+        gain: over what was planned, the median, and its 95 % interval; absent where nothing else was measured.
+        trials: how many runs were measured.
+        machine: the processor and the cards.
+        versions: of ggufspec and llama-cpp-python.
+        results: the file with every measurement.
+    """
+
+    date: str
+    tokens_per_s: float
+    gain: float | None = None
+    gain_ci95: list[float] | None = None
+    trials: int
+    machine: str
+    versions: str
+    results: str
+
+
+class Profile(_Strict):
+    """One TOML file. ``why`` says what the pairing is for, ``source`` where it comes from.
+
+    Attributes:
+        folder: where relative names of files start: that of the TOML file.
+    """
+
+    name: Annotated[str, AfterValidator(_named)]
+    why: str
+    source: str
+    target: ModelSource
+    draft: ModelSource | None = None
+    settings: Settings = Field(default_factory=Settings)
+    bench: Measuring = Field(default_factory=Measuring)
+    tuned: Tuned | None = None
+    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def note(self) -> str:
+        """What every result must be read with; empty where the models are what they seem to be."""
+        return self.why if any(model and model.expand for model in (self.target, self.draft)) else ""
+
+    @model_validator(mode="after")
+    def _inside(self) -> Profile:
+        for model in (self.target, self.draft):
+            if model and model.repo and model.expand:
+                raise ValueError("only a file of this machine can be expanded, and repo names one of the hub")
+            if model and model.repo and not stays_inside(model.file):
+                raise ValueError(f"{model.file!r} leaves the repository")
+            if model and model.revision is not None and not stays_inside(model.revision):
+                raise ValueError(f"{model.revision!r} is no branch, tag or commit")
+            if model and "\0" in model.file:
+                raise ValueError(f"{model.file!r} is no file's name")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and a draft whose files are here. ``note`` is the profile's: what every result must be read with."""
+
+    name: str
+    target: Path
+    draft: Path | None
+    target_gpu_layers: int | None = None
+    gpu_layers_draft: int | None = None
+    settings: Settings = field(default_factory=Settings)
+    bench: Measuring = field(default_factory=Measuring)
+    note: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """For the JSON documents."""
+        files = {"name": self.name, "target": str(self.target), "draft": str(self.draft) if self.draft else None}
+        return files | ({"note": self.note} if self.note else {})
+
+
+def bundled_folder() -> Path:
+    """The profiles that ship: inside the installed package, or at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "profiles"
+    return installed if installed.is_dir() else package.parent / "profiles"
+
+
+def user_folder() -> Path:
+    """The user's own profiles, which win over the bundled ones."""
+    return user_config_path("ggufspec") / "profiles"
+
+
+def known_profiles() -> list[str]:
+    """Names that :func:`find` knows."""
+    files = [path for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")]
+    return sorted({path.stem for path in files if is_name(path.stem)})
+
+
+def own_profiles() -> list[str]:
+    """Names of the user's own."""
+    return sorted(path.stem for path in user_folder().glob("*.toml"))
+
+
+def own_profile(name: str) -> Path:
+    """The file of a profile of the user's own, whatever is in it.
+
+    Raises:
+        UsageError: the name is a path, or there is no such profile, or it is one that ships.
+    """
+    if name.endswith(".toml") or Path(name).name != name or "\\" in name:
+        raise UsageError(f"{name!r} is no name of a profile", "ggufspec profiles list marks your own with a star")
+    own = own_profiles()
+    if name in own:
+        return user_folder() / f"{name}.toml"
+    if (bundled_folder() / f"{name}.toml").is_file():
+        raise UsageError(
+            f"{name!r} ships with ggufspec and is not yours to remove",
+            f"ggufspec profiles new {name} makes one of your own, which wins over it",
+        )
+    yours = f"yours are: {', '.join(own)}" if own else "you have none: ggufspec profiles new NAME makes one"
+    raise UsageError(f"there is no profile {name!r} of yours", _nearest(name, own) or yours)
+
+
+def find(name: str) -> Path:
+    """The file of a profile given by name or by path.
+
+    Raises:
+        UsageError: there is none; names the nearest.
+    """
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        if foreign.is_file(path):
+            return path
+        raise UsageError(f"there is no profile at {name}", "known profiles: " + ", ".join(known_profiles()))
+    for folder in (user_folder(), bundled_folder()):
+        path = folder / f"{name}.toml"
+        if is_name(name) and path.is_file():
+            return path
+    hint = _nearest(name, known_profiles()) or "known profiles: " + ", ".join(known_profiles())
+    if name.endswith(".gguf"):
+        hint = f"ggufspec … -m {name} -md DRAFT.gguf"
+    raise UsageError(f"there is no profile {name[:_LONGEST_NAME]!r}", hint)
+
+
+def load_profile(name: str | Path) -> Profile:
+    """A profile: a pair of models and how to run it.
+
+    >>> profile = load_profile("demo")
+    >>> profile.target.file
+    'demo/demo-target-F16.gguf'
+    >>> profile.settings.ctx_size
+    2048
+
+    Args:
+        name: of a profile of the user's or of one that ships, as :func:`find` knows them; or the path of a TOML file.
+
+    Raises:
+        UsageError: there is none; the hint names the nearest.
+        GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file, line and key are named.
+    """
+    path = name if isinstance(name, Path) else find(name)
+    text = toml_of(path)
+    try:
+        profile = Profile.model_validate(tomllib.loads(text))
+    except ValidationError as invalid:
+        raise _explained(path, text, invalid) from None
+    except ValueError as error:  # no TOML, or a number of thousands of digits
+        raise GgufspecError(f"{path}: {error}", _MEND) from None
+    profile._folder = path.parent
+    return profile
+
+
+def toml_of(path: Path) -> str:
+    """The text of a profile, which a parser can be given.
+
+    Raises:
+        GgufspecError: it cannot be read, or is larger or deeper than any profile.
+    """
+    text = foreign.read_text(path, foreign.MOST_TOML_BYTES, hint=_MEND)
+    foreign.check_toml(text, str(path), hint=_MEND)
+    return text
+
+
+def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
+    """The pair with its files on this machine; those that are expanded are made where they are not there yet.
+
+    Args:
+        profile: whose pair it is.
+        on_event: told of what is written: :func:`ggufspec.models.expanded.expanded`.
+
+    Raises:
+        ModelError: a file is not here; the hint is the command that fetches it.
+        GgufspecError: an expanded one cannot be made.
+    """
+    models = (profile.target, profile.draft)
+    target, draft = (_locate(model, profile, on_event) if model else None for model in models)
+    assert target is not None
+    return Pair(
+        profile.name,
+        target,
+        draft,
+        profile.target.gpu_layers,
+        profile.draft.gpu_layers if profile.draft else None,
+        profile.settings,
+        profile.bench,
+        profile.note,
+    )
+
+
+def sources(profile: Profile, on_event: worker.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
+    """Where the pair's headers can be read, for a plan before download: (target, draft or None).
+
+    Args:
+        profile: as in :func:`resolve`.
+        on_event: as in :func:`resolve`.
+
+    Raises:
+        ModelError: a file that is not on the hub is not here.
+        GgufspecError: an expanded one cannot be made.
+    """
+    target, draft = (source(model, profile, on_event) if model else None for model in (profile.target, profile.draft))
+    assert target is not None
+    return target, draft
+
+
+def on_hub(model: ModelSource) -> HubFile | None:
+    """Where a model is to be fetched from; None where the profile names a file of this machine."""
+    return HubFile(model.repo, model.file, model.revision) if model.repo else None
+
+
+def source(model: ModelSource, profile: Profile, on_event: worker.Emit | None = None) -> Path | HubFile:
+    """:func:`sources` of one model."""
+    wanted = on_hub(model)
+    if wanted is None:
+        return _locate(model, profile, on_event)
+    return here(wanted) or wanted
+
+
+def is_made(profile: Profile) -> bool:
+    """Whether every expanded model of a profile is there; None of them is made.
+
+    Raises:
+        GgufspecError: a file is not here, or ``expand`` names no shape.
+    """
+    from ggufspec.models.expanded import place
+
+    models = (profile.target, profile.draft)
+    return all(place(_file(one, profile), one.expand).is_file() for one in models if one and one.expand)
+
+
+def _file(model: ModelSource, profile: Profile) -> Path:
+    path = profile.folder / Path(model.file).expanduser()
+    if path.is_file():
+        return path
+    raise ModelError(f"profile {profile.name!r} names {path}, which is not there", f"ls {path.parent}")
+
+
+def _locate(model: ModelSource, profile: Profile, on_event: worker.Emit | None) -> Path:
+    source, name = on_hub(model), profile.name
+    if source is None:
+        path = _file(model, profile)
+        if model.expand is None:
+            return path
+        from ggufspec.models.expanded import expanded  # which needs numpy
+
+        return expanded(path, model.expand, on_event)
+    cached = here(source)
+    if cached is None:
+        raise ModelError(f"{model.file} of profile {name!r} is not on this machine", f"ggufspec pull {name}")
+    return cached
+
+
+def demo_pair() -> tuple[Path, Path]:
+    """(target, draft) of the pair that ships with the project."""
+    pair = resolve(load_profile(bundled_folder() / "demo.toml"))
+    assert pair.draft is not None
+    return pair.target, pair.draft
+
+
+_TABLES = {"target": ModelSource, "draft": ModelSource, "settings": Settings, "bench": Measuring, "tuned": Tuned}
+
+
+def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError:
+    errors = invalid.errors(include_url=False)
+    # A mistyped key is missing too: say that it is unknown, since only that names what was typed.
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    key = ".".join(str(part) for part in first["loc"])
+    line = _line(text, key)
+    place = f"{path}:{line}" if line else str(path)
+    if first["type"] == "extra_forbidden":
+        model: Any = Profile
+        for part in first["loc"][:-1]:
+            model = _TABLES.get(str(part), model)
+        known = list(model.model_fields)
+        hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
+        return GgufspecError(f"{place}: unknown key {key!r}", hint)
+    if first["type"] == "missing":
+        return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
+    told = first["msg"].removeprefix("Value error, ")
+    return GgufspecError(f"{place}: {key or 'profile'}: {told}", "mend the value in the file")
+
+
+def _line(text: str, key: str) -> int | None:
+    """The line of a dotted key in TOML text, or that of the table that it would be in; None without either.
+
+    ``tomllib`` does not say where it found a value.
+    """
+    table, nearest = "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        name, equals, _ = line.partition("=")
+        name = "".join(character for character in name if not character.isspace() and character not in "\"'")
+        if name.startswith("["):
+            here = table = name.partition("]")[0].strip("[")
+        elif equals and not name.startswith("#"):
+            here = f"{table}.{name}" if table else name
+        else:
+            continue
+        if f"{here}.".startswith(f"{key}."):
+            return number
+        if key.startswith(f"{here}."):
+            nearest = number
+    return nearest
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else ""

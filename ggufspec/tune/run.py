@@ -1,0 +1,475 @@
+"""The search for the fastest setting with real trials, each in a child process; every one is kept as it comes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ggufspec import plain
+from ggufspec.bench import trial
+from ggufspec.bench.attempt import Attempt, attempt
+from ggufspec.bench.journal import Journal, key_of
+from ggufspec.bench.stats import paired_ratios, spread
+from ggufspec.bench.versus import machine, settings_of, speed
+from ggufspec.errors import UsageError
+from ggufspec.files import file_name
+from ggufspec.schema.document import Failure, Spread, TuneDocument, TunedSetting, TuneTrial
+from ggufspec.tune.explanation import explanation
+from ggufspec.tune.search import Done, Next, Search
+from ggufspec.tune.space import Candidate, difference
+
+JOURNAL = "ggufspec/tune-journal@2"
+_LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
+_MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
+_SAME = 1.0
+_FINAL_SHARE = 0.4  # of the budget, that the final may keep back
+_FEWEST_FINALISTS = 2
+_MOST_REPEATED = 2  # times the repetitions that were asked for, where leaders overlap
+_DRIFT = 0.1  # share by which final and search may differ without a word
+_FINAL = "final"  # the journal's key of the finalists; trials are under their numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """What to tune.
+
+    Args:
+        pair: as :meth:`ggufspec.models.profile.Pair.describe` tells of it.
+        spec: a trial; its options are those of the setting.
+        space: the settings.
+        first: indices of the planner's choices: its first one, and its target alone.
+        threshold: expected gain, as a share, that is worth a trial.
+        budget_s: seconds for all trials together, those of an earlier search that goes on too; None: no limit.
+        repeats: trials of each finalist in the end, interleaved.
+        most: settings that the search measures at most.
+        notes: what is to be said with the results.
+        verbose: show llama.cpp's log.
+    """
+
+    pair: dict[str, Any]
+    spec: trial.Spec
+    space: tuple[Candidate, ...]
+    first: tuple[int, ...]
+    threshold: float = 0.001
+    budget_s: float | None = None
+    repeats: int = 3
+    most: int = 60
+    notes: tuple[str, ...] = ()
+    verbose: bool = False
+
+    def facts(self) -> list[Any]:
+        """What the measurements belong to: files, prompts, what is fixed, this machine and its versions."""
+        spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
+        fixed = plain.dump(
+            replace(self.spec.options, threads=0, ubatch_size=0, drafter="both", draft_policy="adaptive", draft_max=1)
+        )
+        files = [_identity(path) for path in (spec.target, spec.draft) if path is not None]
+        return [plain.dump(spec), fixed, files, machine()]
+
+    def rules(self) -> str:
+        """A key for what is searched, and how far: a search that ended goes on where this is another."""
+        settings = [repr(one.setting) for one in self.space]
+        return key_of(settings, [settings[index] for index in self.first], self.threshold, self.budget_s, self.most)
+
+
+def _identity(path: Path) -> list[Any]:
+    seen = path.stat()
+    return [str(path.resolve()), seen.st_size, seen.st_mtime_ns]
+
+
+def journal_path(folder: Path, experiment: Experiment) -> Path:
+    """Where an experiment's measurements are kept in the folder of results."""
+    return folder / f"tune-{file_name(experiment.spec.target.stem)}-{key_of(experiment.facts())[:12]}.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One trial as the journal has it."""
+
+    setting: TunedSetting
+    tokens_per_s: float | None
+    prompt_tokens_per_s: float | None
+    seconds: float
+    predicted_tokens_per_s: float
+    why: str
+    repetition: int = 0  # of the final; 0 is the search
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The end of a search as the journal has it, and who is measured side by side since.
+
+    Args:
+        settings: the finalists.
+        above: repetitions with greater numbers are its own; the others were those of an earlier final.
+        searched: trials that the search had made.
+        rules: what the search was; with other rules, a larger budget say, it goes on.
+        stopped: why it ended.
+    """
+
+    settings: tuple[TunedSetting, ...]
+    above: int
+    searched: int
+    rules: str
+    stopped: str
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """How far a tuning is, for who watches: what is being measured, and seconds spent of the budget."""
+
+    doing: str
+    spent_s: float
+
+
+Try = Callable[[trial.Spec], Attempt]
+Watch = Callable[["Tuning", Now], None]
+
+
+@dataclass
+class Tuning:
+    """A search under way. :meth:`run` may be interrupted; :meth:`document` then tells of what is there."""
+
+    experiment: Experiment
+    journal: Journal
+    attempt: Try | None = None
+    clock: Callable[[], float] = time.monotonic
+    kept: list[Kept] = field(default_factory=list, init=False)
+    stopped: str = field(default="", init=False)
+    resumed: int = field(default=0, init=False)
+    _spent_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.search = Search(
+            self.experiment.space, self.experiment.first, self.experiment.threshold, self.experiment.most
+        )
+        self._index = {one.setting: index for index, one in enumerate(self.experiment.space)}
+        self._by_round: dict[tuple[TunedSetting, int], Kept] = {}
+        self._rules = self.experiment.rules()
+        while (value := self.journal.get(str(len(self.kept)))) is not None:
+            try:
+                self._take(plain.load(Kept, value))
+            except ValidationError:
+                break
+        self.resumed = len(self.kept)
+        begun = self.journal.get(_FINAL)
+        self._final: Final | None = None if begun is None else plain.load(Final, begun)
+
+    def run(self, watch: Watch) -> None:
+        """Search, then measure the finalists interleaved.
+
+        Raises:
+            UsageError: the budget is too short for one trial.
+            GgufspecError: results cannot be kept.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        self._check_budget()
+        before = self._final
+        if before is not None and (before.rules, before.searched) == (self._rules, self._searched):
+            self.stopped = before.stopped
+        else:
+            self._search(watch)
+        self._side_by_side(watch)
+        watch(self, Now("", self.spent_s))
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of all trials."""
+        return self._spent_s
+
+    def _search(self, watch: Watch) -> None:
+        while True:
+            asked = self.search.ask()
+            if isinstance(asked, Done):
+                self.stopped = asked.why
+                break
+            if self.kept and self._left_s < self._trial_s(asked.index) + self._final_s():
+                self.stopped = f"the budget of {_minutes(self.experiment.budget_s or 0)} was spent"
+                break
+            self._measure(asked, 0, watch)
+        self._end()
+
+    def _end(self) -> None:
+        """Choose who is measured side by side; if they are the same as in a final before, that one goes on."""
+        before, leading = self._final, self._leading()
+        while len(leading) > _FEWEST_FINALISTS and self._round_s(leading) > self._left_s:
+            leading.pop()
+        settings = tuple(self.experiment.space[index].setting for index in leading)
+        above = max((kept.repetition for kept in self.kept), default=0)
+        if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
+            settings, above = before.settings, before.above
+        self._final = Final(settings, above, self._searched, self._rules, self.stopped)
+        self.journal.put(_FINAL, plain.dump(self._final))
+
+    def _side_by_side(self, watch: Watch) -> None:
+        """Measure the finalists in turn, and again as long as the first place is open."""
+        finalists, above = self.finalists(), self._final.above if self._final else 0
+        if len(finalists) < _FEWEST_FINALISTS:
+            return
+        for number in range(1, _MOST_REPEATED * self.experiment.repeats + 1):
+            if number > self.experiment.repeats and not self._unsure():
+                return
+            turn = (number - 1) % len(finalists)
+            missing = [i for i in finalists[turn:] + finalists[:turn] if not self._has(i, above + number)]
+            if missing and self._left_s < self._round_s(missing):
+                self.stopped += "; the budget left no time for the whole final"
+                return
+            for index in missing:
+                expected, _ = self.search.expected(index)
+                self._measure(Next(index, expected, 0.0, f"final, repetition {number}"), above + number, watch)
+
+    def _unsure(self) -> bool:
+        """Whether the fastest of the final may not be: its gain over another one may be none."""
+        best = self.winner()
+        ratios = [self.ratio(best, index) for index in self.finalists() if index != best] if best is not None else []
+        return any(ratio is not None and ratio.ci95[0] <= _SAME for ratio in ratios)
+
+    def finalists(self) -> list[int]:
+        """Settings that are measured side by side, once the search has ended."""
+        settings = self._final.settings if self._final else ()
+        return [self._index[setting] for setting in settings if setting in self._index]
+
+    def _leading(self) -> list[int]:
+        """Who would be in the final by what is known now, the most important first."""
+        return self.search.finalists(self.experiment.first[:1])
+
+    # ---- one trial
+
+    def _measure(self, asked: Next, repetition: int, watch: Watch) -> None:
+        candidate = self.experiment.space[asked.index]
+        said = ", ".join(difference(self.experiment.space[self.experiment.first[0]].setting, candidate.setting))
+        watch(self, Now(asked.why if repetition else said or "the planner's choice", self.spent_s))
+        began = self.clock()
+        spec = replace(
+            self.experiment.spec,
+            options=candidate.options,
+            draft=self.experiment.spec.draft if candidate.options.needs_draft else None,
+        )
+        tried = (self.attempt or self._attempt)(spec)
+        seconds = self.clock() - began
+        result = tried.result
+        kept = Kept(
+            candidate.setting,
+            speed(result) if result else None,
+            trial.prompt_speed(result.answers) if result else None,
+            seconds,
+            asked.predicted_tokens_per_s,
+            asked.why,
+            repetition,
+            tried.failure,
+        )
+        self.journal.put(str(len(self.kept)), plain.dump(kept))
+        self._take(kept)
+
+    def _attempt(self, spec: trial.Spec) -> Attempt:
+        return attempt(spec, verbose=self.experiment.verbose)
+
+    def _take(self, kept: Kept) -> None:
+        """Learn from a trial, this search's or an earlier one's."""
+        self.kept.append(kept)
+        self._by_round[kept.setting, kept.repetition] = kept
+        self._spent_s += kept.seconds
+        index = self._index.get(kept.setting)
+        if index is None:  # the space is another now: less memory is free, say
+            return
+        if kept.failure is not None:
+            self.search.tell(index, None, of_memory=out_of_memory(kept.failure))
+        else:
+            self.search.tell(index, kept.tokens_per_s)
+
+    def _has(self, index: int, repetition: int) -> bool:
+        return (self.experiment.space[index].setting, repetition) in self._by_round
+
+    @property
+    def _searched(self) -> int:
+        return sum(kept.repetition == 0 for kept in self.kept)
+
+    # ---- time
+
+    @property
+    def _left_s(self) -> float:
+        budget = self.experiment.budget_s
+        return float("inf") if budget is None else budget - self.spent_s
+
+    def _tokens(self) -> int:
+        return len(self.experiment.spec.prompts) * self.experiment.spec.max_tokens
+
+    def _trial_s(self, index: int) -> float:
+        """Seconds that a trial of a setting will take: what all take, and its tokens."""
+        expected, _ = self.search.expected(index)
+        fixed = [kept.seconds - self._tokens() / kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
+        if not fixed:
+            files = (self.experiment.spec.target, self.experiment.spec.draft)
+            fixed = [sum(path.stat().st_size for path in files if path) / _LOAD_BYTES_PER_S]
+        return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / expected
+
+    def _round_s(self, indices: Iterable[int]) -> float:
+        """Seconds that one trial of each will take."""
+        return sum(self._trial_s(index) for index in indices)
+
+    def _final_s(self) -> float:
+        needed = self.experiment.repeats * self._round_s(self._leading())
+        return min(needed, _FINAL_SHARE * (self.experiment.budget_s or math.inf))
+
+    def _check_budget(self) -> None:
+        budget, first = self.experiment.budget_s, self.experiment.first[0]
+        if budget is None or self.kept:
+            return
+        needed = self._trial_s(first)
+        if needed > budget:
+            raise UsageError(
+                f"a budget of {_minutes(budget)} is too short for one trial, which takes about {_minutes(needed)}",
+                f"--budget {max(1, round(20 * needed / 60))}m is enough for some twenty, or fewer tokens with -n",
+            )
+
+    # ---- the answer
+
+    def winner(self) -> int | None:
+        """Index in the space of the setting that won; the planner's own where another one is not faster."""
+        first = self.experiment.first[0]
+        return max(self._standing(), key=lambda index: (self.spread(index).median, index == first), default=None)
+
+    def target_only(self) -> int | None:
+        """Index in the space of the fastest setting without a draft, by the same trials as the winner."""
+        others = [index for index in self.measured() if index not in self.finalists()]  # all of the final's failed
+        for among in (self._standing(), others):
+            alone = [index for index in among if not self.experiment.space[index].setting.drafted]
+            if alone:
+                return max(alone, key=lambda index: self.spread(index).median)
+        return None
+
+    def _standing(self) -> list[int]:
+        """Who may win: finalists that never failed in the final; without a final, everything that came through."""
+        rounds, finalists = self.rounds(), self.finalists()
+        sound = [i for i in finalists if rounds and all(self._speed(i, number) for number in rounds)]
+        return sound or self.measured()
+
+    def measured(self) -> list[int]:
+        """Indices in the space of what came through, in the order in which it was measured."""
+        found = [self._index[k.setting] for k in self.kept if k.tokens_per_s and k.setting in self._index]
+        return list(dict.fromkeys(found))
+
+    def rounds(self) -> list[int]:
+        """The final's repetitions that are whole: others would hold those that had their turn against the rest."""
+        finalists = self.finalists()
+        if self._final is None or len(finalists) < _FEWEST_FINALISTS:
+            return []
+        numbers = {kept.repetition for kept in self.kept if kept.repetition > self._final.above}
+        return [number for number in sorted(numbers) if all(self._has(index, number) for index in finalists)]
+
+    def _speed(self, index: int, repetition: int) -> float | None:
+        kept = self._by_round.get((self.experiment.space[index].setting, repetition))
+        return kept.tokens_per_s if kept else None
+
+    def _speeds(self, setting: TunedSetting) -> tuple[list[float], list[float]]:
+        """(tokens/s of the trials that count, of the others).
+
+        Those of the final count, where there are any: what a search chose for its luck is measured anew there.
+        """
+        rounds = set(self.rounds())
+        mine = [kept for kept in self.kept if kept.setting == setting and kept.tokens_per_s]
+        final = [kept.tokens_per_s for kept in mine if kept.tokens_per_s and kept.repetition in rounds]
+        before = [kept.tokens_per_s for kept in mine if kept.tokens_per_s and kept.repetition not in rounds]
+        return (final, before) if final else (before, [])
+
+    def spread(self, index: int) -> Spread:
+        """Tokens/s of a setting that came through."""
+        return spread(self._speeds(self.experiment.space[index].setting)[0])
+
+    def ratio(self, index: int, rival: int) -> Spread | None:
+        """By how much one setting is faster than another, repetition by repetition of the final."""
+        both = [(self._speed(index, number), self._speed(rival, number)) for number in self.rounds()]
+        pairs = [(own, other) for own, other in both if own and other]
+        return paired_ratios([own for own, _ in pairs], [other for _, other in pairs]) if pairs else None
+
+    @property
+    def compared(self) -> bool:
+        """Whether settings were held against each other: else nothing is worth keeping."""
+        return len({kept.setting for kept in self.kept}) > 1 or len(self.experiment.space) == 1
+
+    def trials(self) -> list[TuneTrial]:
+        """A row for each setting, in the order in which they were first measured."""
+        rows: dict[TunedSetting, list[Kept]] = {}
+        for kept in self.kept:
+            rows.setdefault(kept.setting, []).append(kept)
+        made = []
+        for index, (setting, mine) in enumerate(rows.items()):
+            speeds, before = self._speeds(setting)
+            prompts = [kept.prompt_tokens_per_s for kept in mine if kept.prompt_tokens_per_s]
+            made.append(
+                TuneTrial(
+                    index,
+                    setting,
+                    mine[0].predicted_tokens_per_s,
+                    spread(speeds) if speeds else None,
+                    spread(prompts).median if prompts else None,
+                    sum(kept.seconds for kept in mine),
+                    mine[0].why,
+                    next((kept.failure for kept in mine if kept.failure), None),
+                    tuple(before),
+                )
+            )
+        return made
+
+    def document(self, *, interrupted: bool = False) -> TuneDocument:
+        """Everything that has been measured so far; nothing is saved yet."""
+        rows = self.trials()
+        place = {row.setting: row.index for row in rows}
+        space, first = self.experiment.space, self.experiment.first[0]
+        winner = self.winner()
+
+        def row(index: int | None) -> int | None:
+            return None if index is None else place.get(space[index].setting)
+
+        return TuneDocument(
+            pair=self.experiment.pair,
+            machine=machine(),
+            settings=settings_of(self.experiment.spec)
+            | {
+                "space": len(space),
+                "threshold": self.experiment.threshold,
+                "budget_s": self.experiment.budget_s,
+                "repeats": self.experiment.repeats,
+                "results": str(self.journal.path),
+            },
+            trials=tuple(rows),
+            winner=row(winner),
+            baseline=row(first),
+            target_only=row(self.target_only()),
+            gain=self.ratio(winner, first) if winner is not None and winner != first else None,
+            stopped=self.stopped,
+            saved=None,
+            explanation=tuple(explanation(self)),
+            notes=(*self.experiment.notes, *self.journal.notes, *_drift(rows)),
+            interrupted=interrupted,
+        )
+
+
+def out_of_memory(failure: Failure) -> bool | None:
+    """Whether a trial failed for want of memory, by what it said; None if that tells nothing."""
+    return any(word in failure.error.lower() for word in _MEMORY_WORDS) or None
+
+
+def _drift(rows: list[TuneTrial]) -> tuple[str, ...]:
+    """What is to be said if the machine was slower or faster in the final than in the search."""
+    again = [row for row in rows if row.tokens_per_s and row.searched]
+    ratios = [row.tokens_per_s.median / spread(row.searched).median for row in again if row.tokens_per_s]
+    change = spread(ratios).median - 1 if ratios else 0.0
+    if abs(change) < _DRIFT:
+        return ()
+    how = "slower" if change < 0 else "faster"
+    said = f"the machine was {abs(change):.0%} {how} in the final than in the search: heat, or another program"
+    return (f"{said}; only rows of the final are to be held against each other",)
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+    return f"{seconds / 60:.0f} min"

@@ -1,0 +1,272 @@
+"""The search for the fastest setting: which to measure next, given the planner's predictions and what was measured.
+
+Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`Search` by ask and tell.
+
+What is learned is by how much the planner is wrong. The logarithm of measured ÷ predicted is a sum of what is wrong
+with its parts: a device that is slower than its data sheet says changes a setting by that device's share of the time,
+an acceptance that is lower than hoped by the share that drafting contributes, a thread count by the host's share.
+All of these are unknown numbers with a prior; a Gaussian process over the layers and a term for each setting alone
+take what no part explains. So one trial says something of all settings, most of those that are like it.
+
+Source of the acquisition: Jones, Schonlau and Welch 1998, equation 15 (expected improvement); of its product with the
+chance to fit: Gardner et al. 2014, equation 5. Of the model: Rasmussen and Williams 2006, equations 2.23 and 2.24.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.tune.space import Candidate, difference
+
+Array = npt.NDArray[np.float64]
+
+_LAYERS_SPREAD, _LAYERS_NEAR = 0.06, 0.12  # of what no part explains, along the share of layers that is offloaded
+_ALONE_SPREAD = 0.025  # of what belongs to one setting only
+_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)  # of a measurement: the likeliest of them
+_SCALES = (1.0, 2.0)  # of all that may be wrong with a prediction: the likeliest
+_USUAL_NOISE, _NOISE_SPREAD = 0.02, 0.7
+_EDGE, _EDGE_SPREAD = 1.0, 0.04  # of a card's memory: where trials begin to fail
+_HOPELESS = 1e-3  # chance to fit
+_FEWEST = 6  # trials before the search may stop
+_SAME_FAILED = 2  # failures with one value that never came through, until it is given up
+_CLEARLY = 5  # times the noise of a trial: slower by so much is no matter of luck
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What to measure. ``gain`` is the expected gain over the best so far, as a share of it."""
+
+    index: int
+    predicted_tokens_per_s: float
+    gain: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """There is nothing more to measure, and why."""
+
+    why: str
+
+
+@dataclass
+class Search:
+    """A search over ``candidates``.
+
+    Args:
+        candidates: the space, at least one.
+        first: indices that are measured before anything is learned: the planner's choices.
+        threshold: the expected gain, as a share, from which on a trial is worth its time.
+        most: settings that are measured at most; those that are measured again do not count.
+    """
+
+    candidates: Sequence[Candidate]
+    first: Sequence[int] = ()
+    threshold: float = 0.001
+    most: int = 60
+    _measured: list[tuple[int, float]] = field(default_factory=list, init=False)
+    _failed: dict[int, bool] = field(default_factory=dict, init=False)
+    trials: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._features = np.array([candidate.features for candidate in self.candidates], np.float64)
+        self._prior = np.log([candidate.predicted for candidate in self.candidates])
+        self._layers = np.array([candidate.offloaded for candidate in self.candidates])
+        self._drafted = np.array([candidate.setting.drafted for candidate in self.candidates])
+        self._use = np.array([candidate.memory for candidate in self.candidates])  # (candidates, devices)
+        self.noise = _USUAL_NOISE
+        self._out = np.zeros(len(self.candidates), bool)
+        self._mean, self._sd = self._prior.copy(), np.sqrt(self._variance(np.arange(len(self.candidates))))
+
+    # ---- asking and telling
+
+    def ask(self) -> Next | Done:
+        """The next trial, or why there is none. Asking again without telling gives the same answer."""
+        tried = {index for index, _ in self._measured} | set(self._failed)
+        for index in self.first:
+            if index not in tried and not self._out[index]:
+                return self._next(
+                    index, math.inf, "the planner's choice" if not tried else "the planner's other choice"
+                )
+        if len(tried) >= self.most:
+            made = f"{len(tried)} trials were" if len(tried) != 1 else "1 trial was"
+            return Done(f"{made} made, as many as were allowed")
+        gains = self._gains()
+        gains[list(tried)] = 0.0
+        index = int(gains.argmax())
+        if not self._measured and self.trials:  # everything has failed so far: as little memory as there is
+            left = [i for i in range(len(self.candidates)) if i not in tried and not self._out[i]]
+            if not left or self.trials >= _FEWEST:
+                return Done(f"none of {self.trials} settings came through, the smallest neither")
+            index = min(left, key=lambda i: (float(self._use[i].max()), -self._mean[i]))
+            return self._next(index, math.inf, "all before it failed: the smallest")
+        gain = float(gains[index])
+        if gain <= 0:
+            return Done("every setting that can fit was measured")
+        if gain < self.threshold and self.trials >= _FEWEST:
+            return Done(f"no other setting promises {self.threshold:.1%} or more")
+        return self._next(index, gain, self._why(index))
+
+    def tell(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
+        """What came of a trial.
+
+        Args:
+            index: its setting.
+            tokens_per_s: what was measured; None: it failed. Then what needs as much memory or more is out.
+            of_memory: whether it failed for want of memory; None: probably, unless a setting that needs more came
+                through before. Of other failures two with one value that never came through give that value up.
+        """
+        self.trials += 1
+        if tokens_per_s is not None and tokens_per_s > 0:
+            self._measured.append((index, math.log(tokens_per_s)))
+            self._learn()
+            return
+        fitted = [i for i, _ in self._measured]
+        if of_memory is None:
+            of_memory = not any((self._use[i] >= self._use[index]).all() for i in fitted)
+        of_memory = of_memory and bool(self._use[index].any())  # nothing on a card: no card was full
+        self._failed[index] = of_memory
+        if of_memory:
+            self._out |= (self._use >= self._use[index]).all(axis=1)
+        self._out[index] = True
+        self._give_up_values()
+
+    def _next(self, index: int, gain: float, why: str) -> Next:
+        return Next(index, float(np.exp(self._mean[index])), gain, why)
+
+    def _give_up_values(self) -> None:
+        """A flash attention or a KV type that this machine cannot do is no question of memory."""
+        for of in (
+            lambda s: ("flash", s.flash_attn),
+            lambda s: ("kv", s.cache_type_k, s.cache_type_v),
+            lambda s: ("drafter", s.drafter),
+        ):
+            good = {of(self.candidates[i].setting) for i, _ in self._measured}
+            bad = [of(self.candidates[i].setting) for i, of_memory in self._failed.items() if not of_memory]
+            for value in set(bad) - good:
+                if good and bad.count(value) >= _SAME_FAILED:
+                    self._out |= np.array([of(candidate.setting) == value for candidate in self.candidates])
+
+    # ---- what is believed
+
+    def best(self) -> int | None:
+        """The measured setting that is believed to be the fastest; None if none came through."""
+        tried = {index for index, _ in self._measured}
+        return max(tried, key=lambda index: self._mean[index], default=None)
+
+    def leaders(self, most: int = 3) -> list[int]:
+        """Measured settings that may be the fastest: the best, and those that a trial's noise does not tell from it."""
+        tried = sorted({index for index, _ in self._measured}, key=lambda index: -self._mean[index])
+        within = max(_USUAL_NOISE, self.noise)
+        return [index for index in tried if self._mean[index] >= self._mean[tried[0]] - within][:most]
+
+    def finalists(self, planned: Sequence[int]) -> list[int]:
+        """Measured settings that are worth measuring again side by side, the most important first.
+
+        The best; of the target alone the setting that was seen to be the fastest, unless it is clearly slower than the
+        best, and the one that is believed to be it; what was planned; the other leaders.
+
+        Args:
+            planned: the planner's choices; those that came through are among them.
+        """
+        seen: dict[int, list[float]] = {}
+        for index, value in self._measured:
+            seen.setdefault(index, []).append(value)
+        leaders = self.leaders()
+        if not leaders:
+            return []
+        alone = [index for index in seen if not self._drafted[index]]
+        believed = sorted(alone, key=lambda index: -self._mean[index])[:1]
+        fastest = sorted(alone, key=lambda index: -float(np.median(seen[index])))[:1]
+        least = self._mean[leaders[0]] - _CLEARLY * max(_USUAL_NOISE, self.noise)
+        close = [index for index in fastest if float(np.median(seen[index])) >= least]
+        chosen = [leaders[0], *close, *believed, *(index for index in planned if index in seen), *leaders]
+        return list(dict.fromkeys(chosen))
+
+    def expected(self, index: int) -> tuple[float, float]:
+        """Tokens/s that a setting is believed to reach, and the standard deviation of its logarithm."""
+        return float(np.exp(self._mean[index])), float(self._sd[index])
+
+    def error(self) -> float:
+        """By how much, in the median, the planner's predictions were off: |log(measured ÷ predicted)|."""
+        return float(np.median([abs(value - self._prior[index]) for index, value in self._measured]))
+
+    def _covariance(self, left: npt.NDArray[np.int_], right: npt.NDArray[np.int_]) -> Array:
+        linear: Array = self._features[left] @ self._features[right].T
+        apart = self._layers[left][:, None] - self._layers[right][None, :]
+        same = self._drafted[left][:, None] == self._drafted[right][None, :]
+        smooth = _LAYERS_SPREAD**2 * np.exp(-0.5 * (apart / _LAYERS_NEAR) ** 2) * (0.3 + 0.7 * same)
+        whole: Array = linear + smooth + _ALONE_SPREAD**2 * (left[:, None] == right[None, :])
+        return whole
+
+    def _variance(self, of: npt.NDArray[np.int_]) -> Array:
+        squares: Array = (self._features[of] ** 2).sum(axis=1)
+        whole: Array = squares + _LAYERS_SPREAD**2 + _ALONE_SPREAD**2
+        return whole
+
+    def _learn(self) -> None:
+        """Refit to everything that was measured, with the noise and the scale of errors that make it likeliest."""
+        seen = np.array([index for index, _ in self._measured])
+        every = np.arange(len(self.candidates))
+        off = np.array([value for _, value in self._measured]) - self._prior[seen]
+        known = self._covariance(seen, seen)
+        self.noise, scale = max(
+            ((noise, scale) for noise in _NOISES for scale in _SCALES),
+            key=lambda one: _likelihood(one[1] ** 2 * known + one[0] ** 2 * np.eye(len(seen)), off, one[0]),
+        )
+        inner = scale**2 * known + self.noise**2 * np.eye(len(seen))
+        outer = scale**2 * self._covariance(every, seen)
+        solved = np.linalg.solve(inner, np.column_stack([off, outer.T]))
+        self._mean = self._prior + outer @ solved[:, 0]
+        self._sd = np.sqrt(np.maximum(scale**2 * self._variance(every) - (outer * solved[:, 1:].T).sum(axis=1), 1e-8))
+
+    def _gains(self) -> Array:
+        """Expected gain of each setting over the best so far, times the chance that it fits."""
+        best = self.best()
+        top = self._mean[best] if best is not None else float(self._mean.max())
+        z = (self._mean - top) / self._sd
+        density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        gains: Array = self._sd * (z * _below(z) + density) * self._chance()
+        return gains
+
+    def _chance(self) -> Array:
+        """The chance of each to fit: the edge is somewhere between what came through and what failed."""
+        chance = np.ones(len(self.candidates))
+        for device in range(self._use.shape[1]):
+            use = self._use[:, device]
+            low = max((use[i] for i, _ in self._measured), default=0.0)
+            at_low, at_use = (_below((_EDGE - np.asarray(value)) / _EDGE_SPREAD) for value in (low, use))
+            chance *= np.where(use <= low, 1.0, at_use / np.maximum(at_low, 1e-12))
+        chance[(chance < _HOPELESS) | self._out] = 0.0
+        return chance
+
+    def _why(self, index: int) -> str:
+        best = self.best()
+        assert best is not None
+        changed: tuple[str, ...] = difference(self.candidates[best].setting, self.candidates[index].setting)
+        promise = math.exp(float(self._mean[index] - self._mean[best])) - 1
+        kind: Literal["may be faster", "is unknown"] = "may be faster" if promise > 0 else "is unknown"
+        return f"{', '.join(changed) or 'the same'}: {kind} ({promise:+.0%} ± {float(self._sd[index]):.0%})"
+
+
+def _likelihood(covariance: Array, off: Array, noise: float) -> float:
+    """Logarithm of the likelihood of ``off`` but for a constant; with few trials the usual noise is assumed.
+
+    Source: Rasmussen and Williams 2006, equation 2.30; the prior of the noise is log-normal.
+    """
+    lower = np.linalg.cholesky(covariance)
+    half = np.linalg.solve(lower, off)
+    fit = -0.5 * float(half @ half) - float(np.log(np.diag(lower)).sum())
+    return fit - 0.5 * (math.log(noise / _USUAL_NOISE) / _NOISE_SPREAD) ** 2
+
+
+def _below(z: Array) -> Array:
+    """The normal distribution's share below z."""
+    below: Array = np.vectorize(lambda value: 0.5 * (1 + math.erf(value / math.sqrt(2))), otypes=[np.float64])(z)
+    return below

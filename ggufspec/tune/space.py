@@ -1,0 +1,452 @@
+"""The settings that tuning chooses from, each with the planner's prediction and what it takes. Pure.
+
+Settings that cannot win are left out: fewer layers on the card than would fit, but for some steps that tell its speed
+from the host's, and a smaller micro-batch where the usual one has room.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.llamacpp.options import Placement, offloaded
+from ggufspec.planning.memory import HOST, Bytes, estimate
+from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
+from ggufspec.planning.speed import cost, expected_tokens, pass_s
+from ggufspec.schema.document import TunedSetting
+
+DEFAULT_MICRO_BATCH = 512
+_FIXED = (1, 2, 3, 4, 6, 8)
+_LONGEST = max(_FIXED)
+_OVER = 1.1  # of a card's memory: the formula may be so much above the truth
+_EDGE = 1.03
+_NEAR_EDGE = 6  # layers below the most that may fit, all of which are in the space
+_STEPS = 8
+_FEWER_THREADS_COST = 0.5  # exponent: half of the threads take so much of the host's time more
+_LOOKUP_ACCEPTANCE = 0.3  # of n-grams, before anything is known
+_BOTH_GAIN = 1.03  # of a lookup beside a draft
+
+# Standard deviations of what may be wrong with a prediction, each the logarithm of a factor.
+_WHOLE = 0.15
+_PART = 0.35  # of a device's or a fixed cost's time
+_THREADS, _THREADS_ALONE = 0.3, 0.15
+_DRAFTED, _ACCEPTANCE = 0.1, 0.3
+_DRAFTER, _POLICY, _WIDTH = 0.12, 0.12, 0.12
+_FLASH, _KV, _EXPERTS = 0.08, 0.1, 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One setting.
+
+    Args:
+        setting: what it is.
+        options: the same for the decoder, shares of several cards included.
+        predicted: tokens/s by the planner's model.
+        features: what may be wrong with that; (features,), in standard deviations of log(true ÷ predicted).
+        memory: share of each card's free memory that it takes. Without a card it says which of two takes more of the
+            host's memory, and nothing of what fits: weights that do not are read from the file.
+        offloaded: share of the target's layers on cards.
+    """
+
+    setting: TunedSetting
+    options: DecoderOptions
+    predicted: float
+    features: tuple[float, ...]
+    memory: tuple[float, ...]
+    offloaded: float
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What tuning may choose; a value that the user fixed is the only one.
+
+    ``gpu_layers``, ``gpu_layers_draft`` and ``n_cpu_moe`` are None where every number may be tried; ``kv_types`` are
+    (cache_type_k, cache_type_v), ``policies`` (draft policy, draft length at most). ``within_budget`` keeps to the
+    machine's headroom; without it the search goes to the edge of a card's memory, which the first trials that fail
+    tell.
+    """
+
+    threads: tuple[int, ...]
+    drafters: tuple[str, ...]
+    policies: tuple[tuple[str, int], ...]
+    flash_attn: tuple[str, ...] = ("auto", "off")
+    kv_types: tuple[tuple[str, str], ...] = (("f16", "f16"),)
+    ubatch_sizes: tuple[int, ...] = (DEFAULT_MICRO_BATCH, 256, 128)
+    gpu_layers: int | None = None
+    gpu_layers_draft: int | None = None
+    n_cpu_moe: int | None = None
+    within_budget: bool = False
+
+
+def thread_counts(cores: int) -> tuple[int, ...]:
+    """Counts worth a trial: all cores, three quarters, half. The bandwidth is often reached with fewer than all."""
+    return tuple(sorted({max(1, cores // 2), max(1, round(0.75 * cores)), cores}, reverse=True))
+
+
+def policies(draft_max: int) -> tuple[tuple[str, int], ...]:
+    """Adaptive drafts of at most ``draft_max`` tokens, and fixed ones up to it."""
+    return (("adaptive", draft_max), *(("fixed", length) for length in _FIXED if length <= draft_max))
+
+
+def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
+    """What is different in ``new``, in words."""
+    said = []
+    if old.drafted and not new.drafted:
+        said.append("no draft")
+    elif new.drafted and new.drafter != old.drafter:
+        said.append(
+            {"draft": "the draft model alone", "lookup": "the lookup alone", "both": "draft and lookup"}[new.drafter]
+        )
+    if new.gpu_layers != old.gpu_layers:
+        said.append(f"{new.gpu_layers} target layers")
+    if new.drafted and new.drafter != "lookup" and new.gpu_layers_draft != old.gpu_layers_draft:
+        said.append(f"{new.gpu_layers_draft} draft layers")
+    if new.n_cpu_moe != old.n_cpu_moe:
+        said.append(f"experts of {new.n_cpu_moe} blocks on the CPU")
+    if new.drafted and (not old.drafted or (new.draft_policy, new.draft_max) != (old.draft_policy, old.draft_max)):
+        said.append(drafts(new))
+    if (new.cache_type_k, new.cache_type_v) != (old.cache_type_k, old.cache_type_v):
+        said.append(f"{new.cache_type_k} cache")
+    if new.flash_attn != old.flash_attn:
+        said.append(f"flash attention {new.flash_attn}")
+    if new.threads != old.threads:
+        said.append(f"{new.threads} thread{'s' * (new.threads != 1)}")
+    if new.ubatch_size != old.ubatch_size:
+        said.append(f"micro-batch {new.ubatch_size}")
+    return tuple(said)
+
+
+def drafts(setting: TunedSetting) -> str:
+    """How far a setting drafts, in words."""
+    return f"adaptive, ≤ {setting.draft_max}" if setting.draft_policy == "adaptive" else f"always {setting.draft_max}"
+
+
+def candidates(plan: Plan, options: DecoderOptions, free: Free) -> list[Candidate]:
+    """Every setting that is worth a trial.
+
+    Args:
+        plan: the planner's answer, whose question and machine tell what there is.
+        options: what stays as it is: the context, the acceptance rule.
+        free: what may be chosen.
+    """
+    return list(_Space(plan.question, plan.machine, options, free, _split(plan)).all())
+
+
+def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
+    """The index of the setting that is most like ``options``; None where none drafts (or none does not)."""
+    cores = options.threads
+
+    def far(index: int) -> tuple[float, ...]:
+        setting = space[index].setting
+        return (
+            abs(setting.n_cpu_moe - options.n_cpu_moe),
+            abs(setting.gpu_layers - options.gpu_layers),
+            setting.drafter != options.drafter,
+            abs(setting.gpu_layers_draft - options.gpu_layers_draft) if drafted else 0,
+            (setting.draft_policy, setting.draft_max) != (options.draft_policy, options.draft_max),
+            (setting.cache_type_k, setting.cache_type_v) != (options.cache_type_k, options.cache_type_v),
+            setting.flash_attn != options.flash_attn,
+            abs(setting.threads - cores) if cores else -setting.threads,
+            -setting.ubatch_size,
+        )
+
+    return min((i for i, one in enumerate(space) if one.setting.drafted is drafted), key=far, default=None)
+
+
+def _split(plan: Plan) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    option = plan.pair or plan.alone
+    return plan.alone.target.split or option.target.split, option.draft.split if option.draft else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """Seconds by part; how far drafting helps is not in it."""
+
+    host: float = 0.0
+    card: float = 0.0
+    fixed: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.host + self.card + self.fixed
+
+    def __add__(self, other: _Time) -> _Time:
+        return _Time(self.host + other.host, self.card + other.card, self.fixed + other.fixed)
+
+    def times(self, factor: float, host: float = 1.0) -> _Time:
+        return _Time(self.host * factor * host, self.card * factor, self.fixed * factor)
+
+
+@dataclass
+class _Space:
+    question: Question
+    machine: Machine
+    options: DecoderOptions
+    free: Free
+    splits: tuple[tuple[float, ...], tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        self._times: dict[object, _Time] = {}
+        self._bytes: dict[object, tuple[float, ...]] = {}
+
+    @cached_property
+    def cores(self) -> int:
+        return max(self.free.threads)
+
+    def all(self) -> Iterator[Candidate]:
+        for drafter in self.free.drafters:
+            drafted, with_model = drafter != "none", drafter in ("draft", "both")
+            if with_model and self.question.draft is None:
+                continue
+            policies = self.free.policies if drafted else self.free.policies[:1]
+            for kv, flash in itertools.product(self.free.kv_types, self.free.flash_attn):
+                if flash == "off" and kv[1] != "f16":
+                    continue  # llama.cpp refuses it
+                for draft_layers in self._draft_layers() if with_model else [0]:
+                    for layers, experts, micro in self._placements(drafter, draft_layers, kv, flash):
+                        for (policy, longest), threads in itertools.product(policies, self.free.threads):
+                            yield self._candidate(
+                                TunedSetting(
+                                    gpu_layers=layers,
+                                    gpu_layers_draft=draft_layers,
+                                    n_cpu_moe=experts,
+                                    drafted=drafted,
+                                    drafter=drafter,
+                                    draft_policy=policy,
+                                    draft_max=longest,
+                                    cache_type_k=kv[0],
+                                    cache_type_v=kv[1],
+                                    flash_attn=flash,
+                                    threads=threads,
+                                    ubatch_size=micro,
+                                )
+                            )
+
+    # ---- placements
+
+    def _draft_layers(self) -> list[int]:
+        assert self.question.draft is not None
+        layers = self.question.draft.header.layers
+        if self.free.gpu_layers_draft is not None:
+            return [offloaded(self.free.gpu_layers_draft, layers)]
+        return list(dict.fromkeys((0, layers // 2, layers))) if self.machine.cards else [0]
+
+    def _placements(
+        self, drafter: str, draft_layers: int, kv: tuple[str, str], flash: str
+    ) -> Iterator[tuple[int, int, int]]:
+        """(target layers, blocks whose experts are on the CPU, micro-batch)."""
+        header = self.question.target.header
+        blocks, layers = header.blocks, header.layers
+        usual = self.free.ubatch_sizes[0]
+        if not self.machine.cards:
+            yield 0, 0, usual
+            return
+        experts_free = header.experts and self.free.n_cpu_moe is None
+        placed = [(count, self.free.n_cpu_moe or 0) for count in range(layers + 1)]
+        if self.free.gpu_layers is not None:
+            placed = [(offloaded(self.free.gpu_layers, layers), self.free.n_cpu_moe or 0)]
+        if experts_free and placed[-1][0] == layers:  # ordered by what they take: experts on the CPU, then fewer layers
+            placed = [*placed[:-1], *((layers, count) for count in range(blocks, -1, -1))]
+
+        def use(where: tuple[int, int], micro: int) -> float:
+            return max(self._memory(drafter, draft_layers, *where, kv, flash, micro))
+
+        fitting, possible = self._edges
+        edge = -1  # index of the most that may fit with the usual micro-batch
+        for index, where in enumerate(placed):
+            fits = use(where, usual) <= fitting
+            edge = index if fits else edge
+        coarse = max(1, math.ceil(len(placed) / _STEPS))
+        for index, where in enumerate(placed):
+            near = edge - _NEAR_EDGE <= index
+            if (near or index % coarse == 0) and use(where, usual) <= possible:
+                yield *where, usual
+            if index > edge:
+                for micro in self.free.ubatch_sizes[1:]:
+                    if use(where, micro) <= fitting:
+                        yield *where, micro
+                        break
+
+    # ---- memory
+
+    def _as_options(self, s: TunedSetting) -> DecoderOptions:
+        target_split, draft_split = self.splits
+        return replace(
+            self.options,
+            gpu_layers=s.gpu_layers,
+            gpu_layers_draft=s.gpu_layers_draft,
+            split=target_split,
+            draft_split=draft_split,
+            n_cpu_moe=s.n_cpu_moe,
+            threads=0 if self.options.threads == 0 and s.threads == self.cores else s.threads,
+            cache_type_k=s.cache_type_k,
+            cache_type_v=s.cache_type_v,
+            flash_attn=s.flash_attn,
+            drafter=s.drafter,
+            draft_policy=s.draft_policy,
+            draft_max=s.draft_max,
+            ubatch_size=s.ubatch_size,
+            lookup_corpus=self.options.lookup_corpus if s.drafter in ("lookup", "both") else None,
+        )
+
+    def _memory(
+        self, drafter: str, draft_layers: int, layers: int, experts: int, kv: tuple[str, str], flash: str, micro: int
+    ) -> tuple[float, ...]:
+        """Share of each card's memory."""
+        key = (drafter, draft_layers, layers, experts, kv, flash, micro)
+        if key not in self._bytes:
+            with_model = drafter in ("draft", "both")
+            options = replace(
+                self.options,
+                cache_type_k=kv[0],
+                cache_type_v=kv[1],
+                flash_attn=flash,
+                ubatch_size=micro,
+                drafter=drafter,
+                draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
+                lookup_corpus=None,
+            )
+            used = self._estimate(
+                self.question.target, Placement(layers, self.splits[0], experts), options.context(with_draft=with_model)
+            )
+            if with_model and self.question.draft is not None:
+                draft = self.question.draft
+                more = self._estimate(draft, Placement(draft_layers, self.splits[1]), options.draft_context())
+                used = {name: used[name] + more[name] for name in used}
+            self._bytes[key] = tuple(
+                (used[card.name].total + (card.overhead_bytes if used[card.name].total else 0)) / self._room(card)
+                for card in self.machine.cards
+            ) or (self._host_share(used[HOST].total),)
+        return self._bytes[key]
+
+    def _host_share(self, size: int) -> float:
+        """Below 1 and growing with the size."""
+        return size / (size + max(self.machine.memory_bytes, 1))
+
+    def _room(self, card: Card) -> int:
+        """Bytes of a card that may be used."""
+        return max(self.machine.budget_bytes(card) if self.free.within_budget else card.free_bytes, 1)
+
+    @property
+    def _edges(self) -> tuple[float, float]:
+        """(what is expected to fit, what might), as shares of that."""
+        return (1.0, 1.0) if self.free.within_budget else (_EDGE, _OVER)
+
+    def _estimate(self, subject: Subject, placement: Placement, context: object) -> dict[str, Bytes]:
+        key = ("estimate", id(subject.header), placement, context)
+        if key not in self._estimates:
+            found = estimate(subject.header, placement, context, self.machine.card_names)  # type: ignore[arg-type]
+            missed = {name: Bytes(compute=size) for name, size in subject.shortfall.items() if found[name].total}
+            self._estimates[key] = found | {name: found[name] + more for name, more in missed.items()}
+        return self._estimates[key]
+
+    @cached_property
+    def _estimates(self) -> dict[object, dict[str, Bytes]]:
+        return {}
+
+    # ---- speed
+
+    def _pass(self, subject: Subject, placement: Placement, kv: tuple[str, str], tokens: int) -> _Time:
+        """One batch, half of the context filled, with all cores."""
+        key = (id(subject.header), placement, kv, tokens)
+        if key not in self._times:
+            context = replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1])
+            pace, cards = subject.pace, self.machine.card_names
+            speed = pace.speed if pace else self.machine.speed
+            depth = context.ctx_size // 2
+            parts = cost(subject.header, placement, speed, cards, tokens=tokens, depth=depth, context=context)
+            layers = placement.offloaded(subject.header.blocks)
+            seconds = pass_s(
+                subject.header,
+                placement,
+                speed,
+                cards,
+                tokens=tokens,
+                depth=depth,
+                context=context,
+                curve=pace.curve(layers) if pace else None,
+            )
+            host = parts.devices[HOST]
+            whole = _Time(host, sum(parts.devices.values()) - host, parts.fixed_s)
+            self._times[key] = whole.times(seconds / whole.total)
+        return self._times[key]
+
+    def _candidate(self, s: TunedSetting) -> Candidate:
+        kv = (s.cache_type_k, s.cache_type_v)
+        slower = (self.cores / s.threads) ** _FEWER_THREADS_COST
+        at = Placement(s.gpu_layers, self.splits[0], s.n_cpu_moe)
+        acceptance = self._acceptance(s.drafter)
+        draft_token = _Time()
+        if s.drafter in ("draft", "both") and self.question.draft is not None:
+            draft_at = Placement(s.gpu_layers_draft, self.splits[1])
+            draft_token = self._pass(self.question.draft, draft_at, ("f16", "f16"), 1).times(1.0, slower)
+        if not s.drafted:
+            lengths: Sequence[int] = (0,)
+        elif s.draft_policy == "fixed":
+            lengths = (s.draft_max,)
+        else:
+            lengths = range(min(s.draft_max, _LONGEST) + 1)
+        best: tuple[float, int, _Time, _Time] | None = None
+        for length in lengths:
+            verify = self._pass(self.question.target, at, kv, length + 1).times(1.0, slower)
+            drafting = draft_token.times(length)
+            rate = expected_tokens(acceptance, length) / (verify.total + drafting.total)
+            if best is None or rate > best[0]:
+                best = rate, length, verify, drafting
+        assert best is not None
+        rate, length, verify, drafting = best
+        return Candidate(
+            setting=s,
+            options=self._as_options(s),
+            predicted=rate,
+            features=self._features(s, verify, drafting, acceptance, length),
+            memory=self._memory(
+                s.drafter, s.gpu_layers_draft, s.gpu_layers, s.n_cpu_moe, kv, s.flash_attn, s.ubatch_size
+            ),
+            offloaded=at.offloaded(self.question.target.header.blocks) / self.question.target.header.layers,
+        )
+
+    def _acceptance(self, drafter: str) -> float:
+        known = self.question.acceptance
+        return {"lookup": _LOOKUP_ACCEPTANCE, "both": min(known * _BOTH_GAIN, 0.98)}.get(drafter, known)
+
+    def _features(
+        self, s: TunedSetting, verify: _Time, drafting: _Time, acceptance: float, length: int
+    ) -> tuple[float, ...]:
+        round_s = verify.total + drafting.total
+        host = (verify.host + drafting.host) / round_s
+        fewer = math.log2(self.cores / s.threads)
+        tokens = expected_tokens(acceptance, length)
+        nudged = min(acceptance * 1.01, 1.0)
+        steep = (expected_tokens(nudged, length) / tokens - 1) / 0.01 if length else 0.0  # d log tokens / d log α
+        one_of = [
+            *(_DRAFTER * (s.drafter == name) for name in ("draft", "lookup", "both")),
+            *(_WIDTH * (s.drafted and s.draft_policy == "fixed" and s.draft_max == width) for width in _FIXED),
+        ]
+        by_drafter = [_ACCEPTANCE * steep * (s.drafter == name) for name in ("lookup", "both", "draft")]
+        card = verify.card / round_s
+        return (
+            _WHOLE,
+            _PART * verify.host / round_s,
+            _PART * card,
+            _PART * verify.fixed / round_s,
+            _PART * drafting.host / round_s,
+            _PART * (drafting.card + drafting.fixed) / round_s,
+            _THREADS * host * fewer,
+            *(_THREADS_ALONE * host * (s.threads == count) for count in self.free.threads),
+            _DRAFTED * s.drafted,
+            _DRAFTED * s.drafted * card,
+            *by_drafter,
+            *one_of,
+            _POLICY * (s.drafted and s.draft_policy == "fixed"),
+            _POLICY * (s.drafted and s.draft_policy == "fixed") * math.log2(max(s.draft_max, 1) / 4),
+            _FLASH * (s.flash_attn == "off"),
+            _FLASH * (s.flash_attn == "off") * card,
+            _KV * (s.cache_type_k != "f16"),
+            _EXPERTS * bool(s.n_cpu_moe),
+        )

@@ -1,0 +1,1 @@
+"""The certificate that speculation changed nothing, and that llama.cpp computes what it should."""

@@ -1,0 +1,289 @@
+"""Asks the models what a certificate needs, and judges it. A job for a child process (:mod:`ggufspec.worker`)."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+
+from ggufspec import plain, worker
+from ggufspec.bench import divergence
+from ggufspec.bench.trial import Placed
+from ggufspec.decoding.decoder import SpeculativeDecoder
+from ggufspec.decoding.loop import Round
+from ggufspec.decoding.penalties import Penalties
+from ggufspec.decoding.sampling import Logits
+from ggufspec.errors import ModelError
+from ggufspec.hardware import host
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.schema.document import Check, Divergence
+from ggufspec.verify.certificate import (
+    ADAPTIVE,
+    DEFAULT,
+    NOT_POSSIBLE,
+    STRICT,
+    TARGET_ONLY,
+    TWO_POLICIES,
+    Answer,
+    Answers,
+    Ask,
+    Events,
+    Parting,
+    Policy,
+    Spec,
+    answers_asked,
+    compare,
+    drawn_asks,
+    first_difference,
+    identical_asks,
+    judge_distribution,
+    offered_tokens,
+    places,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was checked. ``finished`` is False after a stop: checks are missing then."""
+
+    checks: tuple[Check, ...]
+    target: Placed | None
+    draft: Placed | None
+    notes: tuple[str, ...]
+    finished: bool
+
+
+class _StoppedError(Exception):
+    """The parent asks for an end."""
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Ask and judge in this process; events ``progress`` and ``check`` tell how far it is."""
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    job = _Job(spec, emit, stopping)
+    try:
+        if "exact" in spec.rules:
+            job.strict()
+            job.default()
+        job.distribution()
+        finished = True
+    except _StoppedError:
+        finished = False
+    return Result(tuple(job.checks), *job.placed, tuple(job.notes), finished)
+
+
+def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Result:
+    """Ask and judge in a child process.
+
+    Raises:
+        GgufspecError: a model does not load, llama.cpp died.
+        Interrupted: Ctrl-C; its ``partial`` has the checks that were complete.
+    """
+    seen: list[Check] = []
+
+    def listen(event: worker.Event) -> None:
+        if event["event"] == "check":
+            seen.append(plain.load(Check, event["check"]))
+        on_event(event)
+
+    try:
+        return worker.call(__name__, spec, Result, on_event=listen, verbose=verbose)
+    except worker.Interrupted as stop:  # a large model may be too slow to say a last word
+        raise worker.Interrupted(stop.partial or Result(tuple(seen), None, None, (), finished=False)) from None
+
+
+class _Job:
+    """The sections, one after the other. One decoder at a time: two would not fit the card of a planned pair."""
+
+    def __init__(self, spec: Spec, emit: worker.Emit, stopping: threading.Event) -> None:
+        # All answers with as many threads: flash attention adds up in an order that depends on them.
+        self.spec = replace(spec, options=replace(spec.options, threads=spec.options.threads or host.physical_cores()))
+        self.checks: list[Check] = []
+        self.notes: list[str] = []
+        self.placed: tuple[Placed | None, Placed | None] = (None, None)
+        self._emit, self._stopping = emit, stopping
+        self._done, self._total = 0, answers_asked(spec)
+
+    def strict(self) -> None:
+        """The same tokens, in one width class."""
+        drafter = "all"
+        try:
+            alone = self._alone(identical_asks(self.spec), strict=True)
+            for drafter in self.spec.drafters:
+                given = {
+                    policy: self._ask(identical_asks(self.spec), drafter, policy, strict=True)
+                    for policy in self.spec.policies
+                }
+                self._tell(compare(STRICT, drafter, alone, given))
+        except ModelError as error:
+            if "strict mode cannot be kept" not in error.message:
+                raise
+            self._tell([Check(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
+
+    def default(self) -> None:
+        """The same tokens, or a near tie."""
+        asks = identical_asks(self.spec)
+        alone = self._alone(asks)
+        given = {
+            drafter: {policy: self._ask(asks, drafter, policy) for policy in TWO_POLICIES}
+            for drafter in self.spec.drafters
+        }
+        answers = [answer for by_policy in given.values() for some in by_policy.values() for answer in some]
+        explained = self._explain(alone, answers)
+        for drafter, by_policy in given.items():
+            self._tell(compare(DEFAULT, drafter, alone, by_policy, explained))
+
+    def _explain(self, alone: Answers, answers: Iterable[Answer]) -> dict[Parting, Divergence]:
+        """Each way in which an answer left the target's, once."""
+        cases: dict[Parting, divergence.Case] = {}
+        for answer in answers:
+            ask, expected = answer.ask, alone[answer.ask]
+            at = first_difference(expected, answer.tokens)
+            if at is not None and at < min(len(expected), len(answer.tokens)):
+                prompt = self.spec.prompts[ask.prompt]
+                cases[ask, answer.tokens[: at + 1]] = divergence.Case(
+                    len(cases), prompt, expected, answer.tokens[: at + 1], ask.sampling
+                )
+        if not cases:
+            return {}
+        self._say("measuring the noise between widths")
+        spec = divergence.Spec(self.spec.target, self.spec.options, tuple(cases.values()))  # devices are known here
+        found = divergence.run(spec, self._emit, self._stopping)
+        if self._stopping.is_set():
+            raise _StoppedError
+        return dict(zip(cases, found, strict=True))
+
+    def distribution(self) -> None:
+        """The target's own probabilities, for what the residual rule drew; target-only's samples are the control."""
+        legs: dict[tuple[str, str], dict[Policy | None, list[Answer]]] = {}
+        if "exact" in self.spec.rules:
+            legs[TARGET_ONLY, "keyed"] = {None: self._ask(drawn_asks(self.spec, 0), None)}
+        if "residual" in self.spec.rules:
+            for drafter in self.spec.drafters:
+                legs[drafter, "residual"] = {
+                    policy: self._ask(drawn_asks(self.spec, 1 + number), drafter, policy, accept="residual")
+                    for number, policy in enumerate(TWO_POLICIES)
+                }
+        with ExitStack() as stack:
+            readers = self._readers(stack)
+            for (drafter, rule), by_policy in legs.items():
+                self._say(f"reading: {drafter}, {rule}")
+                answers = [answer for some in by_policy.values() for answer in some]
+                events = self._read(readers, answers)
+                drafted = [policy for policy, some in by_policy.items() if any(answer.drafted for answer in some)]
+                policies = tuple(str(policy) for policy in drafted or by_policy if policy)
+                self._tell([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
+
+    def _readers(self, stack: ExitStack) -> list[Context]:
+        """The target, and the draft if there is one: its view of a text says where a fault would be seen best."""
+        options = self.spec.options
+        target = stack.enter_context(Model(self.spec.target, options.placement))
+        readers = [stack.enter_context(closing(Context(target, options.context(with_draft=True))))]
+        if self.spec.draft is not None:
+            draft = stack.enter_context(Model(self.spec.draft, options.draft_placement))
+            readers.append(stack.enter_context(closing(Context(draft, options.draft_context()))))
+        return readers
+
+    def _read(self, readers: Sequence[Context], answers: Iterable[Answer]) -> Events:
+        events: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+        for answer in answers:
+            prompt = readers[0].model.tokenize(self.spec.prompts[answer.ask.prompt])
+            rows = zip(*(_rows(reader, prompt, answer.tokens) for reader in readers), strict=True)
+            penalties = Penalties(answer.ask.sampling)
+            penalties.follow(0, (*prompt, *answer.tokens))
+            for index, views in enumerate(rows):
+                for view in views:
+                    penalties.apply(view, len(prompt) + index)
+                offered = answer.offered.get(index)
+                for name, event in places(views, answer.tokens[index], answer.ask.sampling, offered).items():
+                    events[name].append(event)
+            if self._stopping.is_set():
+                raise _StoppedError
+        return events
+
+    def _alone(self, asks: Sequence[Ask], *, strict: bool = False) -> Answers:
+        return {answer.ask: answer.tokens for answer in self._ask(asks, None, strict=strict)}
+
+    def _ask(
+        self,
+        asks: Sequence[Ask],
+        drafter: str | None,
+        policy: Policy = ADAPTIVE,
+        *,
+        strict: bool = False,
+        accept: str = "exact",
+    ) -> list[Answer]:
+        """Answers of one drafter under one policy; without a drafter, of the target alone in a decoder of its own."""
+        spec = self.spec
+        own = None if drafter in (None, "lookup") else spec.draft
+        options = replace(
+            spec.options,
+            drafter=drafter or "both",  # without a draft's file: as --no-draft has it
+            draft_policy=policy.name,
+            draft_max=policy.draft_max,
+            strict=strict,
+            accept=accept,
+        )
+        what = f"{'strict' if strict else accept if accept != 'exact' else 'default'}: " + (
+            f"{drafter}, {policy}" if drafter else TARGET_ONLY
+        )
+        self._say(what)
+        with SpeculativeDecoder(spec.target, own, options, cache=host.cache_folder()) as decoder:
+            self.placed = (_placed(decoder.target), _placed(decoder.draft) or self.placed[1])
+            answers = []
+            for ask in asks:
+                answers.append(self._answer(decoder, ask, alone="" if drafter else "target"))
+                self._done += 1
+                self._say(what)
+            if drafter and not any(answer.drafted for answer in answers):  # it may have found that it does not pay
+                self.notes.append(f"{what}: not one token was drafted, so that it is not among the checks")
+                self.notes += decoder.notes if policy is not ADAPTIVE else ()
+        return answers
+
+    def _answer(self, decoder: SpeculativeDecoder, ask: Ask, *, alone: str) -> Answer:
+        rounds: list[Round] = []
+        tokens = []
+        for emitted in decoder.generate(
+            self.spec.prompts[ask.prompt],
+            max_tokens=self.spec.max_tokens,
+            sampling=ask.sampling,
+            alone=alone,
+            rounds=rounds,
+        ):
+            tokens.append(emitted.token)
+            if self._stopping.is_set():
+                raise _StoppedError
+        drafted, accepted = sum(len(one.drafted) for one in rounds), sum(one.accepted for one in rounds)
+        return Answer(ask, tuple(tokens), drafted, accepted, offered_tokens(rounds))
+
+    def _say(self, what: str) -> None:
+        if self._stopping.is_set():
+            raise _StoppedError
+        self._emit({"event": "progress", "done": self._done, "total": self._total, "what": what})
+
+    def _tell(self, checks: Iterable[Check]) -> None:
+        for check in checks:
+            self.checks.append(check)
+            self._emit({"event": "check", "check": asdict(check)})
+
+
+def _placed(model: Model | None) -> Placed | None:
+    if model is None:
+        return None
+    return Placed(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
+
+
+def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
+    """A model's logits (vocab,) for each token of an answer. Tokens that it does not know are read as token 0."""
+    text = [token if token < context.vocab_size else 0 for token in (*prompt, *answer[:-1])]
+    start = len(prompt) - 1
+    context.rewind(0)
+    if start:
+        context.decode(text[:start], 0)
+    for first in range(start, len(text), context.width):
+        batch = text[first : first + context.width]
+        yield from context.decode(batch, len(batch)).copy()

@@ -1,0 +1,222 @@
+"""Whether llama.cpp, as it was built for this machine, computes what it should; every crash is a child's.
+
+The target that ships is grown to rows that the K types can have (:mod:`ggufspec.models.expansion_file`), written in the
+file types that users have, and decoded at batch sizes 1, 4 and 16 with flash attention on and off: on the host's
+kernels, and with all layers on the device where there is one. Two comparisons, both of logits:
+
+- llama.cpp with plain NumPy on the same file's numbers (:mod:`ggufspec.verify.reference`): wrong kernels.
+- NumPy on the file's numbers with stored figures of the F16 model (``selfcheck.json``, made by float64 arithmetic and
+  another reader, tests/evidence/selfcheck.py): wrong files, a wrong quantiser, and NumPy itself.
+
+So the stored figures depend neither on the machine nor on how a version of llama.cpp rounds weights. The measure is the
+root mean square of the difference over the spread of the right logits, of the worst position; why these bounds, see
+docs/decisions/023-a-build-proves-itself.md.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ggufspec import worker
+from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.hardware import scratch
+from ggufspec.llamacpp.devices import has_gpu
+from ggufspec.llamacpp.gguf import parse
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.quantize import to_numbers
+from ggufspec.models import expansion_file as grown
+from ggufspec.models.expansion_layout import Shape
+from ggufspec.models.profile import demo_pair
+from ggufspec.reports.doctor import CheckRow, CheckStep, SelfCheck
+from ggufspec.verify.reference import Floats, hyper, logits
+
+TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M", "Q3_K_S")
+BATCHES = (1, 4, 16)
+FLASH = ("on", "off")
+SHAPE = Shape(width=512, layers=8, heads=8, kv_heads=2, ffn=1024, vocab=4096, head_size=64)
+KERNEL_ERROR = 0.06  # of llama.cpp against NumPy
+WEIGHT_ERROR = 0.4  # of the quantised file against the F16 model
+SILENCE_S = 60.0  # of a child, after which it is taken to hang
+
+STORED = Path(__file__).with_name("selfcheck.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The tokens that are decoded, and F16 logits after the last of them.
+
+    Args:
+        tokens: all that are decoded.
+        ids: the vocabulary entries that are compared, every 63rd: no lane of any kernel is left out.
+        logits: (positions, ids) after the last positions.
+    """
+
+    tokens: tuple[int, ...]
+    ids: tuple[int, ...]
+    logits: tuple[tuple[float, ...], ...]
+
+    @property
+    def positions(self) -> int:
+        """How many positions are compared: the last ones."""
+        return len(self.logits)
+
+
+def stored() -> Stored:
+    """The figures that ship."""
+    data = json.loads(STORED.read_text("utf-8"))
+    return Stored(tuple(data["tokens"]), tuple(data["ids"]), tuple(map(tuple, data["logits"])))
+
+
+def error_of(found: Floats, right: Floats) -> float:
+    """Root mean square difference of logits over their spread, of the worst row; a constant means nothing.
+
+    Args:
+        found: (rows, ids).
+        right: (rows, ids), what they should be.
+
+    Returns:
+        0 of equal rows, about 1.4 of unrelated ones; a million where a number is not finite.
+    """
+    if not np.isfinite(found).all():
+        return 1e6
+    found, right = (rows - rows.mean(-1, keepdims=True) for rows in (np.float64(found), np.float64(right)))
+    errors = np.sqrt(((found - right) ** 2).mean(-1)) / right.std(-1)
+    return float(min(errors.max(), 1e6))
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The file types to be checked, in order."""
+
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All is in the events: ``step`` before each thing that may fail, ``row`` with what was measured."""
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Check in this process."""
+    figures = stored()
+    for type_name in spec.types:
+        if stopping.is_set():
+            break
+        with scratch.folder() as folder:
+            _check_type(CheckStep(type_name), folder, figures, emit)
+    return Result()
+
+
+def make(type_name: str, path: Path) -> None:
+    """Write the model that is checked, in one file type, in this process."""
+    spec = grown.Spec(demo_pair()[0], SHAPE, type_name, path)
+    grown.run(spec, lambda _: None, threading.Event())
+
+
+def _check_type(step: CheckStep, folder: Path, figures: Stored, emit: worker.Emit) -> None:
+    def begin(next_step: CheckStep) -> CheckStep:
+        emit({"event": "step"} | _plain(next_step))
+        return next_step
+
+    def measured(found: Floats, right: Floats) -> None:
+        emit({"event": "row", "off_by": error_of(found, right)} | _plain(step))
+
+    path = folder / f"{step.type}.gguf"
+    step = begin(step)
+    make(step.type, path)
+    right = _reference(path, figures)
+    measured(right, np.array(figures.logits))
+    for place, layers in (("host", 0), ("device", -1))[: 2 if has_gpu() else 1]:
+        step = begin(CheckStep(step.type, place))
+        with Model(path, Placement(layers)) as model:
+            for flash in FLASH:
+                step = begin(CheckStep(step.type, place, flash))
+                # One thread: those of llama.cpp spin, and a busy neighbour would make this take a minute.
+                options = ContextOptions(ctx_size=64, width=max(BATCHES), threads=1, flash_attn=flash)
+                context = Context(model, options)
+                try:
+                    for batch in BATCHES:
+                        step = begin(replace(step, batch=batch))
+                        measured(_decoded(context, batch, figures), right)
+                finally:
+                    context.close()
+
+
+def _plain(step: CheckStep) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in ("type", "place", "flash", "batch")}
+
+
+def _reference(path: Path, figures: Stored) -> Floats:
+    """(positions, ids) by NumPy on the numbers that the file holds."""
+    data = path.read_bytes()
+    file = parse(data)
+    weights = {}
+    for tensor in file.tensors:
+        start = file.data_offset + tensor.offset
+        weights[tensor.name] = to_numbers(tensor.type, data[start : start + tensor.size_bytes], tensor.shape[::-1])
+    rows: Floats = logits(weights, hyper(file.metadata), figures.tokens)
+    return rows[-figures.positions :, list(figures.ids)]
+
+
+def _decoded(context: Context, batch: int, figures: Stored) -> Floats:
+    """(positions, ids) by llama.cpp, all tokens in batches of that size."""
+    context.rewind(0)
+    rows = [
+        np.array(context.decode(figures.tokens[start : start + batch], batch))
+        for start in range(0, len(figures.tokens), batch)
+    ]
+    return np.concatenate(rows)[-figures.positions :, list(figures.ids)]
+
+
+# ---- in the parent --------------------------------------------------------------------------------------------------
+
+
+def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = lambda _: None) -> SelfCheck:
+    """Check llama.cpp in child processes: one, and another one for the types that are left after each that died.
+
+    Args:
+        types: of ``TYPES``.
+        on_step: told before each step.
+
+    Returns:
+        A row for everything that was measured, and one for everything that failed, whatever it was.
+
+    Raises:
+        Interrupted: Ctrl-C.
+    """
+    began = time.monotonic()
+    rows: list[CheckRow] = []
+    left, step = list(types), CheckStep(types[0])
+
+    def heard(event: worker.Event) -> None:
+        nonlocal step
+        kind, error = event.pop("event"), event.pop("off_by", None)
+        step = CheckStep(**event)
+        if kind == "step":
+            on_step(step)
+        else:
+            limit = KERNEL_ERROR if step.place else WEIGHT_ERROR
+            rows.append(CheckRow(step, error, "ok" if error <= limit else "wrong"))
+
+    while left:
+        step = CheckStep(left[0])
+        try:
+            worker.call(__name__, Spec(tuple(left)), Result, on_event=heard, silence_s=SILENCE_S)
+            left = []
+        except GgufspecError as error:
+            ended_by = error.ended_by if isinstance(error, WorkerError) else ""
+            rows.append(CheckRow(step, None, ended_by or "failed", error.message))
+            left = left[left.index(step.type) + 1 :]
+    return SelfCheck(tuple(rows), round(time.monotonic() - began, 2), KERNEL_ERROR)

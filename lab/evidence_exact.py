@@ -1,0 +1,101 @@
+"""Evidence, part h: width classes of this device, identity in strict mode, divergences in default mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ggufspec import worker
+from ggufspec.bench import classes
+from ggufspec.bench.prompts import PROMPTS
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.llamacpp.options import Placement
+from ggufspec.models.expansion_file import Model
+from ggufspec.verify import certificate
+from ggufspec.verify import run as verify
+from lab.evidence_documents import Agreeing, ChecksFound, ClassesFound
+from lab.evidence_lab import Lab, Task
+from lab.evidence_models import File
+
+_LIMIT = 16
+_READ = 0.15 * (900 + 6 * _LIMIT * _LIMIT)  # tokens that a comparison costs as much as, one at a time
+_PROMPTS = (1, 3, 2, 5, 0, 4)  # of the bundled ones; those first whose answers are long in every weight type
+_SAMPLING = Sampling(temperature=0.8, seed=7)
+
+
+def exact_tasks(lab: Lab) -> Iterator[Task]:
+    """The certificate of a wholly offloaded pair, then classes by file type, then the certificate half offloaded."""
+    yield _checks_task(lab, 1.0, "wholly offloaded", 0)
+    scale = lab.scale
+    shape = scale.offloaded[-1].target.model.shape
+    for number, kind in enumerate(scale.types):
+        yield _classes_task(lab, File(Model(shape, kind)), 1.0, f"{kind}, all layers", min(number, 1))
+    yield _classes_task(lab, File(Model(shape, scale.types[0])), 0.5, f"{scale.types[0]}, half of the layers", 1)
+    yield _checks_task(lab, 0.5, "half of the target's layers offloaded", 2)
+
+
+def _classes_task(lab: Lab, file: File, share: float, name: str, rank: int) -> Task:
+    def run(lab: Lab) -> ClassesFound:
+        header = lab.shelf.known(file).header
+        placement = Placement(round(share * header.layers))
+        context = lab.options(draft_max=_LIMIT - 1).context(with_draft=True)
+        lab.check_room(file, placement, context)
+        spec = classes.Spec(lab.shelf.path(file), placement, context, _LIMIT, lab.site.endpoints())
+        with lab.watch():
+            result = classes.measure(spec, verbose=lab.verbose)
+        return ClassesFound(
+            model=lab.placed(file, placement),
+            file_type=file.model.type,
+            threads=lab.threads,
+            limit=_LIMIT,
+            classes=tuple(Agreeing(one.widths, one.noise) for one in result.classes),
+            strict=result.strict,
+            refusal=result.refusal,
+        )
+
+    read_s = _READ * lab.rates.token_s(file, share)
+    return Task("h", f"classes: {name}", rank, lab.rates.load_s(file) + read_s, run, (file,), (share, _LIMIT))
+
+
+def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
+    pair, scale = lab.scale.certified, lab.scale
+
+    def run(lab: Lab) -> ChecksFound:
+        lab.fitting(pair)
+        layers = round(share * lab.shelf.known(pair.target).header.layers)
+        options = lab.options(gpu_layers=layers, gpu_layers_draft=-1)
+        spec = certificate.Spec(
+            target=lab.shelf.path(pair.target),
+            draft=lab.shelf.path(pair.draft),
+            options=options,
+            drafters=("draft",),
+            rules=("exact",),
+            prompts=tuple(PROMPTS[index].text for index in _PROMPTS[: scale.checked]),
+            max_tokens=scale.checked_tokens,
+            sampling=_SAMPLING,
+            seeds=1,
+            policies=certificate.TWO_POLICIES,
+            rpc=lab.site.endpoints(),
+        )
+
+        def tell(event: worker.Event) -> None:
+            if event["event"] == "progress":
+                lab.say(f"{event['done']} of {event['total']}: {event['what']}")
+
+        with lab.watch():
+            result = verify.measure(spec, on_event=tell, verbose=lab.verbose)
+        passed, text = certificate.judge(result.checks, interrupted=not result.finished)
+        return ChecksFound(
+            target=lab.placed(pair.target, Placement(layers)),
+            draft=lab.placed(pair.draft, Placement(-1)),
+            checks=result.checks,
+            passed=passed,
+            text=text,
+        )
+
+    # Of each prompt a greedy answer and a keyed one, alone and under two policies, strict and not; classes before them.
+    answers = scale.checked * 2 * 6
+    seconds = 8 * lab.rates.load_s(pair.target, pair.draft)
+    seconds += answers * (scale.checked_tokens + 60) * lab.rates.token_s(pair.target, share)
+    seconds += 2 * _READ * lab.rates.token_s(pair.target, share)
+    facts = (share, scale.checked, scale.checked_tokens)
+    return Task("h", f"certificate: {pair.name}, {words}", rank, seconds, run, (pair.target, pair.draft), facts)

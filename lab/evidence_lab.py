@@ -1,0 +1,268 @@
+"""What a measurement of evidence is made with: the device, the models, the planner, and a look at the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.placing import question
+from ggufspec.display import gib
+from ggufspec.errors import GgufspecError
+from ggufspec.hardware import cards, host
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning import calibration, plan
+from ggufspec.planning.confirm import Confirmer
+from ggufspec.planning.history import PRIOR_ACCEPTANCE
+from ggufspec.planning.memory import Bytes, estimate
+from ggufspec.planning.search import make_plan
+from ggufspec.planning.speed import MachineSpeed
+from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
+from lab.evidence_device import RPC, Meter, Site
+from lab.evidence_documents import Placed
+from lab.evidence_models import File, Pair, Scale, Shelf
+
+Say = Callable[[str], object]
+
+# The notebook's pair and its card: 29 + 4.3 GB of weights and 24 GiB. Where a whole pair would fit, a part of the
+# device stands for a card of that proportion.
+_NOTEBOOK_SHARE = 0.73
+_HEADROOM_SHARE = 0.01
+_TYPICAL_BYTES = 24 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rough speeds of a device and its host, from which a measurement's time is guessed.
+
+    ``reading`` is what a token of a prompt costs, of one that is generated.
+    """
+
+    start_s: float
+    load_bytes_per_s: float
+    host_bytes_per_s: float
+    card_bytes_per_s: float
+    reading: float
+
+    def load_s(self, *files: File) -> float:
+        """Seconds to start a process and load files."""
+        return self.start_s + sum(file.about_bytes for file in files) / self.load_bytes_per_s
+
+    def token_s(self, file: File, on_card: float = 1.0) -> float:
+        """Seconds of a token with that share of the model on the card."""
+        return 1e-3 + file.about_bytes * (on_card / self.card_bytes_per_s + (1 - on_card) / self.host_bytes_per_s)
+
+
+def rates(site: Site, threads: int) -> Rates:
+    """What to expect of a device, and of so many threads of the host."""
+    host_bytes_per_s = min(4e9 * threads, 1e11)
+    if site.card.kind == RPC:
+        return Rates(1.5, 3e8, host_bytes_per_s, host_bytes_per_s, 0.3)
+    known = cards.recognise(site.card.description, site.card.total_bytes)
+    return Rates(4.0, 1.5e9, host_bytes_per_s, 0.5 * (known.bandwidth_bytes_per_s if known else 3e11), 0.04)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One measurement that may be made.
+
+    Args:
+        part: its part's letter.
+        name: for people, unlike all others of the part.
+        rank: all of rank 0 are made before any of rank 1.
+        expected_s: what it will take, the files made.
+        run: makes it.
+        files: what it needs.
+        facts: what the measurement depends on besides the settings of the whole.
+    """
+
+    part: str
+    name: str
+    rank: int
+    expected_s: float
+    run: Callable[[Lab], Any]
+    files: tuple[File, ...] = ()
+    facts: tuple[Any, ...] = ()
+
+
+@dataclass
+class Lab:
+    """Where measurements are made.
+
+    Args:
+        site: the device.
+        scale: how large the models are.
+        shelf: their files.
+        threads: of the host.
+        vram_bytes: the ceiling that was asked for.
+        peers: the folder of llama.cpp's own programs; None where there is none.
+        say: told how far a measurement is.
+        verbose: let llama.cpp's log through.
+
+    Attributes:
+        peak_bytes: the most that the device's memory rose by since :meth:`begin`.
+        over_bytes: the ceiling that this was above; None where it was not.
+    """
+
+    site: Site
+    scale: Scale
+    shelf: Shelf
+    threads: int
+    vram_bytes: int | None = None
+    peers: Path | None = None
+    say: Say = str
+    verbose: bool = False
+    peak_bytes: int | None = field(default=None, init=False)
+    over_bytes: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.rates = rates(self.site, self.threads)
+        self.cache = self.shelf.folder / "cache"
+        self._plans: dict[tuple[str, int], plan.Plan] = {}
+
+    # ---- memory
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the device is an RPC worker's."""
+        return self.site.card.kind == RPC
+
+    @property
+    def ceiling_bytes(self) -> int:
+        """What may be used of the device."""
+        return self.vram_bytes or self.site.card.total_bytes
+
+    def pair_ceiling(self, pair: Pair) -> int:
+        """The ceiling for a pair that does not fit: the device's, or where it would fit the notebook's proportion, with
+        what the driver takes on top.
+        """
+        known = [self.shelf.known(file).header.weight_bytes() for file in (pair.target, pair.draft)]
+        if self.vram_bytes is not None and self.vram_bytes < sum(known):
+            return self.vram_bytes
+        return min(int(_NOTEBOOK_SHARE * sum(known)) + self.overhead_bytes, self.ceiling_bytes)
+
+    def begin(self) -> None:
+        """Forget what was seen of the memory."""
+        self.peak_bytes = self.over_bytes = None
+
+    @contextmanager
+    def watch(self, ceiling_bytes: int | None = None) -> Iterator[Meter]:
+        """Look at the device's memory while the block runs.
+
+        Args:
+            ceiling_bytes: what is too much; None: the device's own ceiling; 0: nothing is.
+        """
+        ceiling = self.ceiling_bytes if ceiling_bytes is None else ceiling_bytes
+        self.site.settle()
+        with Meter(self.site.used_bytes) as meter:
+            try:
+                yield meter
+            finally:
+                if meter.rise_bytes is not None:
+                    self.peak_bytes = max(self.peak_bytes or 0, meter.rise_bytes)
+                    if ceiling and meter.rise_bytes > ceiling + self.site.slack_bytes:
+                        self.over_bytes = ceiling
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the planner adds for the driver's own share: what was seen before, or a guess."""
+        card = self.site.card
+        return 0 if self.is_remote else calibration.known_overhead(self.cache, card.description)
+
+    def learn_overhead(self, seen_bytes: int) -> None:
+        """Keep the most that the driver was seen to take for itself."""
+        card = self.site.card
+        if not card.driver:
+            return
+        llama_cpp = version("llama-cpp-python")
+        known = calibration.known_overhead(self.cache, card.description, card.driver, llama_cpp)
+        if known == calibration.DEFAULT_OVERHEAD_BYTES or seen_bytes > known:
+            calibration.record_overhead(self.cache, card.description, card.driver, llama_cpp, seen_bytes)
+            self._plans.clear()
+
+    # ---- plans
+
+    def options(self, **changes: Any) -> DecoderOptions:
+        """Options of a decoder at this scale."""
+        return DecoderOptions(**{"ctx_size": self.scale.ctx_size, "threads": self.threads, **changes})
+
+    def speed(self) -> MachineSpeed:
+        """What is known of this machine's speeds: measured, or a catalogue's guess before that."""
+        card = self.site.card
+        known = None if self.is_remote else cards.recognise(card.description, card.total_bytes)
+        return calibration.expected({card.name: known}, folder=self.cache, threads=self.threads)
+
+    def machine(self, ceiling_bytes: int) -> plan.Machine:
+        """This machine with so much of the device. A worker on loopback is taken for a card, or layers would stay."""
+        card, overhead = self.site.card, self.overhead_bytes
+        shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
+        headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
+        as_card = calibration.from_catalogue([calibration.typical_card(_TYPICAL_BYTES)], [card.name])
+        return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if self.is_remote else self.speed())
+
+    def confirm(self, requests: list[tuple[Path, Placement, ContextOptions]]) -> list[dict[str, Bytes] | str]:
+        """What llama.cpp would allocate, by its dry run on this device."""
+        cards = {self.site.card.name: self.site.card.description}
+        rpc = () if self.is_remote else self.site.endpoints()  # a paper card is a worker on loopback too, with its own
+        return Confirmer(cards, paper=self.is_remote, rpc=rpc, folder=self.cache, verbose=self.verbose)(requests)
+
+    def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:
+        """The planner's answer for a pair under a ceiling; the same until more is known of the driver's share.
+
+        Raises:
+            GgufspecError: nothing fits.
+        """
+        key = (pair.name, ceiling_bytes)
+        if key not in self._plans:
+            target, draft = (self.shelf.known(file) for file in (pair.target, pair.draft))
+            asked = question(
+                (target.header, target.skeleton), (draft.header, draft.skeleton), self.options(), PRIOR_ACCEPTANCE
+            )
+            self._plans[key] = make_plan(
+                asked, self.machine(ceiling_bytes), lambda requests: self.confirm(list(requests))
+            )
+        return self._plans[key]
+
+    def placed(self, file: File, placement: Placement) -> Placed:
+        """A model where it is put, as documents have it."""
+        header = self.shelf.known(file).header
+        offloaded = placement.offloaded(header.blocks)
+        return Placed(file.name, header.layers, offloaded, placement.n_cpu_moe, header.weight_bytes())
+
+    def fitting(self, pair: Pair) -> None:
+        """Hold a pair that is to be wholly on the device to the ceiling.
+
+        Raises:
+            GgufspecError: it is too large.
+        """
+        requests = [
+            (self.shelf.known(pair.target).skeleton, Placement(-1), self.options().context(with_draft=True)),
+            (self.shelf.known(pair.draft).skeleton, Placement(-1), self.options().draft_context()),
+        ]
+        used = self.overhead_bytes
+        for answer in self.confirm(requests):
+            if isinstance(answer, str):
+                raise GgufspecError(f"llama.cpp refuses {pair.name}: {answer}")
+            used += answer[self.site.card.name].total
+        self._hold(pair.name, used)
+
+    def check_room(self, file: File, placement: Placement, context: ContextOptions) -> None:
+        """Hold one model to the ceiling before it is loaded, by the least that it can take: weights and cache.
+
+        Raises:
+            GgufspecError: it is too large.
+        """
+        device = self.site.card.name
+        takes = estimate(self.shelf.known(file).header, placement, context, (device,))[device]
+        self._hold(file.name, takes.weights + takes.kv)
+
+    def _hold(self, name: str, used_bytes: int) -> None:
+        if used_bytes > self.ceiling_bytes:
+            raise GgufspecError(
+                f"{name} takes {gib(used_bytes)} GiB on the device, and {gib(self.ceiling_bytes)} GiB may be used",
+                "give more with --vram, or --shapes small",
+            )

@@ -1,0 +1,94 @@
+"""llama.cpp's own program for the same job, the fair rival: same kernels, same files, same prompt."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec.errors import GgufspecError, WorkerError
+
+PROGRAM = "llama-speculative-simple"
+_TRIES = 5  # its log, written by a thread, is lost at times when it exits
+_DECODED = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
+
+
+class NotThereError(GgufspecError):
+    """The program is not on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer as the program itself reports it; ``seconds`` without prompt and loading."""
+
+    tokens: int
+    seconds: float
+    drafted: int
+    accepted: int
+
+
+def find(folder: Path | None) -> Path:
+    """The program in ``folder``.
+
+    Raises:
+        NotThereError: it is not there.
+    """
+    path = folder / PROGRAM if folder else None
+    if path is None or not path.is_file():
+        where = f" in {folder}" if folder else ""
+        raise NotThereError(f"{PROGRAM} is not there{where}", "scripts/peers builds it; --peers FOLDER names another")
+    return path
+
+
+def answer(
+    program: Path,
+    target: Path,
+    draft: Path,
+    prompt: str,
+    *,
+    tokens: int,
+    draft_max: int,
+    threads: int,
+    ctx_size: int,
+    offload: bool = True,
+    rpc: Sequence[str] = (),
+) -> Answer:
+    """Let it answer greedily.
+
+    Args:
+        program: of :func:`find`.
+        target: the target's file.
+        draft: the draft's file.
+        prompt: the text to continue.
+        tokens: of the answer.
+        draft_max: drafted tokens a round.
+        threads: CPU threads.
+        ctx_size: tokens of context.
+        offload: whether all layers of both go to the device.
+        rpc: workers whose devices are used.
+
+    Raises:
+        WorkerError: it failed, or did not say what it took.
+    """
+    command = [str(program), "-m", str(target), "-md", str(draft), "--spec-type", "draft-simple", "-p", prompt]
+    command += ["-n", str(tokens), "--spec-draft-n-max", str(draft_max), "--temp", "0", "-t", str(threads)]
+    command += ["-c", str(ctx_size), *(("-ngl", "99", "-ngld", "99") if offload else ())]
+    command += ["--rpc", ",".join(rpc)] if rpc else []
+    for _ in range(_TRIES):
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        except OSError as error:
+            raise WorkerError(f"{program} cannot be run: {error.strerror}", f"ls -l {program}") from None
+        said = done.stdout + done.stderr
+        decoded = _DECODED.search(said)
+        drafted, accepted = (re.search(rf"n_{word}\s*=\s*(\d+)", said) for word in ("drafted", "accept"))
+        if done.returncode:
+            break
+        if decoded and drafted and accepted:
+            return Answer(int(decoded[1]), float(decoded[2]), int(drafted[1]), int(accepted[1]))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() or "assert" in line.lower()]
+    last = (telling or lines or ["it said nothing"])[-1]
+    raise WorkerError(f"{PROGRAM} ended with status {done.returncode}: {last[:200]}", " ".join(command[:5]))
