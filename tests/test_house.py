@@ -18,6 +18,7 @@ ROOMS = (  # top to bottom
     "tune",
     "verify",
     "bench",
+    "api",
     "decoding",
     "planning",
     "models",
@@ -32,6 +33,7 @@ GROUND = (
     "foreign",
     "interrupts",
     "plain",
+    "settings",
     "worker",
 )  # below all of them, with the package itself
 DOORS = ("hook.py",)  # above all of them: public modules that hand on what a room has, and that no room knows

@@ -1,0 +1,759 @@
+"""The table of options: one row each, and everything that a flag, a profile key or a keyword needs comes from it.
+
+A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add one field here, and
+use ``settings.NAME`` where it counts. What reads the rows:
+
+- the command line: :mod:`ggufspec.cli.given` makes the parameters of a command from the groups that the command takes
+- profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`)
+- ``bench --sweep``: rows with ``sweep`` may have a list (:meth:`Option.parse_list`, by the row's type)
+- ``tune``: rows with ``tune`` are searched unless they are given
+- chat: rows with ``chat`` can be switched while a pair is loaded; ``chat`` is the switch's name
+- Python: rows with ``python`` are keywords of ``load_pair``, ``plan_pair`` and ``bench_pair``
+- reports: ``label`` is what tables and sentences call an option
+- the help, ``docs/commands.md`` and the man page: flags, metavar, help, default and :data:`VARIABLES`
+
+Names are those of llama.cpp's long flags, with underscores; :data:`OLD_NAMES` maps what older profiles and results
+have. A value of None is one that is not given. Precedence is flag, ``GGUFSPEC_*`` variable, profile, default.
+
+This module imports nothing but the errors, and is cheap to import: the help needs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from ggufspec.errors import UsageError
+
+DRAFTERS = ("draft", "lookup", "both", "none")
+POLICIES = ("adaptive", "fixed")
+DRAFT_MAX = 15  # tokens a round at most, unless given
+FIXED_DRAFT_MAX = 4  # the same with --draft-policy fixed and no plan
+RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # those with a number are lossy
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
+MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
+MAX_WIDTH = 256  # tokens whose logits one call may ask for
+MAX_MICRO_BATCH = 4096
+MAX_COUNT = 2**31 - 1  # llama.cpp's int32_t
+MAX_PENALTY = 100.0  # so that no finite logit becomes infinite
+MAX_LIST = 64  # values of a sweep
+
+OLD_NAMES = {  # of profiles and results made before options had llama.cpp's names
+    "n_ctx": "ctx_size",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+    "flash_attention": "flash_attn",
+    "micro_batch": "ubatch_size",
+    "cpu_experts": "n_cpu_moe",
+    "draft_gpu_layers": "gpu_layers_draft",
+}
+
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row.
+
+    Args:
+        flags: as they are typed, the short one first; none for the positional argument.
+        help: a sentence or two.
+        group: options that commands take together.
+        metavar: of the help; by the type if empty.
+        variable: ``GGUFSPEC_<variable>`` holds the value too; empty for none.
+        default: what holds where nothing is given; None is decided elsewhere.
+        shown: what the help shows in brackets instead of the default.
+        least: the smallest value.
+        most: the largest.
+        above: what the value is greater than.
+        below: what the value is less than.
+        choices: the only values.
+        words: values beside numbers.
+        reader: makes a value of a text; raises ValueError with the reason.
+        usual: the hint for a value that is refused.
+        label: what reports and messages call it; by default the name with spaces.
+        profile: whether profiles have it in ``[settings]``.
+        sweep: whether ``bench --sweep`` takes a list of it.
+        tune: whether ``tune`` searches it.
+        chat: the switch of a chat that changes it; empty for none.
+        python: whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``.
+        name: the field's; filled in by :func:`table`.
+        kind: the field's type without None: ``int``, ``float``, ``str``, ``bool``, ``Path``; filled in by
+            :func:`table`.
+        repeated: whether the flag may be given several times; filled in by :func:`table`.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    group: str
+    metavar: str = ""
+    variable: str = ""
+    default: Any = None
+    shown: str = ""
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    reader: Callable[[str], Any] | None = None
+    usual: str = ""
+    label: str = ""
+    profile: bool = False
+    sweep: bool = False
+    tune: bool = False
+    chat: str = ""
+    python: bool = False
+    name: str = ""
+    kind: type = str
+    repeated: bool = False
+
+    @property
+    def flag(self) -> str:
+        """How it is typed: the short flag."""
+        return self.flags[0] if self.flags else self.metavar
+
+    @property
+    def form(self) -> str:
+        """The value's form, for the help: ``N``, ``N|auto|all``, ``adaptive|fixed``."""
+        if self.metavar or self.kind is bool:
+            return self.metavar
+        return "|".join(self.choices) or {int: "N", float: "X", Path: "FILE"}.get(self.kind, "TEXT")
+
+    @property
+    def is_number(self) -> bool:
+        """Whether a list may have ranges."""
+        return self.kind is int
+
+    @property
+    def described(self) -> str:
+        """The help with the default in brackets."""
+        shown = self.shown or ("" if self.default is None or self.kind is bool else str(self.default))
+        return f"{self.help}  [{shown}]" if shown else self.help
+
+    def check(self, value: Any) -> Any:
+        """A value from wherever: one of the right type, within the bounds. Texts are read as on the command line.
+
+        Raises:
+            UsageError: it is none; the hint says what is usual.
+        """
+        if value is None or self.kind is bool:
+            return value
+        if self.repeated:
+            return (str(value),) if isinstance(value, str | int) else tuple(map(str, value))
+        if self.reader is not None and isinstance(value, str):
+            try:
+                value = self.reader(value)
+            except ValueError as error:
+                raise UsageError(f"{self.flag} {value!r} {error}", self.usual) from None
+        elif self.kind in (str, Path) and self.reader is None:
+            value = self.kind(value)
+        elif self.kind in (int, float) and value not in self.words:
+            value = self._number(value)
+        if self.choices and value not in self.choices:
+            raise UsageError(f"there is no {self.label} {str(value)!r}", "one of " + ", ".join(self.choices))
+        if isinstance(value, int | float) and not self._is_within(value):
+            raise UsageError(f"{self.label} {value} is out of range: {self._range()}", self.usual)
+        return value
+
+    def _number(self, value: Any) -> Any:
+        try:
+            return self.kind(value)
+        except (ValueError, TypeError, OverflowError):
+            what = "a whole number" if self.kind is int else "a number"
+            raise UsageError(f"{self.flag} {str(value)[:40]!r} is not {what}", self.usual) from None
+
+    def _is_within(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def _range(self) -> str:
+        words = (("from", self.least), ("above", self.above), ("to", self.most), ("below", self.below))
+        return " ".join(f"{word} {bound}" for word, bound in words if bound is not None) or "finite numbers only"
+
+    def parse_list(self, text: str) -> list[tuple[str, Any]]:
+        """(as typed, value) of each in a list with commas, each once; of a number 0-80+8 and 1-16*2 are lists too.
+
+        Raises:
+            UsageError: a value is missing or refused, a range goes nowhere, there are too many.
+        """
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            part = part.strip()
+            if not part:
+                raise UsageError(f"{self.flag} {text!r} has an empty value", f"{self.flag} VALUE,VALUE")
+            for shown in _numbers(part) if self.is_number else [part]:
+                values[shown] = self.check(shown)
+                if len(values) > MAX_LIST:
+                    raise UsageError(f"{self.flag} {text!r} has more than {MAX_LIST} values", "fewer of them")
+        return list(values.items())
+
+
+def _numbers(part: str) -> Iterator[str]:
+    """The numbers of a range, or the one value that is there."""
+    found = _RANGE.fullmatch(part)
+    if not found:
+        yield part
+        return
+    number, last, by = int(found[1]), int(found[2]), int(found[4] or 1)
+    times = found[3] == "*"
+    if number > last or by < 1 or (times and (by < 2 or number < 1)):
+        raise UsageError(f"{part!r} is no range", "0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
+    while number <= last:
+        yield str(number)
+        number = number * by if times else number + by
+
+
+def option(*flags: str, help: str, group: str, **more: Any) -> Any:  # noqa: A002
+    """A field of :class:`Settings`; the arguments are those of :class:`Option`."""
+    return field(default=None, metadata={"option": Option(flags, help, group, **more)})
+
+
+def _layers(text: str) -> int | str:
+    """A number of layers, ``all`` (-1) or ``auto``."""
+    wanted = text.strip().lower()
+    if wanted == "auto":
+        return wanted
+    if wanted == "all":
+        return -1
+    if not re.fullmatch(r"-?\d{1,9}", wanted):
+        raise ValueError("is no number of layers: 45, all or auto")
+    return max(int(wanted), -1)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Numbers, one for each card."""
+    if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
+        raise ValueError("is no list of shares: 3,1 gives the first card three quarters")
+    return tuple(float(share) for share in text.split(","))
+
+
+def _types(text: str) -> tuple[str, ...]:
+    """Cache types with commas between them."""
+    return tuple(OPTIONS["cache_type_k"].check(name.strip()) for name in text.split(",") if name.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was given: by flags, by a profile or by keywords. None is not given. Values are checked when it is made.
+
+    Raises:
+        UsageError: a value is out of range or of no use; the hint says what is usual.
+    """
+
+    # ---- which models
+    pair: str | None = option(
+        help="A profile's name or path; the bundled demo pair if none.", group="pair", metavar="PAIR"
+    )
+    model: str | None = option(
+        *("-m", "--model"),
+        help="The target's GGUF file.",
+        group="pair",
+        metavar="FILE",
+        variable="MODEL",
+    )
+    model_draft: str | None = option(
+        *("-md", "--model-draft"),
+        help="The draft's GGUF file.",
+        group="pair",
+        metavar="FILE",
+        variable="MODEL_DRAFT",
+    )
+    hf_repo: str | None = option(
+        *("-hf", "--hf-repo"),
+        help="The target in the Hugging Face hub.",
+        group="hub",
+        metavar="USER/REPO:QUANT",
+    )
+    hf_repo_draft: str | None = option(
+        *("-hfd", "--hf-repo-draft"),
+        help="The draft in the hub.",
+        group="hub",
+        metavar="USER/REPO:QUANT",
+    )
+
+    # ---- the prompt and its answer
+    prompt: str | None = option(
+        *("-p", "--prompt"), help="The prompt; - reads standard input.", group="prompt", metavar="TEXT"
+    )
+    file: Path | None = option("-f", "--file", help="Read the prompt from a file.", group="prompt")
+    predict: int | None = option(
+        *("-n", "--predict"),
+        help="Tokens to generate at most.",
+        group="length",
+        least=1,
+        most=MAX_COUNT,
+        usual="-n 128",
+    )
+    stop: tuple[str, ...] | None = option(
+        "--stop", help="End before this text; may be repeated.", group="answer", metavar="TEXT"
+    )
+    grammar: str | None = option("--grammar", help="The answer follows this grammar.", group="answer", metavar="GBNF")
+    grammar_file: Path | None = option("--grammar-file", help="The same, from a file.", group="answer")
+    json_schema: str | None = option(
+        *("-j", "--json-schema"),
+        help="The answer is JSON of this schema; {} is any.",
+        group="answer",
+        metavar="SCHEMA",
+    )
+    json_schema_file: Path | None = option("-jf", "--json-schema-file", help="The same, from a file.", group="answer")
+
+    # ---- placement
+    gpu_layers: int | str | None = option(
+        *("-ngl", "--gpu-layers"),
+        help="Target layers on the GPU; more than it has is all.",
+        group="placement",
+        metavar="N|auto|all",
+        words=("auto",),
+        reader=_layers,
+        shown="auto",
+        usual="-ngl 45, all or auto",
+        label="target layers",
+        variable="NGL",
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+    gpu_layers_draft: int | str | None = option(
+        *("-ngld", "--gpu-layers-draft"),
+        help="Draft layers on the GPU.",
+        group="placement",
+        metavar="N|auto|all",
+        words=("auto",),
+        reader=_layers,
+        shown="auto",
+        usual="-ngld 45, all or auto",
+        label="draft layers",
+        variable="NGLD",
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+    tensor_split: tuple[float, ...] | None = option(
+        *("-ts", "--tensor-split"),
+        help="Shares of the target's layers for each card.",
+        group="placement",
+        metavar="N,N",
+        reader=_shares,
+        shown="by budget",
+        usual="-ts 3,1",
+        python=True,
+    )
+    n_cpu_moe: int | None = option(
+        "--n-cpu-moe",
+        help="Keep the experts of the first N blocks on the CPU.",
+        group="placement",
+        least=0,
+        most=MAX_COUNT,
+        shown="auto",
+        usual="--n-cpu-moe 10",
+        label="blocks with experts on the CPU",
+        profile=True,
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+    headroom: str | None = option(
+        "--headroom",
+        help="Memory to leave free on each card.",
+        group="devices",
+        metavar="SIZE",
+        shown="256MiB",
+        python=True,
+    )
+    rpc: tuple[str, ...] | None = option(
+        "--rpc",
+        help="A llama.cpp RPC worker, as a further device.",
+        group="devices",
+        metavar="HOST:PORT",
+        python=True,
+    )
+    gpu: tuple[str, ...] | None = option(
+        "--gpu", help="Plan for a card that is not here: --gpu 'RTX 4090'.", group="simulated", metavar="NAME"
+    )
+    vram: tuple[str, ...] | None = option(
+        "--vram", help="Plan for a card of this memory: 24GiB.", group="simulated", metavar="SIZE"
+    )
+    allow_kv: tuple[str, ...] | None = option(
+        "--allow-kv",
+        help="Cache types to try besides, which may cost quality: q8_0, or q8_0,q4_0.",
+        group="allowed",
+        metavar="TYPES",
+        reader=_types,
+        usual="--allow-kv q8_0",
+    )
+    acceptance: float | None = option(
+        "--acceptance",
+        help="The acceptance rate to expect: accepted ÷ drafted tokens.",
+        group="expected",
+        metavar="P",
+        least=0,
+        most=1,
+        usual="--acceptance 0.7",
+        profile=True,
+    )
+
+    # ---- drafting
+    no_draft: bool | None = option("--no-draft", help="Target-only: no draft, no lookup.", group="target-only")
+    drafter: str | None = option(
+        "--drafter",
+        help="Who drafts: the draft model, n-grams of the text (lookup, which needs no model), both, or none.",
+        group="drafting",
+        choices=DRAFTERS,
+        default="both",
+        variable="DRAFTER",
+        profile=True,
+        sweep=True,
+        tune=True,
+        chat="ngram",
+        python=True,
+    )
+    draft_policy: str | None = option(
+        "--draft-policy",
+        help="Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
+        group="drafting",
+        choices=POLICIES,
+        default="adaptive",
+        label="draft policy",
+        profile=True,
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+    draft_max: int | None = option(
+        "--draft-max",
+        help="The longest draft of a round, in tokens.",
+        group="draft length",
+        least=1,
+        most=MAX_WIDTH - 1,
+        shown=f"{DRAFT_MAX}; if fixed, what the plan finds best, or {FIXED_DRAFT_MAX}",
+        usual="--draft-max 4 is usual; --no-draft runs target-only",
+        label="draft length",
+        variable="DRAFT_MAX",
+        profile=True,
+        sweep=True,
+        tune=True,
+        chat="gamma",
+        python=True,
+    )
+    lookup_corpus: Path | None = option(
+        "--lookup-corpus", help="A text whose n-grams the lookup knows too.", group="drafting", python=True
+    )
+    accept: str | None = option(
+        "--accept",
+        help="exact and residual are lossless; top-k:N and typical:EPS are lossy.",
+        group="drafting",
+        metavar="RULE",
+        default="exact",
+        label="acceptance rule",
+        sweep=True,
+        chat="accept",
+        python=True,
+    )
+    strict: bool | None = option(
+        "--strict",
+        help="The same text to the bit with and without draft; may be slower.",
+        group="drafting",
+        python=True,
+    )
+
+    # ---- context, threads and cache
+    ctx_size: int | None = option(
+        *("-c", "--ctx-size"),
+        help="Tokens of context.",
+        group="context",
+        least=2,
+        most=MAX_CONTEXT,
+        default=2048,
+        usual="-c 2048 is usual",
+        label="context size",
+        variable="CTX_SIZE",
+        profile=True,
+        sweep=True,
+        python=True,
+    )
+    threads: int | None = option(
+        *("-t", "--threads"),
+        help="CPU threads.",
+        group="context",
+        least=0,
+        most=MAX_THREADS,
+        shown="physical cores, fewer beside busy programs",
+        usual="leave -t away for one per physical core",
+        variable="THREADS",
+        profile=True,
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+    cache_type_k: str | None = option(
+        *("-ctk", "--cache-type-k"),
+        help="Key cache type, such as q8_0.",
+        group="context",
+        metavar="TYPE",
+        choices=KV_TYPES,
+        default="f16",
+        label="key cache type",
+        variable="CTK",
+        profile=True,
+        sweep=True,
+        python=True,
+    )
+    cache_type_v: str | None = option(
+        *("-ctv", "--cache-type-v"),
+        help="Value cache type.",
+        group="context",
+        metavar="TYPE",
+        choices=KV_TYPES,
+        default="f16",
+        label="value cache type",
+        variable="CTV",
+        profile=True,
+        sweep=True,
+        python=True,
+    )
+    flash_attn: str | None = option(
+        *("-fa", "--flash-attn"),
+        help="Flash attention.",
+        group="context",
+        choices=("auto", "on", "off"),
+        default="auto",
+        label="flash attention",
+        variable="FA",
+        profile=True,
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+    ubatch_size: int | None = option(
+        *("-ub", "--ubatch-size"),
+        help="Prompt tokens computed at once; fewer take less memory.",
+        group="context",
+        least=1,
+        most=MAX_MICRO_BATCH,
+        shown="512",
+        usual=f"1 to {MAX_MICRO_BATCH}; 512 is usual",
+        label="micro-batch",
+        variable="UBATCH_SIZE",
+        profile=True,
+        sweep=True,
+        tune=True,
+        python=True,
+    )
+
+    # ---- sampling
+    temp: float | None = option(
+        "--temp",
+        help="Temperature; 0 is greedy.",
+        group="sampling",
+        metavar="T",
+        default=0.0,
+        shown="0",
+        least=0,
+        usual="--temp 0.8; 0 is greedy",
+        label="temperature",
+        chat="temp",
+    )
+    top_k: int | None = option(
+        "--top-k",
+        help="Keep the k likeliest tokens; 0 is off.",
+        group="sampling",
+        metavar="K",
+        default=40,
+        least=0,
+        usual="--top-k 40; 0 turns it off",
+        label="top-k",
+        chat="processor",
+    )
+    top_p: float | None = option(
+        "--top-p",
+        help="Keep the likeliest tokens up to this probability; 1 is off.",
+        group="sampling",
+        metavar="P",
+        default=0.95,
+        above=0,
+        most=1,
+        usual="--top-p 0.95; 1 turns it off",
+        label="top-p",
+        chat="processor",
+    )
+    min_p: float | None = option(
+        "--min-p",
+        help="Keep tokens at least this fraction as likely as the likeliest; 0 is off.",
+        group="sampling",
+        metavar="P",
+        default=0.05,
+        least=0,
+        below=1,
+        usual="--min-p 0.05; 0 turns it off",
+        label="min-p",
+    )
+    seed: int | None = option(
+        *("-s", "--seed"),
+        help="The same seed gives the same text, with and without draft; -1 draws one.",
+        group="sampling",
+        default=0,
+        least=-1,
+        below=2**64,
+        usual="--seed 7; --seed -1 draws one",
+        chat="seed",
+    )
+    repeat_penalty: float | None = option(
+        "--repeat-penalty",
+        help="Divide the logits of tokens in the text by this; 1 is off.",
+        group="sampling",
+        default=1.0,
+        shown="1",
+        least=1 / MAX_PENALTY,
+        most=MAX_PENALTY,
+        usual="--repeat-penalty 1.1; 1 turns it off",
+        label="repeat penalty",
+        chat="penalties",
+    )
+    repeat_last_n: int | None = option(
+        "--repeat-last-n",
+        help="Penalise the last N tokens, the prompt's too; 0 is off, -1 the context.",
+        group="sampling",
+        default=64,
+        least=-1,
+        usual="--repeat-last-n 64; -1 is the context, 0 turns penalties off",
+        label="repeat-last-n",
+        chat="penalties",
+    )
+    presence_penalty: float | None = option(
+        "--presence-penalty",
+        help="Subtract this from the logits of tokens in the text; 0 is off.",
+        group="sampling",
+        default=0.0,
+        shown="0",
+        least=-MAX_PENALTY,
+        most=MAX_PENALTY,
+        usual="--presence-penalty 0.5; 0 turns it off",
+        label="presence penalty",
+        chat="penalties",
+    )
+    frequency_penalty: float | None = option(
+        "--frequency-penalty",
+        help="Subtract this once for each time a token is in the text; 0 is off.",
+        group="sampling",
+        default=0.0,
+        shown="0",
+        least=-MAX_PENALTY,
+        most=MAX_PENALTY,
+        usual="--frequency-penalty 0.5; 0 turns it off",
+        label="frequency penalty",
+        chat="penalties",
+    )
+
+    # ---- what becomes of measurements
+    repetitions: int | None = option(
+        *("-r", "--repetitions"), help="Trials of each run.", group="trials", least=1, most=MAX_COUNT, usual="-r 5"
+    )
+    results: Path | None = option(
+        "--results",
+        help="Where measurements are kept.",
+        group="results",
+        metavar="FOLDER",
+        shown="the user's data folder",
+    )
+    fresh: bool | None = option("--fresh", help="Start over: measure again what is kept already.", group="results")
+    export_json: Path | None = option("--export-json", help="Write the JSON document to this file.", group="exports")
+    export_markdown: Path | None = option("--export-markdown", help="Write the table as Markdown.", group="exports")
+    export_csv: Path | None = option("--export-csv", help="Write one line per trial as CSV.", group="exports")
+    html: Path | None = option("--html", help="Write a page with plots, one file for any browser.", group="exports")
+
+    def __post_init__(self) -> None:
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            if value is not None and (row := OPTIONS.get(one.name)) is not None:
+                object.__setattr__(self, one.name, row.check(value))
+
+    def given(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """What is given, by name; of ``names`` if there are some."""
+        wanted = [one.name for one in dataclasses.fields(self)] if names is None else names
+        return {name: value for name in wanted if (value := getattr(self, name)) is not None}
+
+    def over(self, other: Settings) -> Settings:
+        """What is given here, and where nothing is, what ``other`` has."""
+        return replace(other, **self.given())
+
+    def value(self, name: str) -> Any:
+        """What is given, or else the default."""
+        value = getattr(self, name)
+        return OPTIONS[name].default if value is None else value
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """How a command talks: of one invocation, for all of it."""
+
+    json: bool = option("--json", help="Print one JSON document, on failure too.", group="flags")
+    quiet: bool = option("-q", "--quiet", help="No progress, no notes.", group="flags")
+    verbose: bool = option("-v", "--verbose", help="Show llama.cpp's log.", group="flags")
+    yes: bool = option("-y", "--yes", help="Download what is missing, and more, without asking.", group="yes")
+
+
+def table(record: type[Any]) -> dict[str, Option]:
+    """The rows of a class like :class:`Settings`, by name."""
+    hints = get_type_hints(record)
+    rows = {}
+    for one in dataclasses.fields(record):
+        row: Option = one.metadata["option"]
+        kinds = [kind for kind in get_args(hints[one.name]) or (hints[one.name],) if kind is not type(None)]
+        several = getattr(kinds[0], "__origin__", None) is tuple
+        rows[one.name] = replace(
+            row,
+            name=one.name,
+            kind=str if several else kinds[0],
+            repeated=several and row.reader is None,
+            label=row.label or one.name.replace("_", " "),
+        )
+    return rows
+
+
+OPTIONS = table(Settings)
+FLAGS = table(Flags)
+VARIABLES = tuple(row.variable for row in OPTIONS.values() if row.variable)
+
+
+def names(**properties: Any) -> tuple[str, ...]:
+    """Names of the rows with these properties: ``names(profile=True)`` are the keys of a profile's settings."""
+    return tuple(
+        row.name for row in OPTIONS.values() if all(getattr(row, key) == value for key, value in properties.items())
+    )
+
+
+def of_keywords(keywords: Mapping[str, Any]) -> Settings:
+    """Settings of a Python caller's keywords; None is not given.
+
+    Raises:
+        UsageError: a name is not known, the nearest is named; or a value is refused.
+    """
+    known = names(python=True)
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(OLD_NAMES.get(name, name), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "known options: " + ", ".join(known)
+            raise UsageError(f"there is no option {name!r}", hint)
+    return Settings(**keywords)
+
+
+def renamed(value: Any) -> Any:
+    """Plain data (what JSON and TOML have) whose keys are those of :data:`OLD_NAMES`, with the names of today."""
+    if isinstance(value, Mapping):
+        return {OLD_NAMES.get(key, key): renamed(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each) for each in value]
+    return value

@@ -1,0 +1,101 @@
+"""The table of options."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggufspec import settings
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp import options as llamacpp
+from ggufspec.settings import OPTIONS, Settings
+
+
+def test_values_are_checked_wherever_they_come_from() -> None:
+    assert Settings(ctx_size="512", gpu_layers="all", headroom=2**28) == Settings(  # type: ignore[arg-type]
+        ctx_size=512, gpu_layers=-1, headroom="268435456"
+    )
+    assert Settings(tensor_split="3,1").tensor_split == (3.0, 1.0)  # type: ignore[arg-type]
+    assert Settings(rpc="host:1").rpc == ("host:1",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message", "hint"),
+    [
+        ("ctx_size", 1, "context size 1 is out of range: from 2", "-c 2048 is usual"),
+        ("ctx_size", "many", "-c 'many' is not a whole number", "-c 2048"),
+        ("draft_max", 256, "draft length 256 is out of range: from 1 to 255", "--draft-max 4"),
+        ("top_p", 0, "above 0 to 1", "1 turns it off"),
+        ("temp", math.nan, "temperature nan", "0 is greedy"),
+        ("temp", math.inf, "temperature inf", "0 is greedy"),
+        ("drafter", "me", "there is no drafter 'me'", "draft, lookup, both, none"),
+        ("cache_type_k", "q9", "there is no key cache type 'q9'", "q8_0"),
+        ("gpu_layers", "some", "is no number of layers", "45, all or auto"),
+        ("n_cpu_moe", "9" * 5000, "is not a whole number", "--n-cpu-moe 10"),
+    ],
+)
+def test_a_value_that_is_refused(name: str, value: Any, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Settings(**{name: value})
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+    assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("ctx_size", "512, 1024", [512, 1024]),
+        ("gpu_layers", "0-16+8,all", [0, 8, 16, -1]),
+        ("draft_max", "1-16*2", [1, 2, 4, 8, 16]),
+        ("cache_type_k", "f16,q8_0,f16", ["f16", "q8_0"]),
+    ],
+)
+def test_a_list_is_read_by_type(name: str, text: str, values: list[Any]) -> None:
+    assert [value for _, value in OPTIONS[name].parse_list(text)] == values
+
+
+@pytest.mark.parametrize("text", ["1,,2", "8-2", "1-9+0", "0-8*2", "1-200"])
+def test_a_list_that_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        OPTIONS["draft_max"].parse_list(text)
+
+
+def test_what_is_given_goes_over_the_rest() -> None:
+    given = Settings(ctx_size=512).over(Settings(ctx_size=1024, threads=2))
+    assert given.given() == {"ctx_size": 512, "threads": 2}
+    assert (given.value("ctx_size"), given.value("cache_type_k")) == (512, "f16")
+
+
+def test_keywords_are_checked_by_name() -> None:
+    assert settings.of_keywords({"ctx_size": 512, "threads": None}) == Settings(ctx_size=512)
+    for name, meant in (("ctxsize", "ctx_size"), ("n_ctx", "ctx_size"), ("type_k", "cache_type_k")):
+        with pytest.raises(UsageError, match="there is no option") as refused:
+            settings.of_keywords({name: 1})
+        assert meant in refused.value.hint
+
+
+def test_old_names_are_renamed_at_any_depth() -> None:
+    assert settings.renamed({"settings": [{"n_ctx": 1, "type_k": "f16", "threads": 2}]}) == {
+        "settings": [{"ctx_size": 1, "cache_type_k": "f16", "threads": 2}]
+    }
+    assert set(settings.OLD_NAMES.values()) <= OPTIONS.keys()
+
+
+def test_the_table_agrees_with_llama_cpp() -> None:
+    assert tuple(llamacpp.KV_TYPES) == settings.KV_TYPES
+    assert OPTIONS["flash_attn"].choices == llamacpp.FLASH_ATTENTION
+    limits = (settings.MAX_CONTEXT, settings.MAX_THREADS, settings.MAX_WIDTH, settings.MAX_MICRO_BATCH)
+    assert limits == (llamacpp.MAX_CONTEXT, llamacpp.MAX_THREADS, llamacpp.MAX_WIDTH, llamacpp.MAX_MICRO_BATCH)
+
+
+def test_names_are_llama_cpp_s_long_flags() -> None:
+    for name, row in OPTIONS.items():
+        assert not row.flags or row.flags[-1] == f"--{name.replace('_', '-')}", name
+
+
+def test_a_path_stays_one() -> None:
+    assert Settings(file="a.txt").file == Path("a.txt")  # type: ignore[arg-type]
