@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from rich.console import Console
 
 from ggufspec.bench.trial import Placed
 from ggufspec.chat import markdown
-from ggufspec.chat import stream as chat_stream
 from ggufspec.chat.commands import Settings
 from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.session import Ready, Reply, Request, Spec
@@ -300,11 +300,12 @@ def test_a_model_without_template(talk: Callable[..., Talk], capsys: pytest.Capt
 
 
 def test_a_terminal_that_is_gone_is_not_survived(talk: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_: str) -> None:
-        raise BrokenPipeError
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
 
-    monkeypatch.setattr(chat_stream, "write", gone)
     chat = talk(Script(reply("hello")))
+    monkeypatch.setattr(sys, "stdout", Gone())
     with pytest.raises(BrokenPipeError):
         chat.take("hi")
     assert chat.conversation.turns == ()

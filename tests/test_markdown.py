@@ -1,18 +1,18 @@
-"""Markdown in blocks: what is final stays as it is, and no letter is lost."""
+"""Markdown: what is final stays as it is, and no letter is lost."""
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
+from rich.cells import cell_len
 from rich.console import Console
 
 from ggufspec.chat import markdown
-from ggufspec.chat.markdown import Block, ansi, cells, cut_code, needs_space, rendered, split
+from ggufspec.chat.markdown import rendered, split
 from ggufspec.display import visible
 
 PIECES = (
@@ -63,12 +63,8 @@ def console(**more: object) -> Console:
 
 
 def lines(source: str, width: int = 60) -> list[str]:
-    done, open_ = split(source)
-    return [
-        "".join(segment.text for segment in line)
-        for block in [*done, *([open_] if open_ else [])]
-        for line in rendered(block, console(), width)
-    ]
+    shown = rendered(source, console(), console().options.update(width=width))
+    return ["".join(segment.text for segment in line).rstrip() for line in shown]
 
 
 def letters(text: str) -> Counter[str]:
@@ -78,87 +74,45 @@ def letters(text: str) -> Counter[str]:
 @examples(300)
 @given(TEXTS.map(visible), st.integers(min_value=8, max_value=100))
 def test_no_letter_is_lost_and_no_line_is_too_wide(source: str, width: int) -> None:
-    done, open_ = split(source)
-    blocks = [*done, *([open_] if open_ else [])]
-    assert "".join(block.source for block in blocks) == source or not source.strip()
-    for block in blocks:
-        shown = rendered(block, console(), width)
-        assert letters("".join(segment.text for line in shown for segment in line)) >= letters(block.source)
-        assert all(cells(line) <= width for line in shown)
-        assert not any("\n" in segment.text or "\x1b" in segment.text for line in shown for segment in line)
+    final, last = split(source)
+    assert final + last == source
+    for part in (source, final, last):
+        shown = lines(part, width)
+        assert letters("".join(shown)) >= letters(part)
+        assert all(cell_len(line) <= width for line in shown)
+        assert not any("\n" in line or "\x1b" in line for line in shown)
 
 
 @examples(300)
 @given(TEXTS.map(visible), st.data())
 def test_what_is_final_stays(source: str, data: st.DataObject) -> None:
-    """However much of a text is there, the blocks that are final then are the first ones of all that is there later."""
-    cut = data.draw(st.integers(min_value=0, max_value=len(source)))
-    early, open_ = split(source[:cut])
-    final = []
-    rest = source
-    for _ in early:
-        again, last = split(rest)
-        now = again[0] if again else last
-        assert now is not None
-        final.append(now.source)
-        rest = rest[len(now.source) :]
-    assert final == [block.source for block in early]
-    assert source[:cut].endswith(open_.source if open_ else "")
+    """However much of a text is there, the blocks that are final then are those of all that is there later."""
+    early, _ = split(source[: data.draw(st.integers(min_value=0, max_value=len(source)))])
+    final, last = split(source)
+    assert final.startswith(early)
+    rest, end = split(source[len(early) :])
+    assert (early + rest, end) == (final, last) or not source[len(early) :].strip()
 
 
 def test_blocks() -> None:
-    done, open_ = split("# Head\n\ntext\nmore\n\n- one\n  deep\n- two\n\n```py\nx\n\ny\n```\nend")
-    assert [(block.kind, block.source) for block in done] == [
-        ("other", "# Head\n\n"),
-        ("other", "text\nmore\n\n"),
-        ("item", "- one\n  deep\n"),
-        ("item", "- two\n\n"),
-    ]
-    assert open_ == Block("```py\nx\n\ny\n```\nend", "fence")
-    done, open_ = split("```py\nx\n\ny\n```\nend\n")
-    assert [block.kind for block in done] == ["fence"]
-    assert open_ == Block("end\n", "other")
+    text = "# Head\n\ntext\nmore\n\n- one\n  deep\n- two\n\n"
+    assert split(f"{text}```py\nx\n\ny\n```\nend") == (text, "```py\nx\n\ny\n```\nend")
+    assert split("```py\nx\n\ny\n```\nend\n") == ("```py\nx\n\ny\n```\n", "end\n")
 
 
 def test_a_line_that_has_just_begun_decides_nothing() -> None:
-    assert split("text\n#") == ([], Block("text\n#", "other"))
-    assert split("text\n#hash\n")[0] == []
-    assert len(split("text\n# head\n")[0]) == 1
-    assert split("") == ([], None)
-    assert split("\n \n") == ([], None)
-
-
-def test_spaces_between_blocks() -> None:
-    done, _ = split("- a\n- b\n\n- c\n\ntext\n\n- d\n- e\n")
-    assert [needs_space(one, other) for one, other in pairwise(done)] == [
-        False,
-        True,
-        True,
-        True,
-    ]
-    assert not needs_space(Block("```\na\n", "fence"), Block("```\nb\n", "fence", goes_on=True))
-
-
-def test_code_is_cut_at_lines_with_something_on_them() -> None:
-    block = Block("```py\na\nb\n\nc\nd\ne", "fence")
-    first, rest = cut_code(block, 2) or (None, None)
-    assert first == Block("```py\na\n", "fence")
-    assert rest == Block("```py\nb\n\nc\nd\ne", "fence", goes_on=True)
-    assert cut_code(Block("```py\nlong line", "fence"), 1) is None
-    assert lines("```py\na\n") == ["```py", "a"]
-    assert ["".join(segment.text for segment in line) for line in rendered(rest, console(), 20)] == [
-        "b",
-        "",
-        "c",
-        "d",
-        "e",
-    ]
+    assert split("text\n#") == ("", "text\n#")
+    assert split("text\n#hash\n")[0] == ""
+    assert split("text\n# head\n") == ("text\n", "# head\n")
+    assert split("") == ("", "")
+    assert split("\n \n") == ("", "\n \n")
 
 
 def test_code_shows_its_fences_and_its_indent() -> None:
     assert lines("```python\ndef f():\n\treturn 1\n```\n") == ["```python", "def f():", "    return 1", "```"]
     assert lines("```\nopen") == ["```", "open"]
-    assert lines("text\n\n    indented\n") == ["text", "    indented"]
+    assert lines("```py\na\n\nb\n") == ["```py", "a", "", "b"]
+    assert lines("text\n\n    indented\n") == ["text", "", "    indented"]
     assert lines("- item\n  ```\n  x\n  ```\n")[-2:] == ["   x", "   ```"]
 
 
@@ -183,15 +137,6 @@ def test_what_markdown_would_swallow_stays(source: str, shown: str) -> None:
 
 def test_line_ends_are_the_models_own() -> None:
     assert lines("roses\nviolets\n") == ["roses", "violets"]
-
-
-def test_colours_are_left_out_where_none_are_wanted() -> None:
-    block = Block("**bold** `code`\n", "other")
-    (line,) = rendered(block, console(color_system="standard"), 40)
-    assert "\x1b[1m" in ansi(line, console(color_system="standard"))
-    assert "36m" in ansi(line, console(color_system="standard"))
-    assert "36m" not in ansi(line, console(color_system="standard", no_color=True))
-    assert ansi(line, console(color_system=None)) == "bold code"
 
 
 def test_a_table_that_is_too_narrow_is_shown_as_its_source() -> None:

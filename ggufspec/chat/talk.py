@@ -68,7 +68,6 @@ class Screen:
         """Where the next answer goes."""
         return chat_stream.stream(
             self.console,
-            terminal=self.console.is_terminal,
             as_markdown=settings.renders and self.interactive,
             tint=settings.tint,
         )
