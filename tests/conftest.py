@@ -19,7 +19,7 @@ from hypothesis import is_hypothesis_test, settings
 from processes import Cli
 
 from ggufspec import DecoderOptions, demo_pair, worker
-from ggufspec.decoding import kept
+from ggufspec.decoding.policy import latency_cache as kept
 from ggufspec.llamacpp.model import Context, Model
 
 # Properties are held with few examples, the same ones each time; in the full tier with many, found anew.

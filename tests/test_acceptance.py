@@ -9,23 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding import acceptance
-from ggufspec.decoding.acceptance import (
-    ExactRule,
+from ggufspec.decoding.options import RULES, check_rule, is_lossy
+from ggufspec.decoding.rules import make_rule, speculative
+from ggufspec.decoding.rules.base import Proposal, Verdict
+from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule, log_probabilities
+from ggufspec.decoding.rules.speculative import (
     Law,
-    Proposal,
     ResidualRule,
-    TopKRule,
-    TypicalRule,
-    Verdict,
     acceptance_probability,
-    log_probabilities,
-    make_rule,
     pick,
     residual,
     verify_residual,
 )
-from ggufspec.decoding.options import RULES, check_rule, is_lossy
 from ggufspec.decoding.sampling import Candidates, Sampling
 from ggufspec.errors import UsageError
 
@@ -221,7 +217,7 @@ def test_mutant_residual_by_index_over_differently_truncated_lists(monkeypatch):
 
 
 def test_mutant_resampling_from_p_after_a_rejection(monkeypatch):
-    monkeypatch.setattr(acceptance, "residual", lambda p, _: p)
+    monkeypatch.setattr(speculative, "residual", lambda p, _: p)
     assert not is_lossless(Table(0, 4, 3), Sampled(Table(1, 4, 3)), 2)
 
 

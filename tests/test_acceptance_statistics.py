@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ggufspec.decoding import acceptance, noise
-from ggufspec.decoding.acceptance import ExactRule, Law, Proposal, ResidualRule, make_rule
+from ggufspec.decoding import noise
+from ggufspec.decoding.rules import make_rule, speculative
+from ggufspec.decoding.rules.base import Proposal
+from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.speculative import Law, ResidualRule
 from ggufspec.decoding.sampling import Candidates, Sampling, candidates
 
 SAMPLES = 1_000_000
@@ -80,7 +83,7 @@ def test_shared_noise_makes_the_draft_agree():
 
 
 def drawn(q, uniform):
-    return acceptance.pick(q, uniform)
+    return speculative.pick(q, uniform)
 
 
 def argmax(q, _):
@@ -97,14 +100,14 @@ def residual_rounds(n, draw=drawn, p_min=0.0):
 
     def one_step(p, q, uniform):
         token = draw(q, uniform[0])
-        kept = uniform[1] < acceptance.acceptance_probability(p[each, token], q[each, token])
-        again = acceptance.pick(acceptance.residual(p, q), uniform[2])
+        kept = uniform[1] < speculative.acceptance_probability(p[each, token], q[each, token])
+        again = speculative.pick(speculative.residual(p, q), uniform[2])
         dropped = q[each, token] < p_min
-        return np.where(dropped, acceptance.pick(p, uniform[2]), np.where(kept, token, again)), kept & ~dropped
+        return np.where(dropped, speculative.pick(p, uniform[2]), np.where(kept, token, again)), kept & ~dropped
 
     first, kept = one_step(np.tile(P[0], (n, 1)), np.tile(Q[0], (n, 1)), uniform[:3])
     second, _ = one_step(P[1 + first], Q[1 + first], uniform[3:6])
-    second = np.where(kept, second, acceptance.pick(P[1 + first], uniform[6]))
+    second = np.where(kept, second, speculative.pick(P[1 + first], uniform[6]))
     return first * VOCAB + second
 
 
@@ -121,7 +124,7 @@ def test_mutant_dropping_a_token_because_of_its_own_probability():
 
 
 def test_mutant_resampling_from_p_after_a_rejection(monkeypatch):
-    monkeypatch.setattr(acceptance, "residual", lambda p, _: p)
+    monkeypatch.setattr(speculative, "residual", lambda p, _: p)
     assert not agrees(residual_rounds(SAMPLES), PAIRS)
 
 

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ggufspec.bench import divergence
-from ggufspec.decoding import acceptance
-from ggufspec.decoding.acceptance import ExactRule, Law, UniformChance, Verdict, verify_residual
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.rules import speculative
+from ggufspec.decoding.rules.base import Verdict
+from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.speculative import Law, UniformChance, verify_residual
 from ggufspec.decoding.sampling import Sampling, candidates
 from ggufspec.schema.document import Check, Divergence
 from ggufspec.verify import certificate
@@ -274,7 +276,7 @@ def subtract_by_index(p, token, q, chance):
     if chance.accept(min(1, float(p.at(np.array([token]))[0] / q.at(np.array([token]))[0]))):
         return Verdict(1, 0)
     size = min(p.ids.size, q.ids.size)
-    left = acceptance.residual(p.probabilities[:size], q.probabilities[:size])
+    left = speculative.residual(p.probabilities[:size], q.probabilities[:size])
     return Verdict(0, int(p.ids[:size][chance.draw(left)]))
 
 
@@ -282,7 +284,7 @@ def accept_without_the_draft(p, token, q, chance):
     """At p instead of p / q."""
     if chance.accept(float(p.at(np.array([token]))[0])):
         return Verdict(1, 0)
-    return Verdict(0, int(p.ids[chance.draw(acceptance.residual(p.probabilities, q.at(p.ids)))]))
+    return Verdict(0, int(p.ids[chance.draw(speculative.residual(p.probabilities, q.at(p.ids)))]))
 
 
 def judgement(words, **how):

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ggufspec.decoding.controller import EDGES, LOOKUP, Adaptive, Calibration, Fixed, Outcome, Weariness
-from ggufspec.decoding.curve import Curve
-from ggufspec.decoding.drafters import Hindsight
-from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.drafters.base import Hindsight
+from ggufspec.decoding.options import LOOKUP, ROWS
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.base import Outcome
+from ggufspec.decoding.policy.estimator import EDGES, Calibration
+from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.policy.latency import Curve
 
 # Seconds by width, measured on two cores (1B targets) and published for a card; the facts behind the decoder.
 F16 = {1: 0.052, 2: 0.066, 3: 0.072, 4: 0.074, 5: 0.080, 6: 0.077, 8: 0.100, 12: 0.118, 16: 0.153}

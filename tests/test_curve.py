@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.policy.latency import Curve
 
 # A 1B target on two cores, milliseconds: Q4_0 is good at four and eight
 Q4_0 = {1: 27, 2: 47, 3: 69, 4: 39, 5: 61, 6: 75, 8: 47, 12: 74, 16: 73}

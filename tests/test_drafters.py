@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding.acceptance import make_rule
-from ggufspec.decoding.drafters import Hindsight, ModelDrafter
+from ggufspec.decoding.drafters.base import Hindsight
+from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling, candidates, confidence
 
 VOCAB = 5

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from properties import examples
 from test_acceptance import FULL, NAMES, SAMPLINGS, Logits, law_of, row
 
-from ggufspec.decoding import acceptance, grammar
-from ggufspec.decoding.acceptance import ExactRule, Proposal, ResidualRule, Verdict, make_rule
+from ggufspec.decoding import grammar
 from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.noise import choose
+from ggufspec.decoding.rules import make_rule, speculative
+from ggufspec.decoding.rules.base import Proposal, Verdict
+from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.speculative import ResidualRule
 from ggufspec.decoding.sampling import Sampling, candidates
 
 END = 0
@@ -355,7 +358,7 @@ def weights(seed):
 
 def laws(monkeypatch, automaton, length, drafted):
     """The law of texts of ``length`` tokens, a round with so many drafted tokens and then the target alone."""
-    monkeypatch.setattr(acceptance, "candidates", Weights)
+    monkeypatch.setattr(speculative, "candidates", Weights)
     target, draft = weights(1), weights(2)
 
     def text(chance):

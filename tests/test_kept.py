@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ggufspec.decoding import kept
-from ggufspec.decoding.curve import Curve
-from ggufspec.decoding.kept import Kept, Machine, keep, key, known_or_measured, load, save
+from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency_cache import Kept, Machine, keep, key, known_or_measured, load, save
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding import lookup
-from ggufspec.decoding.acceptance import Proposal, make_rule
-from ggufspec.decoding.drafters import Hindsight
-from ggufspec.decoding.lookup import DOUBT, FADE, OCCURRENCES, ORDERS, REACH, Guess, Index, LookupDrafter
+from ggufspec.decoding.drafters import lookup
+from ggufspec.decoding.drafters.base import Hindsight
+from ggufspec.decoding.drafters.lookup import DOUBT, FADE, OCCURRENCES, ORDERS, REACH, Guess, Index, LookupDrafter
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import Proposal
 from ggufspec.decoding.sampling import Sampling
 
 RULE = make_rule("exact", Sampling())

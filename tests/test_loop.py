@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from properties import examples
 
 from ggufspec.decoding import loop
-from ggufspec.decoding.acceptance import ExactRule, Proposal, make_rule
-from ggufspec.decoding.controller import Adaptive, Fixed
-from ggufspec.decoding.curve import Curve
-from ggufspec.decoding.drafters import Hindsight, ModelDrafter, Offer
-from ggufspec.decoding.lookup import LookupDrafter
+from ggufspec.decoding.drafters.base import Hindsight, Offer
+from ggufspec.decoding.drafters.lookup import LookupDrafter
+from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import Proposal
+from ggufspec.decoding.rules.coupled import ExactRule
 from ggufspec.decoding.sampling import Sampling, confidence
 
 END = 3

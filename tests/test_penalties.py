@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.decoding.acceptance import Proposal, make_rule
 from ggufspec.decoding.penalties import Penalties
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import Proposal
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
 from ggufspec.errors import UsageError
 

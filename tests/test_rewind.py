@@ -34,7 +34,7 @@ from shapes import (
     vectors,
 )
 
-from ggufspec.decoding.rewind import Costs, best, break_even, refusal, speedup
+from ggufspec.decoding.policy.rollback import Costs, best, break_even, refusal, speedup
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model

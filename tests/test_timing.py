@@ -6,8 +6,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from ggufspec.decoding.curve import Curve
-from ggufspec.decoding.timing import measure
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.timing import measure
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.profile import demo_pair

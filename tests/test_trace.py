@@ -18,7 +18,7 @@ from test_loop import GREEDY, OFF, Automaton, Case, Draft, Scripted, Table, case
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.decoding import loop
-from ggufspec.decoding.acceptance import make_rule
+from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.trace import Trace, likeliest_ids, spelled
 from ggufspec.reports import trace as report
 from ggufspec.schema.document import Written, to_line

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.policy.latency import Curve
 from ggufspec.decoding.widths import DEPTHS, classes, noise, strict_widths
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model

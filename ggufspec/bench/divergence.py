@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from ggufspec import worker
-from ggufspec.decoding.acceptance import ExactRule
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.rules.coupled import ExactRule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model

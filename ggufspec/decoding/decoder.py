@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from ggufspec import foreign
-from ggufspec.decoding.acceptance import make_rule
-from ggufspec.decoding.drafters import Drafter, ModelDrafter
-from ggufspec.decoding.lookup import LookupDrafter
+from ggufspec.decoding.drafters.base import Drafter
+from ggufspec.decoding.drafters.lookup import LookupDrafter
+from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round, generate, read
 from ggufspec.decoding.options import LOOKUP, ROWS, AnswerOptions, DecoderOptions, check_one_of
-from ggufspec.decoding.pace import Pace
+from ggufspec.decoding.policy.pair_latency import Pace
+from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
 from ggufspec.decoding.threads import Threads

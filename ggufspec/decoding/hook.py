@@ -19,15 +19,22 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.decoding import kept, loop
-from ggufspec.decoding.acceptance import Proposal, make_rule
-from ggufspec.decoding.controller import Adaptive, Calibration, Fixed, Outcome, Policy, Weariness
-from ggufspec.decoding.curve import Curve
+from ggufspec.decoding import loop
 from ggufspec.decoding.decoder import require_same_vocabulary
-from ggufspec.decoding.drafters import Drafter, ModelDrafter
-from ggufspec.decoding.lookup import LookupDrafter
+from ggufspec.decoding.drafters.base import Drafter
+from ggufspec.decoding.drafters.lookup import LookupDrafter
+from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DRAFT_MAX, FIXED_DRAFT_MAX, DecoderOptions
+from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.base import Outcome, Policy
+from ggufspec.decoding.policy.estimator import Calibration
+from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import Proposal
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from ggufspec.decoding.acceptance import Proposal, Rule
-from ggufspec.decoding.controller import Fixed, Outcome, Policy
-from ggufspec.decoding.drafters import Drafter
+from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.policy.base import Outcome, Policy
+from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.rules.base import Proposal, Rule
 
 Clock = Callable[[], float]
 Width = Callable[[int], int]

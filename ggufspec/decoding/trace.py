@@ -13,20 +13,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.decoding.acceptance import (
-    ExactRule,
-    Law,
-    Proposal,
-    ResidualRule,
-    Rule,
-    TopKRule,
-    TypicalRule,
-    Verdict,
-    log_probabilities,
-    residual,
-)
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.noise import gumbel
+from ggufspec.decoding.rules.base import Proposal, Rule, Verdict
+from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule, log_probabilities
+from ggufspec.decoding.rules.speculative import Law, ResidualRule, residual
 from ggufspec.decoding.sampling import Candidates, Ids, Logits, candidates
 from ggufspec.schema.rounds import (
     Added,

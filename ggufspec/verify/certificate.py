@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.decoding.acceptance import Law
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.rules.speculative import Law
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
 from ggufspec.schema.document import Check, Difference, Divergence, Place
 

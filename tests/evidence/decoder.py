@@ -50,8 +50,8 @@ from decoder_prompts import KINDS, short_prompts
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.stats import RESAMPLES, paired_ratios
 from ggufspec.decoding import decoder as decoder_module
-from ggufspec.decoding.controller import Adaptive
-from ggufspec.decoding.curve import Curve
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.latency import Curve
 from ggufspec.llamacpp.model import Model
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import demo_pair

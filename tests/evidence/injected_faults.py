@@ -41,30 +41,30 @@ class Fault:
 FAULTS = (
     Fault(
         "a wrong acceptance: a tenth too often at p/q",
-        "decoding/acceptance.py",
+        "decoding/rules/speculative.py",
         "return np.minimum(1, p / q)",
         "return np.minimum(1, p * 11 / (q * 10))",
         "test_acceptance test_acceptance_statistics",
     ),
     Fault(
         "a wrong acceptance: after a rejection the target's whole distribution",
-        "decoding/acceptance.py",
+        "decoding/rules/speculative.py",
         "excess = np.maximum(p - q, 0)",
         "excess = np.maximum(p, 0)",
         "test_acceptance test_acceptance_statistics",
     ),
     Fault(
         "a wrong bonus token: by the row before the last",
-        "decoding/acceptance.py",
-        "own = self._choose(rows[len(proposals)], position + len(proposals))",
-        "own = self._choose(rows[max(len(proposals) - 1, 0)], position + len(proposals))",
+        "decoding/rules/coupled.py",
+        "self._choose(self.penalised(rows[len(proposals)], last), last)",
+        "self._choose(self.penalised(rows[max(len(proposals) - 1, 0)], last), last)",
         "test_acceptance test_loop integration/test_identity",
     ),
     Fault(
         "the noise of another place of the text",
-        "decoding/acceptance.py",
-        "own = self._choose(rows[i], position + i)",
-        "own = self._choose(rows[i], position + i + 1)",
+        "decoding/rules/coupled.py",
+        "own = self._choose(row, position + i)",
+        "own = self._choose(row, position + i + 1)",
         "test_acceptance test_loop integration/test_identity",
     ),
     Fault(
@@ -142,7 +142,7 @@ FAULTS = (
     ),
     Fault(
         "a kept curve of another machine is believed",
-        "decoding/kept.py",
+        "decoding/policy/latency_cache.py",
         "if then.cpu != now.cpu:",
         "if then.cpu == '':",
         "test_kept integration/test_command",

@@ -31,13 +31,18 @@ from decoder import DRAFTS, LENGTHS, N_CTX, TARGETS
 from decoder_prompts import KINDS
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
-from ggufspec.decoding.acceptance import Proposal, Verdict, make_rule
-from ggufspec.decoding.controller import Adaptive, Calibration, Fixed, Policy, Weariness
-from ggufspec.decoding.curve import Curve
-from ggufspec.decoding.drafters import Drafter, Hindsight, Offer
-from ggufspec.decoding.lookup import LookupDrafter
+from ggufspec.decoding.drafters.base import Drafter, Hindsight, Offer
+from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.loop import generate
 from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.estimator import Calibration
+from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import Proposal, Verdict
 
 FOLDER = MODELS.parent / "replay"
 TOKENS = 256

@@ -28,8 +28,8 @@ from common import grown, save
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
-from ggufspec.decoding import acceptance, sampling
-from ggufspec.decoding.acceptance import ExactRule
+from ggufspec.decoding import sampling
+from ggufspec.decoding.rules.coupled import ExactRule
 from ggufspec.models.profile import demo_pair
 
 SAMPLINGS = {
@@ -72,8 +72,8 @@ class Watch:
             return verdict
 
         with (
-            mock.patch.object(acceptance.ExactRule, "propose", timed_propose),
-            mock.patch.object(acceptance.ExactRule, "verify", timed_verify),
+            mock.patch.object(ExactRule, "propose", timed_propose),
+            mock.patch.object(ExactRule, "verify", timed_verify),
         ):
             yield
 

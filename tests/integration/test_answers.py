@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ggufspec import DecoderOptions, Emitted, Sampling, SpeculativeDecoder
-from ggufspec.decoding import kept
-from ggufspec.decoding.acceptance import make_rule
 from ggufspec.decoding.loop import Round
+from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.rules import make_rule
 from ggufspec.errors import ModelError, UsageError
 
 OPTIONS = DecoderOptions(ctx_size=512, threads=1, draft_policy="fixed", draft_max=4)

@@ -11,8 +11,8 @@ from dataclasses import asdict
 import gguf
 import pytest
 
-from ggufspec.decoding import kept
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.policy import latency_cache as kept
 from ggufspec.hardware import host
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n    "

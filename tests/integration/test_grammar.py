@@ -11,7 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from ggufspec.decoding.acceptance import Proposal, make_rule
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.rules.base import Proposal
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gbnf import check_gbnf

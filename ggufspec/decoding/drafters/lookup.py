@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggufspec.decoding.acceptance import Proposal, Rule
-from ggufspec.decoding.drafters import Hindsight, Offer
+from ggufspec.decoding.drafters.base import Hindsight, Offer
 from ggufspec.decoding.options import LOOKUP
+from ggufspec.decoding.rules.base import Proposal, Rule
 
 REACH = 32  # tokens that a match is followed back
 # Few are better than many: the longest n-gram that occurred decides who votes, and with every n there would often be

@@ -1,83 +1,15 @@
-"""Who guesses what the target will say: the protocol, and the drafter that is a model.
-
-A drafter offers one token at a time, so that the policy can weigh each against its cost before it is drawn.
-"""
+"""The drafter that is a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from ggufspec.decoding.acceptance import Proposal, Rule
+from ggufspec.decoding.drafters.base import Hindsight, Offer
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.rules.base import Rule
 from ggufspec.decoding.sampling import confidence
 from ggufspec.errors import ModelError
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The next token that a drafter has, not drawn yet.
-
-    Args:
-        confidence: 0 to 1, the drafter's own estimate that the token will stay, from what is known before the draw.
-        draw: gives the token.
-    """
-
-    confidence: float
-    draw: Callable[[], Proposal]
-
-
-@dataclass(frozen=True, slots=True)
-class Hindsight:
-    """What a drafter would have offered at a place that is decided by now.
-
-    Args:
-        confidence: as in its :class:`Offer`.
-        agreement: 1 if it was the token that came, 0 if not; under the residual rule the chance that it would stay.
-    """
-
-    confidence: float
-    agreement: float
-
-
-class Drafter(Protocol):
-    """Guesses what the target will say."""
-
-    name: str
-
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
-        """Start a new text with this prompt.
-
-        Args:
-            prompt: (n,) token ids.
-            choices: (m,) the target's likeliest token at each of the prompt's last m places, whatever stands there.
-            same: the text before began with so many of these tokens: what is in a cache of them may stay.
-
-        Returns:
-            what it would have offered at these places, judged by ``choices``; nothing if it cannot tell.
-        """
-        ...
-
-    def pending(self, length: int) -> int:
-        """Tokens that it has yet to read before it can offer the one at index ``length``; 0: an offer costs nothing."""
-        ...
-
-    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
-        """The token after ``text``, which is what was emitted and the chain so far; None if it has none."""
-        ...
-
-    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
-        """Read what was emitted and not read yet, and tell what it would have offered there.
-
-        Where that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
-        """
-        ...
-
-    def keep(self, length: int) -> None:
-        """Only the first ``length`` tokens of the text are certain to stay."""
-        ...
 
 
 class ModelDrafter:

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ggufspec import plain
-from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.model import Model
-from ggufspec.decoding.timing import glance, measure
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.timing import glance, measure
 from ggufspec.decoding.widths import strict_widths
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
@@ -171,7 +171,7 @@ def known_or_measured(
         key: what it is kept by.
         folder: the cache; None keeps nothing.
         clock: seconds, monotonic.
-        budget_s: seconds for the timing, see :func:`ggufspec.decoding.timing.measure`.
+        budget_s: seconds for the timing, see :func:`ggufspec.decoding.policy.timing.measure`.
 
     Raises:
         ModelError: strict mode is wanted and there is no class of widths.

@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ggufspec.decoding import kept
-from ggufspec.decoding.controller import Adaptive, Calibration, Fixed, Policy, Weariness
-from ggufspec.decoding.curve import Curve
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.rewind import Costs, refusal
+from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.base import Policy
+from ggufspec.decoding.policy.estimator import Calibration
+from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.rollback import Costs, refusal
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context
 

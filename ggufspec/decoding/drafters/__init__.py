@@ -1,0 +1,1 @@
+"""The drafters: who guesses what the target will say."""
