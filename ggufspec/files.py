@@ -1,25 +1,31 @@
-"""Results to files: checked before the run, written whole or not at all."""
+"""Files that are written whole or not at all, scratch folders and locks."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ggufspec.errors import GgufspecError
 
-_MOST_NAME_BYTES = 120  # file systems take 255, and more is to follow
+_MAX_NAME_BYTES = 120  # file systems take 255, and a suffix is to follow
+_SCRATCH = "ggufspec-scratch-"
 
 
 def file_name(text: str) -> str:
-    """A pair's or a model's name as part of a file's: letters, digits, and - . _ + behind the first of them."""
+    """Turn a pair's or a model's name into part of a file name: letters, digits and ``_ - . +``, no leading dot."""
     safe = re.sub(r"[^\w.+-]+", "-", text).lstrip("-.").encode("utf-8", "ignore")
-    return safe[:_MOST_NAME_BYTES].decode("utf-8", "ignore") or "unnamed"
+    return safe[:_MAX_NAME_BYTES].decode("utf-8", "ignore") or "unnamed"
 
 
 def check_writable(path: Path) -> None:
-    """Find out before an hour's run that its result could not be saved.
+    """Check before an hour-long run that its result can be saved.
 
     Raises:
         GgufspecError: the file cannot be written.
@@ -31,44 +37,126 @@ def check_writable(path: Path) -> None:
             existed = path.exists()
             path.open("a").close()
             if not existed:
-                path.resolve().unlink()  # of a link to nothing, what it points to
+                path.resolve().unlink()  # the target of a dangling link
         else:
             if path.exists():
                 path.open("a").close()
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _not_written(path, error) from None
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text``; a regular file that was there stays as it was until the new one is complete.
+    """Write ``text``; an existing regular file is replaced only when the new one is complete.
 
     A link, a pipe or a device is written in place: ``/dev/stdout`` may be any of them.
 
     Raises:
-        GgufspecError: the disk is full, say.
+        GgufspecError: the disk is full, for example.
     """
     try:
         if _in_place(path):
             path.write_text(text, encoding="utf-8", errors="replace")
             return
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        part = Path(name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            part.chmod(path.stat().st_mode if path.exists() else 0o644)
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        with replacing(path) as new:
+            new.write_text(text, encoding="utf-8", errors="replace")
+            if path.exists():
+                new.chmod(path.stat().st_mode)
     except OSError as error:
-        raise _failed(path, error) from None
+        raise _not_written(path, error) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes ``path`` when the block succeeds; on failure ``path`` stays as it was.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    with scratch(path.parent) as folder:
+        new = folder / path.name
+        yield new
+        new.replace(path)
+
+
+@contextmanager
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """Create a folder that is removed with its content at the end of the block.
+
+    What killed processes left behind in ``parent`` is removed as well.
+
+    Args:
+        parent: an existing folder; by default the system's folder for temporary files.
+
+    Raises:
+        OSError: ``parent`` cannot be written.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    for abandoned in parent.glob(f"{_SCRATCH}????????"):
+        if (descriptor := _lock_folder(abandoned)) is not None:
+            shutil.rmtree(abandoned, ignore_errors=True)
+            os.close(descriptor)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=parent, ignore_cleanup_errors=True) as name:
+        path = Path(name)
+        descriptor = _lock_folder(path)
+        path.mkdir(exist_ok=True)  # another process may have removed it before it was locked
+        try:
+            yield path
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _lock_folder(path: Path) -> int | None:
+    """Lock a folder of this user until the process ends; None if it is locked already or locks are unavailable."""
+    if not hasattr(os, "getuid"):  # Windows
+        return None
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if os.fstat(descriptor).st_uid == os.getuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+        except OSError:
+            pass
+        os.close(descriptor)
+    return None
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float = 0.0) -> Iterator[None]:
+    """Hold this user's lock for ``path`` among all processes. Where the system has no locks, go on without.
+
+    The lock file is in the folder for temporary files: not in sight, and on a file system that supports locks.
+
+    Raises:
+        TimeoutError: another process holds it.
+    """
+    from filelock import FileLock
+
+    identity = f"{os.path.realpath(path)} {os.path.expanduser('~')}"  # noqa: PTH111  # Path.home() may fail
+    name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    lock = FileLock(Path(tempfile.gettempdir()) / f"ggufspec-{name}.lock")
+    try:
+        lock.acquire(timeout=timeout_s)
+    except TimeoutError:
+        raise
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
 
 def _in_place(path: Path) -> bool:
     return path.is_symlink() or (path.exists() and not path.is_file())
 
 
-def _failed(path: Path, error: OSError) -> GgufspecError:
+def _not_written(path: Path, error: OSError) -> GgufspecError:
     return GgufspecError(f"{path} cannot be written: {error.strerror}", "name another file, or free some space")

@@ -201,7 +201,7 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     assert set(kept) == {"date", "identity", "speed", "timings"}
     known = calibration._kept(tmp_path)
     assert known is not None
-    assert known[1] == there
+    assert known.speed == there
     everywhere = expected({"RPC0": None}, folder=tmp_path, threads=1)
     assert everywhere == replace(there, memory_bytes=everywhere.memory_bytes)
 
@@ -272,18 +272,6 @@ def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path:
     calibration._keep(tmp_path, Result(timings, (CPU,), finished=True), busy, 2)
     assert due(0.0) == due(0.4) == "other programs used 1.0 CPUs"
     assert due(1.0) == due(0.0, threads=1) == ""  # not yet; not of so many threads
-
-
-def test_a_measurement_of_an_earlier_version_is_due_again(tmp_path: Path):
-    keep(tmp_path, (CPU,))
-    file = tmp_path / calibration._FILE
-    kept = json.loads(file.read_text())
-    del kept["speed"]["disturbed"]
-    file.write_text(json.dumps(kept))
-    assert calibration.is_due(tmp_path, 2, 2, lambda: 0.0) == "nobody looked at what else was running"
-
-
-# ---- for how long it counts
 
 
 def keep(folder: Path, here: tuple[Device, ...], threads: int = 2) -> MachineSpeed:

@@ -27,6 +27,7 @@ ROOMS = (  # top to bottom
     "schema",
 )
 GROUND = (
+    "cache",
     "display",
     "errors",
     "files",
@@ -45,7 +46,8 @@ IMPORTERS = {
     "psutil": "hardware/host.py",
     "vl_convert": "reports/charts.py",
     "prompt_toolkit": "chat/console.py",
-    "filelock": "bench/journal.py",
+    "filelock": "files.py",
+    "platformdirs": "cache.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.hardware import scratch
-from ggufspec.planning.store import write_json
+from ggufspec import cache
+from ggufspec.files import scratch
 
 HOLDS = """
 import sys
 from pathlib import Path
-from ggufspec.hardware import scratch
-with scratch.folder(Path(sys.argv[1])) as folder:
+from ggufspec.files import scratch
+with scratch(Path(sys.argv[1])) as folder:
     (folder / "large").write_text("x")
     print(folder, flush=True)
     sys.stdin.read()
@@ -23,9 +23,9 @@ with scratch.folder(Path(sys.argv[1])) as folder:
 
 
 def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
-    with scratch.folder(tmp_path) as folder:
+    with scratch(tmp_path) as folder:
         (folder / "in" / "it").mkdir(parents=True)
-    with pytest.raises(ZeroDivisionError), scratch.folder(tmp_path):
+    with pytest.raises(ZeroDivisionError), scratch(tmp_path):
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
 
@@ -37,11 +37,11 @@ def test_what_a_killed_process_left_goes_and_what_another_one_uses_stays(tmp_pat
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         left = Path(other.stdout.readline().strip())
-        with scratch.folder(tmp_path) as folder:
+        with scratch(tmp_path) as folder:
             assert (left / "large").exists()
         other.kill()
     assert (left / "large").exists()
-    with scratch.folder(tmp_path) as folder:
+    with scratch(tmp_path) as folder:
         assert {*tmp_path.iterdir()} == {folder, mine}
 
 
@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_keeps_no_half_of_a_cache(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        write_json(tmp_path / "curves.json", {"long": "x" * 100_000})
+        cache.write(tmp_path / "curves.json", {"long": "x" * 100_000})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []

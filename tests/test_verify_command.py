@@ -192,7 +192,7 @@ def job(asked: certificate.Spec) -> tuple[dict[tuple[str, str], Check], list[dic
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(verify.host, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(verify, "cache_folder", lambda: tmp_path)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ NAMES = {"os": OS.split(), "signal": SIGNAL.split(), "time": ["tzset", "clock_ge
 GUARDED = {
     "hardware/host.py": {"os.sched_getaffinity"},
     "chat/template.py": {"signal.ITIMER_REAL", "signal.SIGALRM", "signal.getitimer", "signal.setitimer"},
-    "hardware/scratch.py": {"os.O_NOFOLLOW", "os.getuid"},
+    "files.py": {"os.O_NOFOLLOW", "os.getuid"},
 }
 IMPORTS = """
 import importlib, importlib.util, json, os, signal, sys, time

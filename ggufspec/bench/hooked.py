@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import worker
 from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, Placed, Result, Spec
+from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import Tally
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -115,7 +116,7 @@ def _draft(spec: Spec) -> DraftModel:
         threads=options.threads,
         flash_attn=options.flash_attn,
         ubatch_size=options.ubatch_size,
-        cache=host.cache_folder(),
+        cache=cache_folder(),
     )
 
 

@@ -11,14 +11,12 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
-
 from ggufspec import foreign
 from ggufspec.errors import GgufspecError
+from ggufspec.files import locked
 
 _MOST_BYTES = 64 << 20  # a comparison of hundreds of cells has 2 MB
 
@@ -69,39 +67,21 @@ class Journal:
     def __init__(self, path: Path, schema: str, *, fresh: bool = False) -> None:
         self.path, self.notes = path, tuple[str, ...]()
         self._values: dict[str, Any] = {}
-        # Not beside the results, where people look and file systems may have no locks.
-        name = key_of(os.path.realpath(path), os.path.expanduser("~"))  # noqa: PTH111  # which any user has
-        self._lock = FileLock(Path(tempfile.gettempdir()) / f"ggufspec-{name}.lock")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._take()
-            self._open(schema, fresh=fresh)
-        except OSError as error:
-            self._let_go()
-            raise GgufspecError(
-                f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
-            ) from None
-        except GgufspecError:
-            self._let_go()
-            raise
-
-    def _take(self) -> None:
-        """Lock the file; where the system cannot, that is no reason not to measure."""
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise GgufspecError(
-                f"the same is being measured already: another process keeps its results in {self.path}",
-                "wait for it; --results FOLDER measures apart",
-            ) from None
-        except OSError:
-            return
-
-    def _let_go(self) -> None:
-        if self._lock.is_locked:
-            with contextlib.suppress(OSError):
-                Path(self._lock.lock_file).unlink(missing_ok=True)
-            self._lock.release()
+        with contextlib.ExitStack() as lock:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock.enter_context(locked(path))
+                self._open(schema, fresh=fresh)
+            except TimeoutError:
+                raise GgufspecError(
+                    f"the same is being measured already: another process keeps its results in {path}",
+                    "wait for it; --results FOLDER measures apart",
+                ) from None
+            except OSError as error:
+                raise GgufspecError(
+                    f"results cannot be kept in {path}: {error.strerror}", "name another folder with --results FOLDER"
+                ) from None
+            self._lock = lock.pop_all()
 
     def _open(self, schema: str, *, fresh: bool) -> None:
         if fresh and self.path.exists():
@@ -164,7 +144,7 @@ class Journal:
         """Let go of the file. What a full disk did not take, :meth:`put` has told."""
         with contextlib.suppress(OSError):
             self._file.close()
-        self._let_go()
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self

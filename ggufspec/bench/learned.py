@@ -20,9 +20,9 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
         results: what was measured.
     """
     from ggufspec.bench.versus import by_position
+    from ggufspec.cache import cache_folder
     from ggufspec.decoding.options import is_lossy
     from ggufspec.errors import GgufspecError
-    from ggufspec.hardware.host import cache_folder
     from ggufspec.models.source import read_headers
     from ggufspec.planning.history import record_acceptance
 
@@ -40,8 +40,8 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
 def _learn_overhead(places: Placed, result: Result) -> None:
     from importlib.metadata import version
 
+    from ggufspec.cache import cache_folder
     from ggufspec.hardware.gpus import survey
-    from ggufspec.hardware.host import cache_folder
     from ggufspec.planning import calibration
 
     seen, option = survey(), places.plan.options["speculative"] if places.plan else None

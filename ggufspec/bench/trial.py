@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec import worker
+from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -112,7 +113,7 @@ def run(
         devices.add_rpc_worker(endpoint)
     vram_before = gpus.used_bytes()
     began = time.perf_counter()
-    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=host.cache_folder()) as decoder:
+    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
         load_s = time.perf_counter() - began
         target, draft = placed(decoder)
         emit({"event": "loaded", "seconds": load_s})

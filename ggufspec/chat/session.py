@@ -26,6 +26,7 @@ from pathlib import Path
 from ggufspec import worker
 from ggufspec.bench.traced import recorder
 from ggufspec.bench.trial import Placed, placed
+from ggufspec.cache import cache_folder
 from ggufspec.chat.conversation import Conversation, fit
 from ggufspec.chat.prompt import Prompter
 from ggufspec.chat.template import ChatTemplate
@@ -33,7 +34,6 @@ from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import LOOKUP, AnswerOptions, DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError
-from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
 
@@ -159,7 +159,7 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
         devices.add_rpc_worker(endpoint)
     emit({"event": "loading"})
     began = time.perf_counter()
-    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=host.cache_folder()) as decoder:
+    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
         yield Loaded(decoder, time.perf_counter() - began, datetime.now())
 
 

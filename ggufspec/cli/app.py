@@ -61,10 +61,10 @@ def _register(command: Callable[..., int], *examples: str, on: typer.Typer = app
 
 
 def _tell_unkept(*, quiet: bool) -> None:
-    """Say once that the command had no folder that lasts, if it wanted one."""
-    host = sys.modules.get("ggufspec.hardware.host")
-    if host is not None and host.unkept() and not quiet:
-        console.note(host.unkept())
+    """Warn once that the command had only a temporary folder for its cache or its results."""
+    cache = sys.modules.get("ggufspec.cache")
+    if cache is not None and cache.warning() and not quiet:
+        console.note(cache.warning())
 
 
 _register(

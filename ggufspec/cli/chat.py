@@ -129,8 +129,8 @@ def _talk(
 
 def _converse(talk: Talk) -> int:
     """Until the user leaves."""
+    from ggufspec.cache import state_folder
     from ggufspec.chat.console import Typing, silent_keys
-    from ggufspec.hardware.host import state_folder
 
     talk.greet()
     typing = Typing(state_folder() / "chat_history", talk.status)

@@ -79,8 +79,8 @@ def compare(
     from ggufspec.bench.compare import Comparison
     from ggufspec.bench.ledger import Ledger
     from ggufspec.bench.versus import machine
+    from ggufspec.cache import results_folder, writable
     from ggufspec.files import check_writable
-    from ggufspec.hardware.host import results_folder, usable
 
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
@@ -88,7 +88,7 @@ def compare(
     wanted = contenders.Wanted(room, drafting, decoding, choosing, own_prompt, predict, repetitions, quiet, verbose)
     wanted.check()
     pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)
-    stem = (results or usable(results_folder())) / f"compare-{wanted.key(pairings)}"
+    stem = (results or writable(results_folder())) / f"compare-{wanted.key(pairings)}"
     journal, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     ledger = Ledger(journal, machine(), fresh=fresh)
     interrupted = False
@@ -129,8 +129,8 @@ def _report(
     quiet: bool,
 ) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
+    from ggufspec.cache import is_temporary
     from ggufspec.files import write_whole
-    from ggufspec.hardware.host import lasts
     from ggufspec.reports import compare as report
     from ggufspec.reports.tables import counted
     from ggufspec.schema.document import to_json
@@ -149,7 +149,7 @@ def _report(
         failed = error
         console.failure(error.message, error.hint)
     else:
-        if not quiet and lasts(kept):
+        if not quiet and not is_temporary(kept):
             again = f"; {counted(from_before, 'trial')} from before, --fresh measures everything again"
             console.note(f"kept in {kept}{again if from_before else ''}")
     failed = (

@@ -242,8 +242,8 @@ def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, v
     Raises:
         GgufspecError: llama.cpp died over it, or an RPC worker does not answer.
     """
+    from ggufspec.cache import cache_folder
     from ggufspec.decoding.threads import Threads
-    from ggufspec.hardware.host import cache_folder
     from ggufspec.planning import calibration
 
     left = Threads(threads if fixed else 0, cores=threads).start()
@@ -268,10 +268,11 @@ def calibrate_if_due(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: 
     Raises:
         GgufspecError: as :func:`calibrate`.
     """
+    from ggufspec.cache import cache_folder
     from ggufspec.hardware import host
     from ggufspec.planning import calibration
 
-    why = calibration.is_due(host.cache_folder(), threads, host.usable_cpus(), host.others_cpus)
+    why = calibration.is_due(cache_folder(), threads, host.usable_cpus(), host.others_cpus)
     if why:
         console.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
         calibrate(threads, rpc, fixed=fixed, quiet=quiet, verbose=verbose)

@@ -59,8 +59,9 @@ def rehearse(
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
     """
     from ggufspec.bench import rehearsal
+    from ggufspec.cache import cache_folder
     from ggufspec.decoding.planned import decoder_options
-    from ggufspec.hardware.host import cache_folder, physical_cores
+    from ggufspec.hardware.host import physical_cores
     from ggufspec.planning.confirm import Confirmer
 
     subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
@@ -120,17 +121,17 @@ def rehearse(
 @contextmanager
 def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool) -> Iterator[list[Standin]]:
     """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
+    from ggufspec.cache import cache_folder, writable
     from ggufspec.errors import GgufspecError
-    from ggufspec.hardware import scratch
-    from ggufspec.hardware.host import cache_folder, usable
+    from ggufspec.files import scratch
     from ggufspec.models import dummy_weights as standin
 
     root = cache_folder() / "standins"
-    root = root if keep else usable(root)
+    root = root if keep else writable(root)
     with ExitStack() as stack:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(dir=root)) if keep else stack.enter_context(scratch.folder(root))
+            folder = Path(tempfile.mkdtemp(dir=root)) if keep else stack.enter_context(scratch(root))
         except OSError as error:
             raise GgufspecError(f"{root} cannot be written: {error.strerror}", f"df -h {root.parent}") from None
         made: list[Standin] = []
@@ -189,7 +190,7 @@ def _run(
 
 def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: int) -> None:
     """Keep what was measured for later plans."""
-    from ggufspec.hardware.host import cache_folder
+    from ggufspec.cache import cache_folder
     from ggufspec.planning import rehearsed
 
     machine = rehearsed.identity(plan.machine.cards)

@@ -81,7 +81,7 @@ def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     Raises:
         GgufspecError: there is nothing to report.
     """
-    from ggufspec.hardware.host import results_folder
+    from ggufspec.cache import results_folder
     from ggufspec.reports.reading import read
     from ggufspec.reports.report import LeftOut
     from ggufspec.schema.document import Failure

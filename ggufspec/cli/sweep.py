@@ -138,12 +138,14 @@ def measure(
     """
     from ggufspec.bench.journal import Journal
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
+    from ggufspec.cache import is_temporary, results_folder, writable
     from ggufspec.files import file_name
-    from ggufspec.hardware.host import lasts, results_folder, usable
     from ggufspec.schema.document import to_json
 
     pair = file_name(experiment.pair["name"])
-    path = (results or usable(results_folder())) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
+    path = (
+        results or writable(results_folder())
+    ) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
     with Journal(path, JOURNAL, fresh=fresh) as journal:
         sweep = Sweep(experiment, journal)
         for note in () if quiet else (*journal.notes, *_resumed(sweep)):
@@ -166,7 +168,7 @@ def measure(
     if failed is not None:  # the result was shown, as one document with --json
         console.failure(failed.message, failed.hint)
         return code or failed.exit_code
-    if not quiet and lasts(kept):
+    if not quiet and not is_temporary(kept):
         console.note(f"kept in {kept}")
     return code
 

@@ -91,8 +91,8 @@ def tune(
     out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
     """
     from ggufspec.bench.journal import Journal
+    from ggufspec.cache import results_folder, writable
     from ggufspec.files import write_whole
-    from ggufspec.hardware.host import results_folder, usable
     from ggufspec.schema.document import to_json
     from ggufspec.tune.run import JOURNAL, Tuning, journal_path
 
@@ -119,7 +119,7 @@ def tune(
         quiet=quiet,
         verbose=verbose,
     )
-    folder = results or usable(results_folder())
+    folder = results or writable(results_folder())
     path = journal_path(folder, experiment)
     interrupted = False
     with Journal(path, JOURNAL, fresh=fresh) as journal:
@@ -333,7 +333,7 @@ def _report(
     quiet: bool,
 ) -> int:
     """Print first, then write the files."""
-    from ggufspec.hardware.host import lasts
+    from ggufspec.cache import is_temporary
     from ggufspec.reports import tune as report
     from ggufspec.schema.document import to_json
 
@@ -342,7 +342,11 @@ def _report(
     else:
         _show(document, name, explain=explain)
         if not quiet:
-            for note in (*report.failures(document), *document.notes, *([f"kept in {kept}"] if lasts(kept) else [])):
+            for note in (
+                *report.failures(document),
+                *document.notes,
+                *([f"kept in {kept}"] if not is_temporary(kept) else []),
+            ):
                 console.note(note)
     if failed:
         console.failure(failed.message, failed.hint)

@@ -182,8 +182,8 @@ def load_pair(
         ModelError: a file is not here or damaged, or the draft's vocabulary is another.
         GgufspecError: nothing fits, or the hub cannot be reached.
     """
+    from ggufspec.cache import cache_folder
     from ggufspec.decoding.decoder import SpeculativeDecoder
-    from ggufspec.hardware.host import cache_folder
     from ggufspec.llamacpp import devices
 
     files = at_hand(pair, download=download, on_event=on_event)

@@ -258,7 +258,7 @@ def site(asked: Asked, threads: int) -> Site:
     Raises:
         UsageError: a size is none, a card is not known, or cards that are here are mixed with others.
     """
-    from ggufspec.hardware.host import cache_folder
+    from ggufspec.cache import cache_folder
     from ggufspec.planning import survey
 
     headroom = (
@@ -294,8 +294,9 @@ def make(
     Raises:
         GgufspecError: a header cannot be read, the draft cannot serve the target, nothing fits, an option is absurd.
     """
+    from ggufspec.cache import cache_folder
     from ggufspec.decoding.placing import question
-    from ggufspec.hardware.host import cache_folder, physical_cores
+    from ggufspec.hardware.host import physical_cores
     from ggufspec.models.source import read_headers
     from ggufspec.models.vocabulary import check_pair
     from ggufspec.planning.confirm import Confirmer, UnconfirmedError
@@ -353,7 +354,7 @@ def make(
 
 def _paced(asks: Question, machine: Machine, threads: int) -> tuple[Question, Machine]:
     """The models as fast as a rehearsal on this machine found them; the speeds' origin says so."""
-    from ggufspec.hardware.host import cache_folder
+    from ggufspec.cache import cache_folder
     from ggufspec.planning import rehearsed
 
     identity = rehearsed.identity(machine.cards)
@@ -374,7 +375,7 @@ def _paced(asks: Question, machine: Machine, threads: int) -> tuple[Question, Ma
 
 def _corrected(subject: Subject, machine: Machine) -> Subject:
     """What the formula was seen to miss on such cards before."""
-    from ggufspec.hardware.host import cache_folder
+    from ggufspec.cache import cache_folder
     from ggufspec.planning.history import known_shortfall
 
     architecture = subject.header.architecture

@@ -5,12 +5,10 @@ Source of what a container may have: Documentation/admin-guide/cgroup-v2.rst and
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +16,8 @@ from math import ceil
 from pathlib import Path
 
 import psutil
-from platformdirs import user_cache_path, user_data_path, user_state_path
-
-from ggufspec.errors import GgufspecError
 
 _ROOT = Path("/")
-_TRIAL_BYTES = 1 << 16  # that show whether a disk has room
-_unkept: list[str] = []  # why
 
 TOLERATED_CPUS = 0.5
 """With so much of a CPU in others' hands one thread more and one fewer are equally fast (docs/decisions/024)."""
@@ -227,59 +220,3 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8", "replace").strip()
     except OSError:
         return ""
-
-
-@functools.cache
-def usable(folder: Path) -> Path:
-    """A folder to write to, made if it is not there: this one, or where that cannot be one that ends with this process.
-
-    What is kept only costs time to make again, so that a home that is only read or full is no failure;
-    :func:`unkept` says so.
-
-    Raises:
-        GgufspecError: there is no folder for temporary files either.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_TRIAL_BYTES))
-    except OSError as error:
-        trouble = f"{folder}, which cannot be written: {error.strerror}"
-    else:
-        return folder
-    try:
-        place = Path(_scratch().name) / folder.name
-    except OSError:  # a disk that is full may be the only one
-        raise GgufspecError(f"nothing can be kept in {trouble}", f"df -h {folder.anchor}") from None
-    _unkept.append(f"nothing is kept in {trouble}")
-    return place
-
-
-@functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="ggufspec-")
-
-
-def lasts(path: Path) -> bool:
-    """Whether a path is in a folder that does not end with this process."""
-    return not _unkept or not path.is_relative_to(_scratch().name)
-
-
-def unkept() -> str:
-    """Why :func:`usable` gave a folder that does not last; empty where it did not."""
-    return next(iter(_unkept), "")
-
-
-def cache_folder() -> Path:
-    """Where this user's headers and measurements are kept; nothing in it is lost for good."""
-    return user_cache_path("ggufspec")
-
-
-def results_folder() -> Path:
-    """Where this user's measurements are kept: documents, and the journals from which a command goes on."""
-    return user_data_path("ggufspec") / "results"
-
-
-def state_folder() -> Path:
-    """Where what this user typed is kept; it is nobody else's business."""
-    return user_state_path("ggufspec")

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ggufspec import __version__, worker
+from ggufspec.cache import cache_folder
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.hardware import scratch
-from ggufspec.hardware.host import cache_folder
+from ggufspec.files import replacing
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
 from ggufspec.models.expansion_file import SHAPES, Model, make
 
@@ -72,9 +72,8 @@ def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> P
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.folder(path.parent) as folder:  # another process may make it too
-            make(small, parse(expand), folder / path.name, on_event=on_event)
-            (folder / path.name).replace(path)
+        with replacing(path) as new:  # another process may write it too
+            make(small, parse(expand), new, on_event=on_event)
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {_folder().parent}") from None
     for old in _folder().glob(f"*/{path.name}"):

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from ggufspec import __version__, foreign, plain
 from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.hardware import scratch
+from ggufspec.files import replacing, scratch
 from ggufspec.llamacpp import gguf
 from ggufspec.models.files import Found, digest, part_names
 from ggufspec.models.header import ModelHeader
@@ -71,10 +71,8 @@ def remember(folder: Path, found: Found) -> None:
     """
     if _last_key(folder, found.locator) == found.key:
         return
-    with scratch.folder(folder) as own:
-        new = own / "latest"
+    with replacing(folder / f"{digest(found.locator)}.latest") as new:
         new.write_text(found.key, encoding="ascii")
-        new.replace(folder / f"{digest(found.locator)}.latest")
 
 
 def _last_key(folder: Path, locator: str) -> str:
@@ -100,7 +98,7 @@ def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[byt
     endings = _endings(len(prefixes))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with scratch.folder(folder) as new:
+        with scratch(folder) as new:
             gguf.write_skeleton(prefixes, new / endings[0])
             for ending, prefix, file in zip(endings[1:], prefixes, found.files, strict=True):
                 (new / ending).write_bytes(prefix)

@@ -7,7 +7,6 @@ certificates and HF_HUB_OFFLINE hold for every request; the cache is its own too
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import threading
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ggufspec import __version__, foreign
+from ggufspec import __version__, files, foreign
 from ggufspec.errors import GgufspecError, ModelError
 
 Answer = TypeVar("Answer")
@@ -512,9 +511,8 @@ def point(repo: str, revision: str | None, commit: str) -> None:
         if _commit(ref) == commit:
             return
         ref.parent.mkdir(parents=True, exist_ok=True)
-        new = ref.with_name(f"{ref.name}.{os.getpid()}.tmp")
-        new.write_text(commit, encoding="utf-8")
-        new.replace(ref)
+        with files.replacing(ref) as new:
+            new.write_text(commit, encoding="utf-8")
 
 
 def _commit(ref: Path) -> str:

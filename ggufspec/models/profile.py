@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from platformdirs import user_config_path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from ggufspec import foreign, worker
+from ggufspec.cache import config_folder
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp.options import MAX_CONTEXT
 from ggufspec.models.download import here
@@ -184,7 +184,7 @@ def bundled_folder() -> Path:
 
 def user_folder() -> Path:
     """The user's own profiles, which win over the bundled ones."""
-    return user_config_path("ggufspec") / "profiles"
+    return config_folder() / "profiles"
 
 
 def known_profiles() -> list[str]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec import worker
+from ggufspec.cache import cache_folder, writable
 from ggufspec.errors import GgufspecError, ModelError, StopError, WorkerError
-from ggufspec.hardware.host import cache_folder, usable
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import header_cache as kept
@@ -113,7 +113,7 @@ def read_headers(
         GgufspecError: there is no network and nothing kept, or the folder cannot be written.
         WorkerError: llama.cpp died over a header.
     """
-    folder = (folder or usable(default_folder())).absolute()
+    folder = (folder or writable(default_folder())).absolute()
     known: dict[int, Known] = {}
     missing: dict[int, Found] = {}
     for index, source in enumerate(sources):

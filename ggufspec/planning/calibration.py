@@ -16,18 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 import numpy as np
-from pydantic import ValidationError
 
-from ggufspec import plain, worker
+from ggufspec import cache, worker
 from ggufspec.errors import UsageError
-from ggufspec.hardware import gpus, host, scratch
+from ggufspec.files import scratch
+from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import CARDS, Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
@@ -35,7 +35,6 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceSpeed, MachineSpeed
-from ggufspec.planning.store import read_json, write_json
 
 TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
@@ -46,7 +45,6 @@ _AGAIN = 2  # times that timings which contradict each other are taken again
 # tokens of Q4_0 really take 0.7 of what three do.
 _FASTER, _FASTER_THAN_ONE = 0.6, 0.85
 CONTRADICTS = "its times contradicted each other"  # what disturbed a measurement that is not kept
-_FILE, _OVERHEADS = "calibration.json", "overheads.json"
 
 
 # ---- stand-ins -------------------------------------------------------------------------------------------------------
@@ -169,7 +167,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
     before, others_cpus = host.cpu_use(), 0.0
-    with scratch.folder() as folder:
+    with scratch() as folder:
         path = folder / "standin.gguf"
         for index, (name, found) in enumerate(timings.items()):
             is_card = index > 0 and not is_remote(name)
@@ -286,9 +284,9 @@ def is_due(folder: Path, threads: int, cpus: int, others_cpus: Callable[[], floa
         others_cpus: looks how many of them other programs keep busy.
     """
     kept = _kept(folder)
-    if kept is None or replace(kept[0], devices=()) != identity(threads) or not kept[1].disturbed:
+    if kept is None or replace(kept.identity, devices=()) != identity(threads) or not kept.speed.disturbed:
         return ""
-    return kept[1].disturbed if host.threads_left(threads, cpus, others_cpus()) == threads else ""
+    return kept.speed.disturbed if host.threads_left(threads, cpus, others_cpus()) == threads else ""
 
 
 def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineSpeed:
@@ -360,22 +358,28 @@ def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineSpee
     """The calibration that is kept for this machine, or None.
 
     Args:
-        folder: the cache, see :func:`ggufspec.hardware.host.cache_folder`.
+        folder: the cache, see :func:`ggufspec.cache.cache_folder`.
         threads: of the host.
         here: all devices that ggml sees now.
     """
     kept = _kept(folder)
-    return kept[1] if kept and kept[0] == identity(threads, here) else None
+    return kept.speed if kept and kept.identity == identity(threads, here) else None
 
 
-def _kept(folder: Path) -> tuple[Identity, MachineSpeed] | None:
-    kept = read_json(folder / _FILE)
-    try:
-        found = plain.load(Identity, kept.get("identity")), plain.load(MachineSpeed, kept.get("speed"))
-    except ValidationError:
-        return None
-    looked = "disturbed" in kept["speed"]  # earlier versions did not
-    return found if looked else (found[0], replace(found[1], disturbed="nobody looked at what else was running"))
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    date: str
+    identity: Identity
+    speed: MachineSpeed
+    timings: dict[str, list[Timing]]
+
+
+def _file(folder: Path) -> Path:
+    return folder / "calibration.json"
+
+
+def _kept(folder: Path) -> _Kept | None:
+    return cache.read(_file(folder), _Kept)
 
 
 def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineSpeed:
@@ -387,11 +391,13 @@ def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) ->
         threads: of the host.
     """
     kept = _kept(folder)
-    here = kept[1] if kept and replace(kept[0], devices=()) == identity(threads) else None
+    here = kept.speed if kept and replace(kept.identity, devices=()) == identity(threads) else None
     wanted = {name: card or _UNKNOWN for name, card in cards.items()}
     speed = from_catalogue(list(wanted.values()), list(wanted), here)
     if kept and here:
-        measured = [name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept[0])]
+        measured = [
+            name for name, card in cards.items() if name in here.devices and _is_here(name, card, kept.identity)
+        ]
         if measured and len(measured) == len(cards):
             speed = here
         else:
@@ -427,9 +433,7 @@ def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, ve
 
 
 def _keep(folder: Path, result: Result, speed: MachineSpeed, threads: int) -> None:
-    timings = {name: [asdict(timing) for timing in found] for name, found in result.timings.items()}
-    kept = {"date": _today(), "identity": asdict(identity(threads, result.devices)), "speed": asdict(speed)}
-    write_json(folder / _FILE, kept | {"timings": timings})
+    cache.write(_file(folder), _Kept(_today(), identity(threads, result.devices), speed, result.timings))
 
 
 def _today() -> str:
@@ -545,11 +549,17 @@ def record_overhead(folder: Path, card: str, driver: str, llama_cpp_python: str,
         llama_cpp_python: the version of it.
         size_bytes: what it was; below zero counts as nothing.
     """
-    kept = read_json(folder / _OVERHEADS)
-    of_card = kept.get(card)
-    known = of_card if isinstance(of_card, dict) else {}
-    known.pop(key := f"{driver}; {llama_cpp_python}", None)  # the latest comes last
-    write_json(folder / _OVERHEADS, kept | {card: known | {key: max(0, size_bytes)}})
+    key = f"{driver}; {llama_cpp_python}"
+
+    def add(known: dict[str, int] | None) -> dict[str, int]:
+        others = {other: size for other, size in (known or {}).items() if other != key}
+        return others | {key: max(0, size_bytes)}  # the latest comes last
+
+    _overheads(folder).update(card, add)
+
+
+def _overheads(folder: Path) -> cache.Table[dict[str, int]]:
+    return cache.Table(folder / "overheads.json", dict[str, int])
 
 
 def known_overhead(folder: Path, card: str, driver: str | None = None, llama_cpp_python: str | None = None) -> int:
@@ -561,9 +571,9 @@ def known_overhead(folder: Path, card: str, driver: str | None = None, llama_cpp
         driver: the driver's version; None: whatever was recorded last.
         llama_cpp_python: the version of it; None as before.
     """
-    known = read_json(folder / _OVERHEADS).get(card)
-    for key, size in reversed(known.items() if isinstance(known, dict) else ()):
+    known = _overheads(folder).get(card) or {}
+    for key, size in reversed(known.items()):
         of_driver, _, of_version = key.partition("; ")
-        if driver in (None, of_driver) and llama_cpp_python in (None, of_version) and isinstance(size, int):
+        if driver in (None, of_driver) and llama_cpp_python in (None, of_version):
             return size
     return DEFAULT_OVERHEAD_BYTES

@@ -9,15 +9,12 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from ggufspec import plain
+from ggufspec import cache
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import installation
 from ggufspec.llamacpp.dryrun import Answer, Request, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
-from ggufspec.planning.store import read_json, write_json
 
 
 class UnconfirmedError(GgufspecError):
@@ -26,9 +23,8 @@ class UnconfirmedError(GgufspecError):
 
 def _kept(path: Path) -> Answer | None:
     """The answer in a file; None where there is none, or no such answer."""
-    try:
-        answer = plain.load(Answer, read_json(path))
-    except ValidationError:
+    answer = cache.read(path, Answer)
+    if answer is None:
         return None
     sizes = [size for allocated in answer.devices.values() for size in asdict(allocated).values()]
     return answer if min(sizes, default=0) >= 0 <= answer.output else None
@@ -78,7 +74,7 @@ class Confirmer:
             for (key, _), answer in zip(ordered, result.answers, strict=True):
                 renamed = Answer({names[n]: a for n, a in answer.devices.items()}, answer.output, answer.error)
                 self._known[key] = renamed
-                write_json(self._folder / f"{key}.json", asdict(renamed))
+                cache.write(self._folder / f"{key}.json", renamed)
         return [self._bytes(self._known[key]) for key in keys]
 
     def _bytes(self, answer: Answer) -> dict[str, Bytes] | str:

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from ggufspec import plain
-from ggufspec.planning.store import read_json, write_json
+from ggufspec.cache import Table
 
 PRIOR_ACCEPTANCE = 0.7  # what chat and code reach with a draft of the same family, temperature 0: 0.6 to 0.8
 _PRIOR_TOKENS = 16  # drafted tokens that the prior counts as many as
 _SURE_TOKENS = 100  # from so many on the prior is not worth a word
 _HALVED_BY = 2000  # drafted tokens after which older ones count half
-_FILE, _SHORT = "acceptance.json", "formula.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Draft tokens that were accepted, of those whose predecessors were; older ones discounted."""
+
+    accepted: float
+    reached: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.accepted <= self.reached < inf:
+            raise ValueError("more accepted than drafted")
+
+
+def _acceptance(folder: Path) -> Table[_Seen]:
+    return Table(folder / "acceptance.json", _Seen)
+
+
+def _shortfalls(folder: Path) -> Table[int]:
+    return Table(folder / "formula.json", int)
 
 
 def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[int], drafted: Sequence[int]) -> None:
@@ -33,20 +50,13 @@ def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[
     """
     reached = [min(before, here) for before, here in zip([*drafted[:1], *accepted], drafted, strict=False)]
     if new := sum(reached):
-        before_accepted, before_reached = _seen(folder, target, draft)
         share = 0.5 ** (new / _HALVED_BY)
-        seen = {"accepted": before_accepted * share + sum(accepted), "reached": before_reached * share + new}
-        write_json(folder / _FILE, read_json(folder / _FILE) | {_key(target, draft): seen})
 
+        def add(seen: _Seen | None) -> _Seen:
+            seen = seen or _Seen(0.0, 0.0)
+            return _Seen(seen.accepted * share + sum(accepted), seen.reached * share + new)
 
-def _seen(folder: Path, target: str, draft: str) -> tuple[float, float]:
-    """(accepted, reached) of a pair so far, older ones discounted."""
-    try:
-        seen = plain.load(dict[str, float], read_json(folder / _FILE).get(_key(target, draft)))
-        accepted, reached = seen["accepted"], seen["reached"]
-    except (ValidationError, KeyError):  # damaged, or not there
-        return 0.0, 0.0
-    return (accepted, reached) if 0 <= accepted <= reached < inf else (0.0, 0.0)
+        _acceptance(folder).update(_key(target, draft), add)
 
 
 def expected_acceptance(folder: Path, target: str, draft: str, profile: float | None) -> tuple[float, str]:
@@ -54,12 +64,12 @@ def expected_acceptance(folder: Path, target: str, draft: str, profile: float | 
 
     A measurement of few tokens moves the profile's or the prior by little.
     """
-    accepted, reached = _seen(folder, target, draft)
-    if reached:
+    seen = _acceptance(folder).get(_key(target, draft))
+    if seen and seen.reached:
         prior = PRIOR_ACCEPTANCE if profile is None else profile
-        rate = (accepted + _PRIOR_TOKENS * prior) / (reached + _PRIOR_TOKENS)
-        few = f", so few that {prior:.0%} was weighed in" if reached < _SURE_TOKENS else ""
-        return rate, f"{rate:.0%}, measured here before on {reached:,.0f} drafted tokens{few}"
+        rate = (seen.accepted + _PRIOR_TOKENS * prior) / (seen.reached + _PRIOR_TOKENS)
+        few = f", so few that {prior:.0%} was weighed in" if seen.reached < _SURE_TOKENS else ""
+        return rate, f"{rate:.0%}, measured here before on {seen.reached:,.0f} drafted tokens{few}"
     if profile is not None:
         return profile, f"{profile:.0%}, the profile's"
     return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
@@ -75,14 +85,13 @@ def record_shortfall(folder: Path, architecture: str, card: str, bytes_short: in
         bytes_short: llama.cpp's bytes less the formula's; below zero counts as nothing.
     """
     key = _key(architecture, card)
-    if bytes_short > 0 or key in read_json(folder / _SHORT):
-        write_json(folder / _SHORT, read_json(folder / _SHORT) | {key: max(0, bytes_short)})
+    if bytes_short > 0 or _shortfalls(folder).get(key) is not None:
+        _shortfalls(folder).put(key, max(0, bytes_short))
 
 
 def known_shortfall(folder: Path, architecture: str, card: str) -> int:
     """What to add to the formula's bytes on a card."""
-    kept = read_json(folder / _SHORT).get(_key(architecture, card))
-    return kept if type(kept) is int and kept > 0 else 0
+    return max(0, _shortfalls(folder).get(_key(architecture, card)) or 0)
 
 
 def _key(target: str, draft: str) -> str:

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from ggufspec import plain
+from ggufspec.cache import Table
 from ggufspec.errors import UsageError
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MachineSpeed, fit, pass_s
-from ggufspec.planning.store import read_json, write_json
 
 if TYPE_CHECKING:
     from ggufspec.planning.plan import Card
 
-_FILE = "rehearsed.json"
 _MOST_POINTS = 16  # of one model
 _FEWEST_TO_FIT = 2
 
@@ -63,10 +59,16 @@ def key(header: ModelHeader) -> str:
 
 def record(folder: Path, header: ModelHeader, point: Point) -> None:
     """Keep a point; it replaces one of the same placement."""
-    kept = read_json(folder / _FILE)
-    others = [p for p in _points(kept, header) if _place(p) != _place(point)]
-    points = [asdict(p) for p in (*others, point)][-_MOST_POINTS:]
-    write_json(folder / _FILE, kept | {key(header): points})
+
+    def add(points: list[Point] | None) -> list[Point]:
+        others = [p for p in points or [] if _place(p) != _place(point)]
+        return [*others, point][-_MOST_POINTS:]
+
+    _table(folder).update(key(header), add)
+
+
+def _table(folder: Path) -> Table[list[Point]]:
+    return Table(folder / "rehearsed.json", list[Point])
 
 
 def _place(point: Point) -> tuple[object, ...]:
@@ -75,15 +77,8 @@ def _place(point: Point) -> tuple[object, ...]:
 
 def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list[Point]:
     """The points of a model that were measured with these threads on this machine."""
-    points = _points(read_json(folder / _FILE), header)
+    points = _table(folder).get(key(header)) or []
     return [p for p in points if (p.threads, p.machine) == (threads, machine) and p.batch_s.get(1, 0.0) > 0]
-
-
-def _points(kept: Mapping[str, object], header: ModelHeader) -> list[Point]:
-    try:
-        return plain.load(list[Point], kept.get(key(header), []))
-    except ValidationError:
-        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from ggufspec import plain, worker
 from ggufspec.bench import divergence
 from ggufspec.bench.trial import Placed
+from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.penalties import Penalties
@@ -232,7 +233,7 @@ class _Job:
             f"{drafter}, {policy}" if drafter else TARGET_ONLY
         )
         self._say(what)
-        with SpeculativeDecoder(spec.target, own, options, cache=host.cache_folder()) as decoder:
+        with SpeculativeDecoder(spec.target, own, options, cache=cache_folder()) as decoder:
             self.placed = (_placed(decoder.target), _placed(decoder.draft) or self.placed[1])
             answers = []
             for ask in asks:

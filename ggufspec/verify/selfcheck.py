@@ -27,7 +27,7 @@ import numpy as np
 
 from ggufspec import worker
 from ggufspec.errors import GgufspecError, WorkerError
-from ggufspec.hardware import scratch
+from ggufspec.files import scratch
 from ggufspec.llamacpp.devices import has_gpu
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
@@ -114,7 +114,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     for type_name in spec.types:
         if stopping.is_set():
             break
-        with scratch.folder() as folder:
+        with scratch() as folder:
             _check_type(CheckStep(type_name), folder, figures, emit)
     return Result()
 

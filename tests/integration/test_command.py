@@ -11,9 +11,9 @@ from dataclasses import asdict
 import gguf
 import pytest
 
+from ggufspec.cache import cache_folder
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.policy import latency_cache as kept
-from ggufspec.hardware import host
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n    "
 FIXED = ("--draft-policy", "fixed")
@@ -270,7 +270,7 @@ def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
     """They lie in the user's cache folder, which may be on a shared disk."""
     monkeypatch.setenv("HOME", cli.environment["HOME"])
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    options, folder = DecoderOptions(threads=1), host.cache_folder()
+    options, folder = DecoderOptions(threads=1), cache_folder()
     file = folder / "curves.json"
     file.unlink()
     key = kept.key(pair[0], options.placement, options.context(with_draft=True))

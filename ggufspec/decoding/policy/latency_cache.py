@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from ggufspec import plain
+from ggufspec.cache import Table
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.policy.latency import Curve
 from ggufspec.decoding.policy.timing import glance, measure
@@ -19,9 +17,7 @@ from ggufspec.decoding.widths import strict_widths
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning.store import read_json, write_json
 
-_FILE = "curves.json"
 _MOST = 64  # curves in the file; the oldest go
 _BUSY = 0.5  # of the kept time: a batch that takes less tells that it was measured beside another program
 _HEAD_BYTES = 2**16  # of a model's file, to know it by
@@ -114,6 +110,13 @@ class Machine:
     driver: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    machine: Machine
+    key: Key
+    curve: Kept
+
+
 def this_machine() -> Machine:
     """The machine, the versions and the devices of this process, RPC workers included."""
     names = tuple(f"{device.name} {device.description}" for device in devices.devices())
@@ -124,28 +127,30 @@ def load(folder: Path, key: Key) -> tuple[Kept | None, str]:
     """What is kept of a model, and a sentence for the user if it is of no use here; both may be empty.
 
     Args:
-        folder: the cache, see :func:`ggufspec.hardware.host.cache_folder`.
+        folder: the cache, see :func:`ggufspec.cache.cache_folder`.
         key: what is wanted.
     """
-    entry = read_json(folder / _FILE).get(_name(key), {})
-    try:
-        then = plain.load(Machine, entry["machine"])
-        kept = plain.load(Kept, entry["curve"])
-        if (kept.widths is not None) != key.strict or max(kept.widths or [0]) > key.limit:
-            return None, ""
-        _curve(kept, key.limit, can_pad=True)  # which looks at the numbers
-    except (ValidationError, ValueError, KeyError, TypeError):  # damaged, or not there
+    entry = _table(folder).get(_name(key))
+    if entry is None:
         return None, ""
-    difference = _difference(then, this_machine())
+    kept = entry.curve
+    if (kept.widths is not None) != key.strict or max(kept.widths or [0]) > key.limit:
+        return None, ""
+    try:
+        _curve(kept, key.limit, can_pad=True)  # which checks the numbers
+    except ValueError:
+        return None, ""
+    difference = _difference(entry.machine, this_machine())
     return (None, f"the kept curve of {key.name} is of {difference}: measured again") if difference else (kept, "")
 
 
 def save(folder: Path, key: Key, kept: Kept) -> None:
     """Keep a curve; it replaces the one of the same key."""
-    name = _name(key)
-    others = {other: entry for other, entry in read_json(folder / _FILE).items() if other != name}
-    entry = {"machine": asdict(this_machine()), "key": asdict(key), "curve": asdict(kept)}
-    write_json(folder / _FILE, dict([*others.items(), (name, entry)][-_MOST:]))
+    _table(folder).put(_name(key), _Entry(this_machine(), key, kept))
+
+
+def _table(folder: Path) -> Table[_Entry]:
+    return Table(folder / "curves.json", _Entry, _MOST)
 
 
 def keep(folder: Path, key: Key, curve: Curve) -> None:
