@@ -763,7 +763,7 @@ def with_template(source: str) -> Make:
 def template_rows() -> Iterator[Row]:
     for name, source in TEMPLATES.items():
         # What cannot be compiled is left aside; what renders to nothing is a prompt of nothing.
-        compiled = name not in ("a power", "no template", "1 MB of brackets", "100,000 branches")
+        compiled = name not in ("no template", "1 MB of brackets", "100,000 branches")
         code, says = (2, "the prompt is empty") if name in EMPTY else (int(compiled), "template")
         yield Row(
             f"template: {name}",

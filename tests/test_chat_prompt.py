@@ -13,8 +13,8 @@ from properties import examples
 
 from ggufspec.chat.conversation import Conversation, Turn
 from ggufspec.chat.prompt import Prompter
-from ggufspec.chat.template import ChatTemplate, RefusalError
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.chat_template import ChatTemplate
 
 NOW = datetime(2026, 11, 21)
 CHATML = (
@@ -84,8 +84,8 @@ def single(text: str) -> tuple[int, ...]:
 
 
 def prompter(template: str | None = CHATML, **model: bool) -> Prompter:
-    chat = None if template is None else ChatTemplate(template, bos="<s>", eos="</s>")
-    return Prompter(Pairs(**model), chat, NOW)
+    chat = None if template is None else ChatTemplate(template, NOW, bos="<s>", eos="</s>")
+    return Prompter(Pairs(**model), chat)
 
 
 def spelled(ids: Sequence[int]) -> str:
@@ -230,7 +230,7 @@ def test_a_refusal_of_something_else_is_an_error() -> None:
     )
     assert picky.tokens(Conversation().ask("hi")) == pairs("hi")
     for system in ("", "be"):
-        with pytest.raises(RefusalError, match="one only"):
+        with pytest.raises(ModelError, match="one only"):
             picky.tokens(Conversation(system, (Turn("a", "b"),)).ask("c"))
 
 

@@ -130,7 +130,7 @@ READERS = {
     "models/expanded.py",  # a model
     "models/profile.py",  # TOML that foreign.check_toml has seen
     "models/source.py",  # the system's
-    "chat/template.py",  # the same
+    "llamacpp/chat_template.py",  # the same
     "llamacpp/model.py",  # the same
 }
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from typing import Protocol
 
 from ggufspec.chat.conversation import Conversation
-from ggufspec.chat.template import ChatTemplate, Piece, RefusalError
+from ggufspec.chat.template import Piece, Template, rendered
 from ggufspec.errors import ModelError, UsageError
 
 
@@ -58,14 +57,13 @@ class Prompter:
     Args:
         model: whose tokens they are of.
         template: its chat template; None where it has none.
-        now: what a template is told if it asks for the date. It stays, as a new one would void the cache.
 
     Attributes:
         notes: what a user should know of how the prompts are made.
     """
 
-    def __init__(self, model: Tokenizer, template: ChatTemplate | None, now: datetime) -> None:
-        self._model, self._template, self._now = model, template, now
+    def __init__(self, model: Tokenizer, template: Template | None) -> None:
+        self._model, self._template = model, template
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
         starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
         self._special = re.compile(f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))") if special else None
@@ -103,32 +101,32 @@ class Prompter:
         first = self._model.first_token
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
-    def _rendered(self, template: ChatTemplate, messages: list[_Message]) -> tuple[list[_Message], list[Piece]]:
+    def _rendered(self, template: Template, messages: list[_Message]) -> tuple[list[_Message], list[Piece]]:
         """The messages as the template takes them, and its text."""
-        has_system = messages[0].role == "system"
-        if has_system and self._folds:
-            messages, has_system = _folded(messages), False
-        refusal = None
-        try:
-            pieces = self._pieces(template, messages)
-        except RefusalError as error:
-            refusal, pieces = error, []
-        if has_system and (refusal or _lost(pieces, messages[0].content, 0)):
-            folded = _folded(messages)
+        if messages[0].role != "system":
+            return messages, self._pieces(template, messages)
+        failure = ModelError("the model's chat template leaves the system prompt out", "/system with nothing behind it")
+        if not self._folds:
             try:
-                messages, pieces = folded, self._pieces(template, folded)
-            except RefusalError:
-                raise refusal or _no_system() from None
+                pieces = self._pieces(template, messages)
+                if not _lost(pieces, messages[0].content):
+                    return messages, pieces
+            except ModelError as error:
+                failure = error
+        folded = _folded(messages)
+        try:
+            pieces = self._pieces(template, folded)
+        except ModelError:
+            raise failure from None
+        if not self._folds:
             self._folds = True
             self.notes.append("the chat template has no place for a system prompt: it stands before the first question")
-        elif refusal:
-            raise refusal
-        return messages, pieces
+        return folded, pieces
 
-    def _pieces(self, template: ChatTemplate, messages: list[_Message]) -> list[Piece]:
-        told = [{"role": message.role, "content": message.content} for message in messages]
-        pieces = template.pieces(told, self._now, lambda text: not self._special_in(text))
-        if all(piece.message is None for piece in pieces):  # what was said cannot be told from the template's own text
+    def _pieces(self, template: Template, messages: list[_Message]) -> list[Piece]:
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        pieces = rendered(template, plain, lambda text: not self._special_in(text))
+        if all(piece.message is None for piece in pieces):  # messages cannot be told from the template's own text
             for message in messages:
                 if found := self._special_in(message.content):
                     raise UsageError(
@@ -252,15 +250,11 @@ def _folded(messages: list[_Message]) -> list[_Message]:
     return [_Message(question.role, f"{system.content}\n\n{question.content}"), *others]
 
 
-def _lost(pieces: list[Piece], system: str, index: int) -> bool:
-    """Whether a template has left the system prompt out."""
+def _lost(pieces: list[Piece], system: str) -> bool:
+    """Whether a template has left the system prompt out, which is the first message."""
     if any(piece.message is not None for piece in pieces):
-        return all(piece.message != index for piece in pieces)
+        return all(piece.message != 0 for piece in pieces)
     return all(system.strip() not in piece.text for piece in pieces)
-
-
-def _no_system() -> ModelError:
-    return ModelError("the model's chat template leaves the system prompt out", "/system with nothing behind it")
 
 
 def _is_whole(data: bytes) -> bool:

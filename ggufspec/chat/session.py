@@ -29,12 +29,12 @@ from ggufspec.bench.trial import Placed, placed
 from ggufspec.cache import cache_folder
 from ggufspec.chat.conversation import Conversation, fit
 from ggufspec.chat.prompt import Prompter
-from ggufspec.chat.template import ChatTemplate
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import LOOKUP, AnswerOptions, DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
 
 
@@ -179,8 +179,8 @@ class Loaded:
         self._decoder = decoder
         self._options = decoder.options
         self._told: set[str] = set()
-        template, self._fault = _template(decoder.target)
-        self._prompter = Prompter(decoder.target, template, now)
+        template, self._fault = _template(decoder.target, now)
+        self._prompter = Prompter(decoder.target, template)
         target, draft = placed(decoder)
         notes = [*decoder.notes]
         if self._fault:
@@ -274,14 +274,14 @@ class Loaded:
         return new
 
 
-def _template(model: Model) -> tuple[ChatTemplate | None, ModelError | None]:
+def _template(model: Model, now: datetime) -> tuple[ChatTemplate | None, ModelError | None]:
     """The model's chat template, if it has one; or what is wrong with it."""
     source = model.chat_template
     if not source.strip():
         return None, None
     bos, eos = model.token_texts
     try:
-        return ChatTemplate(source, bos=bos, eos=eos), None
+        return ChatTemplate(source, now, bos=bos, eos=eos), None
     except ModelError as error:
         return None, error
 

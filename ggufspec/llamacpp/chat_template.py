@@ -1,0 +1,98 @@
+"""A model's chat template: messages in, the text of a prompt out, as Hugging Face's ``apply_chat_template`` renders it.
+
+llama-cpp-python's formatter renders it in Jinja's immutable sandbox. A template comes with a file from anywhere: it is
+for a child process, which its parent ends when the time is up, and has bounds of memory and length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ggufspec import worker
+from ggufspec.errors import ModelError
+
+_Value = TypeVar("_Value")
+
+_HINT = "/chat off goes on without the template; another GGUF of the model may have a better one"
+_MAX_SECONDS = 5.0  # to compile, and to render once
+_MAX_CHARACTERS = 1_000_000  # of the text, beside four times those of the messages
+_MAX_BYTES = 1 << 28  # beside what the process has, where the platform can say so
+
+
+class ChatTemplate:
+    """A template, compiled.
+
+    Args:
+        source: Jinja, the file's ``tokenizer.chat_template``.
+        now: what the template is told if it asks for the date. It stays, as a new one would void the cache.
+        bos: text of the token that begins a text.
+        eos: text of the token that ends one.
+
+    Raises:
+        ModelError: it is no template.
+    """
+
+    def __init__(self, source: str, now: datetime, *, bos: str = "", eos: str = "") -> None:
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos))
+        self._formatter.strftime_now = now.strftime
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt for the next answer.
+
+        Args:
+            messages: each with ``role`` (system, user, assistant) and ``content``.
+
+        Raises:
+            ModelError: it fails, refuses these messages, or its text is too long.
+        """
+        told = [dict(message) for message in messages]
+        text: str = _bounded(lambda: self._formatter(messages=told, documents=None).prompt)
+        longest = _MAX_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
+        if len(text) > longest:
+            raise ModelError(f"the model's chat template makes a text of more than {longest:,} characters", _HINT)
+        return text
+
+
+def _bounded(work: Callable[[], _Value]) -> _Value:
+    """Run foreign code within the bounds; every failure of it is a ModelError."""
+    name = "the model's chat template"
+    too_long = ModelError(f"{name} takes more than {_MAX_SECONDS:g} s: it may be a trap", _HINT)
+    try:
+        with worker.within(_MAX_SECONDS, too_long), _limited_memory(_MAX_BYTES):
+            return work()
+    except MemoryError:
+        raise ModelError(f"{name} takes too much memory: it may be a trap", _HINT) from None
+    except Exception as error:  # whatever foreign code may raise
+        failed = "refuses this conversation" if type(error) is ValueError else "fails"  # raise_exception
+        raise ModelError(f"{name} {failed}: {_plain(error) or type(error).__name__}", _HINT) from None
+
+
+def _plain(message: object) -> str:
+    """A foreign message, in one line and short."""
+    return " ".join("".join(each if each.isprintable() else " " for each in str(message)[:1000]).split())[:300]
+
+
+@contextlib.contextmanager
+def _limited_memory(more: int) -> Iterator[None]:
+    """Let the process take ``more`` bytes of address space in the block, where the platform can say so."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    wanted = pages * resource.getpagesize() + more
+    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
