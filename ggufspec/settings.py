@@ -31,7 +31,6 @@ from typing import Any, get_args, get_type_hints
 
 from ggufspec.errors import UsageError
 
-DRAFTERS = ("draft", "lookup", "both", "none")
 POLICIES = ("adaptive", "fixed")
 DRAFT_MAX = 15  # tokens a round at most, unless given
 FIXED_DRAFT_MAX = 4  # the same with --draft-policy fixed and no plan
@@ -54,6 +53,62 @@ OLD_NAMES = {  # of profiles and results made before options had llama.cpp's nam
     "cpu_experts": "n_cpu_moe",
     "draft_gpu_layers": "gpu_layers_draft",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """One row of :data:`DRAFTERS`.
+
+    Args:
+        module: has ``make``, see :func:`ggufspec.decoding.drafters.make`.
+        label: what reports and messages call it.
+        needs_model: whether it drafts with the draft model.
+        needs_corpus: whether ``--lookup-corpus`` is for it.
+    """
+
+    module: str
+    label: str
+    needs_model: bool = False
+    needs_corpus: bool = False
+
+
+# The registry of drafters: a new one is a module and a row here.
+DRAFTERS = {
+    "draft": Drafter("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
+    "lookup": Drafter("ggufspec.decoding.drafters.lookup", "n-gram lookup", needs_corpus=True),
+}
+_ALIASES = {"both": ("draft", "lookup"), "none": ()}
+
+
+def parse_drafters(text: str) -> tuple[str, ...]:
+    """The drafters that ``--drafter`` names: ``draft``, ``draft+lookup`` or ``both``, ``none``.
+
+    Raises:
+        UsageError: one of them is not known.
+    """
+    if text in _ALIASES:
+        return _ALIASES[text]
+    names = tuple(dict.fromkeys(text.split("+")))
+    check_drafters(names)
+    return names
+
+
+def check_drafters(names: Iterable[str]) -> None:
+    """Raise UsageError unless all of them are in :data:`DRAFTERS`."""
+    for name in names:
+        if name not in DRAFTERS:
+            raise UsageError(f"there is no drafter {name!r}", "one of " + ", ".join((*DRAFTERS, *_ALIASES)))
+
+
+def drafter_text(names: Iterable[str]) -> str:
+    """What ``--drafter`` would name these: the inverse of :func:`parse_drafters`."""
+    ordered = tuple(sorted(names, key=[*DRAFTERS].index))
+    return next((alias for alias, those in _ALIASES.items() if those == ordered), "+".join(ordered))
+
+
+def _drafter(text: str) -> str:
+    return drafter_text(parse_drafters(text))
+
 
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
 
@@ -411,7 +466,9 @@ class Settings:
         "--drafter",
         help="Who drafts: the draft model, n-grams of the text (lookup, which needs no model), both, or none.",
         group="drafting",
-        choices=DRAFTERS,
+        metavar="|".join((*DRAFTERS, *_ALIASES)),
+        words=(*DRAFTERS, *_ALIASES),
+        reader=_drafter,
         default="both",
         variable="DRAFTER",
         profile=True,

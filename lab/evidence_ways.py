@@ -60,14 +60,14 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
     for repetition in range(scale.repetitions):
 
         def as_notebook(lab: Lab, repetition: int = repetition) -> WaysFound:
-            options = lab.options(gpu_layers=count, drafter="none")
+            options = lab.options(gpu_layers=count, drafters=())
             lab.check_room(pair.target, options.placement, options.context(with_draft=False))
             runs = (Run(f"{TARGET_ONLY} at {count} layers", "target"),)
             return _ask(lab, job(repetition, options=options, runs=runs))
 
         def at_best(lab: Lab, repetition: int = repetition) -> WaysFound:
             option = lab.plan(pair, lab.pair_ceiling(pair)).alone
-            options = lab.options(gpu_layers=option.target.gpu_layers, drafter="none")
+            options = lab.options(gpu_layers=option.target.gpu_layers, drafters=())
             predicted = None if lab.is_remote else option.tokens_per_s
             runs = (Run(OWN_BEST, "target"),)
             return _ask(lab, job(repetition, options=options, runs=runs, predicted=predicted))

@@ -273,7 +273,7 @@ def first_choices(machine: Simulated) -> list[int]:
     """The planner's pair and its target alone."""
     plan, options = machine.plan, machine.options
     pair = placed(options, plan.pair, draft_max=15) if plan.pair else None
-    alone = replace(placed(options, plan.alone, draft_max=15), drafter="none")
+    alone = replace(placed(options, plan.alone, draft_max=15), drafters=())
     found = [nearest(machine.space, pair, drafted=True) if pair else None, nearest(machine.space, alone, drafted=False)]
     chosen = found if plan.choice == "speculative" else found[::-1]
     return [index for index in chosen if index is not None]

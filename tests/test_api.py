@@ -256,7 +256,7 @@ def test_another_setting_without_loading(files: Pair) -> None:
     with load_pair(files, threads=1, ctx_size=512, draft_policy="fixed", strict=True) as decoder:
         loaded = decoder.target
         with_draft = text_of(decoder)
-        decoder.configure(drafter="lookup", draft_max=2)
+        decoder.configure(drafters=("lookup",), draft_max=2)
         assert text_of(decoder) == with_draft
         assert decoder.target is loaded
         assert decoder.drafters == ("lookup",)

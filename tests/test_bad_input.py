@@ -228,9 +228,9 @@ def test_a_corpus_without_a_lookup(cli: Cli, target: Path, tmp_path: Path) -> No
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("def f(x): return x")
     flags = (*PROMPT, "--lookup-corpus", corpus, "--json")
-    refused(cli("run", *flags, "--drafter", "draft"), 2, "a corpus is for the lookup", "--drafter both")
-    refused(cli("run", *flags, "--no-draft"), 2, "a corpus is for the lookup")
-    refused(cli("run", "-m", target, *flags), 2, "a corpus is for the lookup", "--drafter lookup")
+    refused(cli("run", *flags, "--drafter", "draft"), 2, "--lookup-corpus needs --drafter lookup", "--drafter both")
+    refused(cli("run", *flags, "--no-draft"), 2, "--lookup-corpus needs --drafter lookup")
+    refused(cli("run", "-m", target, *flags), 2, "--lookup-corpus needs --drafter lookup", "--drafter lookup")
 
 
 # grammars

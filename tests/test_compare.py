@@ -64,7 +64,7 @@ def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
 
 
 def spec(target, draft=None):
-    options = DecoderOptions(drafter="draft" if draft else "none")
+    options = DecoderOptions(drafters=("draft",) if draft else ())
     path = Path(draft) if draft else None
     return trial.Spec(Path(target), path, options, Sampling(), ("a prompt",), 100)
 

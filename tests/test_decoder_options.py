@@ -7,22 +7,42 @@ from pathlib import Path
 import pytest
 
 from ggufspec.cli import options
-from ggufspec.decoding.options import DRAFTERS, POLICIES, DecoderOptions, check_rule, is_lossy
+from ggufspec.decoding.options import POLICIES, DecoderOptions, check_rule, is_lossy
 from ggufspec.decoding.planned import decoder_options
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import Settings
+from ggufspec.settings import DRAFTERS, drafter_text, parse_drafters
 
 
 def test_the_command_line_knows_every_drafter_and_policy() -> None:
-    assert tuple(options.Drafter) == DRAFTERS
+    assert tuple(options.Drafter) == (*DRAFTERS, "both", "none")
     assert tuple(options.Policy) == POLICIES
 
 
-@pytest.mark.parametrize(("what", "known"), [("drafter", DRAFTERS), ("draft_policy", POLICIES)])
-def test_an_unknown_name_is_told_the_known_ones(what: str, known: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("what", "value", "known"), [("drafters", ("nobody",), DRAFTERS), ("draft_policy", "nobody", POLICIES)]
+)
+def test_an_unknown_name_is_told_the_known_ones(what: str, value: object, known: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=r"there is no .* 'nobody'") as caught:
-        DecoderOptions(**{what: "nobody"})  # type: ignore[arg-type]
+        DecoderOptions(**{what: value})  # type: ignore[arg-type]
     assert all(name in caught.value.hint for name in known)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("both", ("draft", "lookup")),
+        ("none", ()),
+        ("draft", ("draft",)),
+        ("draft+lookup", ("draft", "lookup")),
+        ("lookup+draft", ("lookup", "draft")),
+    ],
+)
+def test_drafters_are_a_set(text: str, names: tuple[str, ...]) -> None:
+    assert parse_drafters(text) == names
+    assert set(parse_drafters(drafter_text(names))) == set(names)
+    with pytest.raises(UsageError, match="there is no drafter 'me'"):
+        parse_drafters("draft+me")
 
 
 @pytest.mark.parametrize(
@@ -35,7 +55,7 @@ def test_an_unknown_name_is_told_the_known_ones(what: str, known: tuple[str, ...
     ],
 )
 def test_who_drafts(drafter: str, with_draft: bool, without: bool, needs_draft: bool) -> None:
-    made = DecoderOptions(drafter=drafter)
+    made = DecoderOptions(drafters=parse_drafters(drafter))
     assert made.drafts(with_draft=True) is with_draft
     assert made.drafts(with_draft=False) is without
     assert made.needs_draft is needs_draft
@@ -43,16 +63,16 @@ def test_who_drafts(drafter: str, with_draft: bool, without: bool, needs_draft: 
 
 @pytest.mark.parametrize("drafter", ["draft", "none"])
 def test_a_corpus_is_for_the_lookup(drafter: str) -> None:
-    with pytest.raises(UsageError, match="a corpus is for the lookup"):
-        DecoderOptions(drafter=drafter, lookup_corpus=Path("corpus.txt"))
+    with pytest.raises(UsageError, match="--lookup-corpus needs --drafter lookup"):
+        DecoderOptions(drafters=parse_drafters(drafter), lookup_corpus=Path("corpus.txt"))
 
 
 @pytest.mark.parametrize("drafter", ["both", "lookup"])
 def test_a_target_that_is_drafted_for_can_verify_the_longest_draft(drafter: str) -> None:
-    made = DecoderOptions(drafter=drafter, draft_max=40)
+    made = DecoderOptions(drafters=parse_drafters(drafter), draft_max=40)
     assert made.context(with_draft=True).width == 41
     assert made.context(with_draft=True).rewind >= 40  # all that was drafted
-    assert DecoderOptions(drafter="none", draft_max=40).context(with_draft=True).width < 41
+    assert DecoderOptions(drafters=(), draft_max=40).context(with_draft=True).width < 41
 
 
 @pytest.mark.parametrize("rule", ["exact", "residual", "top-k:1", "top-k:1000", "typical:0.3", "typical:1e-9"])

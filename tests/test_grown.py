@@ -134,7 +134,7 @@ def test_a_padded_vocabulary_is_told_by_the_header(target: Path, draft: Path, tm
 
 
 def acceptance(target: Path, draft: Path) -> float:
-    options = DecoderOptions(ctx_size=512, threads=1, drafter="draft", draft_policy="fixed", draft_max=4)
+    options = DecoderOptions(ctx_size=512, threads=1, drafters=("draft",), draft_policy="fixed", draft_max=4)
     drafted = accepted = 0
     with SpeculativeDecoder(target, draft, options) as decoder:
         for prompt in PROMPTS[:6]:

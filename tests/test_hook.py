@@ -296,5 +296,5 @@ def test_the_door_hands_on_what_decoding_has():
 
 def test_a_draft_of_another_capacity_keeps_its_own(draft):
     with DraftModel(draft, ctx_size=300, threads=1) as model:
-        assert model.options == replace(model.options, ctx_size=300, drafter="draft", draft_max=15)
+        assert model.options == replace(model.options, ctx_size=300, drafters=("draft",), draft_max=15)
         assert model._context.capacity == 300

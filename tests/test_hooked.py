@@ -27,8 +27,8 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafter": "lookup"}, "--drafter lookup has none"),
-        ({"drafter": "none"}, "--drafter none has none"),
+        ({"drafters": ("lookup",)}, "--drafter lookup has none"),
+        ({"drafters": ()}, "--drafter none has none"),
         ({"accept": "residual"}, "--accept residual is ours"),
         ({"accept": "top-k:3"}, "--accept top-k:3 is ours"),
         ({"strict": True}, "--strict"),
@@ -44,7 +44,7 @@ def test_what_the_hook_cannot_do_is_refused(options, message):
 
 def test_what_it_can_do_is_not():
     hooked.check(
-        DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, cache_type_k="q8_0", gpu_layers=9),
+        DecoderOptions(drafters=("draft",), draft_policy="fixed", draft_max=4, cache_type_k="q8_0", gpu_layers=9),
         Sampling(),
     )
 

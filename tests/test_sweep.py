@@ -96,7 +96,7 @@ def test_values_take_turns_and_share_the_target_s_own_run(tmp_path: Path) -> Non
     ("changes", "own"),
     [
         ({"draft_max": 2}, False),
-        ({"drafter": "lookup"}, False),
+        ({"drafters": ("lookup",)}, False),
         ({"draft_policy": "adaptive"}, False),
         ({"gpu_layers_draft": 3}, False),
         ({"threads": 2}, True),
@@ -112,8 +112,8 @@ def test_what_only_a_drafter_looks_at_is_no_other_run_of_the_target(changes: dic
 
 
 def test_a_value_without_a_drafter_is_the_target_alone() -> None:
-    assert sweep.value("none", of(drafter="none"), OPTIONS).pair is None
-    assert sweep.value("lookup", replace(of(drafter="lookup"), draft=None), OPTIONS).pair is not None
+    assert sweep.value("none", of(drafters=()), OPTIONS).pair is None
+    assert sweep.value("lookup", replace(of(drafters=("lookup",)), draft=None), OPTIONS).pair is not None
 
 
 def test_a_value_that_fails_is_a_row_and_not_tried_again(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ggufspec.decoding.trace import Trace, likeliest_ids, spelled
 from ggufspec.reports import trace as report
 from ggufspec.schema.document import Written, to_line
 from ggufspec.schema.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
+from ggufspec.settings import parse_drafters
 
 RULES = ("exact", "residual", "top-k:2", "typical:0.3")
 WARM = Sampling(temperature=0.8, seed=7)
@@ -236,7 +237,7 @@ def decoder(target, draft):
 @pytest.mark.parametrize("drafter", ["both", "draft", "lookup"])
 @pytest.mark.parametrize("accept", RULES)
 def test_the_demo_pair_says_the_same_with_a_trace(decoder, accept, drafter):
-    decoder.configure(accept=accept, drafter=drafter)
+    decoder.configure(accept=accept, drafters=parse_drafters(drafter))
     for sampling, grammar in product((GREEDY, WARM, BARE, PENALISED), ("", JSON_GRAMMAR)):
         how = {"max_tokens": 16, "sampling": sampling, "grammar": grammar}
         prompt = "numbers = [1, 2, 3, 1, 2, 3]\nvalues = "
@@ -254,7 +255,7 @@ def test_the_demo_pair_says_the_same_with_a_trace(decoder, accept, drafter):
 
 
 def test_one_model_alone_is_traced_too(decoder):
-    decoder.configure(accept="exact", drafter="both")
+    decoder.configure(accept="exact", drafters=("draft", "lookup"))
     for alone in ("target", "draft"):
         trace = Trace()
         tokens = [one.token for one in decoder.generate("def f(", max_tokens=6, alone=alone, trace=trace)]
@@ -345,7 +346,7 @@ def test_a_probability_in_six_columns(value, shown):
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_lines_keep_to_the_terminal(decoder, width):
-    decoder.configure(accept="exact", drafter="both")
+    decoder.configure(accept="exact", drafters=("draft", "lookup"))
     for sampling in (GREEDY, WARM):
         trace = Trace(lambda token: spelled(decoder.target.piece(token)) or "<special>")
         for _ in decoder.generate("import os\n\n\ndef walk(", max_tokens=24, sampling=sampling, trace=trace):

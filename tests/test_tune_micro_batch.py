@@ -58,7 +58,7 @@ def test_the_answer_is_the_same(target: Path) -> None:
     prompt = "def add(a, b):\n    return a + b\n\n" * 12
     texts = []
     for ubatch_size in (0, 32):
-        options = replace(DecoderOptions(threads=1, drafter="none"), ubatch_size=ubatch_size)
+        options = replace(DecoderOptions(threads=1, drafters=()), ubatch_size=ubatch_size)
         with SpeculativeDecoder(target, None, options) as decoder:
             tokens = decoder.generate(prompt, max_tokens=8, sampling=Sampling(temperature=0.0))
             texts.append("".join(token.text for token in tokens))

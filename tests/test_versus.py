@@ -16,6 +16,7 @@ from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
 from ggufspec.planning import history
 from ggufspec.schema.document import Run, SpeculativeRun, Spread, Verdict, to_json
+from ggufspec.settings import parse_drafters
 
 
 def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
@@ -146,7 +147,7 @@ def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp
     target, draft = demo_pair()
     files = of_pair(Pair("mine", target, draft))
     for drafter in ("lookup", "both"):
-        options = DecoderOptions(drafter=drafter)
+        options = DecoderOptions(drafters=parse_drafters(drafter))
         learn(files, Placed(options, options), [pair(drafters=(drafter,))])
     names = [known.header.fingerprint for known in read_headers([target, draft])]
     assert [told[1:] for told in kept] == [(*names, [7, 5], [8, 8])]
@@ -291,14 +292,14 @@ def test_what_each_mode_runs(bench):
     spec = bench.experiment.spec
     assert bench.spec_of("speculative") == spec
     only = bench.spec_of("target_only")
-    assert (only.target, only.draft, only.options) == (spec.target, None, replace(OPTIONS, drafter="none"))
+    assert (only.target, only.draft, only.options) == (spec.target, None, replace(OPTIONS, drafters=()))
     draft = bench.spec_of("draft_only")
     assert (draft.target, draft.draft, draft.options.gpu_layers) == (spec.draft, None, 5)
     assert draft.options.drafter == "none"
 
 
 def test_a_lookup_alone_has_no_draft_to_measure(bench):
-    options = replace(OPTIONS, drafter="lookup", lookup_corpus=Path("corpus.txt"))
+    options = replace(OPTIONS, drafters=("lookup",), lookup_corpus=Path("corpus.txt"))
     spec = replace(bench.experiment.spec, draft=None, options=options)
     bench = versus.Bench(replace(bench.experiment, spec=spec))
     assert bench.experiment.modes == ("target_only", "speculative")

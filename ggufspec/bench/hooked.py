@@ -109,7 +109,7 @@ def _draft(spec: Spec) -> DraftModel:
         spec.draft,
         draft_max=options.draft_max,
         draft_policy=options.draft_policy,
-        lookup=options.drafter == "both",
+        lookup="lookup" in options.drafters,
         ctx_size=options.ctx_size,
         gpu_layers=options.gpu_layers_draft,
         split=options.draft_split,

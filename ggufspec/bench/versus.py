@@ -256,7 +256,7 @@ def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
 
 def alone(spec: trial.Spec) -> trial.Spec:
     """The same with nobody drafting."""
-    return replace(spec, draft=None, options=replace(spec.options, drafter="none", lookup_corpus=None))
+    return replace(spec, draft=None, options=replace(spec.options, drafters=(), lookup_corpus=None))
 
 
 def speed(result: trial.Result) -> float:
@@ -404,6 +404,7 @@ def settings_of(spec: trial.Spec) -> dict[str, object]:
     options = asdict(spec.options) | {
         "threads": spec.options.threads or host.physical_cores(),
         "ubatch_size": spec.options.context(with_draft=spec.draft is not None).computed,
+        "drafter": spec.options.drafter,
         "lookup_corpus": str(corpus) if corpus else None,
         "lossy": is_lossy(spec.options.accept),
     }

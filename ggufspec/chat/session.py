@@ -30,12 +30,13 @@ from ggufspec.cache import cache_folder
 from ggufspec.chat.conversation import Conversation, fit
 from ggufspec.chat.prompt import Prompter
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
-from ggufspec.decoding.options import LOOKUP, AnswerOptions, DecoderOptions
+from ggufspec.decoding.options import AnswerOptions, DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
+from ggufspec.settings import parse_drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +257,14 @@ class Loaded:
     def _changes(self, request: Request) -> AnswerOptions:
         """What the decoder is told of a request: its settings, and the pair's own for the others."""
         own = self._options
-        drafter = request.drafter or own.drafter
+        drafters = own.drafters if request.drafter is None else parse_drafters(request.drafter)
         if request.drafter is None and own.needs_draft and self.ready.draft is None:
-            drafter = "none"
+            drafters = ()
         return AnswerOptions(
-            drafter=drafter,
+            drafters=drafters,
             draft_policy=request.draft_policy or own.draft_policy,
             draft_max=request.draft_max or own.draft_max,
-            lookup_corpus=request.lookup_corpus or (own.lookup_corpus if drafter in (LOOKUP, "both") else None),
+            lookup_corpus=request.lookup_corpus or (own.lookup_corpus if "lookup" in drafters else None),
             accept=request.accept or own.accept,
         )
 

@@ -18,7 +18,6 @@ from ggufspec.chat.commands import COMMANDS, Command, Settings
 from ggufspec.chat.conversation import Conversation
 from ggufspec.cli import console
 from ggufspec.decoding.decoder import Statistics
-from ggufspec.decoding.options import LOOKUP
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.schema.document import ChatDocument, ChatFigures, ChatRun, ChatTurn
 from ggufspec.worker import Interrupted, Session
@@ -219,7 +218,7 @@ class Talk:
             drafter=settings.drafter,
             draft_policy="adaptive" if settings.gamma is None else "fixed",
             draft_max=settings.auto_most if settings.gamma is None else settings.gamma,
-            lookup_corpus=self.spec.options.lookup_corpus if settings.drafter in (LOOKUP, "both") else None,
+            lookup_corpus=self.spec.options.lookup_corpus if settings.drafter in ("lookup", "both") else None,
             accept=settings.accept,
             sampling=settings.sampling,
             max_tokens=settings.length,

@@ -112,7 +112,7 @@ def _prepare(
         sampling=choosing.drawn(quiet=quiet).sampling(),
     )
     if not drafts:  # so that /ngram can bring the lookup in
-        loaded = replace(loaded, drafter=options.Drafter.LOOKUP.value)
+        loaded = replace(loaded, drafters=("lookup",))
     spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=tuple(placing.rpc or ()))
     return chosen, spec, settings
 

@@ -77,10 +77,10 @@ class Wanted:
         """
         decoder = planned.decoder(pairing.settings, self.decoding, self.drafting)
         if pairing.draft is None:
-            return replace(decoder, drafter=NONE, lookup_corpus=None)
+            return replace(decoder, drafters=(), lookup_corpus=None)
         if pairing.draft == LOOKUP:
-            return replace(decoder, drafter=LOOKUP)
-        return decoder if decoder.needs_draft else replace(decoder, drafter="both")
+            return replace(decoder, drafters=("lookup",))
+        return decoder if decoder.needs_draft else replace(decoder, drafters=("draft", "lookup"))
 
     def key(self, pairings: Sequence[Pairing]) -> str:
         """A name for the comparison: the same files in the same way are the same one, however often each is tried."""

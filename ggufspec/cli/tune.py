@@ -207,11 +207,11 @@ def prepare(
     space = candidates(made.plan, base, free)
     if not space:
         raise UsageError("the options leave no setting to try", "give fewer of them: what is given is not searched")
-    by_itself = nearest(space, replace(placed(base, made.plan.alone), drafter="none"), drafted=False)
+    by_itself = nearest(space, replace(placed(base, made.plan.alone), drafters=()), drafted=False)
     option = made.plan.pair
     at_pair = nearest(space, placed(base, option, draft_max=asked.draft_max), drafted=True) if option else None
     if option is None:
-        at_pair = nearest(space, replace(placed(base, made.plan.alone), drafter="lookup"), drafted=True)
+        at_pair = nearest(space, replace(placed(base, made.plan.alone), drafters=("lookup",)), drafted=True)
     first = (at_pair, by_itself) if made.plan.choice == "speculative" else (by_itself, at_pair)
     texts = (prompts,) if prompts is not None else tuple(one.text for one in PROMPTS[::_EVERY])
     return Experiment(

@@ -247,7 +247,7 @@ def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[di
             return None
         return {"file": str(path), "files": files[role]} | (asdict(placed) if placed else {})
 
-    varied = ("drafter", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
+    varied = ("drafters", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
     placement = {key: value for key, value in asdict(spec.options).items() if key not in varied}
     passed, verdict = judge(result.checks, interrupted=not result.finished)
     return VerifyDocument(

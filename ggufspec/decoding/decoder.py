@@ -13,11 +13,10 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from ggufspec import foreign
-from ggufspec.decoding.drafters.base import Drafter
-from ggufspec.decoding.drafters.lookup import LookupDrafter
+from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round, generate, read
-from ggufspec.decoding.options import LOOKUP, ROWS, AnswerOptions, DecoderOptions, check_one_of
+from ggufspec.decoding.options import ROWS, AnswerOptions, DecoderOptions, check_one_of
 from ggufspec.decoding.policy.pair_latency import Pace
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
@@ -29,6 +28,7 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
+from ggufspec.settings import DRAFTERS
 
 _Owned = TypeVar("_Owned", Model, Context)
 
@@ -90,7 +90,7 @@ class Emitted:
     @property
     def drafted(self) -> bool:
         """Whether a drafter offered it."""
-        return self.source in ("draft", LOOKUP)
+        return self.source not in ("bonus", "target")
 
 
 class SpeculativeDecoder:
@@ -160,8 +160,12 @@ class SpeculativeDecoder:
                         f"{context.model.path.name} cannot take tokens back: it can be in no pair",
                         "run the target alone with --no-draft",
                     )
-            self._drafter = ModelDrafter(self._draft, self.target.vocab_size) if self._draft else None
-            self._lookups: dict[Path | None, LookupDrafter] = {}  # by corpus; the one that was used last
+            self._drafters_made: dict[str, tuple[Path | None, Drafter]] = {}  # by name; with the corpus, if it has one
+            self._drafter: ModelDrafter | None = None
+            if self._draft:
+                drafter = self._made("draft")
+                assert isinstance(drafter, ModelDrafter)
+                self._drafter = drafter
             self._pace = Pace(self._target, self._draft, options, cache)
             self._engage()
         except BaseException:
@@ -171,20 +175,23 @@ class SpeculativeDecoder:
     def _engage(self) -> None:
         """Bring in those who draft, as the options have it."""
         options = self.options
-        drafters: list[Drafter] = []
-        if self._drafter and options.needs_draft:
-            drafters.append(self._drafter)
-        if options.drafter == LOOKUP or (self._drafter and options.drafter == "both"):
-            corpus = options.lookup_corpus
-            if corpus not in self._lookups:
-                self._lookups = {corpus: LookupDrafter(self._corpus(corpus))}
-            drafters.append(self._lookups[corpus])
+        engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
+        drafters = [self._made(name) for name in engaged]
         self._pace.follow(options)
         if self._drafter:
             self._drafter.width = self._pace.draft_width
         said = [*self._pace.notes, self._pace.refusal]
         self.notes += [note for note in said if note and note not in self.notes]
         self._drafters = [] if self._pace.refusal else drafters
+
+    def _made(self, name: str) -> Drafter:
+        """A drafter of the registry, made when it is needed first; one with a corpus, for each other one anew."""
+        corpus = self.options.lookup_corpus if DRAFTERS[name].needs_corpus else None
+        made = self._drafters_made.get(name)
+        if made is None or made[0] != corpus:
+            parts = Parts(self.target.vocab_size, self._draft, self._corpus(corpus))
+            made = self._drafters_made[name] = corpus, make(name, parts)
+        return made[1]
 
     def configure(self, **changes: Unpack[AnswerOptions]) -> None:
         """Draft and judge later answers differently, with the same models loaded.
@@ -500,8 +507,8 @@ class Tally:
     def add(self, round_: Round) -> None:
         self.rounds += 1
         self.plain_rounds += not round_.drafted
-        self.lookup_drafted += round_.drafters.count(LOOKUP)
-        self.lookup_accepted += round_.drafters[: round_.accepted].count(LOOKUP)
+        self.lookup_drafted += round_.drafters.count("lookup")
+        self.lookup_accepted += round_.drafters[: round_.accepted].count("lookup")
         self.decode_s += round_.total_s
         self.draft_s += round_.draft_s
         self.verify_s += round_.verify_s

@@ -155,7 +155,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 threads=threads,
                 flash_attn=flash_attn,
                 ubatch_size=ubatch_size,
-                drafter="both" if lookup else "draft",
+                drafters=("draft", "lookup") if lookup else ("draft",),
                 draft_policy=draft_policy,
                 draft_max=(FIXED_DRAFT_MAX if draft_policy == "fixed" else DRAFT_MAX)
                 if draft_max is None
@@ -243,13 +243,13 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             self.notes += notes
         self._drafter = ModelDrafter(context, self.model.vocab_size, self._drafts.width if self._drafts else _as_it_is)
         self._drafters: list[Drafter] = [self._drafter]
-        if self.options.drafter == "both":
+        if "lookup" in self.options.drafters:
             self._drafters.append(LookupDrafter())
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Who drafts."""
-        return ("draft", "lookup") if self.options.drafter == "both" else ("draft",)
+        return self.options.drafters
 
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:  # noqa: ARG002 - of the protocol
         """The tokens that may follow ``input_ids``.

@@ -36,6 +36,14 @@ class Model(Protocol):
         """
         ...
 
+    def hidden(self) -> Logits:
+        """Hidden rows (tokens, size) of the last decode, one for each of its tokens: what some drafters read.
+
+        Raises:
+            ModelError: it has none to give.
+        """
+        ...
+
     def rewind(self, length: int) -> None:
         """Keep the first ``length`` tokens, which are certain from now on."""
         ...

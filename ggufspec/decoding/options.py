@@ -20,9 +20,8 @@ from ggufspec.llamacpp.options import (
     check_kv_type,
     check_micro_batch,
 )
+from ggufspec.settings import DRAFTERS, check_drafters, drafter_text
 
-LOOKUP = "lookup"  # the drafter whose offers cost nothing
-DRAFTERS = ("draft", LOOKUP, "both", "none")
 POLICIES = ("adaptive", "fixed")
 DRAFT_MAX = 15  # tokens; the longest draft of a round, where nobody says another
 FIXED_DRAFT_MAX = 4  # the same of the fixed policy, without a plan
@@ -34,7 +33,7 @@ MAX_TOP_K = 1000
 class AnswerOptions(TypedDict, total=False):
     """The options of :class:`DecoderOptions` that can be another answer by answer, with the same models loaded."""
 
-    drafter: str
+    drafters: tuple[str, ...]
     draft_policy: str
     draft_max: int
     pad: bool
@@ -59,8 +58,8 @@ class DecoderOptions:
         cache_type_v: type of the target's value cache.
         flash_attn: auto, on or off.
         ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
-        drafter: who guesses: ``draft`` (the model), ``lookup`` (n-grams of the text), ``both``, or ``none``; without
-            a draft model, ``lookup`` alone can guess.
+        drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`: ``draft`` (the model), ``lookup`` (n-grams of the
+            text); none for target-only. With ``draft`` among them and no draft model loaded, nothing is drafted.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
         draft_max: the longest draft of a round, in tokens; with the fixed policy every draft is so long.
         pad: whether a batch may be padded to a width that is faster.
@@ -80,7 +79,7 @@ class DecoderOptions:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     ubatch_size: int = 0
-    drafter: str = "both"
+    drafters: tuple[str, ...] = ("draft", "lookup")
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
     pad: bool = True
@@ -98,10 +97,10 @@ class DecoderOptions:
                 f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",
                 "--draft-max 4 is usual; --no-draft runs the target alone",
             )
-        check_one_of(self.drafter, DRAFTERS, "drafter")
+        check_drafters(self.drafters)
         check_one_of(self.draft_policy, POLICIES, "draft policy")
-        if self.lookup_corpus is not None and self.drafter not in (LOOKUP, "both"):
-            raise UsageError("a corpus is for the lookup, and that does not draft", "--drafter both")
+        if self.lookup_corpus is not None and not any(DRAFTERS[name].needs_corpus for name in self.drafters):
+            raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
         if not 0 <= self.threads <= MAX_THREADS:
             raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
         check_kv_type(self.cache_type_k)
@@ -123,11 +122,16 @@ class DecoderOptions:
     @property
     def needs_draft(self) -> bool:
         """Whether the draft model drafts."""
-        return self.drafter in ("draft", "both")
+        return any(DRAFTERS[name].needs_model for name in self.drafters)
+
+    @property
+    def drafter(self) -> str:
+        """The drafters as ``--drafter`` names them: ``draft``, ``lookup``, ``both`` or ``none``."""
+        return drafter_text(self.drafters)
 
     def drafts(self, *, with_draft: bool) -> bool:
         """Whether anyone does, with or without a draft model."""
-        return self.drafter == LOOKUP or (with_draft and self.needs_draft)
+        return bool(self.drafters) and (with_draft or not self.needs_draft)
 
     def with_answer(self, changes: AnswerOptions, *, has_draft: bool, rooms: int) -> DecoderOptions:
         """The same placement with other options for its answers.
@@ -144,10 +148,10 @@ class DecoderOptions:
             raise UsageError(
                 f"{', '.join(sorted(others))} cannot change while a pair is loaded", "make another SpeculativeDecoder"
             )
-        if changes.get("drafter") in ("draft", "none"):
+        if not any(DRAFTERS[name].needs_corpus for name in changes.get("drafters", ("lookup",)) if name in DRAFTERS):
             changes = {"lookup_corpus": None, **changes}
         options = replace(self, **changes)
-        if "drafter" in changes and options.needs_draft and not has_draft:
+        if "drafters" in changes and options.needs_draft and not has_draft:
             raise UsageError(f"the drafter {options.drafter!r} needs a draft model, and none is loaded", "load one")
         if options.drafts(with_draft=has_draft) and options.draft_max > rooms:
             raise UsageError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ggufspec import foreign
 from ggufspec.display import of_file
 from ggufspec.errors import UsageError
+from ggufspec.settings import parse_drafters
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
@@ -196,10 +197,11 @@ def decoder_options(
     if lookup_corpus is not None:
         _check_text(lookup_corpus)  # a typo is not to cost the time to load the models
     policy = draft_policy or settings.draft_policy or "adaptive"
+    who = _first(drafter, settings.drafter)
     given = {
         "ctx_size": _first(ctx_size, settings.ctx_size),
         "draft_max": _first(draft_max, settings.draft_max, FIXED_DRAFT_MAX if policy == "fixed" else None),
-        "drafter": _first(drafter, settings.drafter),
+        "drafters": None if who is None else parse_drafters(str(who)),
         "threads": _first(threads, settings.threads),
         "cache_type_k": _first(cache_type_k, settings.cache_type_k),
         "cache_type_v": _first(cache_type_v, settings.cache_type_v),

@@ -321,6 +321,17 @@ class Context:
         self._memory.added(tokens, padding, outputs)
         self.length = held + count
 
+    def hidden(self) -> Logits:
+        """Hidden rows (tokens, size) of the last :meth:`decode`; no context is made with them yet.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            f"{self.model.path.name} is loaded without hidden rows: its drafters get tokens and logits alone",
+            "--drafter draft or --drafter lookup needs none",
+        )
+
     def _logits(self, rows: int) -> Logits:
         pointer = self._lib.llama_get_logits(self._handle)  # waits for the device
         address = ctypes.cast(pointer, ctypes.c_void_p).value or 0

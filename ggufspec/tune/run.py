@@ -67,7 +67,14 @@ class Experiment:
         """What the measurements belong to: files, prompts, what is fixed, this machine and its versions."""
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
         fixed = plain.dump(
-            replace(self.spec.options, threads=0, ubatch_size=0, drafter="both", draft_policy="adaptive", draft_max=1)
+            replace(
+                self.spec.options,
+                threads=0,
+                ubatch_size=0,
+                drafters=("draft", "lookup"),
+                draft_policy="adaptive",
+                draft_max=1,
+            )
         )
         files = [_identity(path) for path in (spec.target, spec.draft) if path is not None]
         return [plain.dump(spec), fixed, files, machine()]

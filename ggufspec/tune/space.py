@@ -18,6 +18,7 @@ from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
 from ggufspec.planning.speed import cost, expected_tokens, pass_s
 from ggufspec.schema.document import TunedSetting
+from ggufspec.settings import parse_drafters
 
 DEFAULT_MICRO_BATCH = 512
 _FIXED = (1, 2, 3, 4, 6, 8)
@@ -287,7 +288,7 @@ class _Space:
             cache_type_k=s.cache_type_k,
             cache_type_v=s.cache_type_v,
             flash_attn=s.flash_attn,
-            drafter=s.drafter,
+            drafters=parse_drafters(s.drafter),
             draft_policy=s.draft_policy,
             draft_max=s.draft_max,
             ubatch_size=s.ubatch_size,
@@ -307,7 +308,7 @@ class _Space:
                 cache_type_v=kv[1],
                 flash_attn=flash,
                 ubatch_size=micro,
-                drafter=drafter,
+                drafters=parse_drafters(drafter),
                 draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
                 lookup_corpus=None,
             )

@@ -21,6 +21,7 @@ from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.document import Check, Divergence
+from ggufspec.settings import parse_drafters
 from ggufspec.verify.certificate import (
     ADAPTIVE,
     DEFAULT,
@@ -223,7 +224,7 @@ class _Job:
         own = None if drafter in (None, "lookup") else spec.draft
         options = replace(
             spec.options,
-            drafter=drafter or "both",  # without a draft's file: as --no-draft has it
+            drafters=parse_drafters(drafter or "both"),  # without a draft's file: as --no-draft has it
             draft_policy=policy.name,
             draft_max=policy.draft_max,
             strict=strict,

@@ -64,7 +64,7 @@ def main() -> None:
         for draft_max in DRAFT_LENGTHS:
             pairs = []
             options = DecoderOptions(
-                ctx_size=2048, drafter="draft", draft_policy="fixed", draft_max=draft_max, threads=arguments.t
+                ctx_size=2048, drafters=("draft",), draft_policy="fixed", draft_max=draft_max, threads=arguments.t
             )
             with SpeculativeDecoder(target, draft, options) as decoder:
                 for repetition in range(arguments.r):

@@ -56,7 +56,7 @@ def busy(count: int) -> Iterator[None]:
 
 def child(model: str, threads: int, seconds: float, comes: bool) -> None:
     """Answer for so long, and print tokens/s of what came after the load was there."""
-    options = DecoderOptions(threads=threads, drafter="none", flash_attn="on", ctx_size=1024)
+    options = DecoderOptions(threads=threads, drafters=(), flash_attn="on", ctx_size=1024)
     with SpeculativeDecoder(model, None, options) as decoder, contextlib.ExitStack() as stack:
         counted, begun, first = 0, 0.0, time.perf_counter()
         before = host.cpu_use()

@@ -55,6 +55,7 @@ from ggufspec.decoding.policy.latency import Curve
 from ggufspec.llamacpp.model import Model
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import demo_pair
+from ggufspec.settings import parse_drafters
 
 TARGETS = ("F16", "Q8_0", "Q4_0")
 DRAFTS = ("50m", "150m")
@@ -95,9 +96,9 @@ def options_of(mode: str, threads: int) -> DecoderOptions:
     name, *rest = mode.split()
     changes: dict[str, Any] = {"strict": "strict" in rest}
     if name == "fixed":
-        changes |= {"drafter": "draft", "draft_policy": "fixed", "draft_max": int(rest[0])}
+        changes |= {"drafters": ("draft",), "draft_policy": "fixed", "draft_max": int(rest[0])}
     elif name != "target-only":
-        changes |= {"drafter": name}
+        changes |= {"drafters": parse_drafters(name)}
     return DecoderOptions(ctx_size=N_CTX, threads=threads, **changes)
 
 
@@ -364,7 +365,9 @@ def answers(target: Path, draft: Path, drafter: str, policy: str, padding: str, 
     """
     short = short_prompts(count)[:: 10 if padding == "widest" else 1]  # which is slow
     prompts = [(text, 24) for text in short] + [(text, 128) for text in KINDS.values()]
-    changes: dict[str, Any] = {"drafter": drafter, "draft_policy": policy, "draft_max": 7} if drafter else {}
+    changes: dict[str, Any] = (
+        {"drafters": parse_drafters(drafter), "draft_policy": policy, "draft_max": 7} if drafter else {}
+    )
     options = DecoderOptions(ctx_size=512, threads=1, strict=True, pad=padding != "no pad", **changes)
     found: dict[str, Any] = {}
     with padded(padding), SpeculativeDecoder(target, draft if drafter else None, options) as decoder:

@@ -79,7 +79,7 @@ def main() -> None:
     prompts["all"] = [*prompts["documents"], *prompts["bundled"]]
     results: dict[str, object] = {}
     with SpeculativeDecoder(
-        target, draft, DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=DRAFT_MAX, threads=1)
+        target, draft, DecoderOptions(drafters=("draft",), draft_policy="fixed", draft_max=DRAFT_MAX, threads=1)
     ) as decoder:
         for kind, texts in prompts.items():
             for name, sampling in (("greedy", Sampling()), ("temperature 0.8", Sampling(temperature=0.8))):

@@ -41,7 +41,9 @@ def collect(prompts: Sequence[Prompt], tokens: int) -> dict[str, Any]:
     """What the demo pair says after the bundled prompts, and would draft at every place of it."""
     target, draft = demo_pair()
     kinds: dict[str, Any] = {}
-    with SpeculativeDecoder(target, draft, DecoderOptions(drafter="draft", draft_policy="fixed", threads=1)) as decoder:
+    with SpeculativeDecoder(
+        target, draft, DecoderOptions(drafters=("draft",), draft_policy="fixed", threads=1)
+    ) as decoder:
         for number, prompt in enumerate(prompts):
             ids = decoder.target.tokenize(prompt.text)
             answer = [one.token for one in decoder.generate(ids, max_tokens=tokens, alone="target")]

@@ -88,7 +88,7 @@ def chains(decoder: SpeculativeDecoder, text: Text) -> dict[str, Any]:
 
 def collect(target: str) -> dict[str, Any]:
     """Of one target: its texts, its drafts' chains, and how long batches take."""
-    options = DecoderOptions(ctx_size=N_CTX, drafter="draft", draft_policy="fixed")
+    options = DecoderOptions(ctx_size=N_CTX, drafters=("draft",), draft_policy="fixed")
     path = grown_targets((target,))[target]
     document: dict[str, Any] = {"kinds": {}, "draft_s": {}}
     for draft in DRAFTS:

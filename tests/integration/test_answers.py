@@ -237,12 +237,12 @@ def test_every_setting_gives_the_text_of_the_target(decoder: SpeculativeDecoder)
     alone = answer(decoder, alone="target")
     seen = []
     for changes in (
-        {"drafter": "lookup"},
-        {"drafter": "both", "draft_max": 1},
+        {"drafters": ("lookup",)},
+        {"drafters": ("draft", "lookup"), "draft_max": 1},
         {"draft_policy": "adaptive", "draft_max": 15},
-        {"drafter": "draft"},
+        {"drafters": ("draft",)},
         {"draft_policy": "fixed", "draft_max": 7, "pad": False},
-        {"drafter": "none"},
+        {"drafters": ()},
     ):
         decoder.configure(**changes)  # type: ignore[arg-type]
         assert answer(decoder) == alone
@@ -274,7 +274,7 @@ def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) ->
     corpus = tmp_path / "corpus.txt"
     text = PROMPT + "".join(decoder.target.piece(token).decode() for token in plain)
     corpus.write_text(text)
-    decoder.configure(drafter="lookup", lookup_corpus=corpus)
+    decoder.configure(drafters=("lookup",), lookup_corpus=corpus)
     assert answer(decoder) == plain
     assert decoder.statistics is not None
     assert decoder.statistics.lookup_accepted > N // 2
@@ -292,7 +292,7 @@ def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) ->
         ({"accept": "best"}, "no acceptance rule 'best'"),
         ({"draft_max": 16}, "needs more room than was loaded for: 15"),
         ({"draft_max": 0}, "a draft length of 0"),
-        ({"drafter": "nobody"}, "no drafter 'nobody'"),
+        ({"drafters": ("nobody",)}, "no drafter 'nobody'"),
     ],
 )
 def test_what_cannot_change(decoder: SpeculativeDecoder, changes: dict[str, object], message: str) -> None:
@@ -325,9 +325,9 @@ def test_a_setting_that_breaks_off_leaves_the_one_before_and_nothing_in_the_cach
 def test_a_target_that_was_loaded_alone_has_no_room_for_drafts(pair: tuple[Path, Path]) -> None:
     with SpeculativeDecoder(pair[0], None, OPTIONS) as decoder:
         with pytest.raises(UsageError, match="loaded for: 0"):
-            decoder.configure(drafter="lookup")
+            decoder.configure(drafters=("lookup",))
         with pytest.raises(UsageError, match="needs a draft model"):
-            decoder.configure(drafter="draft")
+            decoder.configure(drafters=("draft",))
         decoder.configure(accept="residual")
 
 

@@ -13,7 +13,7 @@ def test_it_is_at_most_24_megabytes(pair):
 def test_more_than_half_of_its_drafts_are_kept(pair):
     """Prompts that no corpus has; the held-out documents are in tests/evidence/demo_pair.py, with the cost in time."""
     drafted = accepted = 0
-    options = DecoderOptions(drafter="draft", draft_policy="fixed", draft_max=4, threads=1)
+    options = DecoderOptions(drafters=("draft",), draft_policy="fixed", draft_max=4, threads=1)
     with SpeculativeDecoder(*pair, options) as decoder:
         for prompt in PROMPTS:
             for _ in decoder.generate(prompt.text, max_tokens=256):

@@ -9,6 +9,7 @@ import pytest
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.decoding.penalties import Penalties
+from ggufspec.settings import parse_drafters
 
 STRICT = DecoderOptions(ctx_size=512, threads=1, strict=True, draft_policy="fixed", draft_max=4)
 STRONG = {"repeat_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
@@ -43,7 +44,7 @@ def decoder(pair):
 )
 def test_every_drafter_gives_the_text_of_target_only(decoder, drafter, accept, samplings):
     """Under the residual rule what is drawn is another text of the same distribution."""
-    decoder.configure(drafter=drafter, accept=accept)
+    decoder.configure(drafters=parse_drafters(drafter), accept=accept)
     drafted = 0
     for sampling in samplings:
         for prompt in PROMPTS:
@@ -56,7 +57,7 @@ def test_every_drafter_gives_the_text_of_target_only(decoder, drafter, accept, s
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[1:3], ids=["greedy", "drawn"])
 def test_a_grammar_permits_what_penalties_make_likely(decoder, sampling):
-    decoder.configure(drafter="both", accept="exact")
+    decoder.configure(drafters=("draft", "lookup"), accept="exact")
     for prompt in PROMPTS:
         alone = answer(decoder, prompt, sampling, alone="target", grammar=LISTS)
         assert answer(decoder, prompt, sampling, grammar=LISTS) == alone

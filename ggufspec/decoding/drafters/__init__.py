@@ -1,1 +1,24 @@
-"""The drafters: who guesses what the target will say."""
+"""The drafters: who guesses what the target will say.
+
+:data:`ggufspec.settings.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and one row
+there.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ggufspec.decoding.drafters.base import Drafter, Parts
+from ggufspec.settings import DRAFTERS
+
+__all__ = ["Drafter", "Parts", "make"]
+
+
+def make(name: str, parts: Parts) -> Drafter:
+    """The drafter of this name.
+
+    Raises:
+        UsageError: what it is made of cannot be read.
+    """
+    drafter: Drafter = import_module(DRAFTERS[name].module).make(parts)
+    return drafter

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ggufspec.decoding.model import Model
 from ggufspec.decoding.rules.base import Proposal, Rule
 
 
@@ -36,6 +37,21 @@ class Hindsight:
 
     confidence: float
     agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a pair has to make a drafter of.
+
+    Args:
+        target_vocab_size: tokens that the target knows.
+        draft: the draft model, or None.
+        corpus: token ids of ``--lookup-corpus``; empty without one.
+    """
+
+    target_vocab_size: int
+    draft: Model | None = None
+    corpus: Sequence[int] = ()
 
 
 class Drafter(Protocol):

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggufspec.decoding.drafters.base import Hindsight, Offer
-from ggufspec.decoding.options import LOOKUP
+from ggufspec.decoding.drafters.base import Hindsight, Offer, Parts
 from ggufspec.decoding.rules.base import Proposal, Rule
 
 REACH = 32  # tokens that a match is followed back
@@ -168,7 +167,7 @@ class LookupDrafter:
         corpus: (n,) token ids of other text, such as the files that an answer may quote; see :class:`Index` for memory.
     """
 
-    name = LOOKUP
+    name = "lookup"
 
     def __init__(self, corpus: Sequence[int] = ()) -> None:
         self._corpus = Index(corpus)
@@ -237,3 +236,8 @@ class LookupDrafter:
             if other and (guess is None or other.length > guess.length):
                 return other
         return guess
+
+
+def make(parts: Parts) -> LookupDrafter:
+    """A lookup in the text and the corpus."""
+    return LookupDrafter(parts.corpus)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ggufspec.decoding.drafters.base import Hindsight, Offer
+from ggufspec.decoding.drafters.base import Hindsight, Offer, Parts
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules.base import Rule
@@ -115,3 +115,9 @@ class ModelDrafter:
         if max(tokens, default=0) < self.model.vocab_size:
             return tokens
         return [token if token < self.model.vocab_size else 0 for token in tokens]
+
+
+def make(parts: Parts) -> ModelDrafter:
+    """The draft model's drafter."""
+    assert parts.draft is not None
+    return ModelDrafter(parts.draft, parts.target_vocab_size)

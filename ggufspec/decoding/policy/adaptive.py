@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from ggufspec.decoding.drafters.base import Hindsight
-from ggufspec.decoding.options import LOOKUP, ROWS
+from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.backoff import Weariness
 from ggufspec.decoding.policy.base import Outcome
 from ggufspec.decoding.policy.estimator import Calibration
@@ -111,7 +111,7 @@ class Adaptive:
         return best if best is not None and values[best] > 0 else None
 
     def asked(self, name: str, pending: int, seconds: float) -> None:
-        if name != LOOKUP:
+        if name != "lookup":
             self._asked.setdefault(pending, []).append(seconds)
 
     def take(self, name: str, confidence: float) -> bool:
@@ -162,7 +162,7 @@ class Adaptive:
                     self.draft.observe(self.draft.width(count), sum(spent) / len(spent))
 
     def reading(self, name: str, pending: int) -> int:
-        if self.draft is None or name == LOOKUP or pending <= ROWS:
+        if self.draft is None or name == "lookup" or pending <= ROWS:
             return 0
         allowance = self.REVIEW_SHARE * self._elapsed_s + self.CREDIT * self.target.seconds(1) - self._reviewed_s
         return next((count for count in (pending, self.WINDOW) if self._reading_s(count) <= allowance), 0)
@@ -174,7 +174,7 @@ class Adaptive:
         for one in seen:
             calibration.offered(one.confidence, 0)
             calibration.observe(one.confidence, 0, one.agreement)
-        if name != LOOKUP:  # which had no offer at some places
+        if name != "lookup":  # which had no offer at some places
             calibration.followed([one.agreement for one in seen])
 
     def _tell_plain(self) -> None:
@@ -207,7 +207,7 @@ class Adaptive:
 
     def _cost(self, name: str, pending: int) -> float:
         """Seconds for an offer of a drafter that lags behind by ``pending`` tokens."""
-        if name == LOOKUP or self.draft is None:
+        if name == "lookup" or self.draft is None:
             return 0.0
         one = self.draft.seconds(1)
         rounds = 1 + (self.AMORTISED - 1) * self._wanted if pending > ROWS else 1

@@ -1,0 +1,67 @@
+"""A new drafter is one module and one row of the registry."""
+
+# ruff: noqa: ARG002 - the protocol's
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ggufspec import SpeculativeDecoder
+from ggufspec.decoding.drafters.base import Hindsight, Offer, Parts
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.rules.base import Proposal, Rule
+from ggufspec.errors import ModelError
+from ggufspec.settings import DRAFTERS, Drafter
+
+PROMPT = "import os\n\ndef "
+
+
+class Parrot:
+    """Always drafts the token that came last."""
+
+    name = "parrot"
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
+        return []
+
+    def pending(self, length: int) -> int:
+        return 0
+
+    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+        return Offer(0.5, lambda: Proposal(text[-1]))
+
+    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
+        return []
+
+    def keep(self, length: int) -> None: ...
+
+
+def make(parts: Parts) -> Parrot:
+    return Parrot(parts.target_vocab_size)
+
+
+@pytest.mark.parametrize("names", [("parrot",), ("parrot", "lookup")])
+def test_a_registered_drafter_decodes(monkeypatch: pytest.MonkeyPatch, target: Path, names: tuple[str, ...]) -> None:
+    module = ModuleType("parrot")
+    module.make = make  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "parrot", module)
+    monkeypatch.setitem(DRAFTERS, "parrot", Drafter("parrot", "parrot"))
+    options = DecoderOptions(ctx_size=256, threads=1, drafters=names, draft_policy="fixed", draft_max=2)
+    with SpeculativeDecoder(target, options=options) as decoder:
+        assert decoder.drafters == names
+        answer = list(decoder.generate(PROMPT, max_tokens=24))
+        assert decoder.statistics is not None
+        assert decoder.statistics.drafted > 0
+        alone = [one.token for one in decoder.generate(PROMPT, max_tokens=24, alone="target")]
+        with pytest.raises(ModelError, match="without hidden rows"):
+            decoder._target.hidden()
+    assert [one.token for one in answer] == alone
+    assert {one.source for one in answer} <= {"parrot", "lookup", "target", "bonus"}
