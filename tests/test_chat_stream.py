@@ -66,7 +66,7 @@ def test_every_letter_is_on_the_screen_once(text: str, cuts: list[int], columns:
         at, number = end, number + 1
         seen, said = letters(terminal.text), letters(visible(text[:at]))
         assert seen <= said, "something is there twice"
-        if len(terminal.text.splitlines()) < rows - 2:
+        if live._block.strip("\n").count("\n") <= rows - 3 and len(terminal.text.splitlines()) < rows - 2:
             assert seen == said
     live.finish()
     assert letters(terminal.text) == letters(visible(text))

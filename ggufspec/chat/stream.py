@@ -98,7 +98,7 @@ class Rendered(Live):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = max(1, console.height - 2)
-        first, *others = self._block.split("\n")
+        first, *others = self._block.lstrip("\n").rstrip().split("\n")
         if len(others) > height:  # the cost of showing it follows the terminal, not the block
             others = others[-height:]
         yield SegmentLines(self._lines("\n".join([first, *others]), options)[-height:], new_lines=True)
