@@ -10,18 +10,19 @@ if TYPE_CHECKING:
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.errors import GgufspecError, ModelError, UsageError
     from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
-    from ggufspec.schema.document import BenchDocument, PlanDocument
+    from ggufspec.schema.bench import BenchDocument
+    from ggufspec.schema.plan import PlanDocument
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BenchDocument": "ggufspec.schema.document",
+    "BenchDocument": "ggufspec.schema.bench",
     "DecoderOptions": "ggufspec.decoding.options",
     "Emitted": "ggufspec.decoding.decoder",
     "GgufspecError": "ggufspec.errors",
     "ModelError": "ggufspec.errors",
     "Pair": "ggufspec.models.profile",
-    "PlanDocument": "ggufspec.schema.document",
+    "PlanDocument": "ggufspec.schema.plan",
     "Profile": "ggufspec.models.profile",
     "Sampling": "ggufspec.decoding.sampling",
     "SpeculativeDecoder": "ggufspec.decoding.decoder",

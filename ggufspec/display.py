@@ -52,3 +52,8 @@ def of_memory(size: float | None) -> str:
 def gib(size: float) -> str:
     """A number of GiB, where the unit is said elsewhere."""
     return f"{size / 2**30:.1f}"
+
+
+def counted(number: object, thing: str) -> str:
+    """A number of things in words."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

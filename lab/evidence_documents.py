@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from ggufspec import foreign
 from ggufspec.errors import GgufspecError
-from ggufspec.schema.document import Check, Spread
+from ggufspec.schema.base import Spread
+from ggufspec.schema.verify import Check
 
 RUN_FILE = "run.json"
 SUMMARY_FILE = "README.md"

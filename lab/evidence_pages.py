@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from ggufspec.errors import GgufspecError
-from ggufspec.schema.document import Spread
+from ggufspec.schema.base import Spread
 from lab.evidence_documents import (
     PARTS,
     SUMMARY_FILE,

@@ -6,30 +6,12 @@ import json
 import random
 from typing import Any
 
-from ggufspec.schema.document import (
-    BenchDocument,
-    Cell,
-    ComparedModel,
-    CompareDocument,
-    Document,
-    Failure,
-    PlanDocument,
-    PlannedDevice,
-    PlannedModel,
-    PlannedOption,
-    Quality,
-    Run,
-    SpeculativeRun,
-    Spread,
-    SweepDocument,
-    SweepPoint,
-    SweepRow,
-    TuneDocument,
-    TunedSetting,
-    TuneTrial,
-    Verdict,
-    to_json,
-)
+from ggufspec.schema.base import Document, Failure, Run, SpeculativeRun, Spread, to_json
+from ggufspec.schema.bench import BenchDocument, Verdict
+from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality
+from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.sweep import SweepDocument, SweepPoint
+from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
 GIB = 2**30
 DESKTOP: dict[str, Any] = {

@@ -29,7 +29,7 @@ from ggufspec import (
     plan_pair,
 )
 from ggufspec.hardware.host import resident_bytes
-from ggufspec.schema.document import to_json
+from ggufspec.schema.base import to_json
 
 PROMPT = "import os\n\ndef "
 SOURCES = {"draft", "lookup", "target", "bonus"}

@@ -16,7 +16,7 @@ from ggufspec.bench.prompts import PROMPTS
 from ggufspec.cli import bench, options
 from ggufspec.cli.app import main
 from ggufspec.models.profile import Measuring, Pair
-from ggufspec.schema.document import BenchDocument, Verdict
+from ggufspec.schema.bench import BenchDocument, Verdict
 
 Run = Callable[..., tuple[str | None, versus.Experiment]]
 

@@ -20,7 +20,8 @@ from ggufspec.decoding.rules.base import Verdict
 from ggufspec.decoding.rules.coupled import ExactRule
 from ggufspec.decoding.rules.speculative import Law, UniformChance, verify_residual
 from ggufspec.decoding.sampling import Sampling, candidates
-from ggufspec.schema.document import Check, Divergence
+from ggufspec.schema.bench import Divergence
+from ggufspec.schema.verify import Check
 from ggufspec.verify import certificate
 from ggufspec.verify.certificate import ADAPTIVE, DEFAULT, EVERY_POLICY, STRICT, Answer, Ask, Spec
 

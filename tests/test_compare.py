@@ -18,21 +18,13 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
-from ggufspec.hardware.gpus import Gpu, GpuProcess
 from ggufspec.models.profile import Settings
 from ggufspec.reports import compare as report
 from ggufspec.reports.compare import Sort
-from ggufspec.schema.document import (
-    Cell,
-    ComparedModel,
-    CompareDocument,
-    Failure,
-    PlannedModel,
-    PlannedOption,
-    Quality,
-    Run,
-    Spread,
-)
+from ggufspec.schema.base import Failure, Run, Spread
+from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality
+from ggufspec.schema.doctor import Gpu, GpuProcess
+from ggufspec.schema.plan import PlannedModel, PlannedOption
 
 
 def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):

@@ -11,20 +11,20 @@ import nvml
 import pytest
 from processes import Cli, Finished, plain, rest
 
-from ggufspec.hardware.gpus import Gpu, GpuProcess, Survey
+from ggufspec.hardware.gpus import Survey
 from ggufspec.hardware.installation import Installation, mending
-from ggufspec.reports.doctor import (
+from ggufspec.reports.doctor import examine, features, unused
+from ggufspec.schema.doctor import (
     Build,
     CheckRow,
     CheckStep,
     Finding,
+    Gpu,
+    GpuProcess,
     LlamaCpp,
     LlamaDevice,
     Machine,
     SelfCheck,
-    examine,
-    features,
-    unused,
 )
 
 GIB = 2**30

@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.hardware.gpus import Gpu, GpuProcess, Survey, gpus
+from ggufspec.hardware.gpus import Survey, gpus
 from ggufspec.llamacpp import installed
 from ggufspec.llamacpp.devices import Device
+from ggufspec.schema.doctor import Gpu, GpuProcess
 from lab.evidence_device import LocalCard, Loopback, Meter, find_card, open_site, others
 from lab.evidence_documents import Card
 

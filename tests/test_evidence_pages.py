@@ -12,7 +12,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from ggufspec.errors import GgufspecError
-from ggufspec.schema.document import Check, Difference, Spread
+from ggufspec.schema.base import Spread
+from ggufspec.schema.verify import Check, Difference
 from lab.evidence_documents import (
     PARTS,
     Agreeing,

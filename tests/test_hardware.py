@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ggufspec.hardware import gpus, host
+from ggufspec.schema.doctor import Gpu
 
 GIB = 2**30
 SURVEY = """
@@ -50,7 +51,7 @@ def survey(fake):
 
 def test_a_card_and_all_that_it_tells(survey):
     found = survey("card")
-    card = gpus.Gpu(
+    card = Gpu(
         index=0,
         name="NVIDIA GeForce RTX 4090",
         uuid="GPU-00000004",

@@ -19,7 +19,7 @@ from ggufspec.models.profile import Pair
 from ggufspec.reports import tables
 from ggufspec.reports.page import render
 from ggufspec.reports.reading import parse
-from ggufspec.schema.document import SpeculativeRun, to_json
+from ggufspec.schema.base import SpeculativeRun, to_json
 
 RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_hook"]
 

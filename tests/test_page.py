@@ -17,7 +17,8 @@ from ggufspec.errors import GgufspecError
 from ggufspec.reports import charts, compare, figures, figures_compare, plots, report, sections, sweep
 from ggufspec.reports.page import render
 from ggufspec.reports.reading import KNOWN, parse, read
-from ggufspec.schema.document import Failure, Spread, SweepDocument
+from ggufspec.schema.base import Failure, Spread
+from ggufspec.schema.sweep import SweepDocument
 
 DOCUMENTS = {
     "bench": kept_results.bench,

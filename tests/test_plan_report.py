@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ggufspec.display import of_memory
 from ggufspec.reports import plan as report
-from ggufspec.schema.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 GIB = 2**30
 

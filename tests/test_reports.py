@@ -14,17 +14,9 @@ from rich.console import Console
 from ggufspec.errors import GgufspecError
 from ggufspec.files import check_writable, write_whole
 from ggufspec.reports import tables
-from ggufspec.schema.document import (
-    BenchDocument,
-    Divergence,
-    ErrorDocument,
-    Run,
-    RunDocument,
-    SpeculativeRun,
-    Spread,
-    Verdict,
-    to_json,
-)
+from ggufspec.schema.base import ErrorDocument, Run, SpeculativeRun, Spread, to_json
+from ggufspec.schema.bench import BenchDocument, Divergence, Verdict
+from ggufspec.schema.run import RunDocument
 
 MODES = ("target_only", "draft_only", "speculative")
 ALONE = Run(

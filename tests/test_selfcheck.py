@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from damage import library
 
-from ggufspec.reports.doctor import CheckStep, SelfCheck
+from ggufspec.schema.doctor import CheckStep, SelfCheck
 from ggufspec.verify import selfcheck
 from ggufspec.verify.selfcheck import BATCHES, FLASH, TYPES, WEIGHT_ERROR, check, error_of
 

@@ -22,10 +22,11 @@ from ggufspec.bench.journal import Journal
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.hardware.gpus import Gpu, GpuProcess
 from ggufspec.reports import sweep as report
 from ggufspec.reports import tables
-from ggufspec.schema.document import Failure, SweepDocument, to_json
+from ggufspec.schema.base import Failure, to_json
+from ggufspec.schema.doctor import Gpu, GpuProcess
+from ggufspec.schema.sweep import SweepDocument
 from ggufspec.worker import Emit
 
 OPTIONS = DecoderOptions(draft_policy="fixed")

@@ -21,8 +21,9 @@ from ggufspec.decoding import loop
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.trace import Trace, likeliest_ids, spelled
 from ggufspec.reports import trace as report
-from ggufspec.schema.document import Written, to_line
+from ggufspec.schema.base import to_line
 from ggufspec.schema.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
+from ggufspec.schema.trace import Written
 from ggufspec.settings import parse_drafters
 
 RULES = ("exact", "residual", "top-k:2", "typical:0.3")

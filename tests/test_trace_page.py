@@ -12,7 +12,8 @@ from ggufspec import Sampling
 from ggufspec.decoding.trace import Trace
 from ggufspec.reports import trace as report
 from ggufspec.reports.trace_page import render
-from ggufspec.schema.document import Run, Spread, TraceDocument, Written
+from ggufspec.schema.base import Run, Spread
+from ggufspec.schema.trace import TraceDocument, Written
 
 WORDS = (" def", " walk", "(", "\n    ", '"', "<b>", "é", "\t")
 SPEED = Spread(12.0, (12.0, 12.0), (12.0,))

@@ -21,7 +21,8 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.reports import tune as report
-from ggufspec.schema.document import Failure, TuneDocument, to_json
+from ggufspec.schema.base import Failure, to_json
+from ggufspec.schema.tune import TuneDocument
 from ggufspec.tune.run import JOURNAL, Experiment, Tuning, out_of_memory
 
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)

@@ -20,7 +20,7 @@ from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.errors import ModelError
 from ggufspec.reports import verify as report
-from ggufspec.schema.document import Check, Difference, Place
+from ggufspec.schema.verify import Check, Difference, Place
 from ggufspec.verify import certificate
 from ggufspec.verify import run as verify
 

@@ -15,7 +15,8 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
 from ggufspec.planning import history
-from ggufspec.schema.document import Run, SpeculativeRun, Spread, Verdict, to_json
+from ggufspec.schema.base import Run, SpeculativeRun, Spread, to_json
+from ggufspec.schema.bench import Verdict
 from ggufspec.settings import parse_drafters
 
 

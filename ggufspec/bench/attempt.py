@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ggufspec import worker
 from ggufspec.bench import trial
 from ggufspec.errors import GgufspecError
-from ggufspec.schema.document import Failure
+from ggufspec.schema.base import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,12 @@ from ggufspec.bench.stats import paired_ratios, spread
 from ggufspec.bench.versus import Progress, busy_notes, machine, notes_of, speed, summarise
 from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
-from ggufspec.reports.compare import name_of
-from ggufspec.reports.tables import counted
-from ggufspec.schema.document import (
-    Cell,
-    ComparedModel,
-    CompareDocument,
-    Failure,
-    PlannedModel,
-    PlannedOption,
-    Quality,
-    Run,
-    SpeculativeRun,
-    Spread,
-)
+from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
+from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
+from ggufspec.schema.plan import PlannedModel, PlannedOption
 
 MORE = 2  # times the repetitions asked for, at most, where leaders overlap
 _FEWEST = 3  # trials of which an interval can be told
@@ -63,7 +53,7 @@ class Contender:
     @property
     def name(self) -> str:
         """For people."""
-        return name_of(self.target, self.draft)
+        return cell_name(self.target, self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +332,7 @@ def energy_j_per_token(results: Sequence[trial.Result]) -> float | None:
 
 
 def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """A planned option's bytes by device, under the names of :class:`ggufspec.schema.document.Cell`.
+    """A planned option's bytes by device, under the names of :class:`ggufspec.schema.compare.Cell`.
 
     Args:
         option: of a plan.

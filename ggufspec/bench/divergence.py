@@ -21,7 +21,7 @@ from ggufspec.decoding.rules.coupled import ExactRule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
-from ggufspec.schema.document import Divergence
+from ggufspec.schema.bench import Divergence
 
 LEADING = 8  # tokens of a row that may come into question
 _WIDTHS = (2, 4, 8)  # that kernels tell apart, besides the widest

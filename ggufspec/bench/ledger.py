@@ -17,7 +17,8 @@ from ggufspec import plain
 from ggufspec.bench import quality, trial
 from ggufspec.bench.journal import Journal, key_of
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.schema.document import Failure, Quality
+from ggufspec.schema.base import Failure
+from ggufspec.schema.compare import Quality
 
 SCHEMA = "ggufspec/compare-journal@1"
 

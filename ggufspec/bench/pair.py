@@ -14,7 +14,7 @@ from ggufspec.decoding.pair import PairOptions, at_hand, settle
 from ggufspec.decoding.planned import OnEvent, of_pair
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
-from ggufspec.schema.document import BenchDocument
+from ggufspec.schema.bench import BenchDocument
 
 if TYPE_CHECKING:
     from ggufspec.models.profile import Pair, Profile
@@ -63,7 +63,7 @@ def bench_pair(
 
     Returns:
         The document of ``ggufspec bench --json``: tokens/s with raw samples, the speedup and its interval, acceptance,
-        divergences, the verdict; :func:`ggufspec.schema.document.to_json` makes JSON of it.
+        divergences, the verdict; :func:`ggufspec.schema.base.to_json` makes JSON of it.
 
     Raises:
         UsageError: a name or an option is none, there is no prompt, or nobody drafts.

@@ -24,7 +24,7 @@ from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.schema.document import Quality
+from ggufspec.schema.compare import Quality
 
 _WIDTH = 32  # rows of logits that one call returns; a card has room for so many beside a model that was planned for 2
 _CELLS = 512  # of context; a passage has fewer tokens in every vocabulary that is in use, and is cut otherwise

@@ -18,7 +18,7 @@ from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.plan import Option, Plan, Subject
 from ggufspec.planning.search import ByDevice
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
-from ggufspec.reports.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
+from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)

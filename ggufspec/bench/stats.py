@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggufspec.schema.document import Spread
+from ggufspec.schema.base import Spread
 
 RESAMPLES = 4000
 

@@ -17,7 +17,8 @@ from ggufspec.bench.stats import paired_ratios
 from ggufspec.bench.versus import alone, busy_notes, machine, notes_of, settings_of, speed, summarise
 from ggufspec.bench.watch import Watch
 from ggufspec.decoding.options import DecoderOptions, is_lossy
-from ggufspec.schema.document import Failure, Run, SpeculativeRun, SweepDocument, SweepPoint
+from ggufspec.schema.base import Failure, Run, SpeculativeRun
+from ggufspec.schema.sweep import SweepDocument, SweepPoint
 
 JOURNAL = "ggufspec/sweep-journal@1"
 

@@ -13,8 +13,8 @@ from ggufspec.bench import trial
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.trace import Trace, spelled
-from ggufspec.schema.document import Written
 from ggufspec.schema.rounds import TracedRound
+from ggufspec.schema.trace import Written
 
 __all__ = ["Result", "Spec", "measure", "recorder", "run"]
 

@@ -17,16 +17,9 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
 from ggufspec.models.profile import Pair
-from ggufspec.schema.document import (
-    BenchDocument,
-    Divergence,
-    HookComparison,
-    PlanDocument,
-    Run,
-    SpeculativeRun,
-    Spread,
-    Verdict,
-)
+from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
+from ggufspec.schema.plan import PlanDocument
 
 ENGINES = ("own", "hook")
 MODES = ("target_only", "draft_only", "speculative")

@@ -13,7 +13,8 @@ from typing import Any
 from ggufspec import foreign
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import write_whole
-from ggufspec.schema.document import ChatDocument, ChatTurn, to_json
+from ggufspec.schema.base import to_json
+from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
 _ROOM_SHARE = 4  # an answer is promised its length, or this part of the context if that is less

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.display import visible
-from ggufspec.reports.tables import counted, first_token, shown_speed
+from ggufspec.display import counted, visible
+from ggufspec.reports.tables import first_token, shown_speed
 from ggufspec.reports.trace import milliseconds, quoted
-from ggufspec.schema.document import ChatFigures, ChatRun
+from ggufspec.schema.chat import ChatFigures, ChatRun
 
 if TYPE_CHECKING:
     from rich.table import Table

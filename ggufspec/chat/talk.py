@@ -19,7 +19,7 @@ from ggufspec.chat.conversation import Conversation
 from ggufspec.cli import console
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
-from ggufspec.schema.document import ChatDocument, ChatFigures, ChatRun, ChatTurn
+from ggufspec.schema.chat import ChatDocument, ChatFigures, ChatRun, ChatTurn
 from ggufspec.worker import Interrupted, Session
 
 if TYPE_CHECKING:

@@ -256,7 +256,7 @@ def _usage_hint(error: typer.TyperException) -> str:
 
 def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
     if "--json" in arguments:
-        from ggufspec.schema.document import ErrorDocument, to_line
+        from ggufspec.schema.base import ErrorDocument, to_line
 
         console.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
     console.failure(message, hint)

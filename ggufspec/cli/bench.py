@@ -16,7 +16,7 @@ from ggufspec.errors import StopError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ggufspec.schema.document import BenchDocument, HookComparison
+    from ggufspec.schema.bench import BenchDocument, HookComparison
 
 TOKENS, TRIALS = 128, 5
 
@@ -74,7 +74,7 @@ def bench(
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.reports.tables import counted
+    from ggufspec.display import counted
 
     swept = sweeping.asked(several, sweep=sweep)
     if swept is None and (fresh or results is not None):
@@ -152,7 +152,7 @@ def bench(
 def _report(document: BenchDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import tables
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     if json:
         console.data(to_json(document))
@@ -193,7 +193,7 @@ def _show(document: BenchDocument) -> None:
 
 
 def _show_hook(out: Console, hook: HookComparison) -> None:
-    from ggufspec.reports.tables import counted
+    from ggufspec.display import counted
 
     out.print(hook.text, style="bold")
     if hook.identical_output is not None:

@@ -168,7 +168,7 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> 
             raise
         failure = error
     if json:
-        from ggufspec.schema.document import to_json
+        from ggufspec.schema.base import to_json
 
         console.data(to_json(talk.document(interrupted=interrupted, failure=failure)))
     if failure is not None:

@@ -14,7 +14,7 @@ from ggufspec.reports.compare import Sort
 
 if TYPE_CHECKING:
     from ggufspec.bench.compare import Comparison
-    from ggufspec.schema.document import CompareDocument
+    from ggufspec.schema.compare import CompareDocument
 
 
 def compare(
@@ -130,10 +130,10 @@ def _report(
 ) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.cache import is_temporary
+    from ggufspec.display import counted
     from ggufspec.files import write_whole
     from ggufspec.reports import compare as report
-    from ggufspec.reports.tables import counted
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     if json:
         console.data(to_json(document))

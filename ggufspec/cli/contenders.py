@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ggufspec.bench.trial import Spec
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.source import Known
-    from ggufspec.schema.document import Failure, PlanDocument
+    from ggufspec.schema.base import Failure
+    from ggufspec.schema.plan import PlanDocument
 
 Places = dict[str, tuple[planned.Chosen, planned.Placed]]
 
@@ -167,7 +168,7 @@ def experiment(
 def _look(file: File, wanted: Wanted) -> _Seen:
     from ggufspec.models.files import locate
     from ggufspec.models.source import read_headers
-    from ggufspec.schema.document import Failure
+    from ggufspec.schema.base import Failure
 
     size_bytes, identity = 0, str(foreign.real(file.path))
     try:
@@ -186,7 +187,7 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
     from ggufspec.bench.compare import Contender
     from ggufspec.models.files import LocalFile
     from ggufspec.models.vocabulary import check_pair
-    from ggufspec.schema.document import Failure
+    from ggufspec.schema.base import Failure
 
     draft = one.draft.name if isinstance(one.draft, File) else one.draft
     files = [seen[file.path] for file in (one.target, one.draft) if isinstance(file, File)]

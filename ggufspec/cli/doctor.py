@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ggufspec.hardware.gpus import Survey
-    from ggufspec.reports.doctor import Build, DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
+    from ggufspec.schema.doctor import Build, DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -31,8 +31,9 @@ def doctor(
 
     from ggufspec import __version__
     from ggufspec.hardware import gpus
-    from ggufspec.reports.doctor import DoctorDocument, examine
-    from ggufspec.schema.document import to_json
+    from ggufspec.reports.doctor import examine
+    from ggufspec.schema.base import to_json
+    from ggufspec.schema.doctor import DoctorDocument
 
     llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), _build()
     self_check = None if quick or llama.error is not None else _self_check()
@@ -61,7 +62,7 @@ def _llama_cpp() -> LlamaCpp:
     from ggufspec.errors import GgufspecError, WorkerError
     from ggufspec.hardware import installation
     from ggufspec.llamacpp import installed
-    from ggufspec.reports.doctor import LlamaCpp, LlamaDevice
+    from ggufspec.schema.doctor import LlamaCpp, LlamaDevice
 
     try:
         number = version("llama-cpp-python")
@@ -81,7 +82,7 @@ def _build() -> Build | None:
     """What scripts/bootstrap wrote into the environment that it made, if this is one."""
     from ggufspec import foreign
     from ggufspec.errors import GgufspecError
-    from ggufspec.reports.doctor import Build
+    from ggufspec.schema.doctor import Build
 
     try:
         stamp = foreign.read_json(Path(sys.prefix) / "bootstrap.json")
@@ -99,7 +100,7 @@ def _self_check() -> SelfCheck:
 
 def _prebuilt(survey: Survey) -> Prebuilt | None:
     from ggufspec.hardware import installation, prebuilt
-    from ggufspec.reports.doctor import Prebuilt
+    from ggufspec.schema.doctor import Prebuilt
 
     wheels = prebuilt.choose(prebuilt.facts(survey))
     if wheels is None:
@@ -109,7 +110,7 @@ def _prebuilt(survey: Survey) -> Prebuilt | None:
 
 def _machine() -> Machine:
     from ggufspec.hardware import host
-    from ggufspec.reports.doctor import Machine
+    from ggufspec.schema.doctor import Machine
 
     folder = _model_folder()
     return Machine(

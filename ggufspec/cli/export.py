@@ -55,7 +55,7 @@ def export(
 
     from ggufspec.files import check_writable, write_whole
     from ggufspec.planning import export as planning
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
     from ggufspec.schema.export import ExportDocument
 
     if output is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ggufspec.cli.planned import Chosen
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.models.profile import Pair
-    from ggufspec.schema.document import Document
+    from ggufspec.schema.base import Document
 
 
 _Document = TypeVar("_Document", bound="Document")
@@ -205,7 +205,7 @@ class Exports:
             the first failure, if there was one.
         """
         from ggufspec.files import write_whole
-        from ggufspec.schema.document import to_json
+        from ggufspec.schema.base import to_json
 
         def page(one: _Document) -> str:
             from ggufspec.reports.page import render

@@ -9,7 +9,7 @@ import typer
 from ggufspec.cli import console, options, planned
 
 if TYPE_CHECKING:
-    from ggufspec.schema.document import PlanDocument
+    from ggufspec.schema.plan import PlanDocument
 
 
 def plan(
@@ -89,7 +89,7 @@ def plan(
     )
     shown = document(made.plan, subject.describe(), made.acceptance_from, made.sweep() if sweep else ())
     if json:
-        from ggufspec.schema.document import to_json
+        from ggufspec.schema.base import to_json
 
         console.data(to_json(shown))
     else:

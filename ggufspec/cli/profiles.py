@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ggufspec.models.source import Known
     from ggufspec.planning.outline import Fit
     from ggufspec.planning.plan import Machine
-    from ggufspec.reports.profiles import CheckRow, ProfileModel, ProfileRow
+    from ggufspec.schema.profiles import ProfileCheck, ProfileModel, ProfileRow
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
@@ -42,11 +42,12 @@ def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> i
     from ggufspec.models.catalogue import catalogue
     from ggufspec.models.profile import user_folder
     from ggufspec.reports import profiles as report
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
+    from ggufspec.schema.profiles import ProfilesDocument
 
     machine = _machine(quiet=quiet or json)
     shown = tuple(_row(entry, machine) for entry in catalogue())
-    document = report.ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
+    document = ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
     if json:
         console.data(to_json(document))
         return 0
@@ -66,14 +67,15 @@ def show(name: Name, json: options.Json = False) -> int:
     from ggufspec.models.profile import find, load_profile, user_folder
     from ggufspec.models.vocabulary import judge_known
     from ggufspec.reports import profiles as report
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
+    from ggufspec.schema.profiles import ProfileDocument
 
     path = find(name)
     entry = Listed(load_profile(path), path, path.parent == user_folder())
     known = _known(entry.profile)
     target, draft = known
     verdict = judge_known(target, draft) if target and draft else None
-    document = report.ProfileDocument(
+    document = ProfileDocument(
         _row(entry, _machine(quiet=True), known),
         _comment(path),
         verdict.answer if verdict else None,
@@ -164,8 +166,8 @@ def remove(
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
     from ggufspec.models.profile import bundled_folder, own_profile
-    from ggufspec.reports.profiles import RemovedDocument
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
+    from ggufspec.schema.profiles import RemovedDocument
 
     path = own_profile(name)
     if not yes and _can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
@@ -197,7 +199,8 @@ def check(
     """
     from ggufspec.models.profile import known_profiles
     from ggufspec.reports import profiles as report
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
+    from ggufspec.schema.profiles import CheckDocument
 
     wanted = list(dict.fromkeys(names or known_profiles()))
     found = []
@@ -205,7 +208,7 @@ def check(
         for done, name in enumerate(wanted):
             bar(done, len(wanted), name)
             found.append(_check(name))
-    document = report.CheckDocument(tuple(found), all(row.ok for row in found))
+    document = CheckDocument(tuple(found), all(row.ok for row in found))
     if json:
         console.data(to_json(document))
     else:
@@ -240,7 +243,7 @@ def _row(
     entry: Listed | Broken, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None
 ) -> ProfileRow:
     from ggufspec.models.catalogue import Broken
-    from ggufspec.reports.profiles import ProfileRow
+    from ggufspec.schema.profiles import ProfileRow
 
     if isinstance(entry, Broken):
         return ProfileRow(entry.path.stem, str(entry.path), False, "", "", None, None, {}, "unknown", error=entry.error)
@@ -262,7 +265,7 @@ def _row(
 
 
 def _model(source: ModelSource, known: Known | None) -> ProfileModel:
-    from ggufspec.reports.profiles import ProfileModel
+    from ggufspec.schema.profiles import ProfileModel
 
     size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
     file = source.file
@@ -339,11 +342,11 @@ def _comment(path: Path) -> str:
 # ---- checking -------------------------------------------------------------------------------------------------------
 
 
-def _check(name: str) -> CheckRow:
+def _check(name: str) -> ProfileCheck:
     """Everything about one profile that can be wrong; a failure is a row and not the end."""
     from ggufspec.models.profile import load_profile, on_hub, source
     from ggufspec.models.vocabulary import judge_known
-    from ggufspec.reports.profiles import CheckRow
+    from ggufspec.schema.profiles import ProfileCheck
 
     failures: list[GgufspecError] = []
     known: list[Known] = []
@@ -371,7 +374,7 @@ def _check(name: str) -> CheckRow:
                 warnings = verdict.reasons
     except GgufspecError as error:
         failures.append(error)
-    return CheckRow(
+    return ProfileCheck(
         name,
         not failures,
         tuple(error.message for error in failures),

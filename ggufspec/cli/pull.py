@@ -45,7 +45,7 @@ def pull(
     Target and draft come side by side. What breaks off goes on where it ended. Those that are here are verified too.
     """
     from ggufspec.models import download
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     sources = _sources(pair, hf_repo, hf_repo_draft, revision)
     again = command(pair, hf_repo, hf_repo_draft, revision)

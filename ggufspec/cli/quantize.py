@@ -14,7 +14,7 @@ from ggufspec.errors import GgufspecError, UsageError
 
 if TYPE_CHECKING:
     from ggufspec.models.header import ModelHeader
-    from ggufspec.reports.quantize import Quantised
+    from ggufspec.schema.quantize import Quantised
 
 _ROOM = 16 << 20  # that must be left on the disk
 
@@ -54,7 +54,8 @@ def quantize(
     from ggufspec.llamacpp import quantize as job
     from ggufspec.llamacpp.options import MAX_THREADS
     from ggufspec.models.source import read_headers
-    from ggufspec.reports.quantize import Quantised, QuantizeDocument, outputs
+    from ggufspec.reports.quantize import outputs
+    from ggufspec.schema.quantize import Quantised, QuantizeDocument
 
     wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
     if not wanted:
@@ -96,7 +97,7 @@ def quantize(
         rows.append(Quantised(name, str(path), expected[name], size, bits, time.monotonic() - began))
     document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
     if json:
-        from ggufspec.schema.document import to_json
+        from ggufspec.schema.base import to_json
 
         console.data(to_json(document))
     else:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ggufspec.bench.rehearse import Result
     from ggufspec.models.dummy_weights import Result as Standin
     from ggufspec.planning.plan import Plan
-    from ggufspec.reports.rehearse import RehearseDocument, RehearsedRun
+    from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
 
 
 def rehearse(
@@ -110,7 +110,7 @@ def rehearse(
         notes=(*plan.notes, *(f"{run.name} was left out: {run.left_out}" for run in runs if run.left_out)),
     )
     if json:
-        from ggufspec.schema.document import to_json
+        from ggufspec.schema.base import to_json
 
         console.data(to_json(shown))
     else:
@@ -169,7 +169,7 @@ def _run(
 ) -> RehearsedRun:
     from ggufspec.bench import rehearsal
     from ggufspec.bench.rehearse import measure
-    from ggufspec.reports.rehearse import RehearsedRun
+    from ggufspec.schema.rehearse import RehearsedRun
 
     if error := rehearsal.lacking(plan, stage):
         return RehearsedRun(stage.name, None, None, 0, 0, left_out=error.message)

@@ -13,7 +13,7 @@ from ggufspec.errors import GgufspecError
 
 if TYPE_CHECKING:
     from ggufspec.reports.reading import Result
-    from ggufspec.reports.report import LeftOut
+    from ggufspec.schema.report import LeftOut
 
 Files = Annotated[
     list[Path] | None,
@@ -41,7 +41,8 @@ def report(
     from ggufspec.reports import report as reports
     from ggufspec.reports import sections
     from ggufspec.reports.page import page
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
+    from ggufspec.schema.report import ReportDocument
 
     for path in (html, markdown):
         if path is not None:
@@ -54,7 +55,7 @@ def report(
         write_whole(markdown, reports.markdown(machines))
     if json:
         bodies = {name: _body(document) for name, document in found.items()}
-        console.data(to_json(reports.ReportDocument(bodies, left_out)))
+        console.data(to_json(ReportDocument(bodies, left_out)))
     else:
         out = console.out()
         for line in reports.terminal(machines, out.width):
@@ -83,8 +84,8 @@ def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     """
     from ggufspec.cache import results_folder
     from ggufspec.reports.reading import read
-    from ggufspec.reports.report import LeftOut
-    from ggufspec.schema.document import Failure
+    from ggufspec.schema.base import Failure
+    from ggufspec.schema.report import LeftOut
 
     place = folder or results_folder()
     try:
@@ -107,7 +108,7 @@ def _kept(folder: Path | None) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
 def _body(document: Result) -> dict[str, object]:
     import json
 
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     body: dict[str, object] = json.loads(to_json(document))
     return body

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ggufspec.bench.trial import Result, Spec
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.profile import Pair
-    from ggufspec.schema.document import RunDocument, TraceDocument
+    from ggufspec.schema.run import RunDocument
+    from ggufspec.schema.trace import TraceDocument
 
 
 def run(
@@ -70,7 +71,7 @@ def run(
         raise StopError("interrupted before there was an answer")
     document = _document(chosen.describe(), spec, result, interrupted)
     if json:
-        from ggufspec.schema.document import to_json
+        from ggufspec.schema.base import to_json
 
         console.data(to_json(document))
     elif not quiet:
@@ -159,7 +160,7 @@ def _print(text: str) -> None:
 def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool) -> RunDocument:
     from ggufspec.bench.versus import notes_of, settings_of, summarise
     from ggufspec.decoding.options import is_lossy
-    from ggufspec.schema.document import RunDocument
+    from ggufspec.schema.run import RunDocument
 
     answer = result.answers[0]
     return RunDocument(
@@ -177,7 +178,7 @@ def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool
 def show_statistics(document: RunDocument | TraceDocument) -> None:
     """Say what an answer took."""
     from ggufspec.reports.tables import prompt_figures
-    from ggufspec.schema.document import SpeculativeRun
+    from ggufspec.schema.base import SpeculativeRun
 
     figures = document.statistics
     if prompt := prompt_figures(figures):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ggufspec.bench.sweep import Experiment, Sweep, Value
     from ggufspec.bench.trial import Spec
     from ggufspec.models.profile import Pair
-    from ggufspec.schema.document import SweepDocument
+    from ggufspec.schema.sweep import SweepDocument
 
 _AT_EACH = ("gpu_layers", "n_cpu_moe")  # values that the target alone runs at too
 
@@ -65,7 +65,7 @@ def prepare(
         UsageError: a value is out of range.
     """
     from ggufspec.bench.sweep import Experiment, Value, value
-    from ggufspec.schema.document import Failure
+    from ggufspec.schema.base import Failure
 
     several, notes = _distinct(several, chosen)
     decoders = [  # all of them first: a typo is no row
@@ -140,7 +140,7 @@ def measure(
     from ggufspec.bench.sweep import JOURNAL, Sweep, identity
     from ggufspec.cache import is_temporary, results_folder, writable
     from ggufspec.files import file_name
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     pair = file_name(experiment.pair["name"])
     path = (
@@ -200,7 +200,7 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
 def _report(document: SweepDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import sweep as report
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     if json:
         console.data(to_json(document))

@@ -14,8 +14,8 @@ from ggufspec.errors import StopError
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import Result
-    from ggufspec.schema.document import TraceDocument, Written
     from ggufspec.schema.rounds import TracedRound
+    from ggufspec.schema.trace import TraceDocument, Written
 
 _LIKELIEST = 10
 
@@ -62,7 +62,7 @@ def trace(
     """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why."""
     from ggufspec.bench import traced
     from ggufspec.files import check_writable
-    from ggufspec.schema.document import to_line
+    from ggufspec.schema.base import to_line
     from ggufspec.worker import Interrupted
 
     if html is not None:
@@ -153,7 +153,7 @@ def _document(
 ) -> TraceDocument:
     from ggufspec.bench.versus import notes_of, settings_of, summarise
     from ggufspec.decoding.options import is_lossy
-    from ggufspec.schema.document import TraceDocument
+    from ggufspec.schema.trace import TraceDocument
 
     answer = result.answers[0]
     return TraceDocument(

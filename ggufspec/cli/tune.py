@@ -18,7 +18,7 @@ from ggufspec.tune import profile as tuned_profile
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.profile import Pair
-    from ggufspec.schema.document import TuneDocument
+    from ggufspec.schema.tune import TuneDocument
     from ggufspec.tune.run import Experiment, Now, Tuning, Watch
     from ggufspec.tune.space import Free
 
@@ -93,7 +93,7 @@ def tune(
     from ggufspec.bench.journal import Journal
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import write_whole
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
     from ggufspec.tune.run import JOURNAL, Tuning, journal_path
 
     if save is not None and no_save:
@@ -335,7 +335,7 @@ def _report(
     """Print first, then write the files."""
     from ggufspec.cache import is_temporary
     from ggufspec.reports import tune as report
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     if json:
         console.data(to_json(document))

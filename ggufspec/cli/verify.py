@@ -16,7 +16,7 @@ from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 if TYPE_CHECKING:
     from ggufspec.bench.trial import Placed
     from ggufspec.models.profile import Pair
-    from ggufspec.schema.document import VerifyDocument
+    from ggufspec.schema.verify import VerifyDocument
     from ggufspec.verify.certificate import Spec
     from ggufspec.verify.run import Result
 
@@ -239,7 +239,7 @@ def _files(
 def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[dict[str, object]]]) -> VerifyDocument:
     from ggufspec.bench.versus import machine
     from ggufspec.hardware.host import physical_cores
-    from ggufspec.schema.document import VerifyDocument
+    from ggufspec.schema.verify import VerifyDocument
     from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, judge
 
     def described(role: str, path: Path | None, placed: Placed | None) -> dict[str, object] | None:
@@ -281,7 +281,7 @@ def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[di
 def _report(document: VerifyDocument, json: bool, export_json: Path | None) -> int:
     """Print first, then write the file: a full disk costs a file and not the result."""
     from ggufspec.files import write_whole
-    from ggufspec.schema.document import to_json
+    from ggufspec.schema.base import to_json
 
     if json:
         console.data(to_json(document))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ggufspec.decoding.decoder import SpeculativeDecoder
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.profile import Pair, Profile
-    from ggufspec.schema.document import PlanDocument
+    from ggufspec.schema.plan import PlanDocument
 
 _OF_THE_PLACEMENT = ("gpu_layers", "gpu_layers_draft", "split", "n_cpu_moe", "headroom", "rpc")
 
@@ -135,7 +135,7 @@ def plan_pair(
 
     Returns:
         The document of ``ggufspec plan --json``: bytes by device, tokens/s of both ways, the choice and why;
-        :func:`ggufspec.schema.document.to_json` makes JSON of it.
+        :func:`ggufspec.schema.base.to_json` makes JSON of it.
 
     Raises:
         UsageError: a name, an option or a size is none.

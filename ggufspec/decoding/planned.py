@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ggufspec.models.source import Known
     from ggufspec.planning.plan import Machine, Plan, Question, Subject
     from ggufspec.planning.survey import Site
-    from ggufspec.schema.document import PlanDocument, SweepRow
+    from ggufspec.schema.plan import PlanDocument, SweepRow
 
 OnEvent = Callable[[dict[str, Any]], None]
 

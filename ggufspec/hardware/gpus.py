@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ggufspec.schema.doctor import Gpu, GpuProcess
+
 # nvmlReturn_t: after these nothing that the card or the driver says is worth anything. What else goes wrong costs the
 # field that was asked for.
 _DRIVER_IS_GONE = (1, 9)  # NVML_ERROR_UNINITIALIZED, _DRIVER_NOT_LOADED
@@ -21,42 +23,6 @@ _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware"
 
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that has memory on a card; ``name`` is empty where NVML does not know it, in a container say."""
-
-    pid: int
-    name: str
-    used_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One card as NVML sees it; None is what the card or its driver does not tell.
-
-    ``pcie_generation`` and ``pcie_width`` are what the link reaches in its slot: the highest generation that both ends
-    know (a link at rest runs at a lower one) and the lanes that are connected. ``pcie_max_…`` is the card's own best.
-    ``utilisation`` is the share of the last moment in which a kernel ran, 0 to 1. ``throttled`` are the reasons for
-    which the clocks are held down at this moment, heat say.
-    """
-
-    index: int
-    name: str
-    uuid: str
-    total_bytes: int
-    free_bytes: int
-    used_bytes: int
-    driver: str
-    compute_capability: tuple[int, int] | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    pcie_max_generation: int | None = None
-    pcie_max_width: int | None = None
-    utilisation: float | None = None
-    processes: tuple[GpuProcess, ...] = ()
-    throttled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.plan import Option, Plan, Subject
-from ggufspec.schema.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
 def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: Sequence[SweepRow] = ()) -> PlanDocument:

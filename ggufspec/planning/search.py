@@ -18,7 +18,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, l
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
-from ggufspec.schema.document import SweepRow
+from ggufspec.schema.plan import SweepRow
 
 ByDevice = dict[str, Bytes]
 Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], list[ByDevice | str]]

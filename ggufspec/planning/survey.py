@@ -14,6 +14,7 @@ from ggufspec.llamacpp.devices import Device
 from ggufspec.planning import calibration
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.speed import MachineSpeed
+from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -87,7 +88,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
     return Site(machine, paper=False, rpc=tuple(rpc))
 
 
-def _card(device: Device, gpu: gpus.Gpu | None, folder: Path) -> Card:
+def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:
     """NVML's figures where it knows the card: asked before this process has anything on it."""
     remote = device.name.startswith("RPC")
     overhead = 0 if remote else calibration.known_overhead(folder, device.description)

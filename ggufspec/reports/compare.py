@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ggufspec.display import of_file, of_memory
 from ggufspec.reports.tables import escaped, layers, speed, with_spread
-from ggufspec.schema.document import Cell, ComparedModel, CompareDocument, Quality, SpeculativeRun
+from ggufspec.schema.base import SpeculativeRun
+from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -278,17 +279,12 @@ def failures(document: CompareDocument) -> list[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for cell in document.cells:
         if cell.run is None and cell.failure is not None:
-            by_reason.setdefault((cell.failure.error, cell.failure.hint), []).append(name_of(cell.target, cell.draft))
+            by_reason.setdefault((cell.failure.error, cell.failure.hint), []).append(cell_name(cell.target, cell.draft))
     for model in document.targets:
         if model.failure is not None:
             key = (model.failure.error, model.failure.hint)
             by_reason.setdefault(key, []).append(f"quality of {model.name}")
     return [f"{', '.join(names)}: {error}{f' ({hint})' if hint else ''}" for (error, hint), names in by_reason.items()]
-
-
-def name_of(target: str, draft: str | None) -> str:
-    """A cell in a sentence."""
-    return f"{target} + {draft}" if draft else f"{target} alone"
 
 
 def verdict(document: CompareDocument) -> str:
@@ -299,13 +295,13 @@ def verdict(document: CompareDocument) -> str:
     best = max(measured, key=lambda cell: _speed(cell) or 0.0)
     assert best.run is not None
     leaders = [cell for cell in measured if cell.leads and cell is not best]
-    text = f"Fastest: {name_of(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
+    text = f"Fastest: {cell_name(best.target, best.draft)}, {with_spread(best.run.tokens_per_s)} tokens/s"
     if best.speedup is not None:
         low, high = best.speedup.ci95
         text += f", {best.speedup.median:.2f}× its target alone"
         text += f" (95 % interval {low:.2f} to {high:.2f})" if len(best.speedup.samples) > 1 else ""
     if leaders:
-        names = [name_of(cell.target, cell.draft) for cell in leaders]
+        names = [cell_name(cell.target, cell.draft) for cell in leaders]
         text += f"; not told apart from {names[0] if len(names) == 1 else f'{len(names)} others'}"
     text += "."
     quality = next((model.quality for model in document.targets if model.name == best.target), None)

@@ -3,154 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
 from ggufspec.display import gib
 from ggufspec.hardware import installation
-from ggufspec.hardware.gpus import Gpu, Survey
+from ggufspec.hardware.gpus import Survey
 from ggufspec.hardware.host import TOLERATED_CPUS
+from ggufspec.schema.doctor import Build, CheckRow, CheckStep, Finding, Gpu, LlamaCpp, Machine, SelfCheck
 
 # Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LITTLE_MEMORY_BYTES = 4 * 2**30
 _LITTLE_DISK_BYTES = 20 * 10**9
 _BUSY_SHARE = 0.5  # of a card's memory, in others' hands
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at; ``fix`` is what to type, empty where there is nothing to mend."""
-
-    level: Literal["ok", "warning", "error"]
-    text: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaDevice:
-    """A device of llama.cpp; ``kind`` is cpu, gpu, igpu or accelerator."""
-
-    name: str
-    description: str
-    kind: str
-    free_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LlamaCpp:
-    """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load.
-
-    ``system`` is llama.cpp's own line about what it was built with.
-    """
-
-    version: str | None
-    backends: tuple[str, ...] = ()
-    devices: tuple[LlamaDevice, ...] = ()
-    error: str | None = None
-    fix: str = ""
-    system: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """How ``scripts/bootstrap`` built llama.cpp: its ``--cpu`` and why; ``cmake_args`` are all options."""
-
-    cpu: str
-    why: str
-    cmake_args: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckStep:
-    """What the self-check was at: ``place`` is host or device, empty before anything is decoded."""
-
-    type: str
-    place: str = ""
-    flash: str = ""
-    batch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRow:
-    """What came of a step.
-
-    ``outcome`` is ok, wrong (``error`` is above the limit), the name of the signal that ended the child, silence (it
-    hung), or failed.
-    """
-
-    step: CheckStep
-    error: float | None
-    outcome: str
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SelfCheck:
-    """What llama.cpp computed of known models; ``limit`` is the error that is allowed (ggufspec/bench/selfcheck.py)."""
-
-    rows: tuple[CheckRow, ...]
-    seconds: float
-    limit: float
-
-    @property
-    def failures(self) -> tuple[CheckRow, ...]:
-        """What is not as it should be."""
-        return tuple(row for row in self.rows if row.outcome != "ok")
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The host: ``cores`` and ``free_memory_bytes`` are what this process may use, ``model_folder`` is the cache;
-    ``others_cpus`` are CPUs that other programs keep busy.
-    """
-
-    cpu: str
-    cores: int
-    total_memory_bytes: int
-    free_memory_bytes: int
-    model_folder: str
-    free_disk_bytes: int
-    hub_is_offline: bool = False
-    others_cpus: float = 0.0
-    cpu_flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Prebuilt:
-    """The llama-cpp-python that installs without a compiler on this machine, and what it lacks."""
-
-    backend: str
-    index: str
-    command: str
-    lacks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorDocument:
-    """``ggufspec/doctor@1``; ``driver`` is NVIDIA's version, None without a driver.
-
-    ``build`` is None outside a checkout, ``self_check`` where it was left out, ``prebuilt`` where nobody builds wheels
-    for such a machine.
-    """
-
-    ggufspec: str
-    python: str
-    llama_cpp: LlamaCpp
-    machine: Machine
-    driver: str | None
-    cards: tuple[Gpu, ...]
-    findings: tuple[Finding, ...]
-    build: Build | None = None
-    self_check: SelfCheck | None = None
-    prebuilt: Prebuilt | None = None
-    schema: str = field(default="ggufspec/doctor@1")
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing is an error."""
-        return all(finding.level != "error" for finding in self.findings)
 
 
 def examine(

@@ -13,7 +13,8 @@ from math import isfinite
 from typing import Any, Literal
 
 from ggufspec.display import of_memory
-from ggufspec.schema.document import PlanDocument, Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.plan import PlanDocument
 
 ALONE = "target alone"
 EXPECTED = "expected before it"

@@ -25,14 +25,9 @@ from ggufspec.reports.figures import (
 )
 from ggufspec.reports.tables import layers as layers_of
 from ggufspec.reports.tables import with_spread
-from ggufspec.schema.document import (
-    Cell,
-    CompareDocument,
-    PlanDocument,
-    Quality,
-    Run,
-    SpeculativeRun,
-)
+from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.compare import Cell, CompareDocument, Quality
+from ggufspec.schema.plan import PlanDocument
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,10 @@ from ggufspec.reports.figures import (
 )
 from ggufspec.reports.tables import layers as layers_of
 from ggufspec.reports.tables import with_spread
-from ggufspec.schema.document import (
-    BenchDocument,
-    PlanDocument,
-    PlannedModel,
-    Run,
-    SpeculativeRun,
-    SweepDocument,
-)
+from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.plan import PlanDocument, PlannedModel
+from ggufspec.schema.sweep import SweepDocument
 
 _MODES = {
     "target_only": "target-only",

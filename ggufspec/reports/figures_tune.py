@@ -19,12 +19,8 @@ from ggufspec.reports.figures import (
     swept,
 )
 from ggufspec.reports.tables import with_spread
-from ggufspec.schema.document import (
-    PlanDocument,
-    TuneDocument,
-    TunedSetting,
-    TuneTrial,
-)
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
 
 def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ggufspec.display import of_memory
-from ggufspec.schema.document import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
+from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
 
 if TYPE_CHECKING:
     from rich.table import Table

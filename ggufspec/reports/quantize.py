@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ggufspec.schema.quantize import QuantizeDocument
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _SUFFIX = re.compile(r"(?i)[-._](?:UD-)?(?:F32|F16|BF16|I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?)$")
 _PART = re.compile(r"-00001-of-\d{5}$")
-
-
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """One file that was written."""
-
-    type: str
-    file: str
-    expected_bytes: int
-    size_bytes: int
-    bits_per_weight: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizeDocument:
-    """``ggufspec/quantize@1``. ``weights`` is how many numbers the model has."""
-
-    source: str
-    source_bytes: int
-    weights: int
-    machine: dict[str, Any]
-    files: tuple[Quantised, ...]
-    schema: str = field(default="ggufspec/quantize@1")
 
 
 def outputs(source: Path, folder: Path, types: Sequence[str]) -> dict[str, Path]:

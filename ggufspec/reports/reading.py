@@ -9,14 +9,12 @@ from typing import Any, TypeAlias
 
 from ggufspec import foreign
 from ggufspec.errors import GgufspecError
-from ggufspec.schema.document import (
-    BenchDocument,
-    CompareDocument,
-    PlanDocument,
-    SpeculativeRun,
-    SweepDocument,
-    TuneDocument,
-)
+from ggufspec.schema.base import SpeculativeRun
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.compare import CompareDocument
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.tune import TuneDocument
 
 Result: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ggufspec.reports import plots
 from ggufspec.reports.figures import Row, Table
 from ggufspec.reports.sections import Machine, Section
 from ggufspec.reports.tables import escaped
-from ggufspec.schema.document import Failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,23 +18,6 @@ if TYPE_CHECKING:
 WORDS = frozenset({"Target", "Draft", "Device", "Policy"})
 SENTENCES = frozenset({"Setting", "Remarks", "Failure"})
 _LISTED = frozenset({"search", "length"})  # figures whose tables say what no other does
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A file of the results folder that no report is made of, and why."""
-
-    file: str
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class ReportDocument:
-    """``ggufspec/report@1``: documents by the file that they are kept in, and the files that were left out."""
-
-    results: dict[str, dict[str, Any]]
-    left_out: tuple[LeftOut, ...] = ()
-    schema: str = field(default="ggufspec/report@1")
 
 
 def terminal(machines: Sequence[Machine], width: int) -> Iterable[RenderableType]:

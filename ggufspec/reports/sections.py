@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ggufspec.display import of_memory
+from ggufspec.display import counted, of_memory
 from ggufspec.reports import (
     compare,
     figures,
@@ -21,16 +21,12 @@ from ggufspec.reports.figures import Figure, Row, Table, base_name, times
 from ggufspec.reports.plan import rate
 from ggufspec.reports.reading import Result
 from ggufspec.reports.tables import with_spread
-from ggufspec.schema.document import (
-    BenchDocument,
-    CompareDocument,
-    PlanDocument,
-    Run,
-    SpeculativeRun,
-    Spread,
-    SweepDocument,
-    TuneDocument,
-)
+from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.compare import CompareDocument
+from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.tune import TuneDocument
 
 _FEWEST = 3  # trials of which an interval can be told
 
@@ -195,9 +191,9 @@ def _compare(document: CompareDocument, plans: Sequence[PlanDocument]) -> Sectio
     best = next((cell for cell in compare.ordered(document, compare.Sort.SPEED) if cell.run is not None), None)
     qualities = tables_compare.quality(document)
     failures = sum(cell.run is None and cell.failure is not None for cell in document.cells)
-    title = tables.counted(len(document.targets), "target")
+    title = counted(len(document.targets), "target")
     if document.drafts:
-        title += f" × {tables.counted(len(document.drafts), 'draft')}"
+        title += f" × {counted(len(document.drafts), 'draft')}"
     stem = figures.common_stem([base_name(name) for name in names.targets]).rstrip("-_. ")
     if stem:
         title += f" of {stem}"
@@ -323,7 +319,7 @@ def _tune(document: TuneDocument, plans: Sequence[PlanDocument]) -> Section:
     notes.append(f"Saved as {document.saved}." if document.saved else "")
     return Section(
         "tune",
-        f"Tuning of {_pair(document.pair)}: {tables.counted(len(document.trials), 'setting')}"
+        f"Tuning of {_pair(document.pair)}: {counted(len(document.trials), 'setting')}"
         + (f", {len(failed)} failed" if failed else ""),
         lead,
         _is_gain(document.gain),

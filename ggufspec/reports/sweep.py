@@ -7,7 +7,8 @@ import io
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.tables import escaped, layers, markdown_table, speed, with_spread
-from ggufspec.schema.document import Run, SpeculativeRun, SweepDocument, SweepPoint
+from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.sweep import SweepDocument, SweepPoint
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.display import visible
-from ggufspec.schema.document import BenchDocument, Run, SpeculativeRun, Spread
+from ggufspec.display import counted, visible
+from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.bench import BenchDocument
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,11 +68,6 @@ def penalties(settings: dict[str, Any]) -> str:
     if not found or not last:
         return ""
     return f"{', '.join(found)} over {'the context' if last == -1 else counted(last, 'token')}"
-
-
-def counted(number: Any, thing: str) -> str:
-    """A number of things in words."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def shown_speed(tokens_per_s: float) -> str:

@@ -8,7 +8,8 @@ from ggufspec.display import of_memory
 from ggufspec.reports import compare, figures, figures_compare, tables
 from ggufspec.reports.figures import Row, Table, times
 from ggufspec.reports.tables import with_spread
-from ggufspec.schema.document import CompareDocument, SpeculativeRun
+from ggufspec.schema.base import SpeculativeRun
+from ggufspec.schema.compare import CompareDocument
 
 _BEFORE, _AFTER = ("Target", "Draft", "Tokens/s", "Speedup", "Accepted", "GPU layers"), ("Load", "J/token", "Mean KL")
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ggufspec.display import visible
-from ggufspec.reports.tables import counted
-from ggufspec.schema.document import Written
+from ggufspec.display import counted, visible
 from ggufspec.schema.rounds import Added, Judged, Likely, Own, Place, TracedRound
+from ggufspec.schema.trace import Written
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ggufspec.display import visible
+from ggufspec.display import counted, visible
 from ggufspec.reports import page, trace
-from ggufspec.reports.tables import counted, penalties
+from ggufspec.reports.tables import penalties
 from ggufspec.reports.trace import Row
-from ggufspec.schema.document import TraceDocument
 from ggufspec.schema.rounds import TracedRound
+from ggufspec.schema.trace import TraceDocument
 
 _OPEN = 12  # rounds of a trace that is short enough to show them all unfolded
 

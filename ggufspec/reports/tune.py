@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ggufspec.reports.tables import escaped, with_spread
-from ggufspec.schema.document import TuneDocument, TunedSetting, TuneTrial
+from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ggufspec.schema.document import Check, Difference
+from ggufspec.schema.verify import Check, Difference
 
 if TYPE_CHECKING:
     from rich.table import Table

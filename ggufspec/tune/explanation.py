@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ggufspec.bench.stats import spread
-from ggufspec.schema.document import Spread
+from ggufspec.schema.base import Spread
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ggufspec.cli import given
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.profile import Pair
-    from ggufspec.schema.document import TuneDocument, TunedSetting
+    from ggufspec.schema.tune import TuneDocument, TunedSetting
 
 _FEWEST = 3  # trials side by side, for an interval to say something
 

@@ -19,7 +19,8 @@ from ggufspec.bench.stats import paired_ratios, spread
 from ggufspec.bench.versus import machine, settings_of, speed
 from ggufspec.errors import UsageError
 from ggufspec.files import file_name
-from ggufspec.schema.document import Failure, Spread, TuneDocument, TunedSetting, TuneTrial
+from ggufspec.schema.base import Failure, Spread
+from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 from ggufspec.tune.explanation import explanation
 from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference

@@ -17,7 +17,7 @@ from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
 from ggufspec.planning.speed import cost, expected_tokens, pass_s
-from ggufspec.schema.document import TunedSetting
+from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings import parse_drafters
 
 DEFAULT_MICRO_BATCH = 512

@@ -23,7 +23,8 @@ from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules.speculative import Law
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
-from ggufspec.schema.document import Check, Difference, Divergence, Place
+from ggufspec.schema.bench import Divergence
+from ggufspec.schema.verify import Check, Difference, Place
 
 STRICT, DEFAULT, DISTRIBUTION = "strict", "default", "distribution"
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible"

@@ -20,7 +20,8 @@ from ggufspec.errors import ModelError
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.schema.document import Check, Divergence
+from ggufspec.schema.bench import Divergence
+from ggufspec.schema.verify import Check
 from ggufspec.settings import parse_drafters
 from ggufspec.verify.certificate import (
     ADAPTIVE,

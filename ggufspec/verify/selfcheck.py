@@ -36,7 +36,7 @@ from ggufspec.llamacpp.quantize import to_numbers
 from ggufspec.models import expansion_file as grown
 from ggufspec.models.expansion_layout import Shape
 from ggufspec.models.profile import demo_pair
-from ggufspec.reports.doctor import CheckRow, CheckStep, SelfCheck
+from ggufspec.schema.doctor import CheckRow, CheckStep, SelfCheck
 from ggufspec.verify.reference import Floats, hyper, logits
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M", "Q3_K_S")

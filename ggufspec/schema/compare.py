@@ -1,0 +1,87 @@
+"""The JSON document of ``ggufspec compare``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggufspec.schema.base import Amount, Count, Failure, Run, Share, SpeculativeRun, Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How near a quantised target is to the reference, the largest one given, on the bundled text.
+
+    Each of the estimates has its standard error over the tokens of the text. ``mean_kl`` is KL(reference ‖ this), in
+    nats a token; ``top1_agreement`` the share of places where both have the same likeliest token. The reference itself
+    has ``mean_kl`` 0 and ``top1_agreement`` 1.
+    """
+
+    reference: str
+    tokens: Count
+    perplexity: Amount
+    perplexity_error: Amount
+    mean_kl: float
+    mean_kl_error: Amount
+    top1_agreement: Share
+    top1_agreement_error: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedModel:
+    """A target or draft file of a comparison. ``name`` is unique in it; drafts have no quality."""
+
+    name: str
+    file: str
+    size_bytes: Count
+    quality: Quality | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One target with one draft, or alone, at its own best placement.
+
+    Args:
+        target: name of a target.
+        draft: name of a draft; None is the target alone.
+        run: what was measured, absent if it failed.
+        speedup: over the best target-only run of the same target file, paired by repetition; absent for that run.
+        bytes: by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
+            ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``.
+        energy_j_per_token: where NVML counts energy: all cards together, the whole answers, idle power included.
+        leads: whether it is the fastest of all, or its interval overlaps the fastest one's.
+        failure: why there is no run.
+    """
+
+    target: str
+    draft: str | None
+    run: Run | SpeculativeRun | None
+    speedup: Spread | None
+    bytes: dict[str, dict[str, Count]] = field(default_factory=dict)
+    energy_j_per_token: Amount | None = None
+    leads: bool = False
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompareDocument:
+    """``ggufspec/compare@1``: many targets × many drafts on one machine.
+
+    ``warnings`` tell what makes the ranking unsure: leaders that overlap, a machine whose speed drifted.
+    """
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    targets: tuple[ComparedModel, ...]
+    drafts: tuple[ComparedModel, ...]
+    cells: tuple[Cell, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    schema: str = field(default="ggufspec/compare@1")
+
+
+def cell_name(target: str, draft: str | None) -> str:
+    """A cell in a sentence."""
+    return f"{target} + {draft}" if draft else f"{target} alone"

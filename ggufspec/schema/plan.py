@@ -1,0 +1,79 @@
+"""The JSON document of ``ggufspec plan``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggufspec.schema.base import Amount, Count
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """Where one model's layers go. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
+
+    ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``.
+    """
+
+    file: str
+    gpu_layers: Count
+    layers: Count
+    split: tuple[Amount, ...]
+    n_cpu_moe: Count
+    cache_type_k: str
+    cache_type_v: str
+    bytes: dict[str, dict[str, Count]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """One device and what the plan uses of it; ``formula_error_bytes`` is formula minus llama.cpp."""
+
+    name: str
+    description: str
+    total_bytes: Count
+    free_bytes: Count
+    budget_bytes: Count
+    used_bytes: Count
+    overhead_bytes: Count
+    formula_error_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOption:
+    """One way of running and what it is predicted to reach."""
+
+    target: PlannedModel
+    draft: PlannedModel | None
+    tokens_per_s: Amount
+    draft_length: Count
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """Predicted tokens/s with so many target layers offloaded; None where it does not fit the budget."""
+
+    gpu_layers: Count
+    target_only_tokens_per_s: Amount | None
+    speculative_tokens_per_s: Amount | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways."""
+
+    pair: dict[str, Any]
+    devices: tuple[PlannedDevice, ...]
+    target: PlannedModel
+    draft: PlannedModel | None
+    options: dict[str, PlannedOption | None]
+    predicted: dict[str, Amount | None]
+    choice: str
+    why: str
+    settings: dict[str, Any]
+    draft_costs_layers: Count
+    confirmed: bool
+    speed: str
+    notes: tuple[str, ...]
+    sweep: tuple[SweepRow, ...] = ()
+    schema: str = field(default="ggufspec/plan@1")

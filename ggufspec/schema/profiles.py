@@ -1,0 +1,97 @@
+"""The JSON documents of ``ggufspec profiles``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileModel:
+    """One model of a profile.
+
+    ``size_bytes`` and ``layers`` are from its header where that was read, else from the profile; ``read`` says which.
+    None is not known.
+    """
+
+    repo: str | None
+    file: str
+    revision: str | None
+    gpu_layers: int | None
+    size_bytes: int | None
+    layers: int | None
+    read: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One profile. ``fits`` is ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``.
+
+    ``fits_layers`` are the target's layers that fit on this machine's cards beside the whole draft, as ``-ngl`` counts
+    them; None without a card. ``error`` says why a file is no profile.
+    """
+
+    name: str
+    path: str
+    mine: bool
+    why: str
+    source: str
+    target: ProfileModel | None
+    draft: ProfileModel | None
+    settings: dict[str, Any]
+    fits: str
+    fits_layers: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilesDocument:
+    """``ggufspec/profiles@1``. ``budgets`` has the bytes that models may take on each device of this machine."""
+
+    profiles: tuple[ProfileRow, ...]
+    folder: str
+    budgets: dict[str, int]
+    schema: str = field(default="ggufspec/profiles@1")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDocument:
+    """``ggufspec/profile@1``. ``compatible`` is the verdict on the pair, None until both headers are read."""
+
+    profile: ProfileRow
+    comment: str
+    compatible: str | None
+    reasons: tuple[str, ...]
+    schema: str = field(default="ggufspec/profile@1")
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedDocument:
+    """``ggufspec/profile-removed@1``. ``bundled`` says that the name is that of one that ships from now on."""
+
+    name: str
+    path: str
+    bundled: bool
+    schema: str = field(default="ggufspec/profile-removed@1")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCheck:
+    """What was found of one profile; it is good without ``problems``."""
+
+    name: str
+    ok: bool
+    problems: tuple[str, ...]
+    hints: tuple[str, ...]
+    warnings: tuple[str, ...]
+    target_bytes: int | None
+    draft_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckDocument:
+    """``ggufspec/profile-check@1``."""
+
+    checks: tuple[ProfileCheck, ...]
+    ok: bool
+    schema: str = field(default="ggufspec/profile-check@1")

@@ -1,0 +1,66 @@
+"""The JSON document of ``ggufspec rehearse``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggufspec.schema.base import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedModel:
+    """One model as it ran. ``batch_s`` is by width, T(n); ``layers`` are blocks, the output is one more.
+
+    ``bytes`` has, by device, ``weights``, ``kv`` and ``compute`` as llama.cpp counts them; the host is ``CPU``.
+    """
+
+    file: str
+    layers: int
+    gpu_layers: int
+    tokens_per_s: Spread
+    batch_s: dict[int, Spread]
+    prompt_tokens_per_s: float
+    depth: int
+    load_s: float
+    bytes: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedRun:
+    """Models loaded together: ``pair``, ``target_only``, ``half`` of its layers or ``none``; or why it was left out."""
+
+    name: str
+    target: RehearsedModel | None
+    draft: RehearsedModel | None
+    ram_bytes: int
+    vram_bytes: int
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the pair reaches if drafted tokens are kept with chance ``acceptance``; ``gain`` is over the rival."""
+
+    acceptance: float
+    draft_length: int
+    tokens_per_s: float
+    gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class RehearseDocument:
+    """``ggufspec/rehearse@1``. ``rival_tokens_per_s`` is target-only where it is fastest."""
+
+    pair: dict[str, Any]
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    standins: dict[str, Any]
+    runs: tuple[RehearsedRun, ...]
+    rival_tokens_per_s: Spread
+    expected: tuple[Expected, ...]
+    break_even_acceptance: float | None
+    why: str
+    notes: tuple[str, ...] = ()
+    label: str = "measured on stand-in weights; acceptance assumed"
+    schema: str = field(default="ggufspec/rehearse@1")
