@@ -22,7 +22,7 @@ from rich.text import Text
 from server import Server, serving
 
 import ggufspec
-from ggufspec.cli import console
+from ggufspec.cli import ui
 from ggufspec.cli.terminal import Console
 from ggufspec.reports.tables import escaped
 
@@ -313,7 +313,7 @@ def test_commands_in_one_process_do_not_pile_up(
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     try:
         for _ in range(2000):
-            console.hear()
+            ui.hear()
         logging.getLogger("anybody").warning("%s", HOSTILE)
     finally:
         logging.setLogRecordFactory(factory)

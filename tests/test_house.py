@@ -222,7 +222,7 @@ def test_the_package_loads_its_rooms_when_they_are_asked():
         (direction, "reports/tables.py", "from .. import cli"),
         (direction, "llamacpp/model.py", "from ggufspec.models.compat import Vocabulary"),
         (direction, "decoding/loop.py", "def f():\n    from ggufspec.bench import stats"),
-        (direction, "decoding/loop.py", "if TYPE_CHECKING:\n    from ggufspec.cli import console"),
+        (direction, "decoding/loop.py", "if TYPE_CHECKING:\n    from ggufspec.cli import ui"),
         (direction, "decoding/loop.py", "from ggufspec.attic import things"),
         (direction, "decoding/loop.py", "from ggufspec import SpeculativeDecoder"),
         (direction, "errors.py", "from ggufspec.hardware import host"),
@@ -263,7 +263,7 @@ def test_a_wrong_line_is_found(check, path, line):
         (direction, "bench/stats.py", "from ..hardware import host"),
         (direction, "hardware/host.py", "from ggufspec.errors import GgufspecError"),
         (strangers, "llamacpp/model.py", "import llama_cpp"),
-        (world, "cli/console.py", "print('x')"),
+        (world, "cli/ui.py", "print('x')"),
         (world, "decoding/loop.py", "sys.stderr, os.cpu_count(), print_all, exit_code"),
     ],
 )

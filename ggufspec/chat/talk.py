@@ -16,7 +16,7 @@ from ggufspec.chat import report as shown
 from ggufspec.chat import stream as chat_stream
 from ggufspec.chat.commands import COMMANDS, Command, Settings
 from ggufspec.chat.conversation import Conversation
-from ggufspec.cli import console
+from ggufspec.cli import ui
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.schema.chat import ChatDocument, ChatFigures, ChatRun, ChatTurn
@@ -52,7 +52,7 @@ class Screen:
 
     def tell(self, text: str) -> None:
         """The same of what was asked for, or must not be missed."""
-        console.note(text)
+        ui.note(text)
 
     def gap(self) -> None:
         """An empty line, where somebody looks."""
@@ -61,7 +61,7 @@ class Screen:
 
     def show(self, what: RenderableType) -> None:
         """Something that was asked for and is no answer: among the answers only where somebody looks."""
-        (self.console if self.interactive else console.err()).print(what)
+        (self.console if self.interactive else ui.err()).print(what)
 
     def answer(self, settings: Settings) -> chat_stream.Stream:
         """Where the next answer goes."""
@@ -127,7 +127,7 @@ class Talk:
             StopError: Ctrl-C.
         """
         try:
-            with console.busy(self.screen.quiet or self._verbose) as say:
+            with ui.busy() as say:
                 say(f"loading {self.name}")
                 ready = self._session.open(session.__name__, self.spec, session.Ready)
         except Interrupted:
@@ -497,7 +497,7 @@ class _Hearing:
                 self._talk.tell_dropped(self.dropped)
             case "prompt":
                 if event["tokens"] > _LONG_PROMPT and self._talk.screen.interactive:
-                    say = self._waiting.enter_context(console.busy(self._talk.screen.quiet))
+                    say = self._waiting.enter_context(ui.busy())
                     say(f"reading a prompt of {event['tokens']:,} tokens")
             case "round":
                 if isinstance(stream := self._begun(), chat_stream.Rounds):

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ggufspec import __version__
-from ggufspec.cli import console, given, options
+from ggufspec.cli import given, options, ui
 from ggufspec.cli.bench import bench
 from ggufspec.cli.chat import chat
 from ggufspec.cli.compare import compare
@@ -31,6 +31,7 @@ from ggufspec.cli.tune import tune
 from ggufspec.cli.verify import verify
 from ggufspec.cli.worker import worker
 from ggufspec.errors import GgufspecError, StopError
+from ggufspec.settings import Flags
 
 app = typer.Typer(
     name="ggufspec",
@@ -43,28 +44,30 @@ app = typer.Typer(
 profiles = typer.Typer(name="profiles", rich_markup_mode=None)
 
 
-def _register(command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None) -> None:
-    """Add a command; ``examples`` end its help."""
-    command = given.spread(command)
+def _register(
+    command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None, asks: bool = False
+) -> None:
+    """Add a command; ``examples`` end its help. With ``asks`` it has ``-y``."""
+    command = given.spread(command, asks=asks)
 
     @functools.wraps(command)
     def interruptible(*args: object, **kwargs: object) -> int:
-        console.hear()
+        ui.hear()
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:  # Typer would make it a bare exit code
             raise StopError("interrupted") from None
         finally:
-            _tell_unkept(quiet=bool(kwargs.get("quiet")))
+            _tell_unkept()
 
     on.command(name, epilog=options.epilog(*examples))(interruptible)
 
 
-def _tell_unkept(*, quiet: bool) -> None:
+def _tell_unkept() -> None:
     """Warn once that the command had only a temporary folder for its cache or its results."""
     cache = sys.modules.get("ggufspec.cache")
-    if cache is not None and cache.warning() and not quiet:
-        console.note(cache.warning())
+    if cache is not None and cache.warning():
+        ui.note(cache.warning())
 
 
 _register(
@@ -72,29 +75,34 @@ _register(
     "ggufspec bench demo",
     "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
     "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
+    asks=True,
 )
 _register(
     compare,
     "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html c.html",
     "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
     "ggufspec compare llama3-70b llama3.1-8b",
+    asks=True,
 )
 _register(
     run,
     'ggufspec run demo -p "def main("',
     "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
+    asks=True,
 )
 _register(
     chat,
     "ggufspec chat demo",
     "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
     "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
+    asks=True,
 )
 _register(
     trace,
     'ggufspec trace demo -p "def main(" -n 16',
     "ggufspec trace demo -f prompt.txt --temp 0.8 --accept residual --html trace.html",
     "ggufspec trace -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --json | jq .places",
+    asks=True,
 )
 _register(
     plan,
@@ -105,6 +113,7 @@ _register(
     pull,
     "ggufspec pull llama3-70b --dry-run",
     "ggufspec pull -hf USER/REPO:Q4_K_M -hfd USER/SMALL-REPO:Q8_0 -y",
+    asks=True,
 )
 _register(
     rehearse,
@@ -120,6 +129,7 @@ _register(
     tune,
     "ggufspec tune demo --budget 5m",
     "ggufspec tune -m TARGET.gguf -md DRAFT.gguf --allow-kv q8_0 --save my-pair",
+    asks=True,
 )
 _register(
     report,
@@ -130,6 +140,7 @@ _register(
     verify,
     "ggufspec verify demo",
     "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json certificate.json",
+    asks=True,
 )
 _register(
     worker,
@@ -169,6 +180,7 @@ _register(
     "ggufspec profiles rm my-pair",
     on=profiles,
     name="rm",
+    asks=True,
 )
 _register(
     check,
@@ -199,7 +211,7 @@ def _version(wanted: bool) -> None:
             beside = f" (llama-cpp-python {version_of('llama-cpp-python')})"
         except PackageNotFoundError:
             beside = ""
-        console.data(f"ggufspec {__version__}{beside}")
+        ui.data(f"ggufspec {__version__}{beside}")
         raise typer.Exit
 
 
@@ -215,6 +227,7 @@ def top(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the only place where an error becomes text and an exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    ui.begin(Flags())
     try:
         try:
             return app(args=arguments or ["--help"], prog_name="ggufspec", standalone_mode=False) or 0
@@ -234,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # a full disk behind a redirection, no memory for a process
         _discard_output()
-        console.failure(str(error), "")
+        ui.failure(str(error), "")
         return 1
 
 
@@ -258,8 +271,8 @@ def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
     if "--json" in arguments:
         from ggufspec.schema.base import ErrorDocument, to_line
 
-        console.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
-    console.failure(message, hint)
+        ui.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
+    ui.failure(message, hint)
     return code
 
 
@@ -286,6 +299,6 @@ def _at_signals(handler: Callable[[int, FrameType | None], None] | signal.Handle
 
 def entry() -> None:
     """The console script."""
-    console.ready()
+    ui.ready()
     _at_signals(_end)
     sys.exit(main())

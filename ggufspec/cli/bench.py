@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, given, options, planned
+from ggufspec.cli import given, options, planned, ui
 from ggufspec.cli import sweep as sweeping
 from ggufspec.errors import StopError, UsageError
 
@@ -46,16 +46,12 @@ def bench(
         Engine,
         typer.Option("--engine", metavar="own|hook", help="hook: llama-cpp-python's Llama with our draft, too."),
     ] = Engine.OWN,
-    yes: options.Yes = False,
-    json: options.Json = False,
     exports: given.Exports,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Measure each value of the one option that has a list: --draft-max 1,2,4,8.")
     ] = False,
     results: options.Results = None,
     fresh: options.Fresh = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
     several: given.Several | None,
 ) -> int:
     """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
@@ -93,7 +89,7 @@ def bench(
         )
     if files == given.BenchFiles():
         files = given.BenchFiles(options.BENCH_PAIR)
-    chosen = files.choose(need_draft=not alone, no_draft=alone, yes=yes, quiet=quiet)
+    chosen = files.choose(need_draft=not alone, no_draft=alone)
     usual = (predict, repetitions, own_prompt) == (None, None, None)
     repetitions = repetitions or chosen.bench.repetitions or TRIALS
     kinds = chosen.bench.prompts or {p.kind for p in PROMPTS}
@@ -102,7 +98,7 @@ def bench(
         target=chosen.target,
         draft=chosen.draft,
         options=DecoderOptions(),
-        sampling=choosing.drawn(quiet=quiet).sampling(),
+        sampling=choosing.drawn().sampling(),
         prompts=prompts,
         max_tokens=predict or chosen.bench.max_tokens or TOKENS,
         rpc=tuple(placing.rpc or ()),
@@ -116,54 +112,50 @@ def bench(
             decoding,
             drafting,
             repetitions=repetitions,
-            quiet=quiet,
-            verbose=verbose,
         )
-        return sweeping.measure(experiment, exports, results=results, fresh=fresh, json=json, quiet=quiet)
+        return sweeping.measure(experiment, exports, results=results, fresh=fresh)
     if drafting.drafter is None and chosen.settings.drafter == "none":
-        if not quiet:
-            console.note(f"by its profile nobody drafts for {chosen.name}: measured as with --drafter both")
+        ui.note(f"by its profile nobody drafts for {chosen.name}: measured as with --drafter both")
         drafting = replace(drafting, drafter=options.Drafter.BOTH)
     if engine == "hook":
         hooked.check(planned.decoder(chosen.settings, decoding, drafting), spec.sampling)
     pair = planned.of_pair(chosen)
-    places = planned.settle(pair, placing, decoding, drafting, rival=True, quiet=quiet, verbose=verbose)
+    places = planned.settle(pair, placing, decoding, drafting, rival=True)
     if engine == "hook":  # a plan may put experts on the CPU
         hooked.check(places.pair, spec.sampling)
         hooked.check(places.alone, spec.sampling)
     spec = replace(spec, draft=chosen.draft if places.pair.needs_draft else None, options=places.pair)
-    run = Bench(Experiment(chosen, spec, repetitions, verbose, places.alone, places.plan, engine))
+    run = Bench(Experiment(chosen, spec, repetitions, ui.flags().verbose, places.alone, places.plan, engine))
     interrupted = False
-    if not (quiet or json):
+    if not ui.flags().json:
         modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
         minutes = f"; about {chosen.bench.minutes:g} minutes on two cores" if usual and chosen.bench.minutes else ""
-        console.note(f"measuring {chosen.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
+        ui.note(f"measuring {chosen.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
     try:
-        with console.progress(quiet or verbose) as progress:
+        with ui.progress() as progress:
             run.run(progress)
     except KeyboardInterrupt:
         if not any(run.results.values()):
             raise StopError("interrupted before anything was measured") from None
         interrupted = True
     planned.learn(pair, places, run.results["speculative"])
-    return _report(run.document(interrupted=interrupted), exports, json=json, quiet=quiet)
+    return _report(run.document(interrupted=interrupted), exports)
 
 
-def _report(document: BenchDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
+def _report(document: BenchDocument, exports: given.Exports) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import tables
     from ggufspec.schema.base import to_json
 
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
         _show(document)
-        if not quiet:
-            for note in (*document.notes, *(document.hook.notes if document.hook else ())):
-                console.note(note)
+        for note in (*document.notes, *(document.hook.notes if document.hook else ())):
+            ui.note(note)
     failed = exports.write(document, markdown=tables.markdown, csv=tables.comma_separated)
     if document.interrupted:
-        console.failure("interrupted; what is shown was measured before", "")
+        ui.failure("interrupted; what is shown was measured before", "")
         return 130
     return failed.exit_code if failed else 0
 
@@ -173,7 +165,7 @@ def _show(document: BenchDocument) -> None:
 
     from ggufspec.reports import tables
 
-    out = console.out()
+    out = ui.out()
     if note := document.pair.get("note"):
         out.print(Text(note))
     for role in ("target", "draft"):

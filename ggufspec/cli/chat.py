@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, given, options
+from ggufspec.cli import given, options, ui
 from ggufspec.cli.run import paired
 from ggufspec.errors import GgufspecError, UsageError
 
@@ -41,13 +41,6 @@ def chat(
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,
-    yes: options.Yes = False,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the conversation as one JSON document, as far as it came; or the failure."),
-    ] = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
 
@@ -56,14 +49,12 @@ def chat(
     if system is not None and system_file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
     said_first = options.read_prompt(system, system_file) or ""
-    interactive = not json and sys.stdin.isatty() and sys.stdout.isatty()
+    interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines: Iterator[str] = iter(()) if interactive else _lines()
     first = None if interactive else _first(lines)
-    chosen, spec, settings = _prepare(
-        files, placing, drafting, decoding, choosing, no_draft=no_draft, yes=yes, quiet=quiet, verbose=verbose
-    )
+    chosen, spec, settings = _prepare(files, placing, drafting, decoding, choosing, no_draft=no_draft)
     settings = replace(settings, length=predict, tint=tint, markdown=None if markdown else False, system=said_first)
-    talk = _talk(chosen, spec, settings, interactive=interactive, streams=not json, quiet=quiet, verbose=verbose)
+    talk = _talk(chosen, spec, settings, interactive=interactive, streams=not ui.flags().json)
     try:
         if load is not None:  # before the pair is loaded: a typo costs no wait
             talk.resume(load)
@@ -73,7 +64,7 @@ def chat(
         if interactive:
             return _converse(talk)
         assert first is not None
-        return _go_through(talk, first, lines, json=json)
+        return _go_through(talk, first, lines)
     finally:
         talk.close()
 
@@ -86,18 +77,13 @@ def _prepare(
     choosing: given.Choosing,
     *,
     no_draft: bool,
-    yes: bool,
-    quiet: bool,
-    verbose: bool,
 ) -> tuple[Pair, Spec, Settings]:
     """The pair, its files here and placed, and how it is talked to at first."""
     from ggufspec.chat.commands import Settings
     from ggufspec.chat.session import Spec
     from ggufspec.decoding.options import ROWS
 
-    chosen, loaded = paired(
-        files, placing, drafting, decoding, no_draft=no_draft, yes=yes, quiet=quiet, verbose=verbose
-    )
+    chosen, loaded = paired(files, placing, drafting, decoding, no_draft=no_draft)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     ngram = {"both": "on", "lookup": "on", "draft": "off", "none": "off"}[loaded.drafter] if drafts else "off"
     fixed = loaded.draft_policy == "fixed"
@@ -109,7 +95,7 @@ def _prepare(
         ngram=ngram,
         gamma=loaded.draft_max if fixed and drafts else None,
         accept=loaded.accept,
-        sampling=choosing.drawn(quiet=quiet).sampling(),
+        sampling=choosing.drawn().sampling(),
     )
     if not drafts:  # so that /ngram can bring the lookup in
         loaded = replace(loaded, drafters=("lookup",))
@@ -117,14 +103,12 @@ def _prepare(
     return chosen, spec, settings
 
 
-def _talk(
-    chosen: Pair, spec: Spec, settings: Settings, *, interactive: bool, streams: bool, quiet: bool, verbose: bool
-) -> Talk:
+def _talk(chosen: Pair, spec: Spec, settings: Settings, *, interactive: bool, streams: bool) -> Talk:
     from ggufspec.chat.markdown import THEME
     from ggufspec.chat.talk import Screen, Talk
 
-    screen = Screen(console.out(THEME), interactive, streams=streams, quiet=quiet)
-    return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=verbose)
+    screen = Screen(ui.out(THEME), interactive, streams=streams, quiet=ui.flags().quiet)
+    return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
 
 
 def _converse(talk: Talk) -> int:
@@ -147,10 +131,10 @@ def _converse(talk: Talk) -> int:
         except KeyboardInterrupt:
             continue
         except GgufspecError as error:
-            console.failure(error.message, error.hint)
+            ui.failure(error.message, error.hint)
 
 
-def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> int:
+def _go_through(talk: Talk, first: str, lines: Iterator[str]) -> int:
     """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat.
 
     What was said before is told all the same.
@@ -164,18 +148,18 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str], *, json: bool) -> 
     except KeyboardInterrupt:
         interrupted = True
     except GgufspecError as error:
-        if not json or talk.turns == loaded:
+        if not ui.flags().json or talk.turns == loaded:
             raise
         failure = error
-    if json:
+    if ui.flags().json:
         from ggufspec.schema.base import to_json
 
-        console.data(to_json(talk.document(interrupted=interrupted, failure=failure)))
+        ui.data(to_json(talk.document(interrupted=interrupted, failure=failure)))
     if failure is not None:
-        console.failure(failure.message, failure.hint)
+        ui.failure(failure.message, failure.hint)
         return failure.exit_code
     if interrupted:
-        console.failure("interrupted", "")
+        ui.failure("interrupted", "")
         return 130
     return 0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, contenders, given, options, planned
+from ggufspec.cli import contenders, given, options, planned, ui
 from ggufspec.cli.matrix import matrix
 from ggufspec.errors import GgufspecError, StopError
 from ggufspec.reports.compare import Sort
@@ -64,11 +64,7 @@ def compare(
     choosing: given.Choosing,
     results: options.Results = None,
     fresh: options.Fresh = False,
-    yes: options.Yes = False,
-    json: options.Json = False,
     exports: given.Exports,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Compare many pairs by speed, memory, energy and quality. Speedup and acceptance are there too, and the
     quality is each quantisation's.
@@ -84,10 +80,10 @@ def compare(
 
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
-    choosing = choosing.drawn(quiet=quiet)
-    wanted = contenders.Wanted(room, drafting, decoding, choosing, own_prompt, predict, repetitions, quiet, verbose)
+    choosing = choosing.drawn()
+    wanted = contenders.Wanted(room, drafting, decoding, choosing, own_prompt, predict, repetitions)
     wanted.check()
-    pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft, yes=yes, quiet=quiet)
+    pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft)
     stem = (results or writable(results_folder())) / f"compare-{wanted.key(pairings)}"
     journal, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     ledger = Ledger(journal, machine(), fresh=fresh)
@@ -98,7 +94,7 @@ def compare(
         experiment, places = contenders.experiment(pairings, wanted, ledger, rows)
         comparison = Comparison(experiment, ledger)
         try:
-            with console.progress(quiet or verbose) as progress:
+            with ui.progress() as progress:
                 comparison.run(progress)
         except KeyboardInterrupt:
             if not any(comparison.trials.values()):
@@ -108,7 +104,7 @@ def compare(
     finally:
         ledger.close()
     document = comparison.document(interrupted=interrupted)
-    return _report(document, sort, exports, kept, comparison.kept_from_before, json=json, quiet=quiet)
+    return _report(document, sort, exports, kept, comparison.kept_from_before)
 
 
 def _learn(comparison: Comparison, places: contenders.Places) -> None:
@@ -124,9 +120,6 @@ def _report(
     exports: given.Exports,
     kept: Path,
     from_before: int,
-    *,
-    json: bool,
-    quiet: bool,
 ) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.cache import is_temporary
@@ -135,23 +128,22 @@ def _report(
     from ggufspec.reports import compare as report
     from ggufspec.schema.base import to_json
 
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
         _show(document, sort)
-    if not quiet:
-        for note in document.notes:
-            console.note(note)
+    for note in document.notes:
+        ui.note(note)
     failed: GgufspecError | None = None
     try:
         write_whole(kept, to_json(document) + "\n")
     except GgufspecError as error:
         failed = error
-        console.failure(error.message, error.hint)
+        ui.failure(error.message, error.hint)
     else:
-        if not quiet and not is_temporary(kept):
+        if not is_temporary(kept):
             again = f"; {counted(from_before, 'trial')} from before, --fresh measures everything again"
-            console.note(f"kept in {kept}{again if from_before else ''}")
+            ui.note(f"kept in {kept}{again if from_before else ''}")
     failed = (
         exports.write(
             document,
@@ -161,10 +153,10 @@ def _report(
         or failed
     )
     if document.interrupted:
-        console.failure("interrupted; what is shown was measured before", "the same command goes on from here")
+        ui.failure("interrupted; what is shown was measured before", "the same command goes on from here")
         return 130
     if not any(cell.run for cell in document.cells):
-        console.failure("no cell could be measured", "the reasons are above")
+        ui.failure("no cell could be measured", "the reasons are above")
         return 1
     return failed.exit_code if failed else 0
 
@@ -174,7 +166,7 @@ def _show(document: CompareDocument, sort: Sort) -> None:
 
     from ggufspec.reports import compare as report
 
-    out = console.out()
+    out = ui.out()
     if any(model.quality or model.failure for model in document.targets):
         out.print(report.targets(document, out.width))
     out.print(report.terminal(document, sort, out.width))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ggufspec import foreign
-from ggufspec.cli import console, given, planned
+from ggufspec.cli import given, planned, ui
 from ggufspec.cli.matrix import LOOKUP, NONE, File, Pairing
 from ggufspec.errors import GgufspecError, UsageError
 
@@ -36,8 +36,6 @@ class Wanted:
     prompt: str | None
     predict: int
     repetitions: int
-    quiet: bool
-    verbose: bool
 
     def check(self) -> None:
         """Find out before anything is fetched that an option cannot be.
@@ -138,7 +136,7 @@ def experiment(
         for subjects, file in ((targets, one.target), (drafts, one.draft)):
             if isinstance(file, File):
                 if file.path not in seen:
-                    seen[file.path] = _look(file, wanted)
+                    seen[file.path] = _look(file)
                 if file.name not in subjects:
                     looked = seen[file.path]
                     subjects[file.name] = Subject(file.name, file.path, looked.size_bytes, looked.identity)
@@ -160,12 +158,12 @@ def experiment(
         settings=settings | {"repetitions": wanted.repetitions, "rpc": list(rpc)},
         rows=rows,
         rpc=rpc,
-        verbose=wanted.verbose,
+        verbose=ui.flags().verbose,
     )
     return made, places
 
 
-def _look(file: File, wanted: Wanted) -> _Seen:
+def _look(file: File) -> _Seen:
     from ggufspec.models.files import locate
     from ggufspec.models.source import read_headers
     from ggufspec.schema.base import Failure
@@ -174,7 +172,7 @@ def _look(file: File, wanted: Wanted) -> _Seen:
     try:
         found = locate(file.path)
         size_bytes, identity = sum(part.size_bytes for part in found.files), found.key
-        with console.busy(wanted.quiet or wanted.verbose) as say:
+        with ui.busy() as say:
             say(f"reading the header of {file.name}")
             return _Seen(size_bytes, identity, read_headers([file.path])[0])
     except GgufspecError as error:
@@ -248,12 +246,11 @@ def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Place
         headroom=wanted.room.headroom,
         rpc=wanted.room.rpc,
     )
-    quiet, verbose = wanted.quiet, wanted.verbose
-    placed = planned.place(chosen, decoder, asked, quiet=quiet, verbose=verbose)
+    placed = planned.place(chosen, decoder, asked)
     plan = placed.plan
     if plan is None:  # nothing was left to plan; its bytes are for the report only
         with contextlib.suppress(GgufspecError):
-            made = planned.make(chosen, decoder, asked, quiet=quiet, verbose=verbose)
+            made = planned.make(chosen, decoder, asked)
             plan = document(made.plan, chosen.describe(), made.acceptance_from)
     return Place(placed.pair, _bytes(plan, with_draft=chosen.draft is not None)), chosen, placed
 

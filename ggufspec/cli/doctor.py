@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import ui
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +24,6 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the self-check, which computes known models: 5 to 15 seconds.")
     ] = False,
-    json: options.Json = False,
 ) -> int:
     """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""
     import platform
@@ -49,8 +48,8 @@ def doctor(
         self_check=self_check,
         prebuilt=_prebuilt(survey),
     )
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
         _show(document)
     return 0 if document.healthy else 1
@@ -94,7 +93,7 @@ def _build() -> Build | None:
 def _self_check() -> SelfCheck:
     from ggufspec.verify import selfcheck
 
-    with console.busy(quiet=False) as say:
+    with ui.busy() as say:
         return selfcheck.check(on_step=lambda step: say(f"self-check: {step.type}"))
 
 
@@ -138,7 +137,7 @@ def _show(document: DoctorDocument) -> None:
 
     from ggufspec.display import gib
 
-    out, llama, machine = console.out(), document.llama_cpp, document.machine
+    out, llama, machine = ui.out(), document.llama_cpp, document.machine
     facts = [
         ("ggufspec", f"{document.ggufspec}, Python {document.python}"),
         ("llama.cpp", f"llama-cpp-python {llama.version or 'is not installed'}"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, given, options, planned
+from ggufspec.cli import given, options, planned, ui
 from ggufspec.errors import GgufspecError
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ def export(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
     ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Print a pair's placement as settings of another program.
 
@@ -64,35 +62,35 @@ def export(
     if no_draft:
         chosen = replace(chosen, draft=None)
     drafting = given.Drafting(draft_policy=options.Policy.FIXED, draft_max=draft_max)  # other programs have no other
-    places = planned.settle(chosen, placing, decoding, drafting, gpu=gpu, vram=vram, quiet=quiet)
+    places = planned.settle(chosen, placing, decoding, drafting, gpu=gpu, vram=vram)
     if not places.pair.needs_draft:  # the profile says so: tuning found that it does not pay
         chosen = replace(chosen, draft=None)
     settings = settings_from(
         _file(chosen.target, hub),
         _file(chosen.draft, hub) if chosen.draft else None,
         places.pair,
-        blocks=_blocks(chosen, quiet) if to is Program.LM_STUDIO else None,
+        blocks=_blocks(chosen) if to is Program.LM_STUDIO else None,
         devices=() if gpu or vram else places.cards,
         rpc=tuple(placing.rpc or ()),
     )
     made = planning.export(to.value, settings)
-    text = to_json(ExportDocument(to.value, made.text, made.arguments, made.notes)) if json else made.text
+    text = to_json(ExportDocument(to.value, made.text, made.arguments, made.notes)) if ui.flags().json else made.text
     if output is None:
-        console.data(text)
+        ui.data(text)
     else:
         write_whole(output, text + "\n")
-    if not json and not quiet:
+    if not ui.flags().json:
         for note in made.notes:
             if output is not None or note not in made.text:
-                console.note(note)
+                ui.note(note)
     return 0
 
 
-def _blocks(chosen: planned.Chosen, quiet: bool) -> int:
+def _blocks(chosen: planned.Chosen) -> int:
     """LM Studio is told a share of the target's blocks."""
     from ggufspec.models.source import read_headers
 
-    with console.busy(quiet):
+    with ui.busy():
         return read_headers([chosen.target])[0].header.blocks
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import options, ui
 from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.settings import FLAGS, Flags, Option
 
 if TYPE_CHECKING:
     from ggufspec.cli.planned import Chosen
@@ -43,9 +44,7 @@ class Files:
     hf_repo: options.TargetRepo = None
     hf_repo_draft: options.DraftRepo = None
 
-    def choose(
-        self, *, no_draft: bool = False, need_draft: bool = False, yes: bool = False, quiet: bool = False
-    ) -> Pair:
+    def choose(self, *, no_draft: bool = False, need_draft: bool = False) -> Pair:
         """The pair, its files here and checked: :func:`ggufspec.cli.options.choose_pair`."""
         return options.choose_pair(
             self.pair,
@@ -55,8 +54,6 @@ class Files:
             self.hf_repo_draft,
             no_draft=no_draft,
             need_draft=need_draft,
-            yes=yes,
-            quiet=quiet,
         )
 
 
@@ -226,7 +223,7 @@ class Exports:
                 write_whole(path, render(document))
             except GgufspecError as error:
                 first = first or error
-                console.failure(error.message, error.hint)
+                ui.failure(error.message, error.hint)
         return first
 
 
@@ -244,9 +241,9 @@ class Choosing:
     presence_penalty: options.PresencePenalty = 0.0
     frequency_penalty: options.FrequencyPenalty = 0.0
 
-    def drawn(self, *, quiet: bool) -> Choosing:
+    def drawn(self) -> Choosing:
         """The same with a seed that was drawn, if that is asked for: :func:`ggufspec.cli.options.drawn`."""
-        return replace(self, seed=options.drawn(self.seed, quiet=quiet))
+        return replace(self, seed=options.drawn(self.seed))
 
     def sampling(self) -> Sampling:
         """The same as the decoder takes it.
@@ -390,10 +387,18 @@ def _take_list(parsed: dict[str, Any]) -> Several | None:
     return found[0] if found else None
 
 
-def spread(command: Callable[..., int]) -> Callable[..., int]:
+def _flag(row: Option) -> inspect.Parameter:
+    option = typer.Option(*row.flags, help=row.described)
+    return inspect.Parameter(
+        row.name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    )
+
+
+def spread(command: Callable[..., int], *, asks: bool = False) -> Callable[..., int]:
     """``command`` as Typer shall see it: every parameter that is a group stands for the group's options.
 
-    The name of an option and its place in the help are those in the group; a command without groups stays as it is.
+    The name of an option and its place in the help are those in the group. Every command has ``--json``, ``-q`` and
+    ``-v``, and with ``asks`` it has ``-y``: :func:`ggufspec.cli.ui.flags` has them while it runs.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, type[Any]] = {
@@ -414,11 +419,12 @@ def spread(command: Callable[..., int]) -> Callable[..., int]:
             )
         elif name != several:
             shown.append(parameter)
-    if not groups:
-        return command
+    flags = FLAGS.values() if asks else [row for row in FLAGS.values() if row.group != "yes"]
+    shown += [_flag(row) for row in flags]
 
     @functools.wraps(command)
     def gathering(**parsed: Any) -> int:
+        ui.begin(Flags(**{row.name: parsed.pop(row.name) for row in flags}))
         gathered: dict[str, Any] = {several: _take_list(parsed)} if several else {}
         gathered |= {
             name: group(**{one.name: parsed.pop(one.name) for one in fields(group)}) for name, group in groups.items()

@@ -53,9 +53,6 @@ def matrix(
     draft: str | None,
     repo: str | None,
     draft_repo: str | None,
-    *,
-    yes: bool,
-    quiet: bool,
 ) -> list[Pairing]:
     """Every pairing, each target's own first; what is on the hub and not here is fetched.
 
@@ -65,8 +62,6 @@ def matrix(
         draft: what ``-md`` says.
         repo: what ``-hf`` says.
         draft_repo: what ``-hfd`` says.
-        yes: fetch without asking.
-        quiet: no progress.
 
     Raises:
         GgufspecError: nothing is given, a file is not there or given twice.
@@ -77,8 +72,8 @@ def matrix(
         raise UsageError(
             "both profiles and targets are given", "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
         )
-    targets = [*_files(model, "-m"), *_of_hub(repo, "-hf", yes=yes, quiet=quiet)]
-    drafts: list[File | str] = [*_files(draft, "-md"), *_of_hub(draft_repo, "-hfd", yes=yes, quiet=quiet)]
+    targets = [*_files(model, "-m"), *_of_hub(repo, "-hf")]
+    drafts: list[File | str] = [*_files(draft, "-md"), *_of_hub(draft_repo, "-hfd")]
     words = {word for text in (draft, draft_repo) for word in _split(text) if word in (LOOKUP, NONE)}
     given_drafts = bool(drafts or words)
     if not (targets or profiles):
@@ -90,7 +85,7 @@ def matrix(
         drafts.append(LOOKUP)
     every: list[File | str | None] = [None, *drafts]
     if profiles:
-        pairings = list(_of_profiles(profiles, own_drafts=not given_drafts, yes=yes, quiet=quiet))
+        pairings = list(_of_profiles(profiles, own_drafts=not given_drafts))
         if given_drafts:
             pairings = [_planned_anew(one, other) for one in pairings for other in every]
     else:
@@ -164,7 +159,7 @@ def _expanded(text: str) -> Path:
         return Path(text)
 
 
-def _of_hub(text: str | None, flag: str, *, yes: bool, quiet: bool) -> list[File]:
+def _of_hub(text: str | None, flag: str) -> list[File]:
     """``USER/REPO:Q3_K_S,Q4_K_M``: a part without a slash is one more quantisation of the repository before it."""
     from ggufspec.models.hub import hub_file
 
@@ -184,11 +179,11 @@ def _of_hub(text: str | None, flag: str, *, yes: bool, quiet: bool) -> list[File
             raise UsageError(f"{part!r} names no repository", example)
     sources = [hub_file(name) for name in asked]
     again = " && ".join(pull.command(None, name, None) for name in asked)  # pull knows no lists
-    paths = pull.have(sources, "the comparison", again, yes=yes, quiet=quiet)
+    paths = pull.have(sources, "the comparison", again)
     return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
 
 
-def _of_profiles(profiles: Sequence[str], *, own_drafts: bool, yes: bool, quiet: bool) -> Iterator[Pairing]:
+def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairing]:
     from ggufspec.models.profile import load_profile, on_hub, resolve
 
     for name in profiles:
@@ -196,7 +191,7 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool, yes: bool, quiet:
         if not own_drafts:
             profile = profile.model_copy(update={"draft": None})
         sources = [source for one in (profile.target, profile.draft) if one and (source := on_hub(one))]
-        pull.have(sources, f"profile {profile.name!r}", pull.command(name, None, None), yes=yes, quiet=quiet)
+        pull.have(sources, f"profile {profile.name!r}", pull.command(name, None, None))
         pair = resolve(profile)
         files = [
             File(file, PurePath("/", one.repo, one.file) if one.repo else file.absolute())

@@ -260,10 +260,6 @@ FrequencyPenalty = Annotated[
 Rpc = Annotated[
     list[str] | None, _option("--rpc", metavar="HOST:PORT", help="A llama.cpp RPC worker, as a further device.")
 ]
-Yes = Annotated[bool, _option("-y", "--yes", help="Download what is missing without asking.")]
-Json = Annotated[bool, _option("--json", help="Print one JSON document, on failure too.")]
-Verbose = Annotated[bool, _option("-v", "--verbose", help="Show llama.cpp's log.")]
-Quiet = Annotated[bool, _option("-q", "--quiet", help="No progress, no notes.")]
 Results = Annotated[
     Path | None,
     _option("--results", metavar="FOLDER", help="Where measurements are kept.  [the user's data folder]"),
@@ -299,19 +295,17 @@ def choose_pair(
     *,
     no_draft: bool = False,
     need_draft: bool = False,
-    yes: bool = False,
-    quiet: bool = False,
 ) -> Pair:
     """The pair that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` mean, its files here and checked.
 
-    What is missing and on the hub is fetched, after asking unless ``yes``.
+    What is missing and on the hub is fetched, after asking unless ``-y`` is given.
 
     Raises:
         GgufspecError: a profile or a file is not there or is no GGUF file, or the user does not want to fetch it.
     """
     from dataclasses import replace
 
-    from ggufspec.cli import console, pull
+    from ggufspec.cli import pull, ui
     from ggufspec.llamacpp.model import check_gguf
     from ggufspec.models.hub import hub_file
     from ggufspec.models.profile import Pair, load_profile, on_hub, resolve
@@ -332,7 +326,7 @@ def choose_pair(
             raise _lonely()
         wanted = hub_file(repo) if repo else None
         here = [source for source in (wanted, own_draft) if source is not None]
-        paths = list(pull.have(here, "the pair", again, yes=yes, quiet=quiet))
+        paths = list(pull.have(here, "the pair", again))
         target = paths.pop(0) if wanted else target
         assert target is not None
         pair = Pair(target.stem, target, paths.pop(0) if own_draft else draft)
@@ -343,10 +337,8 @@ def choose_pair(
         if no_draft or not no_other:
             profile = profile.model_copy(update={"draft": None})
         models = [on_hub(model) for model in (profile.target, profile.draft) if model]
-        paths = list(
-            pull.have([s for s in (*models, own_draft) if s], f"profile {profile.name!r}", again, yes=yes, quiet=quiet)
-        )
-        with console.making(quiet) as tell:
+        paths = list(pull.have([s for s in (*models, own_draft) if s], f"profile {profile.name!r}", again))
+        with ui.making() as tell:
             pair = resolve(profile, tell)
         if draft is not None or own_draft is not None:
             pair = replace(pair, draft=paths[-1] if own_draft else draft)
@@ -418,16 +410,15 @@ def read_grammar(grammar: str | None, file: Path | None, schema: str | None, sch
     return text
 
 
-def drawn(seed: int, *, quiet: bool) -> int:
+def drawn(seed: int) -> int:
     """The seed; where it is -1 one that is drawn, as llama.cpp has it, and told, so that the text can be had again."""
     if seed != -1:
         return seed
-    from ggufspec.cli import console
+    from ggufspec.cli import ui
     from ggufspec.decoding.sampling import random_seed
 
     seed = random_seed()
-    if not quiet:
-        console.note(f"seed {seed}: -s {seed} gives the same again")
+    ui.note(f"seed {seed}: -s {seed} gives the same again")
     return seed
 
 

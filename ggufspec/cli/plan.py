@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, options, planned
+from ggufspec.cli import options, planned, ui
 
 if TYPE_CHECKING:
     from ggufspec.schema.plan import PlanDocument
@@ -42,9 +42,6 @@ def plan(
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
     rpc: options.Rpc = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Say what fits, how fast it is, and whether the draft pays. Say where each layer goes, too.
 
@@ -66,7 +63,7 @@ def plan(
         ubatch_size=ubatch_size,
     )
     measure, cores = planned.calibrate if calibrate else planned.calibrate_if_due, decoder.threads or physical_cores()
-    measure(cores, tuple(rpc or ()), fixed=decoder.threads > 0, quiet=quiet, verbose=verbose)
+    measure(cores, tuple(rpc or ()), fixed=decoder.threads > 0)
     made = planned.make(
         subject,
         decoder,
@@ -84,26 +81,24 @@ def plan(
             allow_kv=allow_kv,
             acceptance=acceptance,
         ),
-        quiet=quiet,
-        verbose=verbose,
     )
     shown = document(made.plan, subject.describe(), made.acceptance_from, made.sweep() if sweep else ())
-    if json:
+    if ui.flags().json:
         from ggufspec.schema.base import to_json
 
-        console.data(to_json(shown))
+        ui.data(to_json(shown))
     else:
-        _show(shown, verbose)
+        _show(shown)
     return 0
 
 
-def _show(document: PlanDocument, verbose: bool) -> None:
+def _show(document: PlanDocument) -> None:
     from rich.text import Text
 
     from ggufspec.planning.calibration import DEFAULT_OVERHEAD_BYTES
     from ggufspec.reports import plan as report
 
-    out = console.out()
+    out = ui.out()
     planned.show_shapes(out, document.pair)
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
@@ -123,7 +118,7 @@ def _show(document: PlanDocument, verbose: bool) -> None:
         out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))
-    if verbose:
+    if ui.flags().verbose:
         for device in document.devices:
             error = device.formula_error_bytes
             off = f"the formula is {error / 2**20:+,.2f} MiB from llama.cpp's figure"

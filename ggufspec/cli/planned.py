@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.bench.learned import learn
-from ggufspec.cli import console
+from ggufspec.cli import ui
 from ggufspec.cli.options import kv_types as parse_kv_types
 from ggufspec.decoding import planned as core
 from ggufspec.decoding.planned import Asked, Chosen, Made, OnEvent, Placed, of_pair, site
@@ -67,7 +67,7 @@ def choose(name: str | None, model: str | None, draft: str | None, repo: str | N
             raise UsageError("both a PAIR and a model are given", "give one of them")
         target = hub_file(repo) if repo else str(model)
         return Chosen(Path(str(model or repo)).stem, target, own_draft, Settings())
-    with console.making(quiet=False) as tell:
+    with ui.making() as tell:
         chosen = core.of_profile(load_profile(name or "demo"), tell)
     return replace(chosen, draft=own_draft, gpu_layers_draft=None) if own_draft else chosen
 
@@ -114,9 +114,9 @@ def placement_asked(
 
 
 @contextmanager
-def telling(quiet: bool) -> Iterator[OnEvent]:
+def telling() -> Iterator[OnEvent]:
     """Says on an interactive stderr what is done for a plan: the events of :func:`ggufspec.decoding.planned.make`."""
-    with console.busy(quiet) as say:
+    with ui.busy() as say:
         yield lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
 
 
@@ -126,12 +126,10 @@ def make(
     asked: Asked,
     *,
     where: Site | None = None,
-    quiet: bool = False,
-    verbose: bool = False,
 ) -> Made:
     """:func:`ggufspec.decoding.planned.make`, and what it does is seen."""
-    with telling(quiet or verbose) as tell:
-        return core.make(chosen, options, asked, where=where, on_event=tell, verbose=verbose)
+    with telling() as tell:
+        return core.make(chosen, options, asked, where=where, on_event=tell, verbose=ui.flags().verbose)
 
 
 def place(
@@ -140,12 +138,10 @@ def place(
     asked: Asked,
     *,
     rival: bool = False,
-    quiet: bool = False,
-    verbose: bool = False,
 ) -> Placed:
     """:func:`ggufspec.decoding.planned.place`, and what it does is seen."""
-    with telling(quiet or verbose) as tell:
-        return core.place(chosen, options, asked, rival=rival, on_event=tell, verbose=verbose)
+    with telling() as tell:
+        return core.place(chosen, options, asked, rival=rival, on_event=tell, verbose=ui.flags().verbose)
 
 
 def settle(
@@ -157,8 +153,6 @@ def settle(
     gpu: Sequence[str] | None = None,
     vram: Sequence[str] | None = None,
     rival: bool = False,
-    quiet: bool = False,
-    verbose: bool = False,
 ) -> Placed:
     """How a pair runs: what the command line says, over the profile, over the plan.
 
@@ -170,15 +164,13 @@ def settle(
         gpu: cards that are not here, by name.
         vram: cards that are not here, by memory.
         rival: plan the best target-only run too.
-        quiet: show no progress.
-        verbose: show llama.cpp's log.
 
     Raises:
         GgufspecError: a value is out of range, nothing fits, or a header cannot be read.
     """
     options = decoder(chosen.settings, decoding, drafting)
     fixed = asked_of(chosen, placing, drafting, gpu=gpu, vram=vram)
-    return place(chosen, options, fixed, rival=rival, quiet=quiet, verbose=verbose)
+    return place(chosen, options, fixed, rival=rival)
 
 
 def asked_of(
@@ -229,15 +221,13 @@ def decoder(settings: Settings, decoding: Decoding, drafting: Drafting) -> Decod
     )
 
 
-def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, verbose: bool) -> None:
+def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool) -> None:
     """Measure this machine for ten to twenty seconds; later plans use it.
 
     Args:
         threads: of the host, as plans have them.
         rpc: workers that are measured, too.
         fixed: whether so many threads are wanted whatever else runs.
-        quiet: show no progress.
-        verbose: show llama.cpp's log.
 
     Raises:
         GgufspecError: llama.cpp died over it, or an RPC worker does not answer.
@@ -247,22 +237,22 @@ def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, v
     from ggufspec.planning import calibration
 
     left = Threads(threads if fixed else 0, cores=threads).start()
-    with console.busy(quiet or verbose) as say:
+    with ui.busy() as say:
         speed = calibration.measure(
             cache_folder(),
             calibration.Spec(threads, rpc, left),
             on_event=lambda event: say(f"measuring this machine: {event['type']} on {event['device']}"),
-            verbose=verbose,
+            verbose=ui.flags().verbose,
         )
     if speed.disturbed == calibration.CONTRADICTS:
-        console.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
+        ui.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
     elif speed.disturbed:
-        console.note(
+        ui.note(
             f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
         )
 
 
-def calibrate_if_due(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: bool, verbose: bool) -> None:
+def calibrate_if_due(threads: int, rpc: tuple[str, ...], *, fixed: bool) -> None:
     """:func:`calibrate` where this machine was measured while it was busy, and is idle now; it is said.
 
     Raises:
@@ -274,5 +264,5 @@ def calibrate_if_due(threads: int, rpc: tuple[str, ...], *, fixed: bool, quiet: 
 
     why = calibration.is_due(cache_folder(), threads, host.usable_cpus(), host.others_cpus)
     if why:
-        console.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
-        calibrate(threads, rpc, fixed=fixed, quiet=quiet, verbose=verbose)
+        ui.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
+        calibrate(threads, rpc, fixed=fixed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as json_module
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import options, ui
 from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 
@@ -33,7 +33,7 @@ _NEAR = 0.005  # of a size
 Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=options.profile_names)]
 
 
-def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> int:
+def list_profiles() -> int:
     """List the profiles, and what fits on this machine. Yours are marked with a star.
 
     Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's.
@@ -45,23 +45,23 @@ def list_profiles(json: options.Json = False, quiet: options.Quiet = False) -> i
     from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import ProfilesDocument
 
-    machine = _machine(quiet=quiet or json)
+    machine = _machine()
     shown = tuple(_row(entry, machine) for entry in catalogue())
     document = ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
         return 0
-    out = console.out()
+    out = ui.out()
     out.print(report.table(document, out.width))
     for row in shown:
-        if row.error and not quiet:
-            console.note(row.error)
-    if not quiet and any(row.fits == "unknown" for row in shown):
-        console.note("? is not known until its headers are read: ggufspec plan NAME, or ggufspec profiles check NAME")
+        if row.error:
+            ui.note(row.error)
+    if any(row.fits == "unknown" for row in shown):
+        ui.note("? is not known until its headers are read: ggufspec plan NAME, or ggufspec profiles check NAME")
     return 0
 
 
-def show(name: Name, json: options.Json = False) -> int:
+def show(name: Name) -> int:
     """Show one profile, and what is known of it here."""
     from ggufspec.models.catalogue import Listed
     from ggufspec.models.profile import find, load_profile, user_folder
@@ -76,15 +76,15 @@ def show(name: Name, json: options.Json = False) -> int:
     target, draft = known
     verdict = judge_known(target, draft) if target and draft else None
     document = ProfileDocument(
-        _row(entry, _machine(quiet=True), known),
+        _row(entry, _machine(), known),
         _comment(path),
         verdict.answer if verdict else None,
         verdict.reasons if verdict else (),
     )
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
-        console.out().print(report.facts(document))
+        ui.out().print(report.facts(document))
     return 0
 
 
@@ -102,8 +102,6 @@ def new(
         int | None, typer.Option("--draft-max", metavar="N", min=1, help=options.LONGEST_DRAFT)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a profile of yours.")] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Write a profile of your own. Both models must be found, and the draft must serve the target.
 
@@ -122,7 +120,7 @@ def new(
         raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
     target = _source(_one("target", model, hf_repo, "-m", "-hf"))
     draft = _source(_one("draft", model_draft, hf_repo_draft, "-md", "-hfd"))
-    with planned.telling(quiet) as tell:
+    with planned.telling() as tell:
         known = read_headers([target, draft], None, tell)
         warnings = check_pair(known[0], known[1])
     if why is None:
@@ -142,14 +140,13 @@ def new(
         ) from None
     write_whole(path, text)
     load_profile(path)  # what was written is what will be read
-    if not quiet:
-        for warning in warnings:
-            console.note(f"note: {warning}")
-        if (bundled_folder() / path.name).is_file():
-            console.note(f"note: it wins over the bundled profile {name}")
-    if json:
-        return show(name, json=True)
-    console.data(str(path))
+    for warning in warnings:
+        ui.note(f"note: {warning}")
+    if (bundled_folder() / path.name).is_file():
+        ui.note(f"note: it wins over the bundled profile {name}")
+    if ui.flags().json:
+        return show(name)
+    ui.data(str(path))
     return 0
 
 
@@ -160,9 +157,6 @@ def remove(
             metavar="NAME", help="The name of a profile of yours.", autocompletion=options.own_profile_names
         ),
     ],
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
     from ggufspec.models.profile import bundled_folder, own_profile
@@ -170,16 +164,16 @@ def remove(
     from ggufspec.schema.profiles import RemovedDocument
 
     path = own_profile(name)
-    if not yes and _can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
+    if not ui.flags().yes and _can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
         raise GgufspecError("nothing was removed", f"ggufspec profiles rm {name} -y")
     try:
         path.unlink()
     except OSError as error:
         raise GgufspecError(f"{path} cannot be removed: {error.strerror}", f"ls -ld {path.parent}") from None
     document = RemovedDocument(name, str(path), (bundled_folder() / path.name).is_file())
-    if document.bundled and not quiet:
-        console.note(f"note: {name} is the bundled profile again")
-    console.data(to_json(document) if json else str(path))
+    if document.bundled:
+        ui.note(f"note: {name} is the bundled profile again")
+    ui.data(to_json(document) if ui.flags().json else str(path))
     return 0
 
 
@@ -190,8 +184,6 @@ def check(
             metavar="[NAME]...", help="Profiles; all of them if none.", autocompletion=options.profile_names
         ),
     ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Ask the hub whether the files of profiles are there. Ask whether the drafts serve their targets, too.
 
@@ -204,22 +196,22 @@ def check(
 
     wanted = list(dict.fromkeys(names or known_profiles()))
     found = []
-    with console.progress(quiet or json) as bar:
+    with ui.progress() as bar:
         for done, name in enumerate(wanted):
             bar(done, len(wanted), name)
             found.append(_check(name))
     document = CheckDocument(tuple(found), all(row.ok for row in found))
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
-        console.out().print(report.checks(document))
+        ui.out().print(report.checks(document))
     return 0 if document.ok else 1
 
 
 # ---- what is known without asking the hub ---------------------------------------------------------------------------
 
 
-def _machine(*, quiet: bool) -> Machine | None:
+def _machine() -> Machine | None:
     """This machine, or None where llama.cpp cannot say what it has."""
     from ggufspec.cli import planned
     from ggufspec.decoding.placing import Layers
@@ -228,8 +220,7 @@ def _machine(*, quiet: bool) -> Machine | None:
     try:
         return planned.site(planned.Asked(Layers(), Layers()), physical_cores()).machine
     except GgufspecError as error:
-        if not quiet:
-            console.note(f"what fits here is not known: {error.message}")
+        ui.note(f"what fits here is not known: {error.message}")
         return None
 
 
@@ -490,5 +481,5 @@ def _pairs(values: dict[str, Any]) -> list[str]:
     found = []
     for key, value in values.items():
         if value is not None:
-            found.append(f"{key} = {json_module.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+            found.append(f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
     return found

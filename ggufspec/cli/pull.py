@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import options, ui
 from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 
@@ -36,9 +36,6 @@ def pull(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; fetch nothing.")
     ] = False,
-    yes: options.Yes = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Download a pair's files into the Hugging Face cache. All of them are verified.
 
@@ -49,34 +46,30 @@ def pull(
 
     sources = _sources(pair, hf_repo, hf_repo_draft, revision)
     again = command(pair, hf_repo, hf_repo_draft, revision)
-    with console.busy(quiet) as say:
+    with ui.busy() as say:
         say("asking the hub")
         order = download.look(sources)
     fetched: tuple[Fetched, ...] = ()
     if not dry_run:
-        _ask(order, again, yes=yes)
-        fetched = _fetch(order, again, quiet=quiet)
+        _ask(order, again)
+        fetched = _fetch(order, again)
     document = _document(order, fetched, dry_run)
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     elif sources:
         _show(document)
-    elif not quiet:
-        console.note(f"{pair or 'demo'} is here: its profile names files of this machine")
+    else:
+        ui.note(f"{pair or 'demo'} is here: its profile names files of this machine")
     return 0
 
 
-def have(
-    sources: Sequence[HubFile], name: str, again: str, *, yes: bool = False, quiet: bool = False
-) -> tuple[Path, ...]:
+def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
     """The files of models that a command is about to run, fetched first after asking where they are not here.
 
     Args:
         sources: the models; of a split one any part.
         name: what to call them.
         again: the command that fetches them.
-        yes: fetch without asking.
-        quiet: no progress.
 
     Raises:
         GgufspecError: they are not here, and the user does not want them or cannot be asked.
@@ -85,15 +78,15 @@ def have(
 
     missing = [source for source in sources if download.here(source) is None]
     if missing:
-        if not yes and not _can_ask():
+        if not ui.flags().yes and not _can_ask():
             files = " and ".join(f"{source.repo}/{source.file}" for source in missing)
             verb = "is" if len(missing) == 1 else "are"
             raise ModelError(f"{files} of {name} {verb} not on this machine", again)
-        with console.busy(quiet) as say:
+        with ui.busy() as say:
             say("asking the hub")
             order = download.look(missing)
-        _ask(order, again, yes=yes)
-        _fetch(order, again, quiet=quiet)
+        _ask(order, again)
+        _fetch(order, again)
     paths = [download.here(source) for source in sources]
     return tuple(path for path in paths if path is not None)
 
@@ -131,7 +124,7 @@ def _can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask(order: Order, again: str, *, yes: bool) -> None:
+def _ask(order: Order, again: str) -> None:
     """Let the user say whether to fetch what is missing.
 
     Raises:
@@ -143,33 +136,33 @@ def _ask(order: Order, again: str, *, yes: bool) -> None:
     if not missing:
         return
     check_room(order)
-    if yes:
+    if ui.flags().yes:
         return
     what = f"{len(missing)} file{'s' * (len(missing) > 1)}, {shown_size(order.missing_bytes)}"
     if not _can_ask():
         raise GgufspecError(f"{what}, would be fetched, and there is no terminal to ask on", f"{again} -y")
     for item in missing:
-        console.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
+        ui.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
     question = f"Fetch {what}, to {order.folder} ({shown_size(order.free_bytes)} free)?"
     if not typer.confirm(visible(question), default=True, err=True):
         raise GgufspecError("nothing was fetched", f"{again} -y")
 
 
-def _fetch(order: Order, again: str, *, quiet: bool) -> tuple[Fetched, ...]:
+def _fetch(order: Order, again: str) -> tuple[Fetched, ...]:
     from ggufspec.models import download
 
     try:
-        with _bars(quiet) as show:
+        with _bars() as show:
             return download.fetch(order, show)
     except KeyboardInterrupt:
         raise StopError("interrupted; what was fetched is kept", f"{again}, which goes on there") from None
 
 
 @contextmanager
-def _bars(quiet: bool) -> Iterator[Emit]:
+def _bars() -> Iterator[Emit]:
     """One bar per file on an interactive stderr: bytes, rate, time left."""
-    err = console.err()
-    if quiet or not err.is_terminal:
+    err = ui.err()
+    if not ui.is_live():
         yield lambda _: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -237,7 +230,7 @@ def _show(document: PullDocument) -> None:
 
     from ggufspec.models.download import shown_size
 
-    out = console.out()
+    out = ui.out()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("File", overflow="fold")
     numbers = ("Size", "Here", "To fetch") if document.dry_run else ("Size", "Fetched")

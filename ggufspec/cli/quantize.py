@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import options, ui
 from ggufspec.errors import GgufspecError, UsageError
 
 if TYPE_CHECKING:
@@ -30,9 +30,6 @@ def quantize(
         bool, typer.Option("--requantize", help="Take a FILE that is quantised already: quality is lost twice.")
     ] = False,
     threads: options.Threads = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Write one model in several weight types. The files, STEM-TYPE.gguf, are the grid for compare.
 
@@ -74,12 +71,12 @@ def quantize(
             raise UsageError(f"{path} is the model itself", "-o FOLDER writes elsewhere")
         if path.exists() and not force:
             raise UsageError(f"{path} is there already", "--force writes over it; -o FOLDER writes elsewhere")
-    if quantised and not quiet:
-        console.note(
-            f"warning: {file.name} is quantised already ({quantised}); what it lost, every type here loses too"
-        )
+    if quantised:
+        ui.note(f"warning: {file.name} is quantised already ({quantised}); what it lost, every type here loses too")
 
-    sizes = worker.call(job.__name__, job.Spec(file.absolute(), wanted, 1), job.Result, verbose=verbose).tensor_bytes
+    sizes = worker.call(
+        job.__name__, job.Spec(file.absolute(), wanted, 1), job.Result, verbose=ui.flags().verbose
+    ).tensor_bytes
     more = max(0, header.size_bytes - header.weight_bytes())
     expected = {name: sizes[name] + more for name in wanted}
     needed, free = sum(expected.values()), free_disk_bytes(where)
@@ -92,18 +89,18 @@ def quantize(
     numbers = sum(math.prod(tensor.shape) for tensor in header.tensors)
     for name, path in paths.items():
         began = time.monotonic()
-        tensor_bytes = _write(file, path, name, count, requantize=requantize, quiet=quiet, verbose=verbose)
+        tensor_bytes = _write(file, path, name, count, requantize=requantize)
         bits, size = 8 * tensor_bytes / numbers, path.stat().st_size
         rows.append(Quantised(name, str(path), expected[name], size, bits, time.monotonic() - began))
     document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
-    if json:
+    if ui.flags().json:
         from ggufspec.schema.base import to_json
 
-        console.data(to_json(document))
+        ui.data(to_json(document))
     else:
         from ggufspec.reports.quantize import table
 
-        console.out().print(table(document))
+        ui.out().print(table(document))
     return 0
 
 
@@ -126,20 +123,20 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
     return kind
 
 
-def _write(source: Path, path: Path, name: str, threads: int, *, requantize: bool, quiet: bool, verbose: bool) -> int:
+def _write(source: Path, path: Path, name: str, threads: int, *, requantize: bool) -> int:
     """Write one file, which appears when it is whole; the bytes of its tensors."""
     from ggufspec import worker
     from ggufspec.llamacpp import quantize as job
 
     spec = job.Spec(source.absolute(), (name,), threads, path, requantize)
     try:
-        with console.progress(quiet or verbose) as progress:
+        with ui.progress() as progress:
             result = worker.call(
                 job.__name__,
                 spec,
                 job.Result,
                 on_event=lambda event: progress(event["done"], event["of"], f"{name} {event['name']}"),
-                verbose=verbose,
+                verbose=ui.flags().verbose,
             )
     finally:  # the child may have been ended in the middle
         path.with_name(path.name + job.PART).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options, planned
+from ggufspec.cli import options, planned, ui
 from ggufspec.display import of_file
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ def rehearse(
     ] = 9,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stand-in files and say where they are.")] = False,
     rpc: options.Rpc = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Measure a pair's speed before it is downloaded. It runs on stand-in weights of the same shape.
 
@@ -86,16 +83,15 @@ def rehearse(
         headroom=headroom,
         rpc=rpc,
     )
-    plan = planned.make(subject, decoder, asked, quiet=quiet, verbose=verbose).plan
-    confirm = Confirmer(plan.machine.described, paper=False, rpc=workers, folder=cache_folder(), verbose=verbose)
+    plan = planned.make(subject, decoder, asked).plan
+    confirm = Confirmer(
+        plan.machine.described, paper=False, rpc=workers, folder=cache_folder(), verbose=ui.flags().verbose
+    )
     stages = rehearsal.stages(plan, confirm)
     if error := rehearsal.lacking(plan, stages[0]):
         raise error
-    with _standins(subject, keep=keep, quiet=quiet, verbose=verbose) as made:
-        runs = [
-            _run(plan, stage, made, depth=depth, rounds=repetitions, rpc=workers, quiet=quiet, verbose=verbose)
-            for stage in stages
-        ]
+    with _standins(subject, keep=keep) as made:
+        runs = [_run(plan, stage, made, depth=depth, rounds=repetitions, rpc=workers) for stage in stages]
     _keep(plan, stages, runs, decoder.threads or physical_cores())
     shown = rehearsal.document(
         plan,
@@ -109,17 +105,17 @@ def rehearse(
         },
         notes=(*plan.notes, *(f"{run.name} was left out: {run.left_out}" for run in runs if run.left_out)),
     )
-    if json:
+    if ui.flags().json:
         from ggufspec.schema.base import to_json
 
-        console.data(to_json(shown))
+        ui.data(to_json(shown))
     else:
-        _show(shown, verbose)
+        _show(shown)
     return 0
 
 
 @contextmanager
-def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool) -> Iterator[list[Standin]]:
+def _standins(subject: planned.Chosen, *, keep: bool) -> Iterator[list[Standin]]:
     """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
     from ggufspec.cache import cache_folder, writable
     from ggufspec.errors import GgufspecError
@@ -143,16 +139,15 @@ def _standins(subject: planned.Chosen, *, keep: bool, quiet: bool, verbose: bool
         stack.callback(forget)
         needed = sum(standin.needed_bytes(known) for known in subject.headers)
         size = sum(known.header.size_bytes for known in subject.headers)
-        if not quiet:
-            console.note(f"stand-ins for {of_file(size)} of weights take at most {needed / 1e6:.0f} MB of disk")
-        with console.busy(quiet or verbose) as say:
+        ui.note(f"stand-ins for {of_file(size)} of weights take at most {needed / 1e6:.0f} MB of disk")
+        with ui.busy() as say:
             for known in subject.headers:
                 say(f"writing a stand-in for {known.header.name}")
                 own = folder / known.sparse.name.split(".", 1)[0]
                 own.mkdir(exist_ok=True)
-                made.append(standin.make(known, own, verbose=verbose))
-        if keep and not quiet:
-            console.note(f"the stand-ins stay in {folder}")
+                made.append(standin.make(known, own, verbose=ui.flags().verbose))
+        if keep:
+            ui.note(f"the stand-ins stay in {folder}")
         yield made
 
 
@@ -164,8 +159,6 @@ def _run(
     depth: int,
     rounds: int,
     rpc: tuple[str, ...],
-    quiet: bool,
-    verbose: bool,
 ) -> RehearsedRun:
     from ggufspec.bench import rehearsal
     from ggufspec.bench.rehearse import measure
@@ -176,7 +169,7 @@ def _run(
     draft = made[1].path if len(made) > 1 else None
     spec = rehearsal.spec(plan, stage, made[0].path, draft, depth=depth, rounds=rounds, rpc=rpc)
     name = stage.name.replace("_", "-")
-    with console.busy(quiet or verbose) as say:
+    with ui.busy() as say:
 
         def tell(event: dict[str, Any]) -> None:
             if event["event"] == "round":
@@ -184,7 +177,7 @@ def _run(
             else:
                 say(f"{event['event']} for {name}")
 
-        result: Result = measure(spec, on_event=tell, verbose=verbose)
+        result: Result = measure(spec, on_event=tell, verbose=ui.flags().verbose)
     return rehearsal.run_of(stage, result, plan)
 
 
@@ -209,12 +202,12 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
             rehearsed.record(cache_folder(), subject.header, point)
 
 
-def _show(document: RehearseDocument, verbose: bool) -> None:
+def _show(document: RehearseDocument) -> None:
     from rich.text import Text
 
     from ggufspec.reports import rehearse as report
 
-    out = console.out()
+    out = ui.out()
     planned.show_shapes(out, document.pair)
     out.print(report.runs(document))
     if document.expected:
@@ -223,7 +216,7 @@ def _show(document: RehearseDocument, verbose: bool) -> None:
     is_worth_it = document.break_even_acceptance is not None
     out.print(Text(document.why, style="bold green" if is_worth_it else "bold"))
     out.print(f"{document.label[0].upper()}{document.label[1:]}.", style="dim")
-    if verbose:
+    if ui.flags().verbose:
         read, disk = document.standins["bytes_read"], document.standins["disk_bytes"]
         out.print(f"{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.", style="dim")
     for note in document.notes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ggufspec import foreign
-from ggufspec.cli import console, options
+from ggufspec.cli import options, ui
 from ggufspec.errors import GgufspecError
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ def report(
         Path | None, typer.Option("--export-markdown", metavar="FILE", help="Write the tables as Markdown.")
     ] = None,
     results: options.Results = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> int:
     """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
 
@@ -53,16 +51,15 @@ def report(
         write_whole(html, page(list(found.values())))
     if markdown is not None:
         write_whole(markdown, reports.markdown(machines))
-    if json:
+    if ui.flags().json:
         bodies = {name: _body(document) for name, document in found.items()}
-        console.data(to_json(ReportDocument(bodies, left_out)))
+        ui.data(to_json(ReportDocument(bodies, left_out)))
     else:
-        out = console.out()
+        out = ui.out()
         for line in reports.terminal(machines, out.width):
             out.print(line)
-    if not quiet:
-        for each in left_out:
-            console.note(f"left out: {each.failure.error}")
+    for each in left_out:
+        ui.note(f"left out: {each.failure.error}")
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, given, options, planned
+from ggufspec.cli import given, options, planned, ui
 from ggufspec.display import visible
 from ggufspec.errors import StopError, UsageError
 
@@ -30,10 +30,6 @@ def run(
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,
-    yes: options.Yes = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
     from ggufspec.bench import trial
@@ -48,36 +44,35 @@ def run(
         choosing,
         predict,
         no_draft=no_draft,
-        yes=yes,
-        quiet=quiet,
-        verbose=verbose,
     )
-    spec = replace(spec, stream=not json)
+    spec = replace(spec, stream=not ui.flags().json)
     interrupted = False
     try:
-        with console.loading(chosen.name, quiet or verbose or json) as begin:
+        with ui.loading(chosen.name) as begin:
 
             def show(event: dict[str, Any]) -> None:
                 if event["event"] == "token":
                     begin()
                     _print(event["text"])
 
-            result: Result | None = trial.measure(spec, on_event=None if json else show, verbose=verbose)
+            result: Result | None = trial.measure(
+                spec, on_event=None if ui.flags().json else show, verbose=ui.flags().verbose
+            )
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True
-    if not json:
-        console.data("")
+    if not ui.flags().json:
+        ui.data("")
     if result is None or not result.answers:
         raise StopError("interrupted before there was an answer")
     document = _document(chosen.describe(), spec, result, interrupted)
-    if json:
+    if ui.flags().json:
         from ggufspec.schema.base import to_json
 
-        console.data(to_json(document))
-    elif not quiet:
+        ui.data(to_json(document))
+    else:
         show_statistics(document)
     if interrupted:
-        console.failure("interrupted", "")
+        ui.failure("interrupted", "")
         return 130
     return 0
 
@@ -92,9 +87,6 @@ def prepare(
     max_tokens: int,
     *,
     no_draft: bool,
-    yes: bool,
-    quiet: bool,
-    verbose: bool,
 ) -> tuple[Pair, Spec]:
     """The pair, its files here, and the trial that gives one answer, its layers placed.
 
@@ -104,14 +96,12 @@ def prepare(
     from ggufspec.bench.trial import Spec
 
     text = question.text()
-    chosen, decoder = paired(
-        files, placing, drafting, decoding, no_draft=no_draft, yes=yes, quiet=quiet, verbose=verbose
-    )
+    chosen, decoder = paired(files, placing, drafting, decoding, no_draft=no_draft)
     spec = Spec(
         target=chosen.target,
         draft=chosen.draft,
         options=decoder,
-        sampling=choosing.drawn(quiet=quiet).sampling(),
+        sampling=choosing.drawn().sampling(),
         prompts=(text,),
         max_tokens=max_tokens,
         stop=tuple(question.stop or ()),
@@ -129,9 +119,6 @@ def paired(
     decoding: given.Decoding,
     *,
     no_draft: bool,
-    yes: bool,
-    quiet: bool,
-    verbose: bool,
 ) -> tuple[Pair, DecoderOptions]:
     """The pair, its files here, and how it is placed and decoded.
 
@@ -139,7 +126,7 @@ def paired(
         GgufspecError: an option does not fit the others, a file is missing or damaged.
     """
     drafter = options.Drafter.NONE if no_draft else drafting.drafter
-    chosen = files.choose(no_draft=drafter in ("lookup", "none"), yes=yes, quiet=quiet)
+    chosen = files.choose(no_draft=drafter in ("lookup", "none"))
     if chosen.draft is None:
         if drafter in ("draft", "both"):
             raise UsageError(
@@ -148,7 +135,7 @@ def paired(
         if drafter is None and drafting.lookup_corpus is not None:
             raise UsageError("a corpus is for the lookup, and without a draft model nobody drafts", "--drafter lookup")
     drafting = replace(drafting, drafter=drafter)
-    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting, quiet=quiet, verbose=verbose)
+    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting)
     return chosen, places.pair
 
 
@@ -182,7 +169,7 @@ def show_statistics(document: RunDocument | TraceDocument) -> None:
 
     figures = document.statistics
     if prompt := prompt_figures(figures):
-        console.note(f"prompt: {prompt}")
+        ui.note(f"prompt: {prompt}")
     parts = [f"{figures.tokens} tokens", f"{figures.tokens_per_s.median:.1f} tokens/s"]
     if isinstance(figures, SpeculativeRun):
         accepted = f"{figures.acceptance_rate:.0%} accepted" if figures.drafted else "nothing drafted"
@@ -191,6 +178,6 @@ def show_statistics(document: RunDocument | TraceDocument) -> None:
             parts.append("lossy")
     if document.stop_reason == "context":
         parts.append("the context is full")
-    console.note(", ".join(parts))
+    ui.note(", ".join(parts))
     for note in document.notes:
-        console.note(note)
+        ui.note(note)

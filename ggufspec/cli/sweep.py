@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.cli import console, given, planned
+from ggufspec.cli import given, planned, ui
 from ggufspec.errors import GgufspecError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ def prepare(
     drafting: given.Drafting,
     *,
     repetitions: int,
-    quiet: bool,
-    verbose: bool,
 ) -> Experiment:
     """Place the pair for each of the values.
 
@@ -58,8 +56,6 @@ def prepare(
         decoding: the same.
         drafting: the same.
         repetitions: trials of each run.
-        quiet: show no progress.
-        verbose: show llama.cpp's log.
 
     Raises:
         UsageError: a value is out of range.
@@ -82,8 +78,6 @@ def prepare(
                 several.put(decoding, one),
                 several.put(drafting, one),
                 rival=not at_each,
-                quiet=quiet,
-                verbose=verbose,
             )
         except GgufspecError as error:
             values.append(Value(shown, None, None, Failure(error.message, error.hint)))
@@ -93,7 +87,12 @@ def prepare(
             value(shown, replace(spec, draft=draft, options=places.pair), places.pair if at_each else places.alone)
         )
     return Experiment(
-        chosen.describe(), several.key, tuple(values), repetitions, notes + _notes(several, values), verbose
+        chosen.describe(),
+        several.key,
+        tuple(values),
+        repetitions,
+        notes + _notes(several, values),
+        ui.flags().verbose,
     )
 
 
@@ -127,9 +126,7 @@ def _notes(several: given.Several, values: list[Value]) -> tuple[str, ...]:
     return ("target-only ran at its own best placement",) if own and len(places) == 1 else ()
 
 
-def measure(
-    experiment: Experiment, exports: given.Exports, *, results: Path | None, fresh: bool, json: bool, quiet: bool
-) -> int:
+def measure(experiment: Experiment, exports: given.Exports, *, results: Path | None, fresh: bool) -> int:
     """Measure every value, show and keep what came of it; trials of an interrupted run are not made again.
 
     Raises:
@@ -148,11 +145,11 @@ def measure(
     ) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
     with Journal(path, JOURNAL, fresh=fresh) as journal:
         sweep = Sweep(experiment, journal)
-        for note in () if quiet else (*journal.notes, *_resumed(sweep)):
-            console.note(note)
+        for note in (*journal.notes, *_resumed(sweep)):
+            ui.note(note)
         interrupted = False
         try:
-            with console.progress(quiet or experiment.verbose) as progress:
+            with ui.progress() as progress:
                 sweep.run(progress)
         except KeyboardInterrupt:
             if not sweep.measured:
@@ -161,15 +158,15 @@ def measure(
         document = sweep.document(interrupted=interrupted)
         kept = path.with_suffix(".json")
         failed = None if interrupted else _replace(path, kept, to_json(document) + "\n")
-    code = _report(document, exports, json=json, quiet=quiet)
+    code = _report(document, exports)
     if interrupted:
-        console.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
+        ui.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
         return 130
     if failed is not None:  # the result was shown, as one document with --json
-        console.failure(failed.message, failed.hint)
+        ui.failure(failed.message, failed.hint)
         return code or failed.exit_code
-    if not quiet and not is_temporary(kept):
-        console.note(f"kept in {kept}")
+    if not is_temporary(kept):
+        ui.note(f"kept in {kept}")
     return code
 
 
@@ -197,18 +194,17 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
     return (f"{count} trial{'s' * (count > 1)} of an interrupted run taken over; --fresh measures all of them again",)
 
 
-def _report(document: SweepDocument, exports: given.Exports, *, json: bool, quiet: bool) -> int:
+def _report(document: SweepDocument, exports: given.Exports) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import sweep as report
     from ggufspec.schema.base import to_json
 
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
         _show(document)
-        if not quiet:
-            for note in document.notes:
-                console.note(note)
+        for note in document.notes:
+            ui.note(note)
     failed = exports.write(document, markdown=report.markdown, csv=report.comma_separated)
     if failed:
         return failed.exit_code
@@ -221,7 +217,7 @@ def _show(document: SweepDocument) -> None:
     from ggufspec.reports import sweep as report
     from ggufspec.reports import tables
 
-    out = console.out()
+    out = ui.out()
     for role in ("target", "draft"):
         if document.pair.get(role):
             out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, given, options
+from ggufspec.cli import given, options, ui
 from ggufspec.cli.run import prepare, show_statistics
 from ggufspec.errors import StopError
 
@@ -46,18 +46,12 @@ def trace(
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,
-    yes: options.Yes = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON line for every round, then one for the answer; or the failure.")
-    ] = False,
     html: Annotated[
         Path | None,
         typer.Option(
             "--html", metavar="FILE", help="Write a page: the text by who wrote it, all rounds, for any browser."
         ),
     ] = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why."""
     from ggufspec.bench import traced
@@ -76,9 +70,6 @@ def trace(
         choosing,
         predict,
         no_draft=no_draft,
-        yes=yes,
-        quiet=quiet,
-        verbose=verbose,
     )
     seen: list[TracedRound] = []
     tokens: list[Written] = []
@@ -87,30 +78,32 @@ def trace(
         begin()
         seen.append(round_)
         if _wanted(round_.number, rounds):
-            if json:
-                console.data(to_line(round_))
+            if ui.flags().json:
+                ui.data(to_line(round_))
             else:
                 _print(round_, likeliest, first=not any(_wanted(one.number, rounds) for one in seen[:-1]))
 
     interrupted = False
     try:
-        with console.loading(chosen.name, quiet or verbose) as begin:
-            result: Result | None = traced.measure(spec, on_round=on_round, on_token=tokens.append, verbose=verbose)
+        with ui.loading(chosen.name) as begin:
+            result: Result | None = traced.measure(
+                spec, on_round=on_round, on_token=tokens.append, verbose=ui.flags().verbose
+            )
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True
     if result is None or not result.answers:
         raise StopError("interrupted before the answer was there")
     document = _document(chosen.describe(), spec, result, tokens, len(seen), interrupted)
-    if json:
-        console.data(to_line(document))
+    if ui.flags().json:
+        ui.data(to_line(document))
     else:
         _print_answer(document)
     if html is not None:
         _write(html, document, seen)
-    if not json and not quiet:
+    if not ui.flags().json:
         show_statistics(document)
     if interrupted:
-        console.failure("interrupted", "")
+        ui.failure("interrupted", "")
         return 130
     return 0
 
@@ -127,7 +120,7 @@ def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
 
     from ggufspec.reports import trace
 
-    out = console.out()
+    out = ui.out()
     if first:
         out.print(Text(trace.explained(round_), style="dim"))
     out.print()
@@ -141,7 +134,7 @@ def _print_answer(document: TraceDocument) -> None:
     from ggufspec.chat.stream import tints
     from ggufspec.reports import trace
 
-    out = console.out()
+    out = ui.out()
     out.print()
     out.print(Text("answer:", style="bold"))
     for line in trace.answer(document.tokens, tints(out)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import console, given, options, planned
+from ggufspec.cli import given, options, planned, ui
 from ggufspec.errors import GgufspecError, StopError, UsageError
 from ggufspec.tune import profile as tuned_profile
 
@@ -76,13 +76,9 @@ def tune(
     ] = None,
     no_save: Annotated[bool, typer.Option("--no-save", help="Leave the profile as it is.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Tell why this setting, and what was learned.")] = False,
-    yes: options.Yes = False,
-    json: options.Json = False,
     exports: given.Exports,
     results: options.Results = None,
     fresh: options.Fresh = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Find the fastest setting of a pair on this machine. Layers, drafts, threads, flash attention and more are tried.
 
@@ -101,7 +97,7 @@ def tune(
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
     alone = drafting.drafter in ("lookup", "none")
-    chosen = files.choose(no_draft=alone, yes=yes, quiet=quiet)
+    chosen = files.choose(no_draft=alone)
     name = tuned_profile.name_of(save, files, chosen)
     made_from = None if no_save else tuned_profile.prepare(name, files, chosen)
     experiment = prepare(
@@ -116,19 +112,17 @@ def tune(
         threshold=threshold,
         allow_kv=allow_kv,
         repetitions=repetitions,
-        quiet=quiet,
-        verbose=verbose,
     )
     folder = results or writable(results_folder())
     path = journal_path(folder, experiment)
     interrupted = False
     with Journal(path, JOURNAL, fresh=fresh) as journal:
         run = Tuning(experiment, journal)
-        if run.resumed and not quiet:
+        if run.resumed:
             many = "s" * (run.resumed != 1)
-            console.note(f"going on with {run.resumed} trial{many} of {path}; --fresh starts over")
+            ui.note(f"going on with {run.resumed} trial{many} of {path}; --fresh starts over")
         try:
-            with _live(quiet or verbose) as watch:
+            with _live() as watch:
                 run.run(watch)
         except KeyboardInterrupt:
             if not run.kept:
@@ -148,7 +142,7 @@ def tune(
         write_whole(kept, to_json(document) + "\n")
     except GgufspecError as error:
         failed = failed or error
-    return _report(document, exports, name, failed, kept=kept, explain=explain, json=json, quiet=quiet)
+    return _report(document, exports, name, failed, kept=kept, explain=explain)
 
 
 def prepare(
@@ -164,8 +158,6 @@ def prepare(
     threshold: float,
     allow_kv: str | None,
     repetitions: int,
-    quiet: bool,
-    verbose: bool,
 ) -> Experiment:
     """Plan, and make the space around the plan.
 
@@ -181,8 +173,6 @@ def prepare(
         threshold: in percent.
         allow_kv: cache types that may be tried besides.
         repetitions: of the final.
-        quiet: show no progress.
-        verbose: show llama.cpp's log.
 
     Raises:
         GgufspecError: nothing fits, a header cannot be read, or nothing is left to search.
@@ -200,9 +190,9 @@ def prepare(
     pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, gpu_layers_draft=None))
     asked = planned.asked_of(pair, placing, drafting, allow_kv=allow_kv)
     cores = base.threads or physical_cores()
-    planned.calibrate_if_due(cores, asked.rpc, fixed=base.threads > 0, quiet=quiet, verbose=verbose)
+    planned.calibrate_if_due(cores, asked.rpc, fixed=base.threads > 0)
     where = planned.site(asked, cores)
-    made = planned.make(pair, base, asked, where=where, quiet=quiet, verbose=verbose)
+    made = planned.make(pair, base, asked, where=where)
     free = _free(base, asked, placing, drafting, decoding, with_draft=chosen.draft is not None)
     space = candidates(made.plan, base, free)
     if not space:
@@ -220,7 +210,7 @@ def prepare(
             target=chosen.target,
             draft=chosen.draft,
             options=base,
-            sampling=choosing.drawn(quiet=quiet).sampling(),
+            sampling=choosing.drawn().sampling(),
             prompts=texts,
             max_tokens=predict,
             rpc=tuple(placing.rpc or ()),
@@ -231,7 +221,7 @@ def prepare(
         budget_s=None if budget is None else _in_seconds(budget),
         repeats=repetitions,
         notes=(*made.plan.notes, *_busy()),
-        verbose=verbose,
+        verbose=ui.flags().verbose,
     )
 
 
@@ -290,10 +280,10 @@ def _free(
 
 
 @contextmanager
-def _live(quiet: bool) -> Iterator[Watch]:
+def _live() -> Iterator[Watch]:
     """A table on an interactive stderr that grows with every trial; silent otherwise."""
-    out = console.err()
-    if quiet or not out.is_terminal:
+    out = ui.err()
+    if not ui.is_live():
         yield lambda *_: None
         return
     from rich.console import Group
@@ -329,33 +319,27 @@ def _report(
     *,
     kept: Path,
     explain: bool,
-    json: bool,
-    quiet: bool,
 ) -> int:
     """Print first, then write the files."""
     from ggufspec.cache import is_temporary
     from ggufspec.reports import tune as report
     from ggufspec.schema.base import to_json
 
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
         _show(document, name, explain=explain)
-        if not quiet:
-            for note in (
-                *report.failures(document),
-                *document.notes,
-                *([f"kept in {kept}"] if not is_temporary(kept) else []),
-            ):
-                console.note(note)
+        stored = [] if is_temporary(kept) else [f"kept in {kept}"]
+        for note in (*report.failures(document), *document.notes, *stored):
+            ui.note(note)
     if failed:
-        console.failure(failed.message, failed.hint)
+        ui.failure(failed.message, failed.hint)
     failed = exports.write(document, markdown=report.markdown, csv=report.comma_separated) or failed
     if document.interrupted:
-        console.failure("interrupted; what is shown was measured before", "the same command goes on")
+        ui.failure("interrupted; what is shown was measured before", "the same command goes on")
         return 130
     if document.winner is None:
-        console.failure("no setting came through", "ggufspec doctor; -v shows llama.cpp's log")
+        ui.failure("no setting came through", "ggufspec doctor; -v shows llama.cpp's log")
         return 1
     return failed.exit_code if failed else 0
 
@@ -365,7 +349,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
 
     from ggufspec.reports import tune as report
 
-    out = console.out()
+    out = ui.out()
     for role in ("target", "draft"):
         if document.pair.get(role):
             out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))

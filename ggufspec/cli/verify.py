@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, given, options, planned
+from ggufspec.cli import given, options, planned, ui
 from ggufspec.display import of_file
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 
@@ -75,13 +75,9 @@ def verify(
     no_hash: Annotated[
         bool, typer.Option("--no-hash", help="Do not read the files for their SHA-256; the certificate names none.")
     ] = False,
-    yes: options.Yes = False,
-    json: options.Json = False,
     export_json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the JSON document to this file.")
     ] = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Certify that speculation changed nothing. Every drafter against the target alone, same prompts, same seeds.
 
@@ -101,12 +97,12 @@ def verify(
         raise UsageError(f"--temp {temp} draws nothing; greedy answers are checked anyway", "--temp 0.8 is usual")
     if export_json is not None:
         check_writable(export_json)
-    chosen = files.choose(yes=yes, quiet=quiet)
+    chosen = files.choose()
     drafting = given.Drafting(
         drafter=options.Drafter.BOTH if chosen.draft else options.Drafter.LOOKUP,
         draft_max=max(policy.draft_max for policy in EVERY_POLICY),
     )
-    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting, quiet=quiet, verbose=verbose)
+    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting)
     if prompts is not None and prompts > len(PROMPTS):
         raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
     count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
@@ -123,7 +119,7 @@ def verify(
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
-            seed=options.drawn(seed, quiet=quiet),
+            seed=options.drawn(seed),
             repeat_penalty=repeat_penalty,
             repeat_last_n=repeat_last_n,
             presence_penalty=presence_penalty,
@@ -133,8 +129,8 @@ def verify(
         policies=TWO_POLICIES if quick else EVERY_POLICY,
         rpc=tuple(placing.rpc or ()),
     )
-    result, read = _measure(spec, no_hash=no_hash, quiet=quiet, verbose=verbose)
-    return _report(_document(chosen, spec, result, read), json, export_json)
+    result, read = _measure(spec, no_hash=no_hash)
+    return _report(_document(chosen, spec, result, read), export_json)
 
 
 def _rules(accept: str | None) -> tuple[str, ...]:
@@ -172,22 +168,20 @@ def _drafters(asked: list[options.Drafter] | None, chosen: Pair) -> tuple[str, .
     return tuple(dict.fromkeys(name.value for name in asked or _DRAFTERS))
 
 
-def _measure(
-    spec: Spec, *, no_hash: bool, quiet: bool, verbose: bool
-) -> tuple[Result, dict[str, list[dict[str, object]]]]:
+def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, dict[str, list[dict[str, object]]]]:
     """The models' files and what was checked of them; what is there at Ctrl-C."""
     from ggufspec.verify.run import measure
     from ggufspec.worker import Interrupted
 
     try:
-        with console.progress(quiet or verbose) as progress:
+        with ui.progress() as progress:
             files = _files(spec, progress, no_hash=no_hash)
 
             def tell(event: dict[str, Any]) -> None:
                 if event["event"] == "progress":
                     progress(event["done"], event["total"], event["what"])
 
-            return measure(spec, on_event=tell, verbose=verbose), files
+            return measure(spec, on_event=tell, verbose=ui.flags().verbose), files
     except Interrupted as stop:
         if not stop.partial.checks:
             raise StopError("interrupted before anything was checked") from None
@@ -278,13 +272,13 @@ def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[di
     )
 
 
-def _report(document: VerifyDocument, json: bool, export_json: Path | None) -> int:
+def _report(document: VerifyDocument, export_json: Path | None) -> int:
     """Print first, then write the file: a full disk costs a file and not the result."""
     from ggufspec.files import write_whole
     from ggufspec.schema.base import to_json
 
-    if json:
-        console.data(to_json(document))
+    if ui.flags().json:
+        ui.data(to_json(document))
     else:
         _show(document)
     code = 0 if document.passed else 1
@@ -292,10 +286,10 @@ def _report(document: VerifyDocument, json: bool, export_json: Path | None) -> i
         try:
             write_whole(export_json, to_json(document) + "\n")
         except GgufspecError as error:
-            console.failure(error.message, error.hint)
+            ui.failure(error.message, error.hint)
             code = error.exit_code
     if document.interrupted:
-        console.failure("interrupted; what is shown was checked before", "")
+        ui.failure("interrupted; what is shown was checked before", "")
         return 130
     return code
 
@@ -306,7 +300,7 @@ def _show(document: VerifyDocument) -> None:
     from ggufspec.reports import verify as report
     from ggufspec.reports.tables import penalties
 
-    out = console.out()
+    out = ui.out()
     for role in ("target", "draft"):
         described = document.models[role]
         for file in described["files"] if described else ():

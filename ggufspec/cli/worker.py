@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import json as json_text
+import json
 import socket
 from typing import Annotated, Any
 
 import typer
 
-from ggufspec.cli import console, options
+from ggufspec.cli import options, ui
 from ggufspec.errors import StopError, UsageError, WorkerError
 
 SCHEMA = "ggufspec/worker@1"
@@ -25,8 +25,6 @@ def worker(
         list[str] | None,
         typer.Option("--device", metavar="NAME", help="Serve this device; may be repeated.  [all GPUs, else the CPU]"),
     ] = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
 ) -> int:
     """Serve this machine's devices to another machine, until Ctrl-C.
 
@@ -47,19 +45,19 @@ def worker(
     def announce(event: dict[str, Any]) -> None:
         nonlocal serving
         serving = True
-        (_print_document if json else _say)(event)
+        (_print_document if ui.flags().json else _say)(event)
 
     try:
-        serve.serve(spec, on_event=announce, verbose=verbose)
+        serve.serve(spec, on_event=announce, verbose=ui.flags().verbose)
     except KeyboardInterrupt:
-        if json and not serving:
+        if ui.flags().json and not serving:
             raise StopError("interrupted before it served") from None
         return 130
     except WorkerError as error:
         hint = "start it again; -v shows llama.cpp's log"
-        if not (json and serving):
+        if not (ui.flags().json and serving):
             raise WorkerError(error.message, hint) from None
-        console.failure(error.message, hint)  # standard output has its one document
+        ui.failure(error.message, hint)  # standard output has its one document
         return error.exit_code
     return 0
 
@@ -71,14 +69,14 @@ def _warn(address: str) -> None:
         f"whoever reaches {address} can use these devices, read what is computed on them and crash the worker: "
         "the protocol has no authentication and no encryption. Serve it in a network that you trust."
     )
-    console.err().say(Text.assemble(("warning: ", "bold yellow"), text))
+    ui.err().say(Text.assemble(("warning: ", "bold yellow"), text))
 
 
 def _print_document(event: dict[str, Any]) -> None:
     keys = ("name", "description", "free_bytes", "total_bytes")
     served = [{key: device[key] for key in keys} for device in event["devices"]]
     document = {"schema": SCHEMA, "endpoint": event["endpoint"], "devices": served}
-    console.data(json_text.dumps(document))
+    ui.data(json.dumps(document))
 
 
 def _say(event: dict[str, Any]) -> None:
@@ -89,7 +87,7 @@ def _say(event: dict[str, Any]) -> None:
     shown = [f"{device['name']} ({device['description'].strip()})" for device in event["devices"]]
     reached = socket.gethostname() if address == "0.0.0.0" else address
     where = "on this machine" if ipaddress.ip_address(address).is_loopback else "on the other machine"
-    err = console.err()
+    err = ui.err()
     err.say(Text(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it"))
     command = (f"ggufspec bench demo --rpc {reached}:{port}", "bold")
     err.say(Text.assemble(f"  {where}: ", command))

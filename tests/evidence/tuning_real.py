@@ -39,7 +39,7 @@ def experiment(endpoint: str) -> Experiment:
 
     free = site(Asked(Layers(), Layers(), rpc=(endpoint,)), 1).machine.cards[0].free_bytes
     return prepare(
-        given.Files().choose(quiet=True),
+        given.Files().choose(),
         given.Placing(rpc=[endpoint], headroom=str(free - CARD_BYTES)),
         given.Drafting(draft_policy=None),
         given.Decoding(threads=1, flash_attn="on"),
@@ -50,7 +50,6 @@ def experiment(endpoint: str) -> Experiment:
         threshold=0.1,
         allow_kv=None,
         repetitions=3,
-        quiet=True,
         verbose=False,
     )
 

@@ -12,11 +12,31 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.display import visible
+from ggufspec.settings import Flags
 
 if TYPE_CHECKING:
     from rich.theme import Theme
 
     from ggufspec.cli.terminal import Console
+
+
+_flags = Flags()
+
+
+def begin(given: Flags) -> None:
+    """Start a command: what it was told of how to talk holds until the next one starts."""
+    global _flags
+    _flags = given
+
+
+def flags() -> Flags:
+    """``--json``, ``-q``, ``-v`` and ``-y`` of the command that runs."""
+    return _flags
+
+
+def is_live() -> bool:
+    """Whether progress is shown: on a terminal that neither ``-q`` nor llama.cpp's log wants for itself."""
+    return err().is_terminal and not (_flags.quiet or _flags.verbose)
 
 
 def ready() -> None:
@@ -67,7 +87,9 @@ def data(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is no data."""
+    """Say something that is no data, unless ``-q`` is given."""
+    if _flags.quiet:
+        return
     from rich.text import Text
 
     err().say(Text(text, "dim"))
@@ -99,10 +121,9 @@ def hear() -> None:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on an interactive stderr: call it with (done, total, what is being done). Silent otherwise."""
-    console = err()
-    if quiet or not console.is_terminal:
+def progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar where progress is shown: call it with (done, total, what is being done)."""
+    if not is_live():
         yield lambda *_: None
         return
     from rich.progress import (
@@ -116,21 +137,20 @@ def progress(quiet: bool) -> Iterator[Callable[[int, int, str], None]]:
 
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=err(), transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
 
 
 @contextmanager
-def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A spinner on an interactive stderr while something of unknown length is done: call it with what that is."""
-    console = err()
-    if quiet or not console.is_terminal:
+def busy() -> Iterator[Callable[[str], None]]:
+    """A spinner where progress is shown, while something of unknown length is done: call it with what that is."""
+    if not is_live():
         yield lambda _: None
         return
     from rich.text import Text
 
-    status = console.status("")
+    status = err().status("")
 
     def say(what: str) -> None:
         status.update(Text(what, "dim"))
@@ -143,18 +163,18 @@ def busy(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def loading(name: str, quiet: bool) -> Iterator[Callable[[], None]]:
+def loading(name: str) -> Iterator[Callable[[], None]]:
     """Says on an interactive stderr what takes long before an answer begins; call it when that is about to be seen."""
     with ExitStack() as waiting:
-        waiting.enter_context(busy(quiet))(f"loading {name}, and reading the prompt")
+        waiting.enter_context(busy())(f"loading {name}, and reading the prompt")
         yield waiting.close
 
 
 @contextmanager
-def making(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+def making() -> Iterator[Callable[[dict[str, Any]], None]]:
     """Says on an interactive stderr how far the expanded models of a profile are that are made when first wanted.
 
     The value takes the events of :func:`ggufspec.models.sparse.fill`.
     """
-    with busy(quiet) as say:
+    with busy() as say:
         yield lambda event: say(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")
