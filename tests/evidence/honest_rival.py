@@ -1,0 +1,57 @@
+"""What ``ggufspec plan`` predicts for Llama-3-70B Q3_K_S with its 8B draft on a 24 GB card that is not here.
+
+The files have the published shapes and no weights, which a plan does not read. Beside the predictions: what a notebook
+measured with the real files. scripts/pictures.py draws both.
+
+.venv/bin/python tests/evidence/honest_rival.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import shapes
+from common import save
+
+TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
+CARD, ACCEPTANCE = "RTX 4090", 0.84
+PUBLISHED = {
+    "source": "a published notebook: the same two files, 45 of 80 layers on a 24 GB card, draft length 3",
+    "gpu_layers": 45,
+    "draft_max": 3,
+    "acceptance_rate": 0.71,
+    "target_only_tokens_per_s": 2.01,
+    "speculative_tokens_per_s": 2.58,
+}
+
+
+def plan(folder: Path, *arguments: object) -> Any:
+    """The document that ``ggufspec plan`` prints for the two files of a folder."""
+    program = Path(sys.executable).with_name("ggufspec").absolute()
+    options = ("-c", 2048, "--gpu", CARD, "--acceptance", ACCEPTANCE, "--json")
+    command = [program, "plan", "-m", TARGET, "-md", DRAFT, *map(str, (*options, *arguments))]
+    return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout)
+
+
+def main() -> None:
+    """Plan, print, save."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, shape in ((TARGET, "llama3-70b-q3_k_s"), (DRAFT, "llama3-8b-q3_k_l")):
+            shapes.write(folder / file, shapes.SHAPES[shape], tokenizer=True)
+        published = ("-ngl", PUBLISHED["gpu_layers"], "-ngld", "all", "--draft-max", PUBLISHED["draft_max"])
+        plans = {"fastest": plan(folder), "as published": plan(folder, *published)}
+    for what, document in plans.items():
+        print(f"{what}: {document['predicted']}")
+    save("honest-rival", {"card": CARD, "published": PUBLISHED, "plans": plans})
+
+
+if __name__ == "__main__":
+    main()
