@@ -54,6 +54,6 @@ def gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
 
-def counted(number: object, thing: str) -> str:
-    """A number of things in words."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+def counted(number: int, thing: str) -> str:
+    """A number of things: ``1 token``, ``2,048 tokens``."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -22,7 +22,7 @@ from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
 from ggufspec.chat import commands as chat_commands
-from ggufspec.display import visible
+from ggufspec.display import counted, visible
 
 _LONG_PASTE = 2_000  # characters from which a paste is shown as a word that stands for it
 _LONG_ENTRY = 10_000  # characters of a message that is not kept in the history
@@ -143,7 +143,7 @@ class Typing:
         if len(text) < _LONG_PASTE:
             return text
         lines = text.count("\n") + 1
-        word = f"[paste {len(self._pasted) + 1}: {len(text):,} characters, {lines:,} line{'s' * (lines > 1)}]"
+        word = f"[paste {len(self._pasted) + 1}: {len(text):,} characters, {counted(lines, 'line')}]"
         self._pasted[word] = text
         return word
 

@@ -35,7 +35,7 @@ def took(
         parts.append(f"{shown_speed(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
         parts += [f"{figures.accepted / figures.drafted:.0%} accepted", f"{_per_round(figures):.2f} tokens/round"]
-    read = f"{figures.prompt_read:,} of {counted_many(figures.prompt_tokens, 'prompt token')} read"
+    read = f"{figures.prompt_read:,} of {counted(figures.prompt_tokens, 'prompt token')} read"
     parts.append(read + (f" at {shown_speed(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
     if figures.time_to_first_token_s is not None:
         parts.append(first_token(figures.time_to_first_token_s))
@@ -48,11 +48,6 @@ def took(
     elif stop_reason in _STOPS:
         parts.append(_STOPS[stop_reason])
     return ", ".join(parts)
-
-
-def counted_many(number: int, thing: str) -> str:
-    """A number of things, with commas in it."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _per_round(figures: ChatFigures) -> float:

@@ -18,6 +18,7 @@ from ggufspec.chat.commands import COMMANDS, Command, Settings
 from ggufspec.chat.conversation import Conversation
 from ggufspec.cli import ui
 from ggufspec.decoding.decoder import Statistics
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.schema.chat import ChatDocument, ChatFigures, ChatRun, ChatTurn
 from ggufspec.worker import Interrupted, Session
@@ -358,7 +359,7 @@ class Talk:
         path = Path(argument).expanduser()
         said = replace(self.conversation, system=self.settings.system)
         conversation.save(path, said, pair=self.about, settings=self._as_json())
-        self.screen.tell(f"{shown.counted_many(len(said.turns), 'turn')} in {path}")
+        self.screen.tell(f"{counted(len(said.turns), 'turn')} in {path}")
 
     def _load(self, argument: str) -> None:
         if not argument:
@@ -376,7 +377,7 @@ class Talk:
         self._turns = [ChatTurn(turn.user, turn.answer, turn.stopped) for turn in self.conversation.turns]
         self.settings = replace(self.settings, system=loaded.system)
         self._dropped = self._used = 0
-        self.screen.tell(f"{shown.counted_many(len(self._turns), 'turn')} from {path}")
+        self.screen.tell(f"{counted(len(self._turns), 'turn')} from {path}")
         if loaded.open:
             self.screen.tell(f"its last question has no answer: {chat_commands.shortened(loaded.turns[-1].user)}")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import ui
+from ggufspec.display import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,7 +145,7 @@ def _show(document: DoctorDocument) -> None:
         ("backends", ", ".join(llama.backends)),
         ("built as", llama.system),
         ("NVIDIA", f"driver {document.driver or 'of unknown version'}" if document.driver is not None else ""),
-        ("processor", f"{machine.cpu}, {machine.cores} core{'' if machine.cores == 1 else 's'} to use"),
+        ("processor", f"{machine.cpu}, {counted(machine.cores, 'core')} to use"),
         ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB can be had"),
         ("models", f"{machine.model_folder}, {machine.free_disk_bytes / 1e9:,.0f} GB free"),
     ]

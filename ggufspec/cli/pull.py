@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ggufspec.cli import options, ui
-from ggufspec.display import visible
+from ggufspec.display import counted, visible
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _ask(order: Order, again: str) -> None:
     check_room(order)
     if ui.flags().yes:
         return
-    what = f"{len(missing)} file{'s' * (len(missing) > 1)}, {shown_size(order.missing_bytes)}"
+    what = f"{counted(len(missing), 'file')}, {shown_size(order.missing_bytes)}"
     if not _can_ask():
         raise GgufspecError(f"{what}, would be fetched, and there is no terminal to ask on", f"{again} -y")
     for item in missing:

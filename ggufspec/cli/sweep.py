@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ggufspec.cli import given, planned, ui
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
     count = sweep.measured
     if not count:
         return ()
-    return (f"{count} trial{'s' * (count > 1)} of an interrupted run taken over; --fresh measures all of them again",)
+    return (f"{counted(count, 'trial')} of an interrupted run taken over; --fresh measures all of them again",)
 
 
 def _report(document: SweepDocument, exports: given.Exports) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ggufspec.cli import given, options, planned, ui
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError
 from ggufspec.tune import profile as tuned_profile
 
@@ -119,8 +120,7 @@ def tune(
     with Journal(path, JOURNAL, fresh=fresh) as journal:
         run = Tuning(experiment, journal)
         if run.resumed:
-            many = "s" * (run.resumed != 1)
-            ui.note(f"going on with {run.resumed} trial{many} of {path}; --fresh starts over")
+            ui.note(f"going on with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
         try:
             with _live() as watch:
                 run.run(watch)
@@ -354,7 +354,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         if document.pair.get(role):
             out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
     out.print(
-        f"{document.settings['prompts']} prompt{'s' * (document.settings['prompts'] != 1)} × "
+        f"{counted(document.settings['prompts'], 'prompt')} × "
         f"{document.settings['max_tokens']} tokens, "
         f"{document.settings['space']:,} settings to choose from",
         style="dim",
@@ -392,7 +392,7 @@ def _gain(document: TuneDocument) -> str:
     low, high = document.gain.ci95
     count = len(document.gain.samples)
     if count < _FEWEST:
-        few = f"{document.gain.median:.2f}× what was planned, by {count} trial{'s' * (count != 1)} of each"
+        few = f"{document.gain.median:.2f}× what was planned, by {counted(count, 'trial')} of each"
         return f"{few}: too few for an interval. -r {_FEWEST} or a larger --budget makes more."
     text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
     text += "." if low > 1 else ", which is within the noise."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ggufspec.cli import given, options, planned, ui
-from ggufspec.display import of_file
+from ggufspec.display import counted, of_file
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 
 if TYPE_CHECKING:
@@ -309,11 +309,11 @@ def _show(document: VerifyDocument) -> None:
                 out.print(f"       SHA-256 {file['sha256']}", style="dim")
     settings = document.settings
     parts = (
-        f"{_count(settings['prompts'], 'prompt')} × {_count(settings['max_tokens'], 'token')}",
+        f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}",
         f"greedy and temperature {settings['temperature']:g}",
         *filter(None, [penalties(settings)]),
-        f"{_count(settings['seeds'], 'seed')}",
-        _count(settings["threads"], "thread"),
+        f"{counted(settings['seeds'], 'seed')}",
+        counted(settings["threads"], "thread"),
     )
     out.print(", ".join(parts), style="dim")
     for name, title in report.TITLES.items():
@@ -332,7 +332,3 @@ def _show(document: VerifyDocument) -> None:
 def _size(described: dict[str, Any], file: dict[str, Any]) -> str:
     parts = [described["description"]] if "description" in described else []
     return f"({', '.join([*parts, of_file(file['size_bytes'])])})"
-
-
-def _count(number: Any, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ggufspec.display import counted
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import Bytes
@@ -157,7 +158,7 @@ class Plan:
         assert self.pair.draft is not None
         said = []
         if self.draft_costs_layers:
-            said.append(f"The draft costs {_count(self.draft_costs_layers, 'target layer')}")
+            said.append(f"The draft costs {counted(self.draft_costs_layers, 'target layer')}")
         said.append(
             f"{rival} would reach {_rate(alone.tokens_per_s)}, the pair {_rate(self.pair.tokens_per_s)} at "
             f"{self.question.acceptance:.0%} acceptance and draft length {self.pair.draft_length}"
@@ -171,7 +172,3 @@ class Plan:
 
 def _rate(tokens_per_s: float) -> str:
     return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1}f} t/s"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from ggufspec.display import counted
 from ggufspec.reports.figures import (
     ALONE,
     EXPECTED,
@@ -40,7 +41,7 @@ def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) ->
     if setting.cache_type_k != "f16" or setting.cache_type_v != "f16":
         parts["cache_type_k"] = f"KV {setting.cache_type_k}/{setting.cache_type_v}"
     parts["flash_attn"] = f"flash attention {setting.flash_attn}"
-    parts["threads"] = f"{setting.threads} thread{'' if setting.threads == 1 else 's'}"
+    parts["threads"] = counted(setting.threads, "thread")
     if setting.ubatch_size:
         parts["ubatch_size"] = f"micro-batch {setting.ubatch_size}"
     always = {"gpu_layers", "drafted", "drafter", "draft_max"}

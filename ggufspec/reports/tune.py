@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ggufspec.display import counted
 from ggufspec.reports.tables import escaped, with_spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
@@ -58,7 +59,7 @@ def words(setting: TunedSetting) -> str:
         parts.append(f"{who[setting.drafter]} drafting {far} {setting.draft_max}")
     else:
         parts.append("no draft")
-    parts.append(f"{setting.threads} thread{'s' * (setting.threads != 1)}")
+    parts.append(counted(setting.threads, "thread"))
     rest = other(setting)
     return ", ".join([*parts, rest] if rest else parts)
 

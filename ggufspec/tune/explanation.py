@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ggufspec.bench.stats import spread
+from ggufspec.display import counted
 from ggufspec.schema.base import Spread
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
 
@@ -26,7 +27,7 @@ def explanation(tuning: Tuning) -> list[str]:
     failed, count = sum(row.tokens_per_s is None for row in rows), len(tuning.kept)
     said = [
         f"{len(rows)} of {len(space):,} settings {'was' if len(rows) == 1 else 'were'} measured, "
-        f"{count} trial{'s' * (count != 1)} in all"
+        f"{counted(count, 'trial')} in all"
         + (f", {tuning.resumed} of them by an earlier search" if tuning.resumed else "")
         + (f"; {failed} did not come through, and what needs more memory was left out." if failed else ".")
     ]

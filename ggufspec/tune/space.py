@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.display import counted
 from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
@@ -116,7 +117,7 @@ def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
     if new.flash_attn != old.flash_attn:
         said.append(f"flash attention {new.flash_attn}")
     if new.threads != old.threads:
-        said.append(f"{new.threads} thread{'s' * (new.threads != 1)}")
+        said.append(counted(new.threads, "thread"))
     if new.ubatch_size != old.ubatch_size:
         said.append(f"micro-batch {new.ubatch_size}")
     return tuple(said)
