@@ -351,6 +351,7 @@ class Settings:
         least=1,
         most=MAX_COUNT,
         usual="-n 128",
+        chat="length",
     )
     stop: tuple[str, ...] | None = option(
         "--stop", help="End before this text; may be repeated.", group="answer", metavar="TEXT"

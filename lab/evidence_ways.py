@@ -16,6 +16,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.expansion_file import SHAPES
+from ggufspec.settings import parse_drafters
 from lab import peers
 from lab.evidence_documents import Row, Told, Way, WaysFound
 from lab.evidence_lab import Lab, Task
@@ -257,7 +258,7 @@ def _request(run: Run, prompt: str, tokens: int) -> session.Request:
         Conversation().ask(prompt),
         chat=False,
         alone=run.alone,
-        drafter=run.drafter,
+        drafters=None if run.drafter is None else parse_drafters(run.drafter),
         draft_policy=run.policy,
         draft_max=run.draft_max,
         max_tokens=tokens,

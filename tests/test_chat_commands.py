@@ -151,7 +151,7 @@ def test_the_temperature_alone() -> None:
     assert shown(after, "temp") == "topknucleus 1.2 20 0.9, min-p 0.1"
     assert shown(changed("/temp 0", after), "temp") == "greedy"
     for wrong in ("-1", "warm", "nan", "inf"):
-        assert "0 is greedy" in refused(f"/temp {wrong}").hint
+        assert "/temp 0.8; 0 is greedy" in refused(f"/temp {wrong}").hint
 
 
 def test_penalties_change_what_is_named() -> None:
@@ -175,12 +175,12 @@ def test_penalties_change_what_is_named() -> None:
     [
         ("repat 1.1", "repeat is the nearest"),
         ("1.1", "one of repeat, last-n, presence, frequency"),
-        ("repeat", "repeat is followed by a number"),
-        ("repeat off", "repeat is followed by a number"),
-        ("repeat 1.1 last-n 6.5", "last-n is followed by a number"),
-        ("repeat 0", "/penalties repeat 1.1"),
-        ("last-n -2", "/penalties repeat 1.1"),
-        ("presence 1000", "/penalties repeat 1.1"),
+        ("repeat", "/penalties repeat 1"),
+        ("repeat off", "/penalties repeat 1"),
+        ("repeat 1.1 last-n 6.5", "/penalties last-n 64"),
+        ("repeat 0", "/penalties repeat 1"),
+        ("last-n -2", "/penalties last-n 64"),
+        ("presence 1000", "/penalties presence 0"),
     ],
 )
 def test_penalties_that_are_none(typed: str, word: str) -> None:
@@ -214,10 +214,10 @@ def test_processors_are_shown_as_they_are_typed(sampling: Sampling, words: str) 
         ("/gamma 16", "--draft-max 16"),
         ("/gamma 1e9", "1 to 15"),
         ("/ngram maybe", "on, off or only"),
-        ("/length 0", "from 1 up"),
-        ("/length many", "from 1 up"),
-        ("/seed -2", "from 0 up"),
-        ("/seed 18446744073709551616", "from 0 up"),
+        ("/length 0", "/length 128"),
+        ("/length many", "/length 128"),
+        ("/seed -2", "/seed -1 draws one"),
+        ("/seed 18446744073709551616", "/seed 7"),
         ("/accept exactly", "exact is the nearest"),
         ("/accept top-k:0", "top-k:N"),
         ("/accept typical:2", "typical:EPS"),
@@ -225,13 +225,13 @@ def test_processors_are_shown_as_they_are_typed(sampling: Sampling, words: str) 
         ("/markdown yes", "on, off or auto"),
         ("/processor topp", "topk"),
         ("/processor magic", "topknucleus"),
-        ("/processor topk 0.8 0", "K is a whole number"),
-        ("/processor topk 0.8 2.5", "K is a whole number"),
-        ("/processor nucleus 0.8 1.5", "P is a probability"),
-        ("/processor multinomial 0", "/processor greedy"),
-        ("/processor multinomial nan", "above 0"),
-        ("/processor greedy 1", "greedy takes no number"),
-        ("/processor topk 0.8 40 0.95", "topk takes two numbers"),
+        ("/processor topk 0.8 -1", "topk [T] [K]"),
+        ("/processor topk 0.8 2.5", "topk [T] [K]"),
+        ("/processor nucleus 0.8 1.5", "up to probability P"),
+        ("/processor multinomial -1", "at temperature T"),
+        ("/processor multinomial nan", "at temperature T"),
+        ("/processor greedy 1", "the likeliest token, always"),
+        ("/processor topk 0.8 40 0.95", "topk [T] [K]"),
     ],
 )
 def test_a_bad_argument_says_what_is_allowed(line: str, allowed: str) -> None:
@@ -242,24 +242,24 @@ def test_a_bad_argument_says_what_is_allowed(line: str, allowed: str) -> None:
 
 def test_what_is_not_loaded_cannot_be_switched_to() -> None:
     assert "no draft model" in refused("/drafter", ALONE).message
-    assert "nobody to draft" in refused("/speculative", ALONE).message
-    assert changed("/speculative", changed("/ngram on", ALONE)).drafter == "lookup"
+    assert "needs a draft model or the n-gram lookup" in refused("/speculative", ALONE).message
+    assert changed("/speculative", changed("/ngram on", ALONE)).drafters == ("lookup",)
 
 
 @pytest.mark.parametrize(
-    ("settings", "drafter", "alone"),
+    ("settings", "drafters", "alone"),
     [
-        (PAIR, "both", ""),
-        (replace(PAIR, ngram="off"), "draft", ""),
-        (replace(PAIR, ngram="only"), "lookup", ""),
-        (replace(PAIR, mode="target"), "both", "target"),
-        (replace(PAIR, mode="drafter"), "both", "draft"),
-        (ALONE, "none", ""),
-        (replace(ALONE, ngram="only"), "lookup", ""),
+        (PAIR, ("draft", "lookup"), ""),
+        (replace(PAIR, ngram="off"), ("draft",), ""),
+        (replace(PAIR, ngram="only"), ("lookup",), ""),
+        (replace(PAIR, mode="target"), ("draft", "lookup"), "target"),
+        (replace(PAIR, mode="drafter"), ("draft", "lookup"), "draft"),
+        (ALONE, (), ""),
+        (replace(ALONE, ngram="only"), ("lookup",), ""),
     ],
 )
-def test_who_drafts_and_who_answers(settings: Settings, drafter: str, alone: str) -> None:
-    assert (settings.drafter, settings.alone) == (drafter, alone)
+def test_who_drafts_and_who_answers(settings: Settings, drafters: tuple[str, ...], alone: str) -> None:
+    assert (settings.drafters, settings.alone) == (drafters, alone)
 
 
 def test_lossy_only_where_the_rule_judges() -> None:
@@ -282,7 +282,7 @@ def test_every_switch_shows_its_value() -> None:
     for settings in (PAIR, ALONE, replace(PAIR, gamma=3, markdown=True, system="x")):
         assert all(shown(settings, name) for name in (*SHOWN, "target"))
     assert shown(replace(PAIR, gamma=3), "gamma") == "3, always"
-    assert shown(ALONE, "speculative") == "target alone: nobody drafts"
+    assert shown(ALONE, "speculative") == "target-only: speculation is off"
     assert all(is_switch(name) for name in SHOWN)
     assert not any(is_switch(name) for name in ("help", "quit", "save", "compare"))
 

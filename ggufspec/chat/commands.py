@@ -1,29 +1,33 @@
-"""What is typed in a chat: a message, or a command and its argument; and what switches change. Pure."""
+"""What is typed in a chat: a message, or a command and its argument; and what switches change. Pure.
+
+Switches for options are the rows of :mod:`ggufspec.settings` with ``chat``: their types and bounds hold here, too.
+"""
 
 from __future__ import annotations
 
 import difflib
-import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
-from typing import NoReturn
+from typing import Any
 
-from ggufspec.decoding.options import MAX_TOP_K, RULES, check_rule, is_lossy
+from ggufspec.decoding.options import check_rule, is_lossy
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.options import MAX_WIDTH
 from ggufspec.reports.tables import penalties
+from ggufspec.settings import OPTIONS, RULES, Option, names
 
 MODES = {"speculative": "", "target": "target", "drafter": "draft"}  # by command: which model answers alone
-_PLAIN_MODE = {"speculative": "speculative", "target": "target alone", "drafter": "draft model alone"}
-_ON_OFF = ("on", "off")
-_NGRAM = ("on", "off", "only")
-_MARKDOWN = {"on": True, "off": False, "auto": None}
-_MOST_TOKENS = 2**31 - 1
-_TEMPERATURE, _TOP_K, _TOP_P = 0.8, 40, 0.95  # of a processor that is named without numbers; llama.cpp's
-_WITH_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
+_MODE_NAMES = {"speculative": "speculative", "target": "target-only", "drafter": "draft-only"}
+_ON_OFF = {"on": True, "off": False}
+_WORDS: dict[str, Mapping[str, Any]] = {  # switches with a few values
+    "ngram": {"on": "on", "off": "off", "only": "only"},
+    **dict.fromkeys(("chat", "cache", "debug", "tint"), _ON_OFF),
+    "markdown": {**_ON_OFF, "auto": None},
+}
+_TEMPERATURE = 0.8  # of a processor that is named without numbers; llama.cpp's
+_NEEDS_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,11 @@ class Settings:
 
     Args:
         has_draft: whether a draft model is loaded.
-        draft_most: drafted tokens a round that the pair was loaded for, at most.
-        auto_most: the same where as many are drafted as pays.
+        draft_most: the draft length that the pair was loaded for.
+        auto_most: the longest draft of the adaptive policy.
         mode: of ``MODES``.
-        ngram: whether n-grams of the text draft too (on), not at all (off), or alone (only).
-        gamma: drafted tokens every round; None is as far as it pays.
+        ngram: whether the n-gram lookup drafts too (on), not at all (off), or alone (only).
+        gamma: tokens of every draft; None is the adaptive policy.
         accept: the acceptance rule.
         sampling: how a token is chosen.
         length: tokens of an answer at most.
@@ -70,13 +74,10 @@ class Settings:
         return MODES[self.mode]
 
     @property
-    def drafter(self) -> str:
-        """Who guesses, of :data:`ggufspec.decoding.options.DRAFTERS`."""
-        if self.ngram == "only":
-            return "lookup"
-        if not self.has_draft:
-            return "lookup" if self.ngram == "on" else "none"
-        return "both" if self.ngram == "on" else "draft"
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts, of :data:`ggufspec.settings.DRAFTERS`."""
+        drafts = {"draft": self.has_draft and self.ngram != "only", "lookup": self.ngram != "off"}
+        return tuple(name for name, does in drafts.items() if does)
 
     @property
     def renders(self) -> bool:
@@ -85,8 +86,8 @@ class Settings:
 
     @property
     def lossy(self) -> bool:
-        """Whether an answer may be another than the target's own because of the acceptance rule."""
-        return self.mode == "speculative" and self.drafter != "none" and is_lossy(self.accept)
+        """Whether an answer may differ from the target's own because of the acceptance rule."""
+        return self.mode == "speculative" and bool(self.drafters) and is_lossy(self.accept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,36 +117,47 @@ class About:
     Args:
         form: how its argument is written; empty if it has none.
         does: in a few words.
-        choices: words that its argument begins with.
+        choices: words that its argument begins with, and what they do.
         more: what ``/help COMMAND`` adds, in lines.
         path: whether the argument is a file.
     """
 
     form: str
     does: str
-    choices: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
     path: bool = False
 
 
-PENALTIES = {  # what /penalties calls them, the field, and what each does
-    "repeat": ("repeat_penalty", "divide the logits of tokens that were there; 1 is off"),
-    "last-n": ("repeat_last_n", "among the last N tokens, the prompt's too; 0 is off, -1 the context"),
-    "presence": ("presence_penalty", "take so much from logits of tokens that were there; 0 is off"),
-    "frequency": ("frequency_penalty", "take so much once for each time they were; 0 is off"),
+def _row(name: str, flag: str) -> Option:
+    """The row of an option, whose messages name it as it is typed here."""
+    row = OPTIONS[name]
+    usual = row.usual
+    for each in row.flags:
+        usual = re.sub(rf"(?<!\S){each}(?!\S)", flag, usual)
+    return replace(row, flags=(flag,), usual=usual, label=flag[1:])
+
+
+_ROWS = {
+    switch: _row(name, f"/{switch}") for name, switch in (("predict", "length"), ("temp", "temp"), ("seed", "seed"))
 }
-PROCESSORS = {
-    "greedy": "the likeliest token, always",
-    "multinomial": "multinomial [T]: all tokens, at temperature T",
-    "topk": "topk [T] [K]: the K likeliest",
-    "nucleus": "nucleus [T] [P]: the likeliest up to probability P",
-    "topknucleus": "topknucleus [T] [K] [P]: the K likeliest, of these up to P",
+_FIELDS = {"temp": "temperature"}  # of Sampling, where they have another name than the option
+PENALTIES = {  # what /penalties calls them
+    name.removesuffix("_penalty").removeprefix("repeat_").replace("_", "-"): OPTIONS[name]
+    for name in names(chat="penalties")
+}
+PROCESSORS = {  # the options that each takes, and what it does
+    "greedy": ((), "the likeliest token, always"),
+    "multinomial": (("temp",), "multinomial [T]: all tokens, at temperature T"),
+    "topk": (("temp", "top_k"), "topk [T] [K]: the K likeliest"),
+    "nucleus": (("temp", "top_p"), "nucleus [T] [P]: the likeliest up to probability P"),
+    "topknucleus": (("temp", "top_k", "top_p"), "topknucleus [T] [K] [P]: the K likeliest, of these up to P"),
 }
 
 COMMANDS: dict[str, About] = {
     "speculative": About("", "draft and target together"),
-    "target": About("", "the target alone"),
-    "drafter": About("", "the draft model alone"),
+    "target": About("", "target-only"),
+    "drafter": About("", "draft-only"),
     "compare": About(
         "[TEXT]",
         "ask the target, the draft model and both, and compare",
@@ -153,56 +165,48 @@ COMMANDS: dict[str, About] = {
     ),
     "gamma": About(
         "N|auto",
-        "drafted tokens a round: N, or as far as it pays",
-        ("auto",),
+        "the draft length: N tokens every round, or as far as it pays",
+        {"auto": ""},
         ("N is at most what the pair was loaded for: --draft-max.",),
     ),
     "processor": About(
         "NAME [T K P]",
         "how a token is chosen",
-        tuple(PROCESSORS),
+        {name: does for name, (_, does) in PROCESSORS.items()},
         (
-            *PROCESSORS.values(),
-            f"T is {_TEMPERATURE}, K {_TOP_K} and P {_TOP_P} where not given: /processor topknucleus 0.8 40 0.95",
+            *(does for _, does in PROCESSORS.values()),
+            f"T is {_TEMPERATURE}, K {OPTIONS['top_k'].default} and P {OPTIONS['top_p'].default} where not given.",
             "K and P look at the probabilities before the temperature, as llama.cpp's do.",
         ),
     ),
-    "temp": About("T", "the temperature; 0 is greedy"),
+    "temp": About("T", OPTIONS["temp"].help),
     "penalties": About(
         "NAME X …|off",
         "make what was said less likely",
-        ("off", *PENALTIES),
+        {"off": "", **{name: row.help for name, row in PENALTIES.items()}},
         (
-            *(f"{name}: {does}" for name, (_, does) in PENALTIES.items()),
+            *(f"{name}: {row.help}" for name, row in PENALTIES.items()),
             "What is not named stays as it is: /penalties repeat 1.1 last-n 256",
         ),
     ),
-    "ngram": About(
-        "on|off|only",
-        "n-grams of the text draft too, not at all, or alone",
-        _NGRAM,
-    ),
-    "length": About("N", "tokens of an answer at most"),
-    "seed": About("N", "of all randomness: the same seed, the same answer; -1 draws one"),
+    "ngram": About("on|off|only", "whether the n-gram lookup drafts too, not at all, or alone"),
+    "length": About("N", OPTIONS["predict"].help),
+    "seed": About("N", OPTIONS["seed"].help),
     "accept": About(
         "RULE",
-        "which drafted tokens stay: " + ", ".join(rule.partition(":")[0] for rule in RULES),
-        tuple(rule.partition(":")[0] + (":" if ":" in rule else "") for rule in RULES),
-        (
-            "exact and residual lose nothing: the text is the target's own.",
-            "top-k:N keeps what is among the target's N likeliest, typical:EPS what is typical: both are lossy.",
-        ),
+        "the acceptance rule: " + ", ".join(rule.partition(":")[0] for rule in RULES),
+        {rule.partition(":")[0] + (":" if ":" in rule else ""): "" for rule in RULES},
+        (OPTIONS["accept"].help, "top-k:N accepts the target's N likeliest tokens, typical:EPS what is typical."),
     ),
-    "chat": About("on|off", "use the chat template; off: the text goes on", _ON_OFF),
-    "cache": About("on|off", "keep the context from turn to turn", _ON_OFF),
-    "debug": About("on|off", "show every round in the stream", _ON_OFF),
+    "chat": About("on|off", "use the chat template; off: the text goes on"),
+    "cache": About("on|off", "keep the context from turn to turn"),
+    "debug": About("on|off", "show every round in the stream"),
     "tint": About(
         "on|off",
         "colour the stream by who wrote each token",
-        _ON_OFF,
-        ("The text is shown as it comes then, without Markdown.",),
+        more=("The text is shown as it comes then, without Markdown.",),
     ),
-    "markdown": About("on|off|auto", "render Markdown; auto: with the chat template", tuple(_MARKDOWN)),
+    "markdown": About("on|off|auto", "render Markdown; auto: with the chat template"),
     "system": About("TEXT|off", "the system prompt, from the next answer on"),
     "save": About("FILE", "write the conversation to a file", path=True),
     "load": About("FILE", "go on with a conversation from a file", path=True),
@@ -210,10 +214,10 @@ COMMANDS: dict[str, About] = {
     "retry": About("", "answer the last message again"),
     "clear": About("", "forget the conversation"),
     "settings": About("", "show all of this"),
-    "help": About("[COMMAND]", "what there is to type"),
+    "help": About("[COMMAND]", "list the commands, or explain one"),
     "quit": About("", "leave; so does Ctrl-D"),
 }
-_SAME = {"exit": "quit", "q": "quit", "?": "help"}
+_ALIASES = {"exit": "quit", "q": "quit", "?": "help"}
 SHOWN = (  # what /settings lists, in this order
     "gamma",
     "ngram",
@@ -245,7 +249,7 @@ def read(typed: str) -> Message | Command:
     found = re.match(r"/(\S*)(.*)", text, re.DOTALL)
     assert found is not None
     word, argument = found[1], found[2].strip()
-    name = _SAME.get(word.lower(), word.lower())
+    name = _ALIASES.get(word.lower(), word.lower())
     if name not in COMMANDS:
         raise UsageError(f"there is no command /{shortened(word)}", _nearest(name, text))
     if argument and not COMMANDS[name].form:
@@ -255,11 +259,11 @@ def read(typed: str) -> Message | Command:
 
 def _nearest(name: str, text: str) -> str:
     as_text = f"//{shortened(text[1:], 20)}"
-    near = difflib.get_close_matches(name, [*COMMANDS, *_SAME], n=1)
+    near = difflib.get_close_matches(name, [*COMMANDS, *_ALIASES], n=1)
     begun = [known for known in COMMANDS if name and known.startswith(name)]
     found = begun[0] if len(begun) == 1 else near[0] if near else ""
     if found:
-        return f"/{_SAME.get(found, found)} is the nearest; /help lists all, and {as_text} sends it as text"
+        return f"/{_ALIASES.get(found, found)} is the nearest; /help lists all, and {as_text} sends it as text"
     return f"/help lists all; a message that begins with a slash has two: {as_text}"
 
 
@@ -269,18 +273,127 @@ def shortened(text: str, most: int = 40) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+def is_switch(name: str) -> bool:
+    """Whether a command changes settings, and does nothing else."""
+    return name in SHOWN or name in MODES or name == "temp"
+
+
 def change(settings: Settings, command: Command) -> Settings:
     """The settings after a switch that was given an argument, or that needs none.
 
     Raises:
         UsageError: the argument is not possible; the hint says what is.
     """
-    return _CHANGES[command.name](settings, command.argument)
+    name, argument = command.name, command.argument
+    if name in MODES:
+        return _with_mode(settings, name)
+    if name in _WORDS:
+        if argument.lower() not in _WORDS[name]:
+            raise _refusal(name, argument, _list([*_WORDS[name]]))
+        return replace(settings, **{name: _WORDS[name][argument.lower()]})
+    if name in _ROWS:
+        value = _ROWS[name].check(argument.replace(",", ""))
+        if name == "length":
+            return replace(settings, length=value)
+        return _with_sampling(settings, {_FIELDS.get(name, name): random_seed() if value == -1 else value})
+    match name:
+        case "gamma":
+            return _with_gamma(settings, argument)
+        case "processor":
+            return _with_processor(settings, argument)
+        case "penalties":
+            return _with_penalties(settings, argument)
+        case "accept":
+            return _with_rule(settings, argument)
+        case _:
+            return replace(settings, system="" if argument.lower() == "off" else argument)
 
 
-def is_switch(name: str) -> bool:
-    """Whether a command changes settings, and does nothing else."""
-    return name in _CHANGES
+def _with_sampling(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    return replace(settings, sampling=replace(settings.sampling, **changes))
+
+
+def _with_mode(settings: Settings, name: str) -> Settings:
+    if name == "drafter" and not settings.has_draft:
+        raise UsageError("no draft model is loaded", _NEEDS_DRAFT)
+    if name == "speculative" and not settings.drafters:
+        raise UsageError("speculation needs a draft model or the n-gram lookup", f"/ngram on, or {_NEEDS_DRAFT}")
+    return replace(settings, mode=name)
+
+
+def _with_gamma(settings: Settings, argument: str) -> Settings:
+    if argument.lower() == "auto":
+        return replace(settings, gamma=None)
+    try:
+        number = _row("draft_max", "/gamma").check(argument)
+    except UsageError:
+        allowed = f"1 to {settings.draft_most} drafted tokens a round, or auto; /target drafts none"
+        raise _refusal("gamma", argument, allowed) from None
+    if number > settings.draft_most:
+        loaded = f"this pair was loaded for {settings.draft_most} at most"
+        raise _refusal("gamma", argument, f"{loaded}; start the chat with --draft-max {number}")
+    return replace(settings, gamma=number)
+
+
+def _with_processor(settings: Settings, argument: str) -> Settings:
+    name, *numbers = argument.lower().split()
+    if name not in PROCESSORS:
+        raise _unknown("processor", name, PROCESSORS)
+    options, form = PROCESSORS[name]
+    if len(numbers) > len(options):
+        raise _refusal("processor", argument, form)
+    values = {"temp": _TEMPERATURE if options else 0.0, "top_k": 0, "top_p": 1.0}
+    values |= {option: OPTIONS[option].default for option in options if option != "temp"}
+    for option, number in zip(options, numbers, strict=False):
+        row = OPTIONS[option]
+        values[option] = replace(row, flags=(row.label,), usual=f"/processor {form}").check(number)
+    return _with_sampling(
+        settings,
+        {"temperature": values["temp"], "top_k": values["top_k"], "top_p": values["top_p"], "min_p": 0.0},
+    )
+
+
+def _with_penalties(settings: Settings, argument: str) -> Settings:
+    words = argument.lower().split()
+    if words == ["off"]:
+        return _with_sampling(settings, {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0})
+    changes = {}
+    for name, number in zip_longest(words[::2], words[1::2], fillvalue=""):
+        if name not in PENALTIES:
+            raise _unknown("penalty", name, [*PENALTIES, "off"])
+        row = PENALTIES[name]
+        usual = f"/penalties {name} {row.default:g}, or /penalties off; {row.help}"
+        changes[row.name] = replace(row, flags=(name,), usual=usual).check(number)
+    return _with_sampling(settings, changes)
+
+
+def _with_rule(settings: Settings, argument: str) -> Settings:
+    rule = ":".join(argument.lower().split())  # /accept top-k 3 too
+    try:
+        check_rule(rule)
+    except UsageError as error:
+        near = _nearest_of(rule.partition(":")[0], [each.partition(":")[0] for each in RULES])
+        raise UsageError(error.message, near + f"one of {', '.join(RULES)}; {error.hint}") from None
+    return replace(settings, accept=rule)
+
+
+def _refusal(name: str, argument: str, allowed: str) -> UsageError:
+    return UsageError(f"/{name} {shortened(argument)} is not possible", f"/{name} {COMMANDS[name].form}: {allowed}")
+
+
+def _unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    return UsageError(
+        f"there is no {what} {shortened(name)!r}", _nearest_of(name, known) + f"one of {', '.join(known)}"
+    )
+
+
+def _nearest_of(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{near[0]} is the nearest; " if near else ""
+
+
+def _list(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def shown(settings: Settings, name: str) -> str:
@@ -288,12 +401,10 @@ def shown(settings: Settings, name: str) -> str:
     match name:
         case "speculative" | "target" | "drafter":
             return mode(settings)
+        case "gamma" if settings.gamma is None:
+            return f"auto: as far as it pays, {settings.auto_most} at most"
         case "gamma":
-            if settings.gamma is None:
-                return f"auto: as far as it pays, {settings.auto_most} at most"
             return f"{settings.gamma}, always"
-        case "ngram":
-            return settings.ngram
         case "accept":
             return f"{settings.accept} (lossy)" if is_lossy(settings.accept) else settings.accept
         case "processor" | "temp":
@@ -306,220 +417,36 @@ def shown(settings: Settings, name: str) -> str:
             return f"{settings.length} tokens at most"
         case "system":
             return settings.system or "none"
-        case "markdown":
-            if settings.markdown is None:
-                return f"auto: {_word(settings.renders)}, the chat template is {_word(settings.chat)}"
-            return _word(settings.markdown)
+        case "markdown" if settings.markdown is None:
+            return f"auto: {_on_off(settings.renders)}, the chat template is {_on_off(settings.chat)}"
         case _:
-            return _word(getattr(settings, name))
+            value = getattr(settings, name)
+            return value if isinstance(value, str) else _on_off(value)
+
+
+def _on_off(value: bool) -> str:
+    return "on" if value else "off"
 
 
 def mode(settings: Settings) -> str:
     """Who answers, in words."""
-    if settings.mode == "speculative" and settings.drafter == "none":
-        return "target alone: nobody drafts"
-    return _PLAIN_MODE[settings.mode]
+    if settings.mode == "speculative" and not settings.drafters:
+        return "target-only: speculation is off"
+    return _MODE_NAMES[settings.mode]
 
 
 def processor(sampling: Sampling) -> str:
-    """How a token is chosen, as ``/processor`` takes it; min-p, which it has no place for, behind it."""
+    """How a token is chosen, as ``/processor`` takes it; min-p, which it cannot set, behind it."""
     if sampling.temperature == 0:
         return "greedy"
-    parts = [f"{sampling.temperature:g}"]
-    k, p = sampling.top_k > 0, sampling.top_p < 1
-    parts += [str(sampling.top_k)] * k + [f"{sampling.top_p:g}"] * p
-    name = {(False, False): "multinomial", (True, False): "topk", (False, True): "nucleus", (True, True): "topknucleus"}
-    behind = f", min-p {sampling.min_p:g}" if sampling.min_p else ""
-    return f"{name[k, p]} {' '.join(parts)}{behind}"
-
-
-def _refuse(name: str, argument: str, allowed: str) -> NoReturn:
-    raise UsageError(f"/{name} {shortened(argument)} is not possible", f"/{name} {COMMANDS[name].form}: {allowed}")
-
-
-def _mode(name: str) -> Callable[[Settings, str], Settings]:
-    def to(settings: Settings, _: str) -> Settings:
-        if name == "drafter" and not settings.has_draft:
-            raise UsageError("there is no draft model to answer alone", _WITH_DRAFT)
-        if name == "speculative" and settings.drafter == "none":
-            raise UsageError("there is nobody to draft", f"/ngram on, or {_WITH_DRAFT}")
-        return replace(settings, mode=name)
-
-    return to
-
-
-def _gamma(settings: Settings, argument: str) -> Settings:
-    if argument.lower() == "auto":
-        return replace(settings, gamma=None)
-    number = _whole(argument)
-    if number is None or not 1 <= number < MAX_WIDTH:
-        _refuse("gamma", argument, f"1 to {settings.draft_most} drafted tokens a round, or auto; /target drafts none")
-    if number > settings.draft_most:
-        _refuse(
-            "gamma",
-            argument,
-            f"this pair was loaded for {settings.draft_most} at most; start the chat with --draft-max {number}",
-        )
-    return replace(settings, gamma=number)
-
-
-def _processor(settings: Settings, argument: str) -> Settings:
-    name, *numbers = argument.split()
-    if name.lower() not in PROCESSORS:
-        near = difflib.get_close_matches(name.lower(), PROCESSORS, n=1)
-        raise UsageError(
-            f"there is no processor {shortened(name)!r}",
-            (f"{near[0]} is the nearest; " if near else "") + "one of " + ", ".join(PROCESSORS),
-        )
-    name = name.lower()
-    wanted = {"greedy": "", "multinomial": "T", "topk": "TK", "nucleus": "TP", "topknucleus": "TKP"}[name]
-    if len(numbers) > len(wanted):
-        _refuse("processor", argument, f"{name} takes {_counted(len(wanted))}: {PROCESSORS[name]}")
-    values: dict[str, float] = {"T": _TEMPERATURE, "K": _TOP_K, "P": _TOP_P}
-    for letter, text in zip(wanted, numbers, strict=False):
-        number = _whole(text) if letter == "K" else _real(text)
-        possible = {"T": number is not None and number > 0, "K": number is not None and number >= 1}
-        possible["P"] = number is not None and 0 < number <= 1
-        if number is None or not possible[letter]:
-            said = {
-                "T": "T is a temperature above 0; /processor greedy is 0",
-                "K": "K is a whole number from 1 up",
-                "P": "P is a probability, above 0 and at most 1",
-            }
-            _refuse("processor", argument, said[letter])
-        values[letter] = number
-    sampling = replace(
-        settings.sampling,
-        temperature=values["T"] if wanted else 0.0,
-        top_k=int(values["K"]) if "K" in wanted else 0,
-        top_p=values["P"] if "P" in wanted else 1.0,
-        min_p=0.0,
-    )
-    return replace(settings, sampling=sampling)
-
-
-def _temp(settings: Settings, argument: str) -> Settings:
-    number = _real(argument)
-    if number is None or number < 0:
-        _refuse("temp", argument, "a number from 0 up; 0 is greedy")
-    return replace(settings, sampling=replace(settings.sampling, temperature=number))
-
-
-def _penalties(settings: Settings, argument: str) -> Settings:
-    words = argument.lower().split()
-    if words == ["off"]:
-        off = replace(settings.sampling, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
-        return replace(settings, sampling=off)
-    changes: dict[str, float] = {}
-    for name, text in zip_longest(words[::2], words[1::2], fillvalue=""):
-        if name not in PENALTIES:
-            near = difflib.get_close_matches(name, PENALTIES, n=1)
-            raise UsageError(
-                f"there is no penalty {shortened(name)!r}",
-                (f"{near[0]} is the nearest; " if near else "") + f"one of {', '.join(PENALTIES)}, or /penalties off",
-            )
-        number = _signed(text) if name == "last-n" else _real(text)
-        if number is None:
-            _refuse("penalties", argument, f"{name} is followed by a number: {PENALTIES[name][1]}")
-        changes[PENALTIES[name][0]] = number
-    try:
-        return replace(settings, sampling=replace(settings.sampling, **changes))  # type: ignore[arg-type]
-    except UsageError as error:
-        raise UsageError(
-            error.message, "/penalties repeat 1.1 last-n 64 presence 0 frequency 0, or /penalties off"
-        ) from None
-
-
-def _ngram(settings: Settings, argument: str) -> Settings:
-    if argument.lower() not in _NGRAM:
-        _refuse("ngram", argument, "on, off or only")
-    return replace(settings, ngram=argument.lower())
-
-
-def _length(settings: Settings, argument: str) -> Settings:
-    number = _whole(argument)
-    if number is None or not 1 <= number <= _MOST_TOKENS:
-        _refuse("length", argument, "a whole number of tokens, from 1 up")
-    return replace(settings, length=number)
-
-
-def _seed(settings: Settings, argument: str) -> Settings:
-    number = random_seed() if argument == "-1" else _whole(argument)
-    if number is None or not 0 <= number < 2**64:
-        _refuse("seed", argument, "a whole number from 0 up, below 2**64; -1 draws one")
-    return replace(settings, sampling=replace(settings.sampling, seed=number))
-
-
-def _accept(settings: Settings, argument: str) -> Settings:
-    rule = ":".join(argument.lower().split())  # /accept top-k 3 too
-    try:
-        check_rule(rule)
-    except UsageError as error:
-        near = difflib.get_close_matches(rule.partition(":")[0], [each.partition(":")[0] for each in RULES], n=1)
-        allowed = f"one of {', '.join(RULES)}; N is 1 to {MAX_TOP_K}, EPS above 0 and below 1"
-        raise UsageError(error.message, (f"{near[0]} is the nearest; " if near else "") + allowed) from None
-    return replace(settings, accept=rule)
-
-
-def _flag(name: str) -> Callable[[Settings, str], Settings]:
-    def to(settings: Settings, argument: str) -> Settings:
-        if argument.lower() not in _ON_OFF:
-            _refuse(name, argument, "on or off")
-        return replace(settings, **{name: argument.lower() == "on"})  # type: ignore[arg-type]
-
-    return to
-
-
-def _markdown(settings: Settings, argument: str) -> Settings:
-    if argument.lower() not in _MARKDOWN:
-        _refuse("markdown", argument, "on, off or auto")
-    return replace(settings, markdown=_MARKDOWN[argument.lower()])
-
-
-def _system(settings: Settings, argument: str) -> Settings:
-    return replace(settings, system="" if argument.lower() == "off" else argument)
-
-
-_CHANGES: dict[str, Callable[[Settings, str], Settings]] = {
-    **{name: _mode(name) for name in MODES},
-    "gamma": _gamma,
-    "processor": _processor,
-    "temp": _temp,
-    "penalties": _penalties,
-    "ngram": _ngram,
-    "length": _length,
-    "seed": _seed,
-    "accept": _accept,
-    **{name: _flag(name) for name in ("chat", "cache", "debug", "tint")},
-    "markdown": _markdown,
-    "system": _system,
-}
-
-
-def _word(value: bool) -> str:
-    return "on" if value else "off"
-
-
-def _whole(text: str) -> int | None:
-    digits = text.replace(",", "").replace("_", "")
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 20 else None
-
-
-def _signed(text: str) -> int | None:
-    number = _whole(text.removeprefix("-"))
-    return -number if number and text.startswith("-") else number
-
-
-def _real(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _counted(number: int) -> str:
-    return {0: "no number", 1: "one number", 2: "two numbers"}.get(number, f"{number} numbers")
+    numbers = {"temp": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    if not sampling.top_k:
+        del numbers["top_k"]
+    if sampling.top_p == 1:
+        del numbers["top_p"]
+    name = next(name for name, (options, _) in PROCESSORS.items() if options == tuple(numbers))
+    min_p = f", min-p {sampling.min_p:g}" if sampling.min_p else ""
+    return f"{name} {' '.join(f'{number:g}' for number in numbers.values())}{min_p}"
 
 
 def candidates(before: str) -> list[tuple[str, str]]:
@@ -533,14 +460,15 @@ def candidates(before: str) -> list[tuple[str, str]]:
     word, space, argument = before[1:].partition(" ")
     if not space:
         return [(f"/{name}", about.does) for name, about in COMMANDS.items() if name.startswith(word.lower())]
-    about = COMMANDS.get(_SAME.get(word.lower(), word.lower()))
+    name = _ALIASES.get(word.lower(), word.lower())
+    about = COMMANDS.get(name)
     if about is None or " " in argument.strip() or (argument.strip() and argument.endswith(" ")):
         return []
     begun = argument.strip().lower()
-    if about is COMMANDS["help"]:
-        return [(name, about.does) for name, about in COMMANDS.items() if name.startswith(begun.removeprefix("/"))]
-    known = PROCESSORS if about is COMMANDS["processor"] else dict.fromkeys(about.choices, "")
-    return [(choice, does) for choice, does in known.items() if choice.startswith(begun)]
+    if name == "help":
+        return [(each, one.does) for each, one in COMMANDS.items() if each.startswith(begun.removeprefix("/"))]
+    choices = about.choices or dict.fromkeys(_WORDS.get(name, ()), "")
+    return [(choice, does) for choice, does in choices.items() if choice.startswith(begun)]
 
 
 def takes_path(before: str) -> bool:

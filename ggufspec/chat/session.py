@@ -36,7 +36,6 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
-from ggufspec.settings import parse_drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class Request:
         conversation: with an open question.
         chat: use the chat template; False continues the turns as plain text, and so does a model without template.
         alone: ``target`` or ``draft`` lets one model answer; empty: the pair.
-        drafter: ``draft``, ``lookup``, ``both`` or ``none``.
+        drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`; empty for nobody.
         draft_policy: ``adaptive`` or ``fixed``.
         draft_max: drafted tokens a round at most.
         lookup_corpus: a text file whose n-grams the lookup knows too.
@@ -105,7 +104,7 @@ class Request:
     conversation: Conversation
     chat: bool = True
     alone: str = ""
-    drafter: str | None = None
+    drafters: tuple[str, ...] | None = None
     draft_policy: str | None = None
     draft_max: int | None = None
     lookup_corpus: Path | None = None
@@ -257,8 +256,8 @@ class Loaded:
     def _changes(self, request: Request) -> AnswerOptions:
         """What the decoder is told of a request: its settings, and the pair's own for the others."""
         own = self._options
-        drafters = own.drafters if request.drafter is None else parse_drafters(request.drafter)
-        if request.drafter is None and own.needs_draft and self.ready.draft is None:
+        drafters = own.drafters if request.drafters is None else request.drafters
+        if request.drafters is None and own.needs_draft and self.ready.draft is None:
             drafters = ()
         return AnswerOptions(
             drafters=drafters,

@@ -21,6 +21,7 @@ from ggufspec.decoding.decoder import Statistics
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.schema.chat import ChatDocument, ChatFigures, ChatRun, ChatTurn
+from ggufspec.settings import drafter_text
 from ggufspec.worker import Interrupted, Session
 
 if TYPE_CHECKING:
@@ -216,10 +217,10 @@ class Talk:
             conversation=asked,
             chat=settings.chat,
             alone=alone,
-            drafter=settings.drafter,
+            drafters=settings.drafters,
             draft_policy="adaptive" if settings.gamma is None else "fixed",
             draft_max=settings.auto_most if settings.gamma is None else settings.gamma,
-            lookup_corpus=self.spec.options.lookup_corpus if settings.drafter in ("lookup", "both") else None,
+            lookup_corpus=self.spec.options.lookup_corpus if "lookup" in settings.drafters else None,
             accept=settings.accept,
             sampling=settings.sampling,
             max_tokens=settings.length,
@@ -388,7 +389,7 @@ class Talk:
             self._require_turn("compare")
             argument, before = before.turns[-1].user, before.undo()
         settings = replace(self.settings, mode="speculative")
-        ways = ["target", *(["draft"] if settings.has_draft else []), *([""] if settings.drafter != "none" else [])]
+        ways = ["target", *(["draft"] if settings.has_draft else []), *([""] if settings.drafters else [])]
         if len(ways) == 1:
             raise UsageError("there is only the target: nothing to compare it with", "/ngram on")
         asked = replace(before, system=settings.system).ask(argument)
@@ -427,7 +428,7 @@ class Talk:
         """The toolbar's words, the important ones first, and whether each is a warning."""
         settings = self.settings
         words = [(self.name, False), (chat_commands.mode(settings), False)]
-        if settings.mode == "speculative" and settings.drafter != "none":
+        if settings.mode == "speculative" and settings.drafters:
             words.append((f"γ {settings.gamma or 'auto'}", False))
             words.append((f"{settings.accept} (lossy)" if settings.lossy else settings.accept, settings.lossy))
         words.append((f"{self._used:,}/{self.ctx_size:,} tokens", False))
@@ -463,7 +464,8 @@ class Talk:
             **asdict(own),
             "lookup_corpus": str(own.lookup_corpus) if own.lookup_corpus else None,
             "alone": now.alone,
-            "drafter": now.drafter,
+            "drafters": now.drafters,
+            "drafter": drafter_text(now.drafters),
             "draft_policy": "adaptive" if now.gamma is None else "fixed",
             "draft_max": now.auto_most if now.gamma is None else now.gamma,
             "accept": now.accept,

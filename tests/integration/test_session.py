@@ -205,9 +205,9 @@ def test_requests_switch_without_loading(chat_pair: Pair) -> None:
             "speculative": Request(asked, max_tokens=32),
             "target": Request(asked, max_tokens=32, alone="target"),
             "draft": Request(asked, max_tokens=32, alone="draft"),
-            "long": Request(asked, max_tokens=32, draft_max=8, drafter="draft"),
-            "lookup": Request(asked, max_tokens=32, drafter="lookup"),
-            "none": Request(asked, max_tokens=32, drafter="none"),
+            "long": Request(asked, max_tokens=32, draft_max=8, drafters=("draft",)),
+            "lookup": Request(asked, max_tokens=32, drafters=("lookup",)),
+            "none": Request(asked, max_tokens=32, drafters=()),
             "lossy": Request(asked, max_tokens=32, accept="top-k:3"),
             "drawn": Request(asked, max_tokens=32, sampling=Sampling(temperature=1.0, seed=3)),
             "again": Request(asked, max_tokens=32),
@@ -230,7 +230,7 @@ def test_what_was_not_loaded_cannot_be_switched_to(chat_pair: Pair) -> None:
         assert one.ready.draft is None
         assert one.ready.drafters == ()
         with pytest.raises(UsageError, match="needs a draft model"):
-            answer(one, Request(asked, drafter="draft"))
+            answer(one, Request(asked, drafters=("draft",)))
         with pytest.raises(UsageError, match="no draft model"):
             answer(one, Request(asked, alone="draft"))
         assert len(answer(one, Request(asked, max_tokens=4))[0].tokens) == 4
