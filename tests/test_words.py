@@ -1,4 +1,4 @@
-"""The field's words everywhere: none of the private ones that were here before is in code, help, messages or documents."""
+"""The field's words everywhere: none of the private ones of earlier versions is in code, messages or documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = {
     r"\bLaw\b|\bChance\b|\bcoins?\b": "distribution, uniform draw",
     r"\bkeyed\b": "coupled",
     r"\b[Tt]arget alone\b|\bdraft (?:model )?alone\b": "target-only, draft-only",
-    r"\b[Nn]obody (?:drafts?|guesses|has|knows|asked|was|took|looked)\b|\bdrafts nothing by itself\b": "speculation off",
+    r"\b[Nn]obody (?:drafts?|guesses|has|knows|asked|was|took|looked)\b": "speculation off",
     r"\bcame through\b": "succeeded",
     r"\bChosen\b|\bAsked\b|\bMade\b(?=[(\]:,|])|\bPlaced\b": "PairSpec, PlacementRequest, PlanResult, …",
     r"(?:ggufspec|cli|decoding)[./]planned\b|\bgiven\.py\b|\bcli import given\b": "resolved settings",
@@ -34,9 +34,9 @@ WORDS = {
     r"\b[Ll]edgers?\b|\b[Jj]ournals?\b": "cache, run log",
     r"\bKept\b(?=[(:\]|,])|\bLearned\b|\bRemembered\b": "cache",
     r"\b_?told\b(?= ?[=(:])|\bdef _?(?:tell|says|asks|told)\w*\(": "notes, report, messages",
-    r"\b(?:no|a|both|top|lower) (?:door|doors)\b|\bdoors?\b|\btop room\b|\bsame room\b|\brooms below\b": "layer, entry point",
+    r"\bdoors?\b|\b(?:top|same) room\b|\brooms below\b": "layer, entry point",
     r"\btest_house\b|\bthe house\b": "layout",
-    r"\bis no (?:list|number|table|text|profile|name|option)\b|\bno number of\b": "is not a …",
+    r"(?<!there )\bis no (?:list|number|table|text|profile|name|option)\b|\bno number of\b": "is not a …",
     r"\bthat does not draft\b|\bdoes not draft\b": "--lookup-corpus needs --drafter lookup",
     r"\bthe dearer of\b|\bwithout one the\b": "otherwise …",
 }
