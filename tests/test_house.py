@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,23 @@ def readers(path, source):
                 yield f"{path}:{node.lineno} calls {called}"
             if called in ("json.load", "json.loads", "tomllib.load", "tomllib.loads"):
                 yield f"{path}:{node.lineno} calls {called}"
+
+
+def runtime(path, source):
+    """Files of the package that a module imports when it runs, at whatever depth; not for type checkers only."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for name, _ in imports(path, tree):
+        _, *parts = name.split(".")
+        yield from ("/".join(parts) + ".py", "/".join(parts[:-1]) + ".py")
+
+
+def test_imports_have_no_circle():
+    modules = sources()
+    graph = {path: (modules.keys() & runtime(path, source)) - {path} for path, source in modules.items()}
+    TopologicalSorter(graph).prepare()
 
 
 def facade(source):

@@ -54,7 +54,7 @@ def made():
     with contextlib.ExitStack() as stack:
 
         def make(path, **options):
-            given = {"ctx_size": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
+            given = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
             given |= options
             return stack.enter_context(contextlib.closing(Llama(str(path), **given)))
 
@@ -109,7 +109,7 @@ def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
 @pytest.mark.parametrize("every", [33, pytest.param(2, marks=pytest.mark.full)])
 def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     """Where they do, both tokens are as likely to Llama alone as far as rounding goes."""
-    options = {"ctx_size": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
+    options = {"n_ctx": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
     alone, told = made(demo[0], **options), made(demo[0], logits_all=True, **options)
     both = made(demo[0], **options)
     draft = DraftModel(demo[1], target=both, threads=1, draft_policy="fixed")
