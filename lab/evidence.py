@@ -19,9 +19,9 @@ from statistics import median
 from typing import Any
 
 from ggufspec import plain
-from ggufspec.bench.journal import key_of
-from ggufspec.bench.versus import machine
-from ggufspec.bench.watch import Watch
+from ggufspec.bench.interleaved import CardWatch
+from ggufspec.bench.run_log import key_of
+from ggufspec.bench.summary import machine
 from ggufspec.display import gib
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import check_writable, write_whole
@@ -271,7 +271,7 @@ class Evidence:
             GgufspecError: a file cannot be written.
             KeyboardInterrupt: Ctrl-C; what was done is kept.
         """
-        watch = Watch()
+        watch = CardWatch()
         ended = "interrupted"
         try:
             states = {k: row.state for rows in self._rows.values() for k, row in rows.items()}
@@ -406,14 +406,14 @@ class Evidence:
             row: Row[Any] = Row(key_of(_DERIVED, one.part, one.what), f"{one.part}: {one.what}", "done", 0.0, 0.0)
             self._derived[row.key] = replace(row, found=one)
 
-    def _end(self, ended: str, watch: Watch) -> None:
+    def _end(self, ended: str, watch: CardWatch) -> None:
         """Write everything that is not written yet."""
         touched = set(self.letters) | {letter for letter, rows in self._rows.items() if rows}
         for letter in sorted(touched):
             self._write(letter)
         *before, sitting = self.run.sittings
         sitting = replace(sitting, seconds=time.monotonic() - self._began, ended=ended)
-        said = tuple(dict.fromkeys((*self.run.notes, *watch.words())))
+        said = tuple(dict.fromkeys((*self.run.notes, *watch.notes())))
         self.run = replace(self.run, sittings=(*before, sitting), notes=said)
         write_whole(self.folder / RUN_FILE, to_text(self.run))
         if "g" in touched:  # last: a mistake there costs nothing else

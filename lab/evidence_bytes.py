@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ggufspec.bench import rehearse
+from ggufspec.bench import batch_timing
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import Bytes, estimate
@@ -163,15 +163,17 @@ def _sizes(parts: Sequence[Bytes]) -> Sizes:
     return Sizes(*(sum(getattr(part, what) for part in parts) for what in ("weights", "kv", "compute")))
 
 
-def _load(lab: Lab, models: Sequence[_Model]) -> rehearse.Result:
+def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.Result:
     """Load them in one child process, read a text and time one token."""
-    parts = tuple(rehearse.Part(lab.shelf.path(model.file), model.placement, model.context, (1,)) for model in models)
-    spec = rehearse.Spec(parts, lab.scale.depth, seconds=_QUICK_S, rpc=lab.site.endpoints())
+    parts = tuple(
+        batch_timing.Part(lab.shelf.path(model.file), model.placement, model.context, (1,)) for model in models
+    )
+    spec = batch_timing.Spec(parts, lab.scale.depth, seconds=_QUICK_S, rpc=lab.site.endpoints())
 
     def tell(event: dict[str, object]) -> None:
         lab.say(f"{event['event']} {event.get('file', '')}".strip())
 
-    return rehearse.measure(spec, on_event=tell, verbose=lab.verbose)
+    return batch_timing.measure(spec, on_event=tell, verbose=lab.verbose)
 
 
 # ---- part b ----------------------------------------------------------------------------------------------------------

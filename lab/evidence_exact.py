@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ggufspec import worker
-from ggufspec.bench import classes
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.expansion_file import Model
 from ggufspec.verify import certificate
 from ggufspec.verify import run as verify
+from lab import width_classes
 from lab.evidence_documents import Agreeing, ChecksFound, ClassesFound
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import File
@@ -39,9 +39,9 @@ def _classes_task(lab: Lab, file: File, share: float, name: str, rank: int) -> T
         placement = Placement(round(share * header.layers))
         context = lab.options(draft_max=_LIMIT - 1).context(with_draft=True)
         lab.check_room(file, placement, context)
-        spec = classes.Spec(lab.shelf.path(file), placement, context, _LIMIT, lab.site.endpoints())
+        spec = width_classes.Spec(lab.shelf.path(file), placement, context, _LIMIT, lab.site.endpoints())
         with lab.watch():
-            result = classes.measure(spec, verbose=lab.verbose)
+            result = width_classes.measure(spec, verbose=lab.verbose)
         return ClassesFound(
             model=lab.placed(file, placement),
             file_type=file.model.type,

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from ggufspec import plain, worker
-from ggufspec.bench import rehearse
+from ggufspec.bench import batch_timing
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.expansion_file import Model
 from ggufspec.planning import calibration
@@ -55,14 +55,14 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
             ctx_size=max(scale.ctx_size, scale.depth + max(widths)), width=max(widths), threads=lab.threads
         )
         lab.check_room(file, placement, context)
-        part = rehearse.Part(lab.shelf.path(file), placement, context, widths)
-        spec = rehearse.Spec((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
+        part = batch_timing.Part(lab.shelf.path(file), placement, context, widths)
+        spec = batch_timing.Spec((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
 
         def tell(event: worker.Event) -> None:
             lab.say(f"{name}: {event['event']} {event.get('number', '')}".strip())
 
         with lab.watch():
-            result = rehearse.measure(spec, on_event=tell, verbose=lab.verbose)
+            result = batch_timing.measure(spec, on_event=tell, verbose=lab.verbose)
         timed = result.parts[0]
         one_s = median(timed.seconds[1])
         return WidthsFound(

@@ -9,7 +9,7 @@ from typing import Any
 
 from ggufspec import worker
 from ggufspec.bench.prompts import PROMPTS
-from ggufspec.bench.stats import paired_ratios, spread
+from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.chat import session
 from ggufspec.chat.conversation import Conversation
 from ggufspec.decoding.options import DecoderOptions

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ggufspec.bench import attempt, compare, trial, watch
-from ggufspec.bench.compare import Comparison, Contender, Experiment, Subject
-from ggufspec.bench.ledger import Kept, Ledger, Place
+from ggufspec.bench import compare, interleaved, trial
+from ggufspec.bench.compare import LOG, Comparison, Contender, Experiment, Planned, Subject
+from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import matrix
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
@@ -81,13 +81,13 @@ def experiment(*contenders, repetitions=3, rows=None, targets=None):
 
 @pytest.fixture
 def ledger(tmp_path):
-    """Open the same journal again and again."""
+    """Open the same run log again and again."""
     opened = []
 
-    def book(facts="this machine"):
+    def book(name="compare"):
         for one in opened:
             one.close()
-        opened.append(Ledger(tmp_path / "compare.jsonl", facts))
+        opened.append(RunLog(tmp_path / f"{name}.jsonl", LOG))
         return opened[-1]
 
     yield book
@@ -110,15 +110,15 @@ class Machine:
         if said is KeyboardInterrupt:
             raise KeyboardInterrupt
         if isinstance(said, Failure):
-            return attempt.Attempt(None, said)
-        return attempt.Attempt(result(said, draft=spec.draft is not None))
+            return trial.Attempt(None, said)
+        return trial.Attempt(result(said, draft=spec.draft is not None))
 
 
 @pytest.fixture
 def machine(monkeypatch):
     def made(speeds):
         found = Machine(speeds)
-        monkeypatch.setattr(compare.attempt, "attempt", found)
+        monkeypatch.setattr(trial, "attempt", found)
         return found
 
     return made
@@ -160,7 +160,7 @@ def test_leaders_that_overlap_are_measured_again_and_no_others(machine, ledger):
     document = run(experiment(*FOUR, repetitions=2), ledger()).document()
     counts = {name: found.asked.count(name) for name in speeds}
     assert counts == {("a", None): 2, ("a", "d"): 6, ("b", None): 6, ("b", "d"): 2}  # 2, and at most 2 × 2 more
-    assert "after 6 trials each the interval of a + d overlaps that of b alone" in document.warnings[0]
+    assert "after 6 trials each the interval of a + d overlaps that of b (target-only)" in document.warnings[0]
 
 
 def test_repeats_end_when_the_leader_is_known(machine, ledger):
@@ -223,23 +223,22 @@ def test_every_trial_is_kept_and_none_is_made_twice(machine, ledger):
         count = iter(range(stop))
         times = iter(range(1000))
         book = ledger(f"stopped after {stop}")
-        comparison = Comparison(experiment(*FOUR), book, now=lambda times=times: next(times))
 
         def until(spec, first=first, count=count, **rest):
             if next(count, None) is None:
                 raise KeyboardInterrupt
             return first(spec, **rest)
 
-        compare.attempt.attempt = until
+        comparison = Comparison(experiment(*FOUR), book, until, lambda times=times: next(times))
         with pytest.raises(KeyboardInterrupt):
             comparison.run(lambda *_: None)
-        assert sum(len(trials) for trials in comparison.trials.values()) == stop
+        assert sum(len(trials) for trials in comparison.trials.by_run.values()) == stop
         assert comparison.document(interrupted=True).interrupted
         second = machine(APART)
         second.asked = list(first.asked)  # goes on in its lists of speeds
         again = run(experiment(*FOUR), ledger(f"stopped after {stop}"))
         assert len(second.asked) == total
-        assert again.kept_from_before == stop
+        assert again.trials.resumed == stop
         assert again.document().cells == whole.cells
 
 
@@ -257,16 +256,12 @@ def test_a_failure_is_kept_until_the_comparison_is_done(machine, ledger):
     assert document.cells[1].run is not None
 
 
-def test_another_machine_or_another_file_is_measured_anew(machine, ledger):
+def test_another_file_is_measured_anew(machine, ledger):
     machine(APART)
     run(experiment(*FOUR), ledger())
-    for facts, asked in (
-        ("another machine", experiment(*FOUR)),
-        ("this machine", experiment(*(replace(one, identity=("changed",)) for one in FOUR))),
-    ):
-        found = machine(APART)
-        run(asked, ledger(facts))
-        assert len(found.asked) == 12
+    found = machine(APART)
+    run(experiment(*(replace(one, identity=("changed",)) for one in FOUR)), ledger())
+    assert len(found.asked) == 12
 
 
 def test_more_repetitions_add_to_what_is_there(machine, ledger):
@@ -278,11 +273,9 @@ def test_more_repetitions_add_to_what_is_there(machine, ledger):
 
 
 def test_a_placement_is_kept_as_it_was(ledger):
-    place = Place(DecoderOptions(gpu_layers=7, split=(3.0, 1.0)), {"CUDA0": {"target weights": 5}})
-    ledger().keep_place(("a", "d"), {"headroom": None}, place)
-    assert ledger().place_of(("a", "d"), {"headroom": None}) == place
-    assert ledger().place_of(("a", "d"), {"headroom": "1GiB"}) is None
-    assert ledger("another machine").place_of(("a", "d"), {"headroom": None}) is None
+    planned = Planned(DecoderOptions(gpu_layers=7, split=(3.0, 1.0)), {"CUDA0": {"target weights": 5}})
+    ledger().keep("placement", planned)
+    assert ledger().load("placement", Planned) == planned
 
 
 def test_what_is_kept_in_another_shape_is_measured_anew(machine, ledger, tmp_path):
@@ -294,7 +287,7 @@ def test_what_is_kept_in_another_shape_is_measured_anew(machine, ledger, tmp_pat
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = machine(APART)
     again = run(experiment(*FOUR), ledger())
-    assert (found.asked, again.kept_from_before) == ([("a", None)], 11)
+    assert (found.asked, again.trials.resumed) == ([("a", None)], 11)
 
 
 def test_a_child_that_cannot_be_started_is_a_failure(monkeypatch):
@@ -302,7 +295,7 @@ def test_a_child_that_cannot_be_started_is_a_failure(monkeypatch):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(trial, "measure", measure)
-    failure = attempt.attempt(spec("a")).failure
+    failure = trial.attempt(spec("a")).failure
     assert failure is not None
     assert "Cannot allocate memory" in failure.error
 
@@ -359,7 +352,7 @@ def card(**more):
 def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, ledger, monkeypatch):
     ours, desktop = GpuProcess(1, "python", 1), GpuProcess(2, "Xorg", 1)
     cards = [card(utilisation=0.4, processes=(desktop,))]
-    monkeypatch.setattr(watch.gpus, "gpus", lambda: cards)
+    monkeypatch.setattr(interleaved.gpus, "gpus", lambda: cards)
     trials = iter(range(100))
 
     def measure(spec, *, on_event=None, verbose=False):
@@ -367,12 +360,12 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, ledger, monkeypa
         cards[0] = card(processes=(ours, desktop), throttled=("heat",) if hot else ())
         on_event({"event": "answer", "index": 0})
         cards[0] = card(processes=(desktop, GpuProcess(3, "blender", 9))) if hot else card(processes=(desktop,))
-        return attempt.Attempt(result(10.0 if spec.target == Path("a") else 20.0))
+        return trial.Attempt(result(10.0 if spec.target == Path("a") else 20.0))
 
-    monkeypatch.setattr(compare.attempt, "attempt", measure)
+    monkeypatch.setattr(trial, "attempt", measure)
     document = run(experiment(contender("a"), contender("b")), ledger()).document()
     assert document.warnings == (
-        "RTX 4090: heat in 1 trial of 6: the cards were held back",
+        "RTX 4090: heat in 1 trial of 6: the clocks were reduced",
         "another program came onto a card meanwhile: blender",
         "RTX 4090 was 40% busy before the first trial: something else runs on it",
     )
@@ -525,7 +518,7 @@ def test_every_order_works_with_nothing_to_order_by():
 
 def test_the_verdict_names_the_price():
     text = report.verdict(told())
-    assert text.startswith("Fastest: model-Q4_0 alone, 30.0 ± 3.0 tokens/s.")
+    assert text.startswith("Fastest: model-Q4_0 (target-only), 30.0 ± 3.0 tokens/s.")
     assert "the same likeliest token as model-F16 in 91.0% of places (mean KL 0.0200" in text
 
 
@@ -533,7 +526,7 @@ def test_failures_with_one_reason_are_told_once():
     dead = Failure("no room", "lower -c")
     cells = (Cell("a", None, None, None, failure=dead), Cell("a", "d", None, None, failure=dead))
     document = told(cells=cells, targets=(ComparedModel("b", "", 1, failure=Failure("other tokens")),))
-    assert report.failures(document) == ["a alone, a + d: no room (lower -c)", "quality of b: other tokens"]
+    assert report.failures(document) == ["a (target-only), a + d: no room (lower -c)", "quality of b: other tokens"]
 
 
 def test_markdown_survives_hostile_names():
@@ -594,10 +587,10 @@ def test_the_table_fits_the_terminal(width):
 
 
 def test_a_kept_trial_is_the_same_again(ledger):
-    one = Kept(result(10.0, energy_j=5.0), None, 1.5, ("heat",), ("blender",))
-    ledger().keep_trial(("a",), spec("a"), 0, one)
-    assert ledger().trial_of(("a",), spec("a"), 0) == one
-    assert ledger().trial_of(("a",), spec("a"), 1) is None
+    one = interleaved.Trial(result(10.0, energy_j=5.0), None, 1.5, ("heat",), ("blender",))
+    ledger().keep("a 0", one)
+    assert ledger().load("a 0", interleaved.Trial) == one
+    assert ledger().load("a 1", interleaved.Trial) is None
 
 
 def file(path):

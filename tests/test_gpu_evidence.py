@@ -272,7 +272,8 @@ from importlib.machinery import SourceFileLoader
 script = SourceFileLoader("gpu_evidence", {script!r}).load_module()
 from lab import evidence
 from ggufspec.chat import session
-from ggufspec.bench import classes, rehearse
+from ggufspec.bench import batch_timing
+from lab import width_classes
 from ggufspec.verify import run as verify
 from ggufspec.llamacpp import serve
 absent = {{"rich", "typer", "huggingface_hub", "gguf", "tomlkit"}}

@@ -235,11 +235,11 @@ def test_the_package_loads_its_rooms_when_they_are_asked():
     [
         (direction, "hardware/host.py", "import ggufspec.reports.tables"),
         (direction, "hardware/host.py", "from ggufspec.reports import tables"),
-        (direction, "bench/stats.py", "from ggufspec import reports"),
-        (direction, "bench/stats.py", "from ..reports import tables"),
+        (direction, "bench/statistics.py", "from ggufspec import reports"),
+        (direction, "bench/statistics.py", "from ..reports import tables"),
         (direction, "reports/tables.py", "from .. import cli"),
         (direction, "llamacpp/model.py", "from ggufspec.models.compat import Vocabulary"),
-        (direction, "decoding/loop.py", "def f():\n    from ggufspec.bench import stats"),
+        (direction, "decoding/loop.py", "def f():\n    from ggufspec.bench import statistics"),
         (direction, "decoding/loop.py", "if TYPE_CHECKING:\n    from ggufspec.cli import ui"),
         (direction, "decoding/loop.py", "from ggufspec.attic import things"),
         (direction, "decoding/loop.py", "from ggufspec import SpeculativeDecoder"),
@@ -276,9 +276,9 @@ def test_a_wrong_line_is_found(check, path, line):
 @pytest.mark.parametrize(
     ("check", "path", "line"),
     [
-        (direction, "bench/stats.py", "from ggufspec import __version__"),
-        (direction, "bench/stats.py", "from . import trial"),
-        (direction, "bench/stats.py", "from ..hardware import host"),
+        (direction, "bench/statistics.py", "from ggufspec import __version__"),
+        (direction, "bench/statistics.py", "from . import trial"),
+        (direction, "bench/statistics.py", "from ..hardware import host"),
         (direction, "hardware/host.py", "from ggufspec.errors import GgufspecError"),
         (strangers, "llamacpp/model.py", "import llama_cpp"),
         (world, "cli/ui.py", "print('x')"),
@@ -290,7 +290,9 @@ def test_a_good_line_is_not(check, path, line):
 
 
 def test_a_package_that_loads_a_room_is_found():
-    assert facade(sources()["__init__.py"] + "\nfrom ggufspec.bench import stats\n") == ["ggufspec.bench.stats"]
+    assert facade(sources()["__init__.py"] + "\nfrom ggufspec.bench import statistics\n") == [
+        "ggufspec.bench.statistics"
+    ]
 
 
 HEAVY = [

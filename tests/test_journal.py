@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ggufspec.bench.journal import Journal, key_of, put_aside
+from ggufspec.bench.run_log import RunLog, key_of, set_aside
 from ggufspec.errors import GgufspecError
 
 SCHEMA = "ggufspec/test-journal@1"
@@ -18,12 +18,12 @@ def path(tmp_path):
 
 
 def kept(path, schema=SCHEMA):
-    with Journal(path, schema) as journal:
+    with RunLog(path, schema) as journal:
         return dict(journal._values), journal.notes
 
 
 def test_what_was_put_is_there_again(path):
-    with Journal(path, SCHEMA) as journal:
+    with RunLog(path, SCHEMA) as journal:
         journal.put("one", {"speed": [1.5, 2.0]})
         journal.put("two", None)
         journal.put("one", "later")
@@ -32,7 +32,7 @@ def test_what_was_put_is_there_again(path):
 
 
 def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
-    with Journal(path, SCHEMA) as journal:
+    with RunLog(path, SCHEMA) as journal:
         for number in range(3):
             journal.put(f"key {number}", f"välue {number}")
     whole = path.read_bytes()
@@ -42,7 +42,7 @@ def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
         found, notes = kept(path)
         assert notes == ()
         assert len(found) == max(sum(end <= length for end in ends) - 1, 0)
-        with Journal(path, SCHEMA) as journal:
+        with RunLog(path, SCHEMA) as journal:
             journal.put("after", 1)
         assert kept(path)[0] == {**found, "after": 1}
 
@@ -76,8 +76,8 @@ def test_another_schema_is_put_aside_whole(path, content):
 def test_a_process_that_is_killed_has_put_what_it_put(path):
     """SIGKILL right after a put; no close, no flush of its own."""
     program = (
-        "import os, signal, sys; from pathlib import Path; from ggufspec.bench.journal import Journal\n"
-        f"journal = Journal(Path(sys.argv[1]), {SCHEMA!r})\n"
+        "import os, signal, sys; from pathlib import Path; from ggufspec.bench.run_log import RunLog\n"
+        f"journal = RunLog(Path(sys.argv[1]), {SCHEMA!r})\n"
         "journal.put('a', 1); journal.put('b', 2); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)])
@@ -87,14 +87,14 @@ def test_a_process_that_is_killed_has_put_what_it_put(path):
 
 def test_one_process_at_a_time(path):
     """The second is refused and moves nothing; whoever is killed leaves no lock."""
-    with Journal(path, SCHEMA) as journal:
+    with RunLog(path, SCHEMA) as journal:
         journal.put("a", 1)
         for fresh in (False, True):
             with pytest.raises(GgufspecError, match="is being measured already") as error:
-                Journal(path, SCHEMA, fresh=fresh)
+                RunLog(path, SCHEMA, fresh=fresh)
             assert "--results" in error.value.hint
     assert kept(path)[0] == {"a": 1}
-    with Journal(path, SCHEMA, fresh=True) as journal:
+    with RunLog(path, SCHEMA, fresh=True) as journal:
         assert journal.get("a") is None
     assert path.with_name("trials.jsonl.old").exists()
 
@@ -102,12 +102,12 @@ def test_one_process_at_a_time(path):
 def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(GgufspecError, match="results cannot be kept") as error:
-        Journal(tmp_path / "file" / "trials.jsonl", SCHEMA)
+        RunLog(tmp_path / "file" / "trials.jsonl", SCHEMA)
     assert "--results" in error.value.hint
 
 
 def test_a_disk_that_is_full_keeps_what_was_there(path):
-    with Journal(path, SCHEMA) as journal:
+    with RunLog(path, SCHEMA) as journal:
         journal.put("a", 1)
         journal._file.close()
         journal._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
@@ -121,7 +121,7 @@ def test_a_full_disk_is_told_once_in_our_words(path):
     """What could not be written is not tried again when the journal is closed, which would hide why."""
 
     def fill():
-        with Journal(path, SCHEMA) as journal:
+        with RunLog(path, SCHEMA) as journal:
             journal._file.close()
             journal._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
             journal.put("a", 1)
@@ -136,11 +136,11 @@ def test_what_is_put_aside_stays_whatever_comes_after(path):
     places = []
     for content in ("first", "second", "third"):
         path.write_text(content)
-        places.append(put_aside(path))
+        places.append(set_aside(path))
     assert [place.name for place in places] == ["trials.jsonl.old", "trials.jsonl.old.2", "trials.jsonl.old.3"]
     assert [place.read_text() for place in places] == ["first", "second", "third"]
     with pytest.raises(GgufspecError, match="cannot be put aside"):
-        put_aside(path)
+        set_aside(path)
 
 
 def test_keys_tell_facts_apart():
@@ -151,7 +151,7 @@ def test_keys_tell_facts_apart():
 
 
 def test_a_journal_is_json_lines(path):
-    with Journal(path, SCHEMA) as journal:
+    with RunLog(path, SCHEMA) as journal:
         journal.put("a", [1])
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"schema": SCHEMA},

@@ -17,7 +17,7 @@ import shapes
 from processes import Cli, all_end, eventually, plain, rest, workers
 from server import serving
 
-from ggufspec.bench import rehearsal, rehearse
+from ggufspec.bench import batch_timing, rehearse
 from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights as standin
@@ -204,8 +204,8 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
     for index, known in enumerate(models):
         (tmp_path / str(index)).mkdir()
         made.append(standin.make(known, tmp_path / str(index)).path)
-    parts = tuple(rehearse.Part(path, Placement(), context, (1,)) for path in (*made, target, draft))
-    timed = rehearse.measure(rehearse.Spec(parts, depth=8, rounds=1)).parts
+    parts = tuple(batch_timing.Part(path, Placement(), context, (1,)) for path in (*made, target, draft))
+    timed = batch_timing.measure(batch_timing.Spec(parts, depth=8, rounds=1)).parts
     assert [part.bytes for part in timed[:2]] == [part.bytes for part in timed[2:]]
     requests = tuple(dryrun.Request(path, Placement(), context) for path in (target, draft))
     real = dryrun.ask(dryrun.Spec(requests, real=True))
@@ -217,8 +217,8 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
 
 def test_a_model_that_cannot_rewind_is_timed(tmp_path: Path) -> None:
     path = shapes.write(tmp_path / "m.gguf", shapes.SHAPES["tiny-mamba"], tokenizer=True)
-    part = rehearse.Part(path, Placement(), ContextOptions(32, 2, 1), (1, 2))
-    (timed,) = rehearse.measure(rehearse.Spec((part,), depth=4, rounds=12)).parts
+    part = batch_timing.Part(path, Placement(), ContextOptions(32, 2, 1), (1, 2))
+    (timed,) = batch_timing.measure(batch_timing.Spec((part,), depth=4, rounds=12)).parts
     assert len(timed.seconds[2]) == 12
 
 
@@ -267,8 +267,8 @@ def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, en
 
 
 def test_expectations_are_those_of_the_speed_model() -> None:
-    rows = list(rehearsal.expectations(SECONDS, 0.05, rival=2.0, most=7))
-    assert [row.acceptance for row in rows] == list(rehearsal.ACCEPTANCES)
+    rows = list(rehearse.expectations(SECONDS, 0.05, rival=2.0, most=7))
+    assert [row.acceptance for row in rows] == list(rehearse.ACCEPTANCES)
     assert [row.tokens_per_s for row in rows] == sorted(row.tokens_per_s for row in rows)
     one = rows[0]
     times = {2: 0.55, 3: 0.625, 4: 0.7}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from properties import examples
 from scipy.stats import binom
 
-from ggufspec.bench.stats import paired_ratios, spread
+from ggufspec.bench.statistics import paired_ratios, spread
 
 samples = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=12)
 

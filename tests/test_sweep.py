@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import pytest
 from processes import Cli, plain, rest, workers
 from rich.console import Console
 
-from ggufspec.bench import sweep, trial, watch
-from ggufspec.bench.attempt import Attempt
-from ggufspec.bench.journal import Journal
+from ggufspec.bench import interleaved, sweep, trial
+from ggufspec.bench.run_log import RunLog
+from ggufspec.bench.trial import Attempt
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -49,7 +50,7 @@ class Machine:
         self.done: list[int] = []
         self.dies_at, self.fails = dies_at, fails
 
-    def __call__(self, spec: trial.Spec) -> Attempt:
+    def __call__(self, spec: trial.Spec, **_: Any) -> Attempt:
         drafts = spec.options.drafts(with_draft=spec.draft is not None)
         length = spec.options.draft_max if drafts else 0
         if len(self.done) == self.dies_at:
@@ -75,10 +76,10 @@ class Machine:
         )
 
 
-def made(experiment: sweep.Experiment, folder: Path, machine: Machine | None) -> sweep.Sweep:
-    """As much of a sweep as the machine does; None: as ``sweep.attempt`` does."""
-    with Journal(folder / "it.jsonl", sweep.JOURNAL) as journal:
-        one = sweep.Sweep(experiment, journal, machine)
+def made(experiment: sweep.Experiment, folder: Path, machine: Callable[..., Attempt]) -> sweep.Sweep:
+    """As much of a sweep as the machine does."""
+    with RunLog(folder / "it.jsonl", sweep.LOG) as log:
+        one = sweep.Sweep(experiment, log, machine)
         with contextlib.suppress(KeyboardInterrupt):
             one.run(lambda *_: None)
         return one
@@ -146,7 +147,7 @@ def test_ratios_are_of_the_same_repetition(tmp_path: Path) -> None:
 
 def test_a_machine_that_grows_slower_is_told(tmp_path: Path) -> None:
     class Hot(Machine):
-        def __call__(self, spec: trial.Spec) -> Attempt:
+        def __call__(self, spec: trial.Spec, **_: Any) -> Attempt:
             made = super().__call__(spec)
             assert made.result is not None
             answer = made.result.answers[0]
@@ -166,7 +167,7 @@ def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     desktop = GpuProcess(2, "Xorg", 1)
     cards = [card(desktop, utilisation=0.4)]
-    monkeypatch.setattr(watch.gpus, "gpus", lambda: cards)
+    monkeypatch.setattr(interleaved.gpus, "gpus", lambda: cards)
     machine = Machine()
 
     def measure(spec: trial.Spec, *, on_event: Emit, verbose: bool) -> Attempt:
@@ -175,11 +176,10 @@ def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         cards[0] = card(desktop, GpuProcess(3, "blender", 9))
         return machine(spec)
 
-    monkeypatch.setattr(sweep, "attempt", measure)
-    assert made(lengths(1, 2), tmp_path, None).document().notes == (
-        "RTX 4090 was 40% busy before the first trial: something else runs on it",
-        "RTX 4090: heat: the cards were held back",
+    assert made(lengths(1, 2), tmp_path, measure).document().notes == (
+        "RTX 4090: heat in 6 trials of 6: the clocks were reduced",
         "another program came onto a card meanwhile: blender",
+        "RTX 4090 was 40% busy before the first trial: something else runs on it",
         "a note",
     )
 
@@ -190,7 +190,7 @@ def test_layers_that_no_device_took(tmp_path: Path) -> None:
     assert not any("no GPU" in note for note in made(experiment, tmp_path, Machine()).document().notes)
 
     class NoGpu(Machine):
-        def __call__(self, spec: trial.Spec) -> Attempt:
+        def __call__(self, spec: trial.Spec, **_: Any) -> Attempt:
             return super().__call__(replace(spec, options=replace(spec.options, gpu_layers=0)))
 
     (tmp_path / "it.jsonl").unlink()
@@ -249,7 +249,7 @@ def test_a_kept_trial_of_another_shape_is_measured_again(tmp_path: Path) -> None
     journal = tmp_path / "it.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines[1:]:
-        line["value"].pop("load_s")
+        line["value"]["result"].pop("load_s")
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
     machine = Machine()
     made(lengths(4, repetitions=1), tmp_path, machine)

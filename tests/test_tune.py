@@ -14,16 +14,16 @@ import pytest
 import simulator
 
 from ggufspec.bench import trial
-from ggufspec.bench.attempt import Attempt
-from ggufspec.bench.journal import Journal
-from ggufspec.bench.versus import speed
+from ggufspec.bench.run_log import RunLog
+from ggufspec.bench.summary import speed
+from ggufspec.bench.trial import Attempt
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.reports import tune as report
 from ggufspec.schema.base import Failure, to_json
 from ggufspec.schema.tune import TuneDocument
-from ggufspec.tune.run import JOURNAL, Experiment, Tuning, out_of_memory
+from ggufspec.tune.run import LOG, Experiment, Tuning, out_of_memory
 
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
 TOKENS = 100
@@ -89,7 +89,7 @@ def statistics_of(decode_s: float) -> Statistics:
 def tune(
     experiment: Experiment, path: Path, trials: Trials, watch: Callable[..., None] = lambda *_: None
 ) -> tuple[Tuning, TuneDocument]:
-    with Journal(path, JOURNAL) as journal:
+    with RunLog(path, LOG) as journal:
         trials.run = run = Tuning(experiment, journal, attempt=trials, clock=lambda: trials.now)
         run.run(watch)
         return run, run.document()
@@ -297,7 +297,7 @@ def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simul
     def fail(spec: trial.Spec) -> Attempt:
         return Attempt(None, Failure("llama.cpp died (SIGABRT)"))
 
-    with Journal(tmp_path / "j", JOURNAL) as journal:
+    with RunLog(tmp_path / "j", LOG) as journal:
         run = Tuning(experiment, journal, attempt=fail)
         run.run(lambda *_: None)
         document = run.document()

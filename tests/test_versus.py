@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.bench import trial, versus
+from ggufspec.bench import summary, trial, versus
 from ggufspec.bench.learned import learn
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
@@ -85,11 +85,11 @@ def speculative(tokens_per_s=4.0, gpu_layers=0, gpu_layers_draft=0, lossy=False)
 
 def test_speed_is_all_tokens_over_all_seconds():
     """Not the mean of the answers' speeds."""
-    assert versus.speed(result(statistics(10, 1.0), statistics(10, 3.0))) == 5.0
+    assert summary.speed(result(statistics(10, 1.0), statistics(10, 3.0))) == 5.0
 
 
 def test_a_target_only_run_in_one_row():
-    found = versus.summarise([alone(10, load_s=3, rss=50, vram=7), alone(8, load_s=1), alone(5, load_s=2, vram=3)])
+    found = summary.summarise([alone(10, load_s=3, rss=50, vram=7), alone(8, load_s=1), alone(5, load_s=2, vram=3)])
     assert type(found) is Run
     assert (found.tokens, found.layers, found.gpu_layers) == (20, 16, 0)
     assert (found.tokens_per_s.median, found.tokens_per_s.samples) == (2.5, (2.0, 2.5, 4.0))
@@ -102,17 +102,17 @@ def test_prompts_count_as_far_as_they_were_decoded():
     """Not the last token, which the first round decodes, nor what a cache held; nor is there a speed without any."""
     kept = replace(statistics(10, 1.0), prompt_tokens=500, prompt_read=101, prompt_s=2.0)
     single = replace(statistics(10, 1.0), prompt_tokens=1, prompt_read=1, prompt_s=0.0, time_to_first_token_s=None)
-    found = versus.summarise([result(kept, single)])
+    found = summary.summarise([result(kept, single)])
     assert (found.prompt_tokens, found.prompt_tokens_per_s) == (100, 50.0)
     assert found.time_to_first_token_s == kept.time_to_first_token_s
-    none = versus.summarise([result(single)])
+    none = summary.summarise([result(single)])
     assert (none.prompt_tokens, none.prompt_tokens_per_s, none.time_to_first_token_s) == (0, 0.0, None)
 
 
 def test_a_speculative_run_in_one_row():
     """8 rounds with drafts of 2 in the first trial, 4 rounds in the second."""
     other = result(statistics(10, 5.0, 4, (4, 2), (4, 1), 2.0, 2.0), draft=5)
-    found = versus.summarise([pair(draft=5), other])
+    found = summary.summarise([pair(draft=5), other])
     assert isinstance(found, SpeculativeRun)
     assert (found.rounds, found.drafted, found.accepted) == (12, 22, 17)
     assert found.acceptance_rate == 17 / 22
@@ -124,12 +124,12 @@ def test_a_speculative_run_in_one_row():
 
 
 def test_a_pair_that_never_drafted_divides_by_nothing():
-    found = versus.summarise([result(statistics(1, 1.0), draft=0)])
+    found = summary.summarise([result(statistics(1, 1.0), draft=0)])
     assert (found.acceptance_rate, found.accepted_by_position, found.tokens_per_round) == (0.0, (), 1.0)
 
 
 def test_a_lookup_needs_no_draft_model():
-    found = versus.summarise([result(statistics(20, 5.0, 8, (8, 8), (7, 5)), drafters=("lookup",))], lossy=True)
+    found = summary.summarise([result(statistics(20, 5.0, 8, (8, 8), (7, 5)), drafters=("lookup",))], lossy=True)
     assert isinstance(found, SpeculativeRun)
     assert (found.draft_layers, found.gpu_layers_draft, found.drafted, found.lossy) == (0, 0, 16, True)
 
@@ -137,14 +137,14 @@ def test_a_lookup_needs_no_draft_model():
 def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
     one = replace(statistics(20, 5.0, 8, (6, 6), (5, 4)), plain_rounds=2, lookup_drafted=5, lookup_accepted=3)
     other = replace(one, plain_rounds=1, lookup_drafted=0, lookup_accepted=0)
-    found = versus.summarise([result(one, other, drafters=("draft", "lookup")), result(one, draft=0)])
+    found = summary.summarise([result(one, other, drafters=("draft", "lookup")), result(one, draft=0)])
     assert (found.plain_rounds, found.lookup_drafted, found.lookup_accepted) == (5, 10, 6)
 
 
 def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp_path):
     kept = []
     monkeypatch.setattr(history, "record_acceptance", lambda *told: kept.append(told))
-    monkeypatch.setattr("ggufspec.hardware.host.user_cache_path", lambda _: tmp_path)
+    monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
     target, draft = demo_pair()
     files = of_pair(Pair("mine", target, draft))
     for drafter in ("lookup", "both"):
@@ -229,7 +229,7 @@ def test_a_rival_at_another_placement_is_named():
 
 def test_a_pair_that_nobody_drafts_for_was_not_interrupted():
     """Its memory forgets at a price that no draft earns: the note says so, and it runs as target-only does."""
-    found = versus.summarise([result(statistics(20, 5.0), draft=0, drafters=())])
+    found = summary.summarise([result(statistics(20, 5.0), draft=0, drafters=())])
     assert type(found) is Run
     verdict = versus.judge(SPEEDUP, run(), found)
     assert (verdict.worth_it, verdict.text.split(":")[0]) == (False, "Not worth it")
@@ -359,16 +359,16 @@ def test_the_rival_runs_at_its_own_placement(bench):
 
 
 def test_the_threads_are_told_as_used(bench, monkeypatch):
-    monkeypatch.setattr(versus.host, "physical_cores", lambda: 6)
+    monkeypatch.setattr(summary.host, "physical_cores", lambda: 6)
     spec = trial.Spec(Path("t"), None, DecoderOptions(), Sampling(), ("one",), 1)
-    assert versus.settings_of(spec)["threads"] == 6
+    assert summary.settings_of(spec)["threads"] == 6
 
 
 def test_the_machine_is_told():
-    assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(versus.machine())
+    assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(summary.machine())
 
 
 def test_answers_with_fewer_places_of_a_draft_are_added_up() -> None:
     """A policy may refuse to draft in one trial and not in the next: curves are measured."""
-    assert versus.by_position([(3, 2, 1), (), (1,)]) == [4, 2, 1]
-    assert versus.by_position([()]) == []
+    assert summary.by_position([(3, 2, 1), (), (1,)]) == [4, 2, 1]
+    assert summary.by_position([()]) == []

@@ -6,13 +6,15 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from ggufspec.bench import attempt, drift, quality, trial
-from ggufspec.bench.ledger import ByDevice, Kept, Ledger
-from ggufspec.bench.stats import paired_ratios, spread
-from ggufspec.bench.versus import Progress, busy_notes, machine, notes_of, speed, summarise
-from ggufspec.bench.watch import Watch
+from ggufspec import plain
+from ggufspec.bench import quality, trial
+from ggufspec.bench.interleaved import Progress, Trials, in_turn
+from ggufspec.bench.run_log import RunLog, key_of
+from ggufspec.bench.statistics import paired_ratios, spread
+from ggufspec.bench.summary import busy_notes, machine, notes_of, summarise
 from ggufspec.decoding.options import DecoderOptions, is_lossy
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
@@ -21,15 +23,18 @@ from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 from ggufspec.schema.plan import PlannedModel, PlannedOption
 
+LOG = "ggufspec/compare-log@1"
 MORE = 2  # times the repetitions asked for, at most, where leaders overlap
 _FEWEST = 3  # trials of which an interval can be told
 _NAMED = 3  # cells of a long list
 
+ByDevice = dict[str, dict[str, int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A target or draft file. ``identity`` is another one when the file's contents are; ``alone`` is how a target's
-    quality is measured, where it was placed.
+    """A target or draft file. ``identity`` changes with the file's contents; ``alone`` is how a target was placed
+    without a draft, which is how its quality is measured.
     """
 
     name: str
@@ -39,9 +44,11 @@ class Subject:
     alone: DecoderOptions | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Contender:
-    """One cell of the matrix: a target with a draft, or alone. ``failure`` says why there is no ``spec``."""
+    """One cell of the matrix: a target with a draft, or target-only. ``failure`` says why there is no ``spec``;
+    ``identity`` is that of its files.
+    """
 
     target: str
     draft: str | None
@@ -54,6 +61,19 @@ class Contender:
     def name(self) -> str:
         """For people."""
         return cell_name(self.target, self.draft)
+
+    @cached_property
+    def key(self) -> str:
+        """Of its trials in the run log."""
+        return key_of("trial", self.identity, plain.dump(self.spec))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Where a cell runs, as it was planned for the first run of a comparison; a resumed one keeps to it."""
+
+    options: DecoderOptions
+    bytes: ByDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,35 +101,33 @@ class Experiment:
     verbose: bool = False
 
 
-@dataclass
 class Comparison:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted, or killed and begun again with
-    the same ledger; :meth:`document` tells of what is there.
+    the same log; :meth:`document` tells of what is there.
     """
 
-    experiment: Experiment
-    ledger: Ledger
-    now: Callable[[], float] = time.time
-    trials: dict[Contender, dict[int, Kept]] = field(init=False, default_factory=dict)
-    qualities: dict[str, Quality | Failure] = field(init=False, default_factory=dict)
-    measured: dict[Contender, list[trial.Result]] = field(init=False, default_factory=dict)
-    kept_from_before: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self._contenders = [one for one in self.experiment.contenders if one.spec is not None]
-        self.trials = {contender: {} for contender in self.experiment.contenders}
-        self.measured = {contender: [] for contender in self.experiment.contenders}
-        self._watch: Watch | None = None
+    def __init__(
+        self,
+        experiment: Experiment,
+        log: RunLog,
+        attempt: Callable[..., trial.Attempt] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.experiment = experiment
+        self.qualities: dict[str, Quality | Failure] = {}
+        self.measured: dict[Contender, list[trial.Result]] = {contender: [] for contender in experiment.contenders}
+        self.trials = Trials(log, verbose=experiment.verbose, attempt=attempt, now=now)
+        self._log = log
+        self._contenders = [one for one in experiment.contenders if one.spec is not None]
         self._done = 0
 
     def run(self, progress: Progress) -> None:
-        """Measure every cell by turns, those that lead some more, then the qualities.
+        """Measure every cell in turn, the leading ones again, then the qualities.
 
         Raises:
-            GgufspecError: what was measured cannot be kept.
+            GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
-        self._watch = Watch()
         repetitions = self.experiment.repetitions
         jobs = len(self._judged()) if len(self.experiment.targets) > 1 else 0
         self._total, self._progress = repetitions * len(self._contenders) + jobs, progress
@@ -122,31 +140,15 @@ class Comparison:
             self._total += len(leaders)
             self._repeat(leaders, repetition)
         self._judge()
-        self.ledger.done()
+        self._log.done()
 
     def _repeat(self, contenders: Sequence[Contender], repetition: int) -> None:
-        first = repetition % max(len(contenders), 1)
-        for contender in (*contenders[first:], *contenders[:first]):
+        for contender in in_turn(contenders, repetition):
+            assert contender.spec is not None
             self._tell(contender.name)
-            if not any(kept.failure for kept in self.trials[contender].values()):
-                self._measure(contender, repetition)
+            if result := self.trials.measure(contender.key, contender.spec, repetition):
+                self.measured[contender].append(result)
             self._done += 1
-
-    def _measure(self, contender: Contender, repetition: int) -> None:
-        assert contender.spec is not None
-        assert self._watch is not None
-        kept = self.ledger.trial_of(contender.identity, contender.spec, repetition)
-        if kept is None:
-            self._watch.clear()
-            done = attempt.attempt(contender.spec, on_event=self._watch.see, verbose=self.experiment.verbose)
-            self._watch.look_for_strangers()
-            kept = Kept(done.result, done.failure, self.now(), self._watch.throttled, self._watch.strangers)
-            self.ledger.keep_trial(contender.identity, contender.spec, repetition, kept)
-            if done.result is not None:
-                self.measured[contender].append(done.result)
-        else:
-            self.kept_from_before += 1
-        self.trials[contender][repetition] = kept
 
     def _tell(self, what: str) -> None:
         self._progress(self._done, self._total, what)
@@ -171,17 +173,18 @@ class Comparison:
         written = False
         try:
             for subject in subjects:
+                found: Quality | Failure | None
                 self._tell(f"quality of {subject.name}")
                 spec = self._quality_spec(subject, reference or subject, rows)
-                identity = (subject.identity, (reference or subject).identity)
-                found = self.ledger.quality_of(identity, spec)
+                key = _quality_key(spec, subject, reference or subject)
+                found = self._log.load(key, Quality) or self._log.load(key, Failure, failed=True)
                 if found is None and reference is not None and not written:  # resumed: its file is gone
                     again = self._read(self._quality_spec(reference, reference, rows))
                     found = again if isinstance(again, Failure) else None
                     written = found is None
                 if found is None:
                     found = self._read(spec)
-                    self.ledger.keep_quality(identity, spec, found)
+                    self._log.keep(key, found, failed=isinstance(found, Failure))
                     written = written or (reference is None and isinstance(found, Quality))
                 if isinstance(found, Quality):
                     reference = reference or subject
@@ -216,8 +219,7 @@ class Comparison:
 
     def _speeds(self, contender: Contender) -> dict[int, float]:
         """Tokens/s by repetition."""
-        kept = self.trials[contender]
-        return {repetition: speed(one.result) for repetition, one in sorted(kept.items()) if one.result is not None}
+        return self.trials.speeds(contender.key)
 
     def leaders(self) -> list[Contender]:
         """The fastest cell, and those whose intervals overlap its own; in the order of the matrix."""
@@ -231,7 +233,7 @@ class Comparison:
         """Everything that has been measured so far."""
         leaders = self.leaders()
         cells = tuple(self._cell(one, one in leaders) for one in self.experiment.contenders)
-        results = [kept.result for trials in self.trials.values() for kept in trials.values() if kept.result]
+        results = [result for one in self._contenders for result in self.trials.results(one.key).values()]
         return CompareDocument(
             machine=machine(),
             settings=self.experiment.settings,
@@ -239,7 +241,7 @@ class Comparison:
             drafts=tuple(self._model(one, None) for one in self.experiment.drafts),
             cells=cells,
             warnings=tuple(self._warnings(leaders)),
-            notes=(*self.ledger.notes, *_once(notes_of(results)), *busy_notes(results)),
+            notes=(*self._log.notes, *_once(notes_of(results)), *busy_notes(results)),
             interrupted=interrupted,
         )
 
@@ -250,9 +252,8 @@ class Comparison:
         return ComparedModel(subject.name, file, subject.size_bytes, good, failure)
 
     def _cell(self, contender: Contender, leads: bool) -> Cell:
-        kept = self.trials[contender]
-        results = [one.result for _, one in sorted(kept.items()) if one.result is not None]
-        failure = contender.failure or next((one.failure for one in kept.values() if one.failure), None)
+        results = list(self.trials.results(contender.key).values())
+        failure = contender.failure or self.trials.failure(contender.key)
         run: Run | SpeculativeRun | None = None
         if results:
             assert contender.spec is not None
@@ -295,28 +296,18 @@ class Comparison:
                 f"the ranking is unsure: {counted(max(counts), 'trial')} of each cell "
                 f"{'gives' if max(counts) == 1 else 'give'} no interval; -r 5 is usual"
             )
-        trials = sorted(
-            (kept.at, one.name, repetition, kept)
-            for one, by_repetition in self.trials.items()
-            for repetition, kept in by_repetition.items()
-        )
-        samples = [
-            drift.Sample(name, repetition, speed(kept.result)) for _, name, repetition, kept in trials if kept.result
-        ]
-        told += drift.words(drift.find(samples))
-        for reason in sorted({reason for _, _, _, kept in trials for reason in kept.throttled}):
-            count = sum(reason in kept.throttled for _, _, _, kept in trials)
-            told.append(f"{reason} in {counted(count, 'trial')} of {len(trials)}: the cards were held back")
-        for name in sorted({name for _, _, _, kept in trials for name in kept.strangers}):
-            told.append(f"another program came onto a card meanwhile: {name}")
-        if self._watch is not None:
-            told += self._watch.at_first
-        for one, by_repetition in self.trials.items():
-            good = sum(kept.result is not None for kept in by_repetition.values())
-            for kept in by_repetition.values():
-                if kept.failure is not None and good:
-                    told.append(f"{one.name} failed after {counted(good, 'trial')}: {kept.failure.error}")
+        told += self.trials.disturbances()
+        for one in self._contenders:
+            failure, good = self.trials.failure(one.key), len(self._speeds(one))
+            if failure is not None and good:
+                told.append(f"{one.name} failed after {counted(good, 'trial')}: {failure.error}")
         return told
+
+
+def _quality_key(spec: quality.Spec, subject: Subject, reference: Subject) -> str:
+    facts = plain.dump(spec)
+    del facts["rows"]
+    return key_of("quality", subject.identity, reference.identity, facts)
 
 
 def overlap(one: Spread, other: Spread) -> bool:

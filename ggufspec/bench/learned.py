@@ -19,7 +19,7 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
         places: where it ran.
         results: what was measured.
     """
-    from ggufspec.bench.versus import by_position
+    from ggufspec.bench.summary import by_position
     from ggufspec.cache import cache_folder
     from ggufspec.decoding.options import is_lossy
     from ggufspec.errors import GgufspecError

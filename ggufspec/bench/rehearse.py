@@ -1,182 +1,209 @@
-"""Times models at given placements, loaded together: seconds of a batch by width. A job for a child process.
-
-What the files hold does not matter: stand-in weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
-cost.
-"""
+"""From a plan to rehearsals of it, and from their timings to what the pair will reach. Measuring is a parameter."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from ggufspec import worker
-from ggufspec.hardware import gpus, host
-from ggufspec.llamacpp import devices
-from ggufspec.llamacpp.dryrun import allocated
-from ggufspec.llamacpp.model import Context, Model
+from ggufspec.bench import batch_timing
+from ggufspec.bench.statistics import spread
+from ggufspec.bench.summary import machine
+from ggufspec.display import of_memory
+from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.dummy_weights import TOKENS
+from ggufspec.planning.memory import HOST, Bytes
+from ggufspec.planning.plan import Option, Plan, Subject
+from ggufspec.planning.search import ByDevice
+from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
+from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
 
-_BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that brings its graph back: the median
-_BURST = 3
-_FEWEST_ROUNDS = 3
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_WIDTHS = (*range(1, 9), 12, 16)
+_FEWEST_BITS = 1.6  # of a file that anybody offers
+_PROCESS_BYTES = 256 << 20  # Python and llama.cpp themselves
+
+Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], Sequence[ByDevice | str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One model: its file, where it goes, and how many tokens its batches have."""
+class Stage:
+    """Models to load together: the target, and the draft in the stage ``pair``; ``used`` is what both take."""
 
-    path: Path
-    placement: Placement
+    name: str
+    target: Placement
     context: ContextOptions
-    widths: tuple[int, ...]
+    draft: Placement | None
+    used: dict[str, Bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What to time.
+def stages(plan: Plan, confirm: Confirm) -> list[Stage]:
+    """What to rehearse: the pair where the plan puts it, the target alone at its own best, half of that, and none.
 
-    Args:
-        parts: models that are loaded at once and timed in turn.
-        depth: tokens in each cache while a batch is timed.
-        rounds: times that each width of each model is timed; fewer, but three, once ``seconds`` have passed.
-        seconds: see ``rounds``.
-        rpc: workers whose devices are used.
+    A stage that another one answers is left out: without a card there is one.
     """
-
-    parts: tuple[Part, ...]
-    depth: int
-    rounds: int = 9
-    seconds: float = 20.0
-    rpc: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One model as it ran. ``seconds`` are samples by width, one a round; ``bytes`` llama.cpp's own count by device.
-
-    ``depth`` is what was in the cache: less than asked for where the context holds no more.
-    """
-
-    layers: int
-    gpu_layers: int
-    load_s: float
-    depth: int
-    prompt_tokens_per_s: float
-    seconds: dict[int, tuple[float, ...]]
-    bytes: dict[str, dict[str, int]]
+    alone, pair, found = plan.alone, plan.pair, list[Stage]()
+    if pair is not None:
+        found.append(Stage("pair", pair.target, pair.context, pair.draft, _used(pair)))
+    if pair is None or pair.target != alone.target:
+        found.append(Stage("target_only", alone.target, alone.context, None, _used(alone)))
+    if plan.machine.cards:
+        most = alone.target.offloaded(plan.question.target.header.blocks)
+        had = {stage.target.offloaded(plan.question.target.header.blocks) for stage in found}
+        for name, count in (("half", most // 2), ("none", 0)):
+            if count not in had:
+                had.add(count)
+                placement = replace(alone.target, gpu_layers=count, split=alone.target.split if count else ())
+                answer = confirm([(plan.question.alone.skeleton, placement, alone.context)])[0]
+                if not isinstance(answer, str):
+                    found.append(Stage(name, placement, alone.context, None, answer))
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` what all cards' use rose by."""
-
-    parts: tuple[Timed, ...]
-    ram_bytes: int
-    vram_bytes: int
-    finished: bool
+def _used(option: Option) -> dict[str, Bytes]:
+    return {name: option.used(name) for name in {*option.target_bytes, *option.draft_bytes}}
 
 
-@dataclass(slots=True)
-class _Running:
-    """A model that is loaded."""
-
-    part: Part
-    model: Model
-    context: Context
-    load_s: float
-    depth: int
-    prompt_tokens_per_s: float
-    seconds: dict[int, list[float]]
-
-    def timed(self) -> Timed:
-        taken = {width: tuple(samples) for width, samples in self.seconds.items() if samples}
-        used = {name: asdict(found) for name, found in allocated(self.context).items()}
-        gpu_layers = self.model.gpu_layers if devices.has_gpu() else 0
-        return Timed(self.model.layers, gpu_layers, self.load_s, self.depth, self.prompt_tokens_per_s, taken, used)
-
-
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
-    vram_before = gpus.used_bytes()
-    with ExitStack() as stack:
-        running = []
-        for part in spec.parts:
-            emit({"event": "loading", "file": part.path.name})
-            running.append(_load(part, spec.depth, stack, emit))
-        order, until = random.Random(0), time.perf_counter() + spec.seconds
-        for done in range(spec.rounds):
-            if stopping.is_set() or (done >= _FEWEST_ROUNDS and time.perf_counter() > until):
-                break
-            emit({"event": "round", "number": done + 1, "of": spec.rounds})
-            turns = [(one, width) for one in running for width in one.part.widths]
-            for one, width in order.sample(turns, len(turns)):
-                if stopping.is_set():
-                    break
-                one.seconds[width].append(_burst(one, width))
-        return Result(
-            parts=tuple(one.timed() for one in running),
-            ram_bytes=host.resident_bytes(),
-            vram_bytes=max(0, gpus.used_bytes() - vram_before),
-            finished=not stopping.is_set(),
-        )
+def lacking(plan: Plan, stage: Stage) -> ModelError | None:
+    """Why the host has no room for a stage, with figures and what would fit; None where it has."""
+    need, free = stage.used.get(HOST, Bytes()), plan.machine.memory_bytes
+    short = need.total + _PROCESS_BYTES - free
+    if short <= 0:
+        return None
+    header, draft = plan.question.target.header, plan.question.draft if stage.draft is not None else None
+    what = f"{header.name} with {draft.header.name}" if draft else header.name
+    bits = 8 * header.weight_bytes() / sum(math.prod(tensor.shape) for tensor in header.tensors)
+    fitting = bits * (1 - short / header.weight_bytes())
+    message = (
+        f"{what} needs {of_memory(need.total)} of host memory with "
+        f"{stage.target.offloaded(header.blocks)}/{header.layers} target layers on a card "
+        f"(weights {of_memory(need.weights)}, KV {of_memory(need.kv)}, compute {of_memory(need.compute)}), "
+        f"and {of_memory(max(free, 0))} are free: {of_memory(short)} too few. "
+        "Only more layers on cards or less to hold help"
+    )
+    ways = [f"{of_memory(short)} more on cards (--rpc HOST:PORT adds another machine's)"]
+    if fitting >= _FEWEST_BITS:
+        ways.append(f"a target file of at most {fitting:.1f} bits a weight instead of {bits:.1f}")
+    if draft and plan.alone.used(HOST).total + _PROCESS_BYTES <= free:
+        ways.append("the target without a draft")
+    if need.kv > short:
+        ways.append("a smaller -c, or -ctk q8_0 -ctv q8_0")
+    return ModelError(message, "what would fit: " + "; ".join(ways))
 
 
-def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> _Running:
-    began = time.perf_counter()
-    model = stack.enter_context(Model(part.path, part.placement))
-    context = stack.enter_context(closing(Context(model, part.context)))
-    load_s = time.perf_counter() - began
-    emit({"event": "reading", "file": part.path.name})
-    depth = max(1, min(depth, context.capacity - max(part.widths)))
-    context.decode(_tokens(context, 1), 0)  # pages in
-    context.rewind(0)
-    began = time.perf_counter()
-    context.decode(_tokens(context, depth), 1)
-    prompt_s = time.perf_counter() - began
-    for width in part.widths:  # every graph once
-        _batch(context, depth, width)
-    return _Running(part, model, context, load_s, depth, depth / prompt_s, {width: [] for width in part.widths})
+def spec(
+    plan: Plan, stage: Stage, target: Path, draft: Path | None, *, depth: int, rounds: int, rpc: Sequence[str]
+) -> batch_timing.Spec:
+    """The job of one stage; the pair's target is timed at every width, a rival's at one token."""
+    widest = stage.context.width
+    is_main = stage.name == "pair" or (plan.pair is None and stage.name == "target_only")
+    widths = tuple(n for n in sorted({*_WIDTHS, widest}) if n <= widest) if is_main else (1,)
+    parts = [batch_timing.Part(target, stage.target, stage.context, widths)]
+    if stage.draft is not None and draft is not None and plan.question.draft is not None:
+        parts.append(batch_timing.Part(draft, stage.draft, plan.question.draft.context, (1, 2)))
+    return batch_timing.Spec(tuple(parts), depth, rounds, rpc=tuple(rpc))
 
 
-def _tokens(context: Context, count: int) -> list[int]:
-    """Different tokens, so that a mixture of experts chooses as different ones as it can."""
-    different = min(TOKENS, context.vocab_size)
-    return [7 * place % different for place in range(1, count + 1)]
+# ---- what it means --------------------------------------------------------------------------------------------------
 
 
-def _burst(one: _Running, width: int) -> float:
-    first_s = _batch(one.context, one.depth, width)
-    if first_s > _BURST_S:
-        return first_s
-    return median(_batch(one.context, one.depth, width) for _ in range(_BURST))
-
-
-def _batch(context: Context, depth: int, width: int) -> float:
-    """Seconds of one batch with all its logits, as a verification has."""
-    if context.can_rewind:
-        context.rewind(depth)
-        context.mark()
-    elif context.length + width > context.capacity:  # a state has no depth
-        context.rewind(0)
-    tokens = _tokens(context, width)
-    began = time.perf_counter()
-    context.decode(tokens, width)
-    return time.perf_counter() - began
-
-
-def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
-    """Time in a child process.
+def run_of(stage: Stage, result: batch_timing.Result, plan: Plan) -> RehearsedRun:
+    """A stage as the document has it.
 
     Raises:
-        GgufspecError: a model does not load, a worker does not answer, llama.cpp died.
-        Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
+        ModelError: it was stopped before every width was timed.
     """
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    subjects: tuple[Subject | None, ...] = (plan.question.target, plan.question.draft)
+    models = [_model(timed, subject) for timed, subject in zip(result.parts, subjects, strict=False) if subject]
+    return RehearsedRun(
+        stage.name, models[0], models[1] if len(models) > 1 else None, result.ram_bytes, result.vram_bytes
+    )
+
+
+def _model(timed: batch_timing.Timed, subject: Subject) -> RehearsedModel:
+    if 1 not in timed.seconds:
+        raise ModelError("nothing was timed", "")
+    return RehearsedModel(
+        file=subject.header.name,
+        layers=timed.layers,
+        gpu_layers=timed.gpu_layers,
+        tokens_per_s=spread([1 / seconds for seconds in timed.seconds[1]]),
+        batch_s={width: spread(samples) for width, samples in sorted(timed.seconds.items())},
+        prompt_tokens_per_s=timed.prompt_tokens_per_s,
+        depth=timed.depth,
+        load_s=timed.load_s,
+        bytes=timed.bytes,
+    )
+
+
+def document(
+    plan: Plan,
+    runs: Sequence[RehearsedRun],
+    *,
+    pair: dict[str, Any],
+    settings: dict[str, Any],
+    standins: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> RehearseDocument:
+    """What was measured and what it means.
+
+    Args:
+        plan: the plan that was rehearsed.
+        runs: the stages; the first has the target's curve.
+        pair: names and files.
+        settings: what was asked for.
+        standins: what stood for the weights.
+        notes: what else the user should know.
+    """
+    main = runs[0].target
+    assert main is not None
+    draft = runs[0].draft
+    alone = [run.target for run in runs if run.target is not None and run.name != "pair"]
+    best = max([main, *alone], key=lambda model: model.tokens_per_s.median)
+    rival = best.tokens_per_s
+    rows: tuple[Expected, ...] = ()
+    even = None
+    if draft is not None:
+        curve = {width: seconds.median for width, seconds in main.batch_s.items()}
+        draft_s, most = draft.batch_s[1].median, min(plan.question.draft_max, max(curve) - 1)
+        rows = tuple(expectations(curve, draft_s, rival.median, most))
+        even = break_even_acceptance(lambda n: interpolate(curve, n), draft_s, rival.median, most)
+    return RehearseDocument(
+        pair=pair,
+        machine=machine(),
+        settings=settings,
+        standins=standins,
+        runs=tuple(runs),
+        rival_tokens_per_s=rival,
+        expected=rows,
+        break_even_acceptance=even,
+        why=_why(best, rows, even),
+        notes=tuple(notes),
+    )
+
+
+def expectations(curve: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:
+    """What the pair reaches at each of ``ACCEPTANCES``, at its best draft length.
+
+    Args:
+        curve: seconds of a target batch by width.
+        draft_s: seconds of a drafted token.
+        rival: tokens/s of target-only.
+        most: the longest draft.
+    """
+    for acceptance in ACCEPTANCES:
+        best = best_length(lambda n: interpolate(curve, n), draft_s, acceptance, most, least=1)
+        yield Expected(acceptance, best.length, best.tokens_per_s, best.tokens_per_s / rival)
+
+
+def _why(best: RehearsedModel, rows: Sequence[Expected], even: float | None) -> str:
+    rival = best.tokens_per_s.median
+    layers = f"{best.gpu_layers}/{best.layers + 1}"
+    said = f"Target-only at {layers} layers reaches {rival:.{0 if rival >= 100 else 1}f} t/s here"
+    if not rows:
+        return f"{said}."
+    if even is None:
+        return f"{said}; no acceptance would make this draft worth it."
+    return f"{said}; the pair is faster from {even:.0%} acceptance on."

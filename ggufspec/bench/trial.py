@@ -14,9 +14,11 @@ from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.trace import Trace
+from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
+from ggufspec.schema.base import Failure
 
 WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of an answer to them that is not counted
 
@@ -171,3 +173,25 @@ def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = 
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
     return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A trial that may have failed: out of memory, an abort of llama.cpp."""
+
+    result: Result | None
+    failure: Failure | None = None
+
+
+def attempt(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Attempt:
+    """:func:`measure`, with an error as the outcome.
+
+    Raises:
+        Interrupted: Ctrl-C.
+    """
+    try:
+        return Attempt(measure(spec, on_event=on_event, verbose=verbose))
+    except GgufspecError as error:
+        return Attempt(None, Failure(error.message, error.hint))
+    except OSError as error:  # no memory for a process, no space for its log
+        return Attempt(None, Failure(f"the trial could not be started: {error.strerror}", "free some memory, or disk"))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
-from itertools import zip_longest
-from typing import Any
 
-from ggufspec import __version__
 from ggufspec.bench import divergence, hooked, trial
-from ggufspec.bench.stats import paired_ratios, spread
+from ggufspec.bench.interleaved import Progress, in_turn
+from ggufspec.bench.statistics import paired_ratios
+from ggufspec.bench.summary import alone, busy_notes, machine, notes_of, plan_of, settings_of, speed, summarise
 from ggufspec.decoding.options import DecoderOptions, is_lossy
-from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import gpus, host
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
@@ -27,9 +22,6 @@ AT_PAIR = "target_only_at_pair"
 LLAMA_ALONE, LLAMA_HOOK = "llama_target_only", "llama_hook"
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
 _FEWEST_TRIALS = 3
-BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +90,7 @@ class Bench:
             progress(2, total, "identity check of the hook")
             self._check_hook(lambda: progress(3, total, "identity check of the hook"))
         for repetition in range(self.experiment.repetitions):
-            for mode in (*modes[repetition % len(modes) :], *modes[: repetition % len(modes)]):
+            for mode in in_turn(modes, repetition):
                 progress(done, total, mode.replace("_", "-"))
                 measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
                 result = measure(self.spec_of(mode), verbose=self.experiment.verbose)
@@ -247,71 +239,6 @@ def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
     return f"Llama with the hook: {ratio(over_alone)} Llama alone, {ratio(over_own)} our own loop with the same draft."
 
 
-def alone(spec: trial.Spec) -> trial.Spec:
-    """The same with nobody drafting."""
-    return replace(spec, draft=None, options=replace(spec.options, drafters=(), lookup_corpus=None))
-
-
-def speed(result: trial.Result) -> float:
-    """Σ tokens ÷ Σ seconds over a trial's answers, prompts not counted."""
-    statistics = [answer.statistics for answer in result.answers]
-    return sum(s.tokens for s in statistics) / max(sum(s.decode_s for s in statistics), 1e-9)
-
-
-def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
-    """All trials of one mode as one row; ``lossy`` says that its rule may change the text."""
-    first = results[0]
-    every = [answer.statistics for result in results for answer in result.answers]
-    waits = [s.time_to_first_token_s for s in every if s.time_to_first_token_s is not None]
-    base: dict[str, Any] = {
-        "gpu_layers": first.target.gpu_layers,
-        "layers": first.target.layers,
-        "tokens": sum(answer.statistics.tokens for answer in first.answers),
-        "tokens_per_s": spread([speed(result) for result in results]),
-        "prompt_tokens_per_s": trial.prompt_speed(answer for result in results for answer in result.answers),
-        "peak_rss_bytes": max(result.peak_rss_bytes for result in results),
-        "vram_bytes": max(result.vram_bytes for result in results),
-        "load_s": spread([result.load_s for result in results]).median,
-        "prompt_tokens": sum(answer.statistics.prompt_decoded for answer in first.answers),
-        "time_to_first_token_s": spread(waits).median if waits else None,
-    }
-    if not first.drafters:
-        return Run(**base)
-    rounds, drafted, accepted = (
-        sum(column) for column in zip(*((s.rounds, s.drafted, s.accepted) for s in every), strict=True)
-    )
-    return SpeculativeRun(
-        **base,
-        gpu_layers_draft=first.draft.gpu_layers if first.draft else 0,
-        draft_layers=first.draft.layers if first.draft else 0,
-        acceptance_rate=accepted / max(drafted, 1),
-        tokens_per_round=sum(s.tokens for s in every) / max(rounds, 1),
-        accepted_by_position=tuple(
-            kept / drafted
-            for kept, drafted in zip(
-                by_position(s.accepted_by_position for s in every),
-                by_position(s.drafted_by_position for s in every),
-                strict=True,
-            )
-            if drafted
-        ),
-        drafted=drafted,
-        accepted=accepted,
-        rounds=rounds,
-        draft_s=sum(s.draft_s for s in every) / max(rounds, 1),
-        verify_s=sum(s.verify_s for s in every) / max(rounds, 1),
-        lossy=lossy,
-        plain_rounds=sum(s.plain_rounds for s in every),
-        lookup_drafted=sum(s.lookup_drafted for s in every),
-        lookup_accepted=sum(s.lookup_accepted for s in every),
-    )
-
-
-def by_position(rows: Iterable[tuple[int, ...]]) -> list[int]:
-    """Counts by place of the draft, added up; answers may have had fewer places, or none."""
-    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
-
-
 def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdict:
     """Worth it or not in one sentence, and why in the next."""
     if speedup is None or alone is None or pair is None:
@@ -351,54 +278,3 @@ def _why(ratio: float, alone: Run, pair: SpeculativeRun) -> str:
             f"against {pair.gpu_layers}/{pair.layers + 1} beside the draft."
         )
     return text
-
-
-def notes_of(results: list[trial.Result]) -> tuple[str, ...]:
-    """What the decoders had to say, once each."""
-    return tuple(dict.fromkeys(note for result in results for note in result.notes))
-
-
-def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
-    """A sentence where other programs were at work during half of the trials."""
-    others = sorted(result.others_cpus for result in results)
-    if not others or others[len(others) // 2] < BUSY_CPUS:
-        return ()
-    used = f"other programs used {others[0]:.1f} to {others[-1]:.1f} of {host.usable_cpus()} CPUs during the trials"
-    return (f"{used}: an idle machine reaches more tokens/s; ratios are of trials that took turns",)
-
-
-def machine() -> dict[str, object]:
-    """The machine and the versions that a figure belongs to."""
-    return {
-        "cpu": host.cpu_name(),
-        "cores": host.physical_cores(),
-        "memory_bytes": host.total_memory_bytes(),
-        "gpus": [{"name": g.name, "total_bytes": g.total_bytes, "driver": g.driver} for g in gpus.gpus()],
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "ggufspec": __version__,
-        "llama_cpp_python": version("llama-cpp-python"),
-    }
-
-
-def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
-    """Which layers of which model were where."""
-    pair = results["speculative"] or results["target_only"]
-    if not pair:
-        return {}
-    placed = {"target": pair[0].target, "draft": pair[0].draft}
-    return {role: asdict(model) if model else None for role, model in placed.items()}
-
-
-def settings_of(spec: trial.Spec) -> dict[str, object]:
-    """What was asked for; threads and micro-batch as used."""
-    sampling: Sampling = spec.sampling
-    corpus = spec.options.lookup_corpus
-    options = asdict(spec.options) | {
-        "threads": spec.options.threads or host.physical_cores(),
-        "ubatch_size": spec.options.context(with_draft=spec.draft is not None).computed,
-        "drafter": spec.options.drafter,
-        "lookup_corpus": str(corpus) if corpus else None,
-        "lossy": is_lossy(spec.options.accept),
-    }
-    return options | asdict(sampling) | {"max_tokens": spec.max_tokens, "prompts": len(spec.prompts)}

@@ -72,9 +72,8 @@ def compare(
     Every cell runs at its own best placement, by turns with the others. What fails is a row with its reason. The same
     command goes on where it was stopped. Quality is judged against the largest target.
     """
-    from ggufspec.bench.compare import Comparison
-    from ggufspec.bench.ledger import Ledger
-    from ggufspec.bench.versus import machine
+    from ggufspec.bench.compare import LOG, Comparison
+    from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import check_writable
 
@@ -85,26 +84,23 @@ def compare(
     wanted.check()
     pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft)
     stem = (results or writable(results_folder())) / f"compare-{wanted.key(pairings)}"
-    journal, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
-    ledger = Ledger(journal, machine(), fresh=fresh)
+    path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     interrupted = False
-    try:
+    with RunLog(path, LOG, fresh=fresh) as log:
         check_writable(kept)
         rows = None if no_quality else stem.with_suffix(".rows")
-        experiment, places = contenders.experiment(pairings, wanted, ledger, rows)
-        comparison = Comparison(experiment, ledger)
+        experiment, places = contenders.experiment(pairings, wanted, log, rows)
+        comparison = Comparison(experiment, log)
         try:
             with ui.progress() as progress:
                 comparison.run(progress)
         except KeyboardInterrupt:
-            if not any(comparison.trials.values()):
+            if not any(comparison.trials.by_run.values()):
                 raise StopError("interrupted before anything was measured") from None
             interrupted = True
         _learn(comparison, places)
-    finally:
-        ledger.close()
     document = comparison.document(interrupted=interrupted)
-    return _report(document, sort, exports, kept, comparison.kept_from_before)
+    return _report(document, sort, exports, kept, comparison.trials.resumed)
 
 
 def _learn(comparison: Comparison, places: contenders.Places) -> None:

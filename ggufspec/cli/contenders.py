@@ -14,8 +14,8 @@ from ggufspec.cli.matrix import LOOKUP, NONE, File, Pairing
 from ggufspec.errors import GgufspecError, UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.compare import Contender, Experiment
-    from ggufspec.bench.ledger import ByDevice, Ledger, Place
+    from ggufspec.bench.compare import ByDevice, Contender, Experiment, Planned
+    from ggufspec.bench.run_log import RunLog
     from ggufspec.bench.trial import Spec
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.source import Known
@@ -83,8 +83,8 @@ class Wanted:
 
     def key(self, pairings: Sequence[Pairing]) -> str:
         """A name for the comparison: the same files in the same way are the same one, however often each is tried."""
-        from ggufspec.bench.journal import key_of
-        from ggufspec.bench.versus import machine
+        from ggufspec.bench.run_log import key_of
+        from ggufspec.bench.summary import machine
 
         cells = [
             (
@@ -108,14 +108,14 @@ class _Seen:
 
 
 def experiment(
-    pairings: Sequence[Pairing], wanted: Wanted, ledger: Ledger, rows: Path | None
+    pairings: Sequence[Pairing], wanted: Wanted, log: RunLog, rows: Path | None
 ) -> tuple[Experiment, Places]:
     """Headers, placements, cells; a cell that cannot run has its reason.
 
     Args:
         pairings: the matrix.
         wanted: how to run.
-        ledger: has the placements of an earlier run of the same comparison.
+        log: has the placements of an earlier run of the same comparison.
         rows: as :class:`ggufspec.bench.compare.Experiment` has it.
 
     Returns:
@@ -125,7 +125,7 @@ def experiment(
         UsageError: an option is out of range.
     """
     from ggufspec.bench.compare import Experiment, Subject
-    from ggufspec.bench.versus import settings_of
+    from ggufspec.bench.summary import settings_of
 
     seen: dict[Path, _Seen] = {}
     targets: dict[str, Subject] = {}
@@ -142,7 +142,7 @@ def experiment(
                     subjects[file.name] = Subject(file.name, file.path, looked.size_bytes, looked.identity)
             elif file == LOOKUP:
                 drafts[LOOKUP] = Subject(LOOKUP, None, 0, LOOKUP)
-        contender = _contender(one, wanted, seen, ledger, places)
+        contender = _contender(one, wanted, seen, log, places)
         contenders.append(contender)
         if one.draft is None and contender.spec is not None:
             targets[one.target.name] = replace(targets[one.target.name], alone=contender.spec.options)
@@ -179,10 +179,11 @@ def _look(file: File) -> _Seen:
         return _Seen(size_bytes, identity, Failure(error.message, error.hint))
 
 
-def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Ledger, places: Places) -> Contender:
+def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], log: RunLog, places: Places) -> Contender:
     """The cell of a pairing, placed as it was before, or now."""
     from ggufspec import plain
-    from ggufspec.bench.compare import Contender
+    from ggufspec.bench.compare import Contender, Planned
+    from ggufspec.bench.run_log import key_of
     from ggufspec.models.files import LocalFile
     from ggufspec.models.vocabulary import check_pair
     from ggufspec.schema.base import Failure
@@ -204,7 +205,8 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
         headers.append(file.header)
     layers = (one.target_gpu_layers, one.gpu_layers_draft)
     asked = (plain.dump(decoder), layers, asdict(wanted.room))
-    place = ledger.place_of(identity, asked)
+    key = key_of("placement", identity, asked)
+    place = log.load(key, Planned)
     if place is not None:
         return Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)
     try:
@@ -213,19 +215,19 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], ledger: Le
         place, chosen, placed = _place(one, decoder, wanted)
     except GgufspecError as error:
         return failed(Failure(error.message, error.hint))
-    ledger.keep_place(identity, asked, place)
+    log.keep(key, place)
     contender = Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)
     places[contender.name] = (chosen, placed)
     return contender
 
 
-def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Place, planned.Chosen, planned.Placed]:
+def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Planned, planned.Chosen, planned.Placed]:
     """Plan a cell.
 
     Raises:
         GgufspecError: it does not fit.
     """
-    from ggufspec.bench.ledger import Place
+    from ggufspec.bench.compare import Planned
     from ggufspec.planning.describe import document
 
     chosen = planned.Chosen(
@@ -252,7 +254,7 @@ def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Place
         with contextlib.suppress(GgufspecError):
             made = planned.make(chosen, decoder, asked)
             plan = document(made.plan, chosen.describe(), made.acceptance_from)
-    return Place(placed.pair, _bytes(plan, with_draft=chosen.draft is not None)), chosen, placed
+    return Planned(placed.pair, _bytes(plan, with_draft=chosen.draft is not None)), chosen, placed
 
 
 def _bytes(plan: PlanDocument | None, *, with_draft: bool) -> ByDevice:

@@ -46,7 +46,7 @@ def quantize(
       2 bits  Q2_K
     """  # noqa: D301 - Typer takes the character for: lines as they are
     from ggufspec import worker
-    from ggufspec.bench.versus import machine
+    from ggufspec.bench.summary import machine
     from ggufspec.hardware.host import free_disk_bytes, physical_cores
     from ggufspec.llamacpp import quantize as job
     from ggufspec.llamacpp.options import MAX_THREADS

@@ -16,8 +16,8 @@ from ggufspec.cli import options, planned, ui
 from ggufspec.display import of_file
 
 if TYPE_CHECKING:
-    from ggufspec.bench.rehearsal import Stage
-    from ggufspec.bench.rehearse import Result
+    from ggufspec.bench.batch_timing import Result
+    from ggufspec.bench.rehearse import Stage
     from ggufspec.models.dummy_weights import Result as Standin
     from ggufspec.planning.plan import Plan
     from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
@@ -55,7 +55,7 @@ def rehearse(
     Only headers are read, some MB. Speed, memory and the cost of verifying are real; acceptance, which takes real
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
     """
-    from ggufspec.bench import rehearsal
+    from ggufspec.bench import rehearse as rehearsal
     from ggufspec.cache import cache_folder
     from ggufspec.decoding.planned import decoder_options
     from ggufspec.hardware.host import physical_cores
@@ -160,8 +160,8 @@ def _run(
     rounds: int,
     rpc: tuple[str, ...],
 ) -> RehearsedRun:
-    from ggufspec.bench import rehearsal
-    from ggufspec.bench.rehearse import measure
+    from ggufspec.bench import rehearse as rehearsal
+    from ggufspec.bench.batch_timing import measure
     from ggufspec.schema.rehearse import RehearsedRun
 
     if error := rehearsal.lacking(plan, stage):

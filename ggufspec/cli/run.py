@@ -145,7 +145,7 @@ def _print(text: str) -> None:
 
 
 def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool) -> RunDocument:
-    from ggufspec.bench.versus import notes_of, settings_of, summarise
+    from ggufspec.bench.summary import notes_of, settings_of, summarise
     from ggufspec.decoding.options import is_lossy
     from ggufspec.schema.run import RunDocument
 

@@ -134,8 +134,8 @@ def measure(experiment: Experiment, exports: given.Exports, *, results: Path | N
         GgufspecError: results cannot be kept.
         StopError: Ctrl-C before anything was measured.
     """
-    from ggufspec.bench.journal import Journal
-    from ggufspec.bench.sweep import JOURNAL, Sweep, identity
+    from ggufspec.bench.run_log import RunLog
+    from ggufspec.bench.sweep import LOG, Sweep, identity
     from ggufspec.cache import is_temporary, results_folder, writable
     from ggufspec.files import file_name
     from ggufspec.schema.base import to_json
@@ -144,9 +144,9 @@ def measure(experiment: Experiment, exports: given.Exports, *, results: Path | N
     path = (
         results or writable(results_folder())
     ) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
-    with Journal(path, JOURNAL, fresh=fresh) as journal:
-        sweep = Sweep(experiment, journal)
-        for note in (*journal.notes, *_resumed(sweep)):
+    with RunLog(path, LOG, fresh=fresh) as log:
+        sweep = Sweep(experiment, log)
+        for note in (*log.notes, *_resumed(sweep)):
             ui.note(note)
         interrupted = False
         try:
@@ -171,20 +171,20 @@ def measure(experiment: Experiment, exports: given.Exports, *, results: Path | N
     return code
 
 
-def _replace(journal: Path, kept: Path, text: str) -> GgufspecError | None:
-    """Keep the document in place of the journal: the next run of this command is a new measurement. What failed."""
-    from ggufspec.bench.journal import put_aside
+def _replace(log: Path, kept: Path, text: str) -> GgufspecError | None:
+    """Keep the document in place of the log: the next run of this command is a new measurement. What failed."""
+    from ggufspec.bench.run_log import set_aside
     from ggufspec.files import write_whole
 
     try:
         if kept.exists():  # an earlier measurement of the same
-            put_aside(kept)
+            set_aside(kept)
         write_whole(kept, text)
-        journal.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
     except GgufspecError as error:
         return error
     except OSError as error:
-        return GgufspecError(f"{journal} cannot be removed: {error.strerror}", "--results FOLDER names another folder")
+        return GgufspecError(f"{log} cannot be removed: {error.strerror}", "--results FOLDER names another folder")
     return None
 
 

@@ -144,7 +144,7 @@ def _print_answer(document: TraceDocument) -> None:
 def _document(
     pair: dict[str, Any], spec: Any, result: Result, tokens: list[Written], rounds: int, interrupted: bool
 ) -> TraceDocument:
-    from ggufspec.bench.versus import notes_of, settings_of, summarise
+    from ggufspec.bench.summary import notes_of, settings_of, summarise
     from ggufspec.decoding.options import is_lossy
     from ggufspec.schema.trace import TraceDocument
 

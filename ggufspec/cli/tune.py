@@ -87,11 +87,11 @@ def tune(
     or the budget is spent. What wins goes to a profile of yours: run and bench use it from then on. A trial that runs
     out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
     """
-    from ggufspec.bench.journal import Journal
+    from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import write_whole
     from ggufspec.schema.base import to_json
-    from ggufspec.tune.run import JOURNAL, Tuning, journal_path
+    from ggufspec.tune.run import LOG, Tuning, log_path
 
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
@@ -115,10 +115,10 @@ def tune(
         repetitions=repetitions,
     )
     folder = results or writable(results_folder())
-    path = journal_path(folder, experiment)
+    path = log_path(folder, experiment)
     interrupted = False
-    with Journal(path, JOURNAL, fresh=fresh) as journal:
-        run = Tuning(experiment, journal)
+    with RunLog(path, LOG, fresh=fresh) as log:
+        run = Tuning(experiment, log)
         if run.resumed:
             ui.note(f"going on with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
         try:
@@ -227,7 +227,7 @@ def prepare(
 
 def _busy() -> tuple[str, ...]:
     """What a search on a machine that is at work is worth."""
-    from ggufspec.bench.versus import BUSY_CPUS
+    from ggufspec.bench.summary import BUSY_CPUS
     from ggufspec.hardware.host import others_cpus, usable_cpus
 
     others = others_cpus()

@@ -231,7 +231,7 @@ def _files(
 
 
 def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[dict[str, object]]]) -> VerifyDocument:
-    from ggufspec.bench.versus import machine
+    from ggufspec.bench.summary import machine
     from ggufspec.hardware.host import physical_cores
     from ggufspec.schema.verify import VerifyDocument
     from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, judge

@@ -84,4 +84,4 @@ class CompareDocument:
 
 def cell_name(target: str, draft: str | None) -> str:
     """A cell in a sentence."""
-    return f"{target} + {draft}" if draft else f"{target} alone"
+    return f"{target} + {draft}" if draft else f"{target} (target-only)"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ggufspec.bench.stats import spread
+from ggufspec.bench.statistics import spread
 from ggufspec.display import counted
 from ggufspec.schema.base import Spread
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from ggufspec import plain
 from ggufspec.bench import trial
-from ggufspec.bench.attempt import Attempt, attempt
-from ggufspec.bench.journal import Journal, key_of
-from ggufspec.bench.stats import paired_ratios, spread
-from ggufspec.bench.versus import machine, settings_of, speed
+from ggufspec.bench.run_log import RunLog, key_of
+from ggufspec.bench.statistics import paired_ratios, spread
+from ggufspec.bench.summary import machine, settings_of, speed
+from ggufspec.bench.trial import Attempt, attempt
 from ggufspec.errors import UsageError
 from ggufspec.files import file_name
 from ggufspec.schema.base import Failure, Spread
@@ -25,7 +25,7 @@ from ggufspec.tune.explanation import explanation
 from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference
 
-JOURNAL = "ggufspec/tune-journal@2"
+LOG = "ggufspec/tune-journal@2"
 _LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
 _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
 _SAME = 1.0
@@ -33,7 +33,7 @@ _FINAL_SHARE = 0.4  # of the budget, that the final may keep back
 _FEWEST_FINALISTS = 2
 _MOST_REPEATED = 2  # times the repetitions that were asked for, where leaders overlap
 _DRIFT = 0.1  # share by which final and search may differ without a word
-_FINAL = "final"  # the journal's key of the finalists; trials are under their numbers
+_FINAL = "final"  # the log's key of the finalists; trials are under their numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ def _identity(path: Path) -> list[Any]:
     return [str(path.resolve()), seen.st_size, seen.st_mtime_ns]
 
 
-def journal_path(folder: Path, experiment: Experiment) -> Path:
+def log_path(folder: Path, experiment: Experiment) -> Path:
     """Where an experiment's measurements are kept in the folder of results."""
     return folder / f"tune-{file_name(experiment.spec.target.stem)}-{key_of(experiment.facts())[:12]}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One trial as the journal has it."""
+    """One trial as the log has it."""
 
     setting: TunedSetting
     tokens_per_s: float | None
@@ -112,7 +112,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The end of a search as the journal has it, and who is measured side by side since.
+    """The end of a search as the log has it, and who is measured side by side since.
 
     Args:
         settings: the finalists.
@@ -146,7 +146,7 @@ class Tuning:
     """A search under way. :meth:`run` may be interrupted; :meth:`document` then tells of what is there."""
 
     experiment: Experiment
-    journal: Journal
+    log: RunLog
     attempt: Try | None = None
     clock: Callable[[], float] = time.monotonic
     kept: list[Kept] = field(default_factory=list, init=False)
@@ -161,13 +161,13 @@ class Tuning:
         self._index = {one.setting: index for index, one in enumerate(self.experiment.space)}
         self._by_round: dict[tuple[TunedSetting, int], Kept] = {}
         self._rules = self.experiment.rules()
-        while (value := self.journal.get(str(len(self.kept)))) is not None:
+        while (value := self.log.get(str(len(self.kept)))) is not None:
             try:
                 self._take(plain.load(Kept, value))
             except ValidationError:
                 break
         self.resumed = len(self.kept)
-        begun = self.journal.get(_FINAL)
+        begun = self.log.get(_FINAL)
         self._final: Final | None = None if begun is None else plain.load(Final, begun)
 
     def run(self, watch: Watch) -> None:
@@ -214,7 +214,7 @@ class Tuning:
         if before is not None and (before.searched == self._searched or set(before.settings) == set(settings)):
             settings, above = before.settings, before.above
         self._final = Final(settings, above, self._searched, self._rules, self.stopped)
-        self.journal.put(_FINAL, plain.dump(self._final))
+        self.log.put(_FINAL, plain.dump(self._final))
 
     def _side_by_side(self, watch: Watch) -> None:
         """Measure the finalists in turn, and again as long as the first place is open."""
@@ -273,7 +273,7 @@ class Tuning:
             repetition,
             tried.failure,
         )
-        self.journal.put(str(len(self.kept)), plain.dump(kept))
+        self.log.put(str(len(self.kept)), plain.dump(kept))
         self._take(kept)
 
     def _attempt(self, spec: trial.Spec) -> Attempt:
@@ -445,7 +445,7 @@ class Tuning:
                 "threshold": self.experiment.threshold,
                 "budget_s": self.experiment.budget_s,
                 "repeats": self.experiment.repeats,
-                "results": str(self.journal.path),
+                "results": str(self.log.path),
             },
             trials=tuple(rows),
             winner=row(winner),
@@ -455,7 +455,7 @@ class Tuning:
             stopped=self.stopped,
             saved=None,
             explanation=tuple(explanation(self)),
-            notes=(*self.experiment.notes, *self.journal.notes, *_drift(rows)),
+            notes=(*self.experiment.notes, *self.log.notes, *_drift(rows)),
             interrupted=interrupted,
         )
 

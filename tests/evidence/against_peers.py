@@ -17,7 +17,7 @@ from common import ROOT, grown_draft, grown_targets, save
 
 from ggufspec import DecoderOptions, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
-from ggufspec.bench.stats import paired_ratios
+from ggufspec.bench.statistics import paired_ratios
 from lab import peers
 
 KINDS = ("F16", "Q4_0")

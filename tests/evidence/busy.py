@@ -24,7 +24,7 @@ from typing import Any
 
 from common import EVIDENCE, grown_targets, save
 
-from ggufspec.bench.stats import spread
+from ggufspec.bench.statistics import spread
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.hardware import host

@@ -23,7 +23,7 @@ from typing import Any
 from busy import busy
 from common import EVIDENCE, grown_targets, save
 
-from ggufspec.bench.stats import spread
+from ggufspec.bench.statistics import spread
 from ggufspec.hardware import host
 
 AGAIN = "it is measured again"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ggufspec.bench.versus import machine
+from ggufspec.bench.summary import machine
 from ggufspec.models.profile import demo_pair
 
 ROOT = Path(__file__).resolve().parents[2]

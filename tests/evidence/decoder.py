@@ -48,7 +48,7 @@ from common import EVIDENCE, ROOT, demo_target, grown_draft, grown_targets, rand
 from decoder_prompts import KINDS, short_prompts
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
-from ggufspec.bench.stats import RESAMPLES, paired_ratios
+from ggufspec.bench.statistics import RESAMPLES, paired_ratios
 from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.latency import Curve

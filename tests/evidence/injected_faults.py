@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         "an interval that is too narrow",
-        "bench/stats.py",
+        "bench/statistics.py",
         "(2.5, 97.5)",
         "(5, 95)",
         "test_stats test_versus",

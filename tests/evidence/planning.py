@@ -18,7 +18,7 @@ import shapes
 from common import save
 from server import serving
 
-from ggufspec.bench.stats import spread
+from ggufspec.bench.statistics import spread
 
 GOAL_S, GOAL_BYTES, RUNS = 0.6, 12e6, 15
 CARD = ("--gpu", "RTX 4090", "-c", "4096")

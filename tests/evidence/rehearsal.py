@@ -20,8 +20,8 @@ from typing import Any
 from common import grown_targets, save
 from speed_prediction import worker
 
-from ggufspec.bench.rehearse import Part, Result, Spec, measure
-from ggufspec.bench.stats import paired_ratios
+from ggufspec.bench.batch_timing import Part, Result, Spec, measure
+from ggufspec.bench.statistics import paired_ratios
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights as standin
 from ggufspec.models.source import read_headers

@@ -27,7 +27,7 @@ from typing import Any
 
 from common import grown_targets, save
 
-from ggufspec.bench.stats import spread
+from ggufspec.bench.statistics import spread
 from ggufspec.llamacpp.devices import add_rpc_worker
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import save
 
-from ggufspec.bench.stats import spread
+from ggufspec.bench.statistics import spread
 
 GOAL_S, RUNS = 0.25, 20
 

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import save
 from processes import rpc_worker
 
-from ggufspec.bench.attempt import attempt
-from ggufspec.bench.journal import Journal
-from ggufspec.bench.stats import spread
-from ggufspec.bench.versus import speed
+from ggufspec.bench.run_log import RunLog
+from ggufspec.bench.statistics import spread
+from ggufspec.bench.summary import speed
+from ggufspec.bench.trial import attempt
 from ggufspec.cli import given
 from ggufspec.cli.tune import prepare
-from ggufspec.tune.run import JOURNAL, Experiment, Tuning
+from ggufspec.tune.run import LOG, Experiment, Tuning
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
 LEADERS, REPEATS = 8, 5
@@ -72,7 +72,7 @@ def main() -> None:
             print(f"{index + 1} of {len(made.space)}", file=sys.stderr, flush=True)
             if time.monotonic() - began > allowed_s:
                 break
-        with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal", JOURNAL) as journal:
+        with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder) / "journal", LOG) as journal:
             run = Tuning(made, journal)
             run.run(lambda *_: None)
             winner, trials = run.winner(), len(run.kept)

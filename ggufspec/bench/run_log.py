@@ -1,6 +1,6 @@
-"""Measurements kept as they come, so that a search or a comparison that is killed goes on where it was.
+"""Measurements that are written as they come, so that a search or a comparison that is killed resumes.
 
-A journal is a file of JSON lines. The first names its schema; every other is one measurement under a key that says
+A run log is a file of JSON lines. The first names its schema; every other is one measurement under a key that says
 what was measured, whole or not there: a line that a crash cut short is dropped.
 """
 
@@ -12,33 +12,34 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from ggufspec import foreign
+from pydantic import ValidationError
+
+from ggufspec import foreign, plain
 from ggufspec.errors import GgufspecError
 from ggufspec.files import locked
 
 _MOST_BYTES = 64 << 20  # a comparison of hundreds of cells has 2 MB
+_DONE = "done"  # how often what is measured was completed
+_Value = TypeVar("_Value")
 
 
 def key_of(*facts: Any) -> str:
     """A key for a measurement: the same facts give the same key, in any process.
 
     Args:
-        facts: JSON values; what :meth:`Journal.get` shall not mistake for each other must differ in one of them.
+        facts: JSON values; what :meth:`RunLog.get` shall not mistake for each other must differ in one of them.
     """
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def put_aside(path: Path) -> Path:
-    """Move results out of the way: to their own name with ``.old`` behind it, ``.old.2`` where that is taken.
-
-    Returns:
-        where they are now.
+def set_aside(path: Path) -> Path:
+    """Rename results to NAME.old, or NAME.old.2 and so on where that exists; returns the new path.
 
     Raises:
-        GgufspecError: they cannot be moved.
+        GgufspecError: they cannot be renamed.
     """
     endings = itertools.chain((".old",), (f".old.{number}" for number in itertools.count(2)))
     try:
@@ -51,14 +52,14 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
-class Journal:
+class RunLog:
     """A file of measurements, open for more; for one process at a time.
 
     Args:
         path: the file; its folder is made.
-        schema: what its values look like, ``ggufspec/compare-journal@1`` say. A file of another schema, or one that is
-            damaged, is put aside (:func:`put_aside`), and :attr:`notes` says so.
-        fresh: put aside what is there.
+        schema: of its values. A file of another schema, or a damaged one, is renamed (:func:`set_aside`), and
+            :attr:`notes` says so.
+        fresh: rename what is there and start over.
 
     Raises:
         GgufspecError: the file cannot be written, or another process has it open.
@@ -85,9 +86,9 @@ class Journal:
 
     def _open(self, schema: str, *, fresh: bool) -> None:
         if fresh and self.path.exists():
-            put_aside(self.path)
+            set_aside(self.path)
         if self.path.exists() and not self._read(schema):
-            aside = put_aside(self.path)
+            aside = set_aside(self.path)
             self.notes = (
                 f"the results in {self.path} are of another version or damaged: kept as {aside.name}, measured again",
             )
@@ -140,8 +141,37 @@ class Journal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
+    def load(self, key: str, kind: type[_Value], *, failed: bool = False) -> _Value | None:
+        """The measurement under a key; None if there is none, or one of another shape.
+
+        Args:
+            key: what was measured.
+            kind: its type.
+            failed: a failure, which counts until :meth:`done`.
+        """
+        value = self.get(self._failure_key(key) if failed else key)
+        try:
+            return None if value is None else plain.load(kind, value)
+        except ValidationError:
+            return None
+
+    def keep(self, key: str, value: object, *, failed: bool = False) -> None:
+        """Write what :meth:`load` shall find.
+
+        Raises:
+            GgufspecError: the disk is full, say.
+        """
+        self.put(self._failure_key(key) if failed else key, plain.dump(value))
+
+    def done(self) -> None:
+        """All is measured: the next run tries again what failed in this one."""
+        self.put(_DONE, (self.get(_DONE) or 0) + 1)
+
+    def _failure_key(self, key: str) -> str:
+        return f"{key} failed {self.get(_DONE) or 0}"
+
     def close(self) -> None:
-        """Let go of the file. What a full disk did not take, :meth:`put` has told."""
+        """Close the file; an error in writing was raised by :meth:`put`."""
         with contextlib.suppress(OSError):
             self._file.close()
         self._lock.close()

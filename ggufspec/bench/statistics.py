@@ -1,8 +1,6 @@
-"""Whether a machine stayed as fast as it was while many things were measured on it by turns. Pure.
+"""Medians with bootstrap intervals, and whether a machine kept its speed. Pure.
 
-Each speed is divided by the median of its own cell, so that what is left over is the machine's. A machine that grows
-slower (heat, a battery) shows a trend; one that was disturbed for a while (another program) shows a repetition that
-stands out.
+Seeds are fixed, so that the same samples give the same interval.
 """
 
 from __future__ import annotations
@@ -14,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ggufspec.schema.base import Spread
+
+RESAMPLES = 4000
 SHUFFLES = 2000
 _CERTAIN = 0.01  # p-value below which a trend is no chance
 _WORTH_TELLING = 0.03  # of the speed, first repetition to last
@@ -21,6 +22,30 @@ _STANDS_OUT = 0.08  # of the speed, that a repetition lacks against the others
 _FEWEST = 6  # samples of which a trend can be told
 
 Floats = npt.NDArray[np.floating[Any]]
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """Median and percentile-bootstrap 95 % interval of the median.
+
+    Args:
+        samples: at least one; in the samples' own unit.
+
+    Source: Efron and Tibshirani 1993, chapter 13.
+    """
+    values = np.asarray(samples, np.float64)
+    if values.size == 0:
+        raise ValueError("no samples")
+    picks = np.random.default_rng(0).integers(0, values.size, (RESAMPLES, values.size))
+    low, high = np.percentile(np.median(values[picks], axis=1), (2.5, 97.5))
+    return Spread(float(np.median(values)), (float(low), float(high)), tuple(float(value) for value in values))
+
+
+def paired_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
+    """Spread of the ratio, pair by pair; the pairs were measured next to each other in time."""
+    return spread([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+# ---- drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +83,7 @@ def relative(samples: Sequence[Sample]) -> Floats:
     return speeds
 
 
-def find(samples: Sequence[Sample]) -> Drift:
+def find_drift(samples: Sequence[Sample]) -> Drift:
     """Look for a trend, and for repetitions that stand out.
 
     The trend is Theil and Sen's line through the relative speeds; its p-value is that of the rank correlation with
@@ -113,7 +138,7 @@ def _disturbed(samples: Sequence[Sample], speeds: Floats) -> tuple[tuple[int, fl
     return tuple(found)
 
 
-def words(found: Drift) -> list[str]:
+def drift_notes(found: Drift) -> list[str]:
     """What there is to tell a person of it, a sentence each; nothing where the machine was steady."""
     if found.trend:
         what = "slower" if found.change < 0 else "faster"

@@ -1,0 +1,182 @@
+"""Times models at given placements, loaded together: seconds of a batch by width. A job for a child process.
+
+What the files hold does not matter: stand-in weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
+cost.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from ggufspec import worker
+from ggufspec.hardware import gpus, host
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.dryrun import allocated
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.models.dummy_weights import TOKENS
+
+_BURST_S = 0.25  # a shorter batch is timed three times in a row, after one that brings its graph back: the median
+_BURST = 3
+_FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One model: its file, where it goes, and how many tokens its batches have."""
+
+    path: Path
+    placement: Placement
+    context: ContextOptions
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to time.
+
+    Args:
+        parts: models that are loaded at once and timed in turn.
+        depth: tokens in each cache while a batch is timed.
+        rounds: times that each width of each model is timed; fewer, but three, once ``seconds`` have passed.
+        seconds: see ``rounds``.
+        rpc: workers whose devices are used.
+    """
+
+    parts: tuple[Part, ...]
+    depth: int
+    rounds: int = 9
+    seconds: float = 20.0
+    rpc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One model as it ran. ``seconds`` are samples by width, one a round; ``bytes`` llama.cpp's own count by device.
+
+    ``depth`` is what was in the cache: less than asked for where the context holds no more.
+    """
+
+    layers: int
+    gpu_layers: int
+    load_s: float
+    depth: int
+    prompt_tokens_per_s: float
+    seconds: dict[int, tuple[float, ...]]
+    bytes: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All models; ``ram_bytes`` is the process's memory at the end, ``vram_bytes`` what all cards' use rose by."""
+
+    parts: tuple[Timed, ...]
+    ram_bytes: int
+    vram_bytes: int
+    finished: bool
+
+
+@dataclass(slots=True)
+class _Running:
+    """A model that is loaded."""
+
+    part: Part
+    model: Model
+    context: Context
+    load_s: float
+    depth: int
+    prompt_tokens_per_s: float
+    seconds: dict[int, list[float]]
+
+    def timed(self) -> Timed:
+        taken = {width: tuple(samples) for width, samples in self.seconds.items() if samples}
+        used = {name: asdict(found) for name, found in allocated(self.context).items()}
+        gpu_layers = self.model.gpu_layers if devices.has_gpu() else 0
+        return Timed(self.model.layers, gpu_layers, self.load_s, self.depth, self.prompt_tokens_per_s, taken, used)
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    vram_before = gpus.used_bytes()
+    with ExitStack() as stack:
+        running = []
+        for part in spec.parts:
+            emit({"event": "loading", "file": part.path.name})
+            running.append(_load(part, spec.depth, stack, emit))
+        order, until = random.Random(0), time.perf_counter() + spec.seconds
+        for done in range(spec.rounds):
+            if stopping.is_set() or (done >= _FEWEST_ROUNDS and time.perf_counter() > until):
+                break
+            emit({"event": "round", "number": done + 1, "of": spec.rounds})
+            turns = [(one, width) for one in running for width in one.part.widths]
+            for one, width in order.sample(turns, len(turns)):
+                if stopping.is_set():
+                    break
+                one.seconds[width].append(_burst(one, width))
+        return Result(
+            parts=tuple(one.timed() for one in running),
+            ram_bytes=host.resident_bytes(),
+            vram_bytes=max(0, gpus.used_bytes() - vram_before),
+            finished=not stopping.is_set(),
+        )
+
+
+def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> _Running:
+    began = time.perf_counter()
+    model = stack.enter_context(Model(part.path, part.placement))
+    context = stack.enter_context(closing(Context(model, part.context)))
+    load_s = time.perf_counter() - began
+    emit({"event": "reading", "file": part.path.name})
+    depth = max(1, min(depth, context.capacity - max(part.widths)))
+    context.decode(_tokens(context, 1), 0)  # pages in
+    context.rewind(0)
+    began = time.perf_counter()
+    context.decode(_tokens(context, depth), 1)
+    prompt_s = time.perf_counter() - began
+    for width in part.widths:  # every graph once
+        _batch(context, depth, width)
+    return _Running(part, model, context, load_s, depth, depth / prompt_s, {width: [] for width in part.widths})
+
+
+def _tokens(context: Context, count: int) -> list[int]:
+    """Different tokens, so that a mixture of experts chooses as different ones as it can."""
+    different = min(TOKENS, context.vocab_size)
+    return [7 * place % different for place in range(1, count + 1)]
+
+
+def _burst(one: _Running, width: int) -> float:
+    first_s = _batch(one.context, one.depth, width)
+    if first_s > _BURST_S:
+        return first_s
+    return median(_batch(one.context, one.depth, width) for _ in range(_BURST))
+
+
+def _batch(context: Context, depth: int, width: int) -> float:
+    """Seconds of one batch with all its logits, as a verification has."""
+    if context.can_rewind:
+        context.rewind(depth)
+        context.mark()
+    elif context.length + width > context.capacity:  # a state has no depth
+        context.rewind(0)
+    tokens = _tokens(context, width)
+    began = time.perf_counter()
+    context.decode(tokens, width)
+    return time.perf_counter() - began
+
+
+def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+    """Time in a child process.
+
+    Raises:
+        GgufspecError: a model does not load, a worker does not answer, llama.cpp died.
+        Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
+    """
+    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
