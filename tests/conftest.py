@@ -19,7 +19,7 @@ from hypothesis import is_hypothesis_test, settings
 from processes import Cli
 
 from ggufspec import DecoderOptions, demo_pair, worker
-from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy import latency_cache
 from ggufspec.llamacpp.model import Context, Model
 
 # Properties are held with few examples, the same ones each time; in the full tier with many, found anew.
@@ -78,10 +78,11 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (draft, options.draft_placement, options.draft_context(), 1, False),
     )
     for path, placement, context_options, outputs, strict in wanted:
-        key = kept.key(path, placement, context_options, outputs=outputs, strict=strict)
+        key = latency_cache.key(path, placement, context_options, outputs=outputs, strict=strict)
         with Model(path, placement) as model, closing(Context(model, context_options)) as context:
-            curve, _ = kept.known_or_measured(context, key, None, time.perf_counter)
-        kept.save(folder, key, kept.Kept(curve.points(), curve.switch_s, curve.widths))  # of a busy machine, too
+            curve, _ = latency_cache.load_or_measure(context, key, None, time.perf_counter)
+        saved = latency_cache.SavedLatency(curve.points(), curve.switch_s, curve.widths)
+        latency_cache.save(folder, key, saved)  # of a busy machine, too
     return folder
 
 

@@ -11,12 +11,12 @@ from properties import examples
 
 from ggufspec.decoding.options import RULES, check_rule, is_lossy
 from ggufspec.decoding.rules import make_rule, speculative
-from ggufspec.decoding.rules.base import Proposal, Verdict
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule, log_probabilities
 from ggufspec.decoding.rules.speculative import (
-    Law,
-    ResidualRule,
+    Distribution,
+    SpeculativeRule,
     acceptance_probability,
     pick,
     residual,
@@ -82,7 +82,7 @@ class Table:
 
 def law(weights):
     total = sum(Fraction(w) for w in weights.values())
-    return Law(np.array(list(weights)), np.array([Fraction(w) / total for w in weights.values()]))
+    return Distribution(np.array(list(weights)), np.array([Fraction(w) / total for w in weights.values()]))
 
 
 class Sampled:
@@ -139,7 +139,7 @@ def one_round(target, drafter, length, chance):
             break
         token, q = proposal
         tokens += (token,)
-        drafted.append((token, Law.point(token) if q is None else q))
+        drafted.append((token, Distribution.point(token) if q is None else q))
     verdict = verify_residual(lambda i: target(tokens[:i]), drafted, chance)
     return (*tokens[: verdict.accepted], verdict.token)
 
@@ -207,12 +207,12 @@ def test_mutant_a_greedy_draft_accepted_at_p_over_q():
 
 
 def test_mutant_residual_by_index_over_differently_truncated_lists(monkeypatch):
-    by_id = Law.at
+    by_id = Distribution.at
 
     def by_index(self, ids):
         return self.probabilities[: ids.size] if ids.size == self.ids.size > 1 else by_id(self, ids)
 
-    monkeypatch.setattr(Law, "at", by_index)
+    monkeypatch.setattr(Distribution, "at", by_index)
     assert not is_lossless(Table(0, 4, 3), Sampled(Table(1, 4, 3)), 2)
 
 
@@ -238,7 +238,7 @@ def test_mutant_dropping_a_token_because_of_its_own_probability():
 
 
 def test_a_law_is_read_by_token_id():
-    p = Law(np.array([2, 5, 9]), np.array([0.5, 0.3, 0.2]))
+    p = Distribution(np.array([2, 5, 9]), np.array([0.5, 0.3, 0.2]))
     assert p.at(np.array([0, 2, 3, 5, 9, 10])).tolist() == [0, 0.5, 0, 0.3, 0.2, 0]
 
 
@@ -276,19 +276,19 @@ FULL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 def test_uniform_variables_are_used_in_the_documented_order():
     rng = Uniforms(0.3, 0.2, 0.6, 0.7)
-    rule = ResidualRule(Sampling(temperature=1, **FULL), rng)
-    proposals = [rule.propose(row([0.9, 0.1]), 0)]
+    rule = SpeculativeRule(Sampling(temperature=1, **FULL), rng)
+    proposals = [rule.draft_token(row([0.9, 0.1]), 0)]
     assert (proposals[0].token, len(rng.values)) == (0, 3)
-    assert rule.verify(np.stack([row([0.5, 0.5]), row([0.5, 0.5])]), proposals, 0) == Verdict(1, 0)
+    assert rule.verify(np.stack([row([0.5, 0.5]), row([0.5, 0.5])]), proposals, 0) == AcceptanceResult(1, 0)
     assert rng.values == [0.7]  # one to accept (0.2 < 5/9), one to draw
     rng.values[:] = [0.6, 0.7]
-    assert rule.verify(np.stack([row([0.5, 0.5]), row([np.nan, np.nan])]), proposals, 0) == Verdict(0, 1)
+    assert rule.verify(np.stack([row([0.5, 0.5]), row([np.nan, np.nan])]), proposals, 0) == AcceptanceResult(0, 1)
     assert rng.values == []
 
 
 def test_the_rule_knows_q_as_truncated_and_tempered():
-    rule = ResidualRule(Sampling(temperature=0.5, top_k=2, top_p=1, min_p=0), Uniforms(0.5))
-    proposal = rule.propose(row([0.2, 0.1, 0.7]), 0)
+    rule = SpeculativeRule(Sampling(temperature=0.5, top_k=2, top_p=1, min_p=0), Uniforms(0.5))
+    proposal = rule.draft_token(row([0.2, 0.1, 0.7]), 0)
     assert proposal.q.ids.tolist() == [0, 2]
     assert proposal.q.probabilities() == pytest.approx([4 / 53, 49 / 53], rel=1e-6)
 
@@ -342,20 +342,20 @@ SAMPLINGS = st.builds(
 @examples(150)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.booleans(), SAMPLINGS, st.data())
 def test_exact_rule_any_drafter_and_any_stop_give_the_text_of_target_only(seed, vocab, ties, sampling, data):
-    target, rule = Logits(seed, vocab, ties), ExactRule(sampling)
-    guesses = st.lists(st.integers(0, vocab - 1).map(Proposal), max_size=4)
+    target, rule = Logits(seed, vocab, ties), CoupledRule(sampling)
+    guesses = st.lists(st.integers(0, vocab - 1).map(DraftToken), max_size=4)
     assert decode(target, rule, 12, lambda _: data.draw(guesses)) == target_only(target, rule, 12)
 
 
 @examples(100)
 @given(st.integers(0, 2**32), SAMPLINGS, st.floats(0, 1), st.integers(1, 4))
 def test_exact_rule_may_drop_tokens_because_of_their_own_probability(seed, sampling, p_min, length):
-    target, draft, rule = Logits(seed, 5), Logits(seed + 1, 5), ExactRule(sampling)
+    target, draft, rule = Logits(seed, 5), Logits(seed + 1, 5), CoupledRule(sampling)
 
     def chain(text):
         proposals = []
         for _ in range(length):
-            proposal = rule.propose(draft((*text, *(p.token for p in proposals))), len(text) + len(proposals))
+            proposal = rule.draft_token(draft((*text, *(p.token for p in proposals))), len(text) + len(proposals))
             if proposal.q is not None and proposal.q.probabilities().max() < p_min:
                 break
             if proposal.token * 0.2 > p_min:
@@ -372,7 +372,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(name, seed, length, samp
     target, rule = Logits(seed, 5), make_rule(name, sampling)
     proposals = []
     for i in range(length):
-        proposals.append(rule.propose(target(tuple(p.token for p in proposals)), i))
+        proposals.append(rule.draft_token(target(tuple(p.token for p in proposals)), i))
     rows = rows_of(target, (), [p.token for p in proposals])
     assert rule.verify(rows, proposals, 0).accepted == length
 
@@ -381,7 +381,7 @@ def test_the_target_as_its_own_draft_is_always_accepted(name, seed, length, samp
 @given(st.integers(0, 2**32), st.data())
 def test_at_temperature_0_lossless_rules_and_the_best_of_one_are_greedy(seed, data):
     target = Logits(seed, 4)
-    guesses = st.lists(st.integers(0, 3).map(Proposal), max_size=4)
+    guesses = st.lists(st.integers(0, 3).map(DraftToken), max_size=4)
     greedy = ()
     for _ in range(10):
         greedy += (int(target(greedy).argmax()),)
@@ -392,8 +392,8 @@ def test_at_temperature_0_lossless_rules_and_the_best_of_one_are_greedy(seed, da
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_behind_the_first_rejection_are_not_read(name):
     rows = np.stack([row([1, 0]), row([np.nan, np.nan])])
-    wrong = Proposal(1, Candidates(np.array([1]), np.zeros(1)))
-    assert make_rule(name, Sampling(temperature=1)).verify(rows, [wrong, wrong], 0) == Verdict(0, 0)
+    wrong = DraftToken(1, Candidates(np.array([1]), np.zeros(1)))
+    assert make_rule(name, Sampling(temperature=1)).verify(rows, [wrong, wrong], 0) == AcceptanceResult(0, 0)
 
 
 @pytest.mark.parametrize(("name", "truncation"), list(product(NAMES, [FULL, {"top_k": 3}])))
@@ -413,16 +413,16 @@ def test_agreement_is_the_chance_of_the_proposal(name, temperature):
         if name == "residual" and temperature:
             assert chances == pytest.approx(np.exp(log_probabilities(logits, temperature)))
         else:
-            assert chances == [float(token == rule.propose(logits, position).token) for token in range(5)]
+            assert chances == [float(token == rule.draft_token(logits, position).token) for token in range(5)]
 
 
 def test_a_verdict_tells_what_stays():
-    assert Verdict(2, 7).emitted((4, 5, 6)) == (4, 5, 7)
-    assert Verdict(1, None).emitted((4, 5, 6)) == (4,)
+    assert AcceptanceResult(2, 7).emitted((4, 5, 6)) == (4, 5, 7)
+    assert AcceptanceResult(1, None).emitted((4, 5, 6)) == (4,)
 
 
 def test_rules_by_name():
-    kinds = {"exact": ExactRule, "residual": ResidualRule, "top-k:2": TopKRule, "typical:0.3": TypicalRule}
+    kinds = {"exact": CoupledRule, "residual": SpeculativeRule, "top-k:2": TopKRule, "typical:0.3": TypicalRule}
     for name, kind in kinds.items():
         rule = make_rule(name, Sampling())
         assert type(rule) is kind
@@ -470,7 +470,7 @@ def verdicts(name, logits, **sampling):
     """The verdict on each token of the vocabulary, drafted alone."""
     rule = make_rule(name, Sampling(**sampling))
     behind = row(np.eye(logits.size)[-1])
-    return [rule.verify(np.stack([logits, behind]), [Proposal(x)], 0) for x in range(logits.size)]
+    return [rule.verify(np.stack([logits, behind]), [DraftToken(x)], 0) for x in range(logits.size)]
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def verdicts(name, logits, **sampling):
 )
 def test_top_k_keeps_the_targets_best_and_ties_go_to_the_lower_id(count, kept):
     for x, verdict in enumerate(verdicts(f"top-k:{count}", ROW)):
-        assert verdict == (Verdict(1, 4) if x in kept else Verdict(0, 1))
+        assert verdict == (AcceptanceResult(1, 4) if x in kept else AcceptanceResult(0, 1))
 
 
 def test_top_k_keeps_nothing_impossible():
@@ -523,12 +523,16 @@ def test_typical_acceptance(epsilon, probabilities, temperature, kept):
 
 def test_acceptance_at_one_position_is_of_that_positions_row():
     likely, unlikely = row([0.6, 0.3, 0.1]), row([0.9, 0.1, 0.0])
-    chain = [Proposal(1), Proposal(2), Proposal(0)]
+    chain = [DraftToken(1), DraftToken(2), DraftToken(0)]
     rule = make_rule("top-k:2", Sampling())
-    assert rule.verify(np.stack([likely] * 4), chain, 0) == Verdict(1, 0)
-    assert rule.verify(np.stack([unlikely, likely, likely, likely]), [Proposal(1), Proposal(1)], 0) == Verdict(2, 0)
+    assert rule.verify(np.stack([likely] * 4), chain, 0) == AcceptanceResult(1, 0)
+    assert rule.verify(
+        np.stack([unlikely, likely, likely, likely]), [DraftToken(1), DraftToken(1)], 0
+    ) == AcceptanceResult(2, 0)
     rule = make_rule("typical:0.16", Sampling())  # bars 0.16 and 0.16: 0.3 and not 0.1
-    assert rule.verify(np.stack([likely, unlikely, likely]), [Proposal(1), Proposal(1)], 0) == Verdict(1, 0)
+    assert rule.verify(np.stack([likely, unlikely, likely]), [DraftToken(1), DraftToken(1)], 0) == AcceptanceResult(
+        1, 0
+    )
 
 
 @examples(100)
@@ -536,6 +540,6 @@ def test_acceptance_at_one_position_is_of_that_positions_row():
 def test_the_best_of_one_at_temperature_0_is_the_exact_rule(seed, vocab, sampling, data):
     target = Logits(seed, vocab, ties=True)
     drafted = data.draw(st.lists(st.integers(0, vocab - 1), max_size=4))
-    rows, proposals = rows_of(target, (), drafted), [Proposal(x) for x in drafted]
+    rows, proposals = rows_of(target, (), drafted), [DraftToken(x) for x in drafted]
     greedy = Sampling(0.0, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed)
-    assert make_rule("top-k:1", greedy).verify(rows, proposals, 0) == ExactRule(greedy).verify(rows, proposals, 0)
+    assert make_rule("top-k:1", greedy).verify(rows, proposals, 0) == CoupledRule(greedy).verify(rows, proposals, 0)

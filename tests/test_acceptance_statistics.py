@@ -6,9 +6,9 @@ from scipy import stats
 
 from ggufspec.decoding import noise
 from ggufspec.decoding.rules import make_rule, speculative
-from ggufspec.decoding.rules.base import Proposal
-from ggufspec.decoding.rules.coupled import ExactRule
-from ggufspec.decoding.rules.speculative import Law, ResidualRule
+from ggufspec.decoding.rules.base import DraftToken
+from ggufspec.decoding.rules.coupled import CoupledRule
+from ggufspec.decoding.rules.speculative import Distribution, SpeculativeRule
 from ggufspec.decoding.sampling import Candidates, Sampling, candidates
 
 SAMPLES = 1_000_000
@@ -57,7 +57,7 @@ def keyed(rows, which, positions):
 
 
 def test_the_batch_is_the_real_choice():
-    rule = ExactRule(SAMPLING)
+    rule = CoupledRule(SAMPLING)
     found = keyed(TARGET, np.zeros(2000, int), np.arange(2000))
     assert found.tolist() == [rule.verify(TARGET[:1], [], position).token for position in range(2000)]
 
@@ -130,10 +130,10 @@ def test_mutant_resampling_from_p_after_a_rejection(monkeypatch):
 
 def rounds_of_the_rule(n):
     """First tokens of n rounds of the real rule, from logits."""
-    rule, tokens = ResidualRule(SAMPLING, np.random.default_rng(3)), []
+    rule, tokens = SpeculativeRule(SAMPLING, np.random.default_rng(3)), []
     rows = TARGET[:2]
     for _ in range(n):
-        proposal = rule.propose(DRAFT[0], 0)
+        proposal = rule.draft_token(DRAFT[0], 0)
         verdict = rule.verify(rows, [proposal], 0)
         tokens.append(proposal.token if verdict.accepted else verdict.token)
     return np.array(tokens)
@@ -145,27 +145,27 @@ def test_the_real_rule_from_logits_to_tokens():
 
 def test_mutant_residual_by_index_over_differently_truncated_lists(monkeypatch):
     assert set(np.flatnonzero(P[0])) != set(np.flatnonzero(Q[0]))
-    by_id = Law.at
+    by_id = Distribution.at
 
     def by_index(self, ids):
         return np.resize(self.probabilities, ids.size) if ids.size > 1 else by_id(self, ids)
 
-    monkeypatch.setattr(Law, "at", by_index)
+    monkeypatch.setattr(Distribution, "at", by_index)
     assert not agrees(rounds_of_the_rule(20_000), P[0])
 
 
 @pytest.mark.parametrize("token", range(VOCAB))
 def test_a_lookup_draft_is_a_point_mass(token):
-    rule = ResidualRule(SAMPLING, np.random.default_rng(token))
-    verdicts = [rule.verify(TARGET[:2], [Proposal(token)], 0) for _ in range(2000)]
+    rule = SpeculativeRule(SAMPLING, np.random.default_rng(token))
+    verdicts = [rule.verify(TARGET[:2], [DraftToken(token)], 0) for _ in range(2000)]
     assert agrees(np.array([token if verdict.accepted else verdict.token for verdict in verdicts]), P[0])
 
 
 def test_mutant_a_lookup_draft_taken_for_a_drawn_one():
     q = candidates(DRAFT[0], SAMPLING)
     token = int(q.ids[q.scores.argmax()])
-    rule = ResidualRule(SAMPLING, np.random.default_rng(0))
-    proposal = Proposal(token, Candidates(q.ids, q.scores))
+    rule = SpeculativeRule(SAMPLING, np.random.default_rng(0))
+    proposal = DraftToken(token, Candidates(q.ids, q.scores))
     verdicts = [rule.verify(TARGET[:2], [proposal], 0) for _ in range(5000)]
     assert not agrees(np.array([token if verdict.accepted else verdict.token for verdict in verdicts]), P[0])
 
@@ -200,7 +200,7 @@ def odd_tokens(name, n):
     for position in range(n):
         rule.begin(range(position))
         rule.follow([0] * position)
-        proposal = rule.propose(DRAFT[0], position)
+        proposal = rule.draft_token(DRAFT[0], position)
         tokens.append(rule.verify(TARGET[:2], [proposal], position).emitted([proposal.token])[0])
     return np.array(tokens)
 

@@ -16,9 +16,9 @@ from ggufspec.bench import divergence
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import speculative
-from ggufspec.decoding.rules.base import Verdict
-from ggufspec.decoding.rules.coupled import ExactRule
-from ggufspec.decoding.rules.speculative import Law, UniformChance, verify_residual
+from ggufspec.decoding.rules.base import AcceptanceResult
+from ggufspec.decoding.rules.coupled import CoupledRule
+from ggufspec.decoding.rules.speculative import Distribution, UniformDraws, verify_residual
 from ggufspec.decoding.sampling import Sampling, candidates
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check
@@ -149,7 +149,7 @@ ROW = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
 
 def chosen(row, sampling, position):
-    return ExactRule(sampling).verify(row[None], (), position).token
+    return CoupledRule(sampling).verify(row[None], (), position).token
 
 
 def test_the_margin_of_greedy_tokens_is_the_difference_of_their_logits():
@@ -250,10 +250,10 @@ class Words:
     def emit(self, bug=None, lookup=False):
         """(both rows, emitted token, offered token or None) with drafts of one token, judged by a rule with a bug."""
         for p_row, q_row in zip(self.target, self.draft, strict=True):
-            p, q = Law.of(candidates(p_row, WARM)), Law.of(candidates(q_row, WARM))
-            chance = UniformChance(self.rng)
+            p, q = Distribution.of(candidates(p_row, WARM)), Distribution.of(candidates(q_row, WARM))
+            chance = UniformDraws(self.rng)
             token = int(q_row.argmax()) if lookup else int(q.ids[chance.draw(q.probabilities)])
-            q = Law.point(token) if lookup else q
+            q = Distribution.point(token) if lookup else q
             verdict = (bug or judged)(p, token, q, chance)
             yield [p_row, q_row], token if verdict.accepted else verdict.token, token if lookup else None
 
@@ -263,29 +263,29 @@ def judged(p, token, q, chance):
 
 
 def always_accept(p, token, q, chance):
-    return Verdict(1, 0)
+    return AcceptanceResult(1, 0)
 
 
 def resample_from_the_target(p, token, q, chance):
     if chance.accept(min(1, float(p.at(np.array([token]))[0] / q.at(np.array([token]))[0]))):
-        return Verdict(1, 0)
-    return Verdict(0, int(p.ids[chance.draw(p.probabilities)]))
+        return AcceptanceResult(1, 0)
+    return AcceptanceResult(0, int(p.ids[chance.draw(p.probabilities)]))
 
 
 def subtract_by_index(p, token, q, chance):
     """Residual over lists that are truncated differently."""
     if chance.accept(min(1, float(p.at(np.array([token]))[0] / q.at(np.array([token]))[0]))):
-        return Verdict(1, 0)
+        return AcceptanceResult(1, 0)
     size = min(p.ids.size, q.ids.size)
     left = speculative.residual(p.probabilities[:size], q.probabilities[:size])
-    return Verdict(0, int(p.ids[:size][chance.draw(left)]))
+    return AcceptanceResult(0, int(p.ids[:size][chance.draw(left)]))
 
 
 def accept_without_the_draft(p, token, q, chance):
     """At p instead of p / q."""
     if chance.accept(float(p.at(np.array([token]))[0])):
-        return Verdict(1, 0)
-    return Verdict(0, int(p.ids[chance.draw(speculative.residual(p.probabilities, q.at(p.ids)))]))
+        return AcceptanceResult(1, 0)
+    return AcceptanceResult(0, int(p.ids[chance.draw(speculative.residual(p.probabilities, q.at(p.ids)))]))
 
 
 def judgement(words, **how):

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ggufspec.decoding.drafters.base import Hindsight
-from ggufspec.decoding.options import LOOKUP, ROWS
+from ggufspec.decoding.drafters.base import ShadowEvaluation
+from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive
-from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome
-from ggufspec.decoding.policy.estimator import EDGES, Calibration
+from ggufspec.decoding.policy.constants import CONSTANTS
+from ggufspec.decoding.policy.estimator import EDGES, AcceptanceEstimator
 from ggufspec.decoding.policy.fixed import Fixed
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 
 # Seconds by width, measured on two cores (1B targets) and published for a card; the facts behind the decoder.
 F16 = {1: 0.052, 2: 0.066, 3: 0.072, 4: 0.074, 5: 0.080, 6: 0.077, 8: 0.100, 12: 0.118, 16: 0.153}
@@ -26,6 +27,7 @@ Q8_0 = {1: 0.036, 2: 0.066, 3: 0.078, 4: 0.091, 5: 0.136, 6: 0.137, 8: 0.115, 12
 Q4_0 = {1: 0.027, 2: 0.047, 3: 0.069, 4: 0.039, 5: 0.061, 6: 0.075, 8: 0.047, 12: 0.074, 16: 0.073}
 CARD = {1: 0.010, 2: 0.0112, 3: 0.0120, 4: 0.0133, 5: 0.0154, 6: 0.0173, 8: 0.0215, 16: 0.043}
 CURVES = {"F16": F16, "Q8_0": Q8_0, "Q4_0": Q4_0, "card": CARD}
+LOOKUP = "lookup"
 LIMIT = 15
 CHEAP, DEAR = 0.05, 0.2  # seconds of a drafted token, relative to one of the target
 
@@ -129,17 +131,17 @@ class World:
     reviews_s: float = 0.0
     rests: int = 0
     last_width: int | None = None
-    curve: Curve = field(init=False)
+    curve: LatencyModel = field(init=False)
     rounds: list[tuple[int, int]] = field(default_factory=list)  # (drafted and verified, accepted)
     widths: list[int] = field(default_factory=list)
     names: Counter = field(default_factory=Counter)  # of the drafters of what was verified
 
     def __post_init__(self) -> None:
-        self.curve = Curve(self.believed or self.target, switch_s=self.switch_s)
+        self.curve = LatencyModel(self.believed or self.target, switch_s=self.switch_s)
         widths = range(min(self.target), max(self.target) + 1)
         every = np.interp(widths, [*self.target], [*self.target.values()])
-        self.truth = Curve(dict(zip(widths, every, strict=True)), switch_s=self.switch_s)
-        self.draft_truth = Curve(self.draft_points())
+        self.truth = LatencyModel(dict(zip(widths, every, strict=True)), switch_s=self.switch_s)
+        self.draft_truth = LatencyModel(self.draft_points())
 
     def draft_points(self) -> dict[int, float]:
         one = self.target[1] * self.share
@@ -149,7 +151,7 @@ class World:
         """Tokens per second of a policy."""
         if self.rehearses and not self.rounds:
             for name in filter(None, ("draft" if self.process else "", LOOKUP if self.lookup else "")):
-                policy.reviewed(name, self.hindsight(name, ROWS))
+                policy.shadow_evaluated(name, self.hindsight(name, ROWS))
         began, first = self.now, self.tokens
         while self.tokens - first < tokens:
             self.round(policy)
@@ -157,7 +159,7 @@ class World:
 
     def round(self, policy) -> None:
         start = self.now
-        if resting := policy.resting():
+        if resting := policy.is_backing_off():
             self.rests += 1
         else:
             self.now += self.deciding_s
@@ -171,14 +173,14 @@ class World:
                 break
             if name == "draft":
                 spent = self.read(unread)
-                policy.asked("draft", unread, spent)
+                policy.proposed("draft", unread, spent)
                 self.unread = -len(chain)
             confidence, kept = self.fate(name, index)
-            if not policy.take(name, confidence):
+            if not policy.extend(name, confidence):
                 break
             chain.append((name, kept))
         self.drawn += len(chain)
-        drafted = [] if resting else chain[: policy.verified()]
+        drafted = [] if resting else chain[: policy.verify_count()]
         accepted = next((i for i, (_, kept) in enumerate(drafted) if not kept), len(drafted))
         width = self.curve.width(len(drafted) + 1)
         verify_s = self.truth._by_width[width] + self.switch_s * (self.last_width not in (None, width))
@@ -189,26 +191,26 @@ class World:
         self.rounds.append((len(drafted), accepted))
         self.widths.append(width)
         self.names.update(name for name, _ in drafted)
-        policy.learn(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
+        policy.observe_round(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
         if resting:
             return
         if self.lookup:
-            policy.reviewed(LOOKUP, self.hindsight(LOOKUP, accepted + 1), 0.0)
-        if self.process and (count := policy.reading("draft", self.unread)):
+            policy.shadow_evaluated(LOOKUP, self.hindsight(LOOKUP, accepted + 1), 0.0)
+        if self.process and (count := policy.catch_up_count("draft", self.unread)):
             count = min(count, self.unread - 1)
             spent = self.read(count)
             self.reviews_s += spent
-            policy.reviewed("draft", self.hindsight("draft", min(ROWS, count)), spent)
+            policy.shadow_evaluated("draft", self.hindsight("draft", min(ROWS, count)), spent)
             self.unread = 1
 
     def fate(self, name: str, index: int) -> tuple[float, bool]:
         process = self.lookup if name == LOOKUP else self.process
         return fate(process, self.tells, self.seed, name, index)
 
-    def hindsight(self, name: str, count: int) -> list[Hindsight]:
+    def hindsight(self, name: str, count: int) -> list[ShadowEvaluation]:
         """Of the last ``count`` tokens."""
         seen = [self.fate(name, index) for index in range(self.tokens - count, self.tokens)]
-        return [Hindsight(confidence, float(kept)) for confidence, kept in seen]
+        return [ShadowEvaluation(confidence, float(kept)) for confidence, kept in seen]
 
     def read(self, count: int) -> float:
         curve = self.draft_truth
@@ -218,7 +220,7 @@ class World:
 
 
 def adaptive(world: World) -> Adaptive:
-    return Adaptive(world.curve, Curve(world.draft_points()) if world.process else None)
+    return Adaptive(world.curve, {"draft": LatencyModel(world.draft_points())} if world.process else None)
 
 
 @functools.cache
@@ -451,10 +453,10 @@ def test_a_curve_that_is_wrong_is_put_right(believed, process):
 def test_a_drafts_time_that_is_wrong_is_put_right(believed):
     world = World(F16, 0.3, PROCESSES["steady .8"])
     points = {width: seconds * believed for width, seconds in world.draft_points().items()}
-    policy = Adaptive(world.curve, Curve(points))
+    policy = Adaptive(world.curve, {"draft": LatencyModel(points)})
     world.run(policy, 200)
     if believed < 1:
-        assert policy.draft.seconds(1) == pytest.approx(world.draft_truth.seconds(1), rel=0.2)
+        assert policy.drafts["draft"].seconds(1) == pytest.approx(world.draft_truth.seconds(1), rel=0.2)
         assert world.run(policy, 400) * F16[1] > 1.1
     else:  # it is never asked, but nothing is lost
         assert world.run(policy, 400) * F16[1] > 0.97
@@ -470,35 +472,36 @@ def test_reading_along_stays_within_its_share(name, share):
     policy = adaptive(world)
     for _ in range(4):
         world.run(policy, 150)
-        allowed = Adaptive.REVIEW_SHARE * world.now + Adaptive.CREDIT * world.target[1]
+        allowed = CONSTANTS.catch_up_share * world.now + CONSTANTS.catch_up_credit * world.target[1]
         assert world.reviews_s <= allowed
     if share <= CHEAP:
-        assert world.reviews_s > 0.3 * Adaptive.REVIEW_SHARE * world.now
+        assert world.reviews_s > 0.3 * CONSTANTS.catch_up_share * world.now
 
 
 def test_a_review_is_due_when_a_batch_of_rows_is_worth_reading():
-    policy = Adaptive(Curve(F16), Curve({1: 0.001, 16: 0.002}))
-    assert not policy.reading("draft", ROWS)
-    assert policy.reading("draft", ROWS + 1)
-    assert not policy.reading(LOOKUP, ROWS + 1)
-    assert not Adaptive(Curve(F16)).reading("draft", ROWS + 1)
-    assert policy.reading("draft", 10000) == Adaptive.WINDOW  # all of it would take more than its share
-    policy.reviewed("draft", [], Adaptive.CREDIT * F16[1])
-    assert not policy.reading("draft", ROWS + 1)
+    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001, 16: 0.002})})
+    assert not policy.catch_up_count("draft", ROWS)
+    assert policy.catch_up_count("draft", ROWS + 1)
+    assert not policy.catch_up_count(LOOKUP, ROWS + 1)
+    assert not Adaptive(LatencyModel(F16)).catch_up_count("draft", ROWS + 1)
+    # all of it would take more than its share
+    assert policy.catch_up_count("draft", 10000) == CONSTANTS.catch_up_window
+    policy.shadow_evaluated("draft", [], CONSTANTS.catch_up_credit * F16[1])
+    assert not policy.catch_up_count("draft", ROWS + 1)
     policy.begin(0, may_trim=True)
-    policy.learn(Outcome(1, 0, 1, F16[1], 1.0))
-    assert policy.reading("draft", ROWS + 1)
+    policy.observe_round(Outcome(1, 0, 1, F16[1], 1.0))
+    assert policy.catch_up_count("draft", ROWS + 1)
 
 
 def test_what_a_draft_would_have_said_tells_of_runs():
     """At Q8_0 two or three drafted tokens never pay and ten do: a draft that is off must be seen to stay right."""
-    policy = Adaptive(Curve(CURVES["Q8_0"]), Curve({1: 0.004, 16: 0.01}))
-    policy.reviewed("draft", [Hindsight(0.97, 1.0)] * 60)
-    assert policy.calibration("draft").run > 0.9
+    policy = Adaptive(LatencyModel(CURVES["Q8_0"]), {"draft": LatencyModel({1: 0.004, 16: 0.01})})
+    policy.shadow_evaluated("draft", [ShadowEvaluation(0.97, 1.0)] * 60)
+    assert policy.estimator("draft").run > 0.9
     policy.begin(15, may_trim=True)
     assert policy.choose({}, {"draft": 1}) == "draft"
-    policy.reviewed("draft", [Hindsight(0.97, float(place % 2)) for place in range(60)])
-    assert policy.calibration("draft").run < 0.5
+    policy.shadow_evaluated("draft", [ShadowEvaluation(0.97, float(place % 2)) for place in range(60)])
+    assert policy.estimator("draft").run < 0.5
 
 
 # Deciding takes time too.
@@ -542,8 +545,8 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
     def go(verify_s, offers, width=1):
         policy.begin(4, may_trim=True)
         if name := policy.choose(offers, {}):
-            policy.take(name, offers[name])
-        policy.learn(Outcome(width, policy.verified(), policy.verified() + 1, verify_s, verify_s))
+            policy.extend(name, offers[name])
+        policy.observe_round(Outcome(width, policy.verify_count(), policy.verify_count() + 1, verify_s, verify_s))
 
     for verify_s in (9.0, 1.0, 2.0, 3.0, 6.0, 5.0):  # the first may come after any width
         go(verify_s, {})
@@ -560,13 +563,13 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
 
 def sure_policy(points=F16, draft=None, **curve):
     """A policy that has seen that an offer of any confidence is kept."""
-    policy = Adaptive(Curve(points, **curve), Curve(draft or {1: 0.001}))
+    policy = Adaptive(LatencyModel(points, **curve), {"draft": LatencyModel(draft or {1: 0.001})})
     for name in ("draft", LOOKUP):
         for confidence in (0.05, 0.15, 0.3, 0.4, 0.6, 0.7, 0.85, 0.92, 0.96, 0.985, 0.993, 0.999):
             for place in range(3):
                 for _ in range(40):
-                    policy.calibration(name).offered(confidence, place)
-                    policy.calibration(name).observe(confidence, place, 1.0)
+                    policy.estimator(name).observe_candidate(confidence, place)
+                    policy.estimator(name).observe(confidence, place, 1.0)
     return policy
 
 
@@ -578,17 +581,17 @@ def test_a_chain_is_never_longer_than_asked_for_or_than_the_curve(limit, curve_l
     policy.begin(limit, may_trim=True)
     taken = 0
     while policy.choose({}, {"draft": 1}) == "draft":
-        policy.asked("draft", 1, 0.001)
-        assert policy.take("draft", 0.99)
+        policy.proposed("draft", 1, 0.001)
+        assert policy.extend("draft", 0.99)
         taken += 1
-    assert taken == policy.verified() == length
+    assert taken == policy.verify_count() == length
 
 
 def test_with_nothing_to_choose_from_nothing_is_chosen():
     policy = sure_policy()
     policy.begin(4, may_trim=True)
     assert policy.choose({}, {}) is None
-    assert policy.verified() == 0
+    assert policy.verify_count() == 0
 
 
 def test_a_draft_that_costs_as_much_as_the_target_is_not_asked():
@@ -599,27 +602,27 @@ def test_a_draft_that_costs_as_much_as_the_target_is_not_asked():
 
 
 def test_the_rate_is_never_below_the_targets_alone():
-    policy = Adaptive(Curve(F16), Curve({1: 0.001}))
+    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001})})
     assert policy.rate == pytest.approx(1 / F16[1])
     for _ in range(20):
         policy.begin(4, may_trim=True)
-        policy.verified()
-        policy.learn(Outcome(1, 0, 1, F16[1], 10 * F16[1]))
+        policy.verify_count()
+        policy.observe_round(Outcome(1, 0, 1, F16[1], 10 * F16[1]))
     assert policy.rate == pytest.approx(1 / F16[1], rel=0.01)
     policy.begin(4, may_trim=True)
-    policy.verified()
-    policy.learn(Outcome(1, 0, 500, F16[1], F16[1]))
+    policy.verify_count()
+    policy.observe_round(Outcome(1, 0, 500, F16[1], F16[1]))
     assert policy.rate > 2 / F16[1]
 
 
 def test_a_lookups_time_is_not_the_drafts():
-    policy = Adaptive(Curve(F16), Curve({1: 0.001}))
+    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001})})
     for _ in range(20):
         policy.begin(1, may_trim=True)
-        policy.asked(LOOKUP, 1, 5.0)
-        policy.verified()
-        policy.learn(Outcome(1, 0, 1, F16[1], F16[1]))
-    assert policy.draft.seconds(1) == pytest.approx(0.001)
+        policy.proposed(LOOKUP, 1, 5.0)
+        policy.verify_count()
+        policy.observe_round(Outcome(1, 0, 1, F16[1], F16[1]))
+    assert policy.drafts["draft"].seconds(1) == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("may_trim", [True, False])
@@ -627,51 +630,53 @@ def test_a_fixed_policy_takes_all_and_prefers_what_is_free(may_trim):
     policy = Fixed()
     policy.begin(2, may_trim=may_trim)
     assert policy.choose({LOOKUP: 0.0}, {"draft": 1}) == LOOKUP
-    assert policy.take(LOOKUP, 0.0)
+    assert policy.extend(LOOKUP, 0.0)
     assert policy.choose({}, {"draft": 1}) == "draft"
-    assert policy.take("draft", 0.0)
+    assert policy.extend("draft", 0.0)
     assert policy.choose({}, {}) is None
-    assert policy.verified() == 2
-    assert not policy.reading("draft", 10**6)
+    assert policy.verify_count() == 2
+    assert not policy.catch_up_count("draft", 10**6)
 
 
-# Calibration.
+# AcceptanceEstimator.
 
 
-def taught(chance: Callable[[float], float], tells: Callable[[random.Random], float], count: int = 800) -> Calibration:
+def taught(
+    chance: Callable[[float], float], tells: Callable[[random.Random], float], count: int = 800
+) -> AcceptanceEstimator:
     """What is learned of offers with these confidences, which are kept with a chance that depends on them."""
-    calibration, rng = Calibration(), random.Random(4)
+    estimator, rng = AcceptanceEstimator(), random.Random(4)
     for _ in range(count):
         confidence = tells(rng)
-        calibration.observe(confidence, 0, float(rng.random() < chance(confidence)))
-    return calibration
+        estimator.observe(confidence, 0, float(rng.random() < chance(confidence)))
+    return estimator
 
 
 def test_before_anything_was_seen_the_confidence_counts():
-    chances = [Calibration().chance(confidence, 0) for confidence in (0.05, 0.3, 0.6, 0.85, 0.99)]
+    chances = [AcceptanceEstimator().chance(confidence, 0) for confidence in (0.05, 0.3, 0.6, 0.85, 0.99)]
     assert chances == sorted(chances)
     assert chances[0] < 0.4 < 0.7 < chances[-1]
 
 
 @pytest.mark.parametrize("mean", [0.1, 0.5, 0.9])
 def test_a_confidence_that_tells_nothing_is_not_believed(mean):
-    calibration = taught(lambda _: mean, random.Random.random)
-    chances = [calibration.chance(confidence, place) for confidence in (0.05, 0.3, 0.6, 0.85) for place in (0, 1)]
+    estimator = taught(lambda _: mean, random.Random.random)
+    chances = [estimator.chance(confidence, place) for confidence in (0.05, 0.3, 0.6, 0.85) for place in (0, 1)]
     assert chances == pytest.approx([mean] * len(chances), abs=0.2)
     few = taught(lambda _: mean, random.Random.random, 60)  # bins that were hardly seen lean on the mean
     assert few.chance(0.999, 0) == pytest.approx(mean, abs=0.3)
 
 
 def test_a_confidence_that_tells_everything_is_believed():
-    calibration = taught(lambda confidence: confidence, random.Random.random)
+    estimator = taught(lambda confidence: confidence, random.Random.random)
     for confidence in (0.05, 0.27, 0.57, 0.72, 0.85, 0.92):
-        assert calibration.chance(confidence, 0) == pytest.approx(confidence, abs=0.12)
+        assert estimator.chance(confidence, 0) == pytest.approx(confidence, abs=0.12)
 
 
 def test_a_confidence_that_says_the_opposite_is_understood():
-    calibration = taught(lambda confidence: 1 - confidence, random.Random.random)
-    assert calibration.chance(0.05, 0) > 0.8
-    assert calibration.chance(0.85, 0) < 0.3
+    estimator = taught(lambda confidence: 1 - confidence, random.Random.random)
+    assert estimator.chance(0.05, 0) > 0.8
+    assert estimator.chance(0.85, 0) < 0.3
 
 
 def test_bins_that_were_never_seen_lean_on_what_the_others_taught():
@@ -682,78 +687,78 @@ def test_bins_that_were_never_seen_lean_on_what_the_others_taught():
 
 
 def test_places_are_told_apart():
-    calibration, rng = Calibration(), random.Random(1)
+    estimator, rng = AcceptanceEstimator(), random.Random(1)
     for _ in range(300):
         for place, chance in enumerate((0.9, 0.5, 0.1)):
-            calibration.observe(0.7, place, float(rng.random() < chance))
-    chances = [calibration.chance(0.7, place) for place in (0, 1, 2, 7)]
+            estimator.observe(0.7, place, float(rng.random() < chance))
+    chances = [estimator.chance(0.7, place) for place in (0, 1, 2, 7)]
     assert chances == pytest.approx([0.9, 0.5, 0.1, 0.1], abs=0.2)
-    assert calibration.run == pytest.approx(0.3, abs=0.2)
+    assert estimator.run == pytest.approx(0.3, abs=0.2)
 
 
 def test_old_observations_fade():
-    calibration = taught(lambda _: 0.0, lambda _: 0.7, 500)
-    assert calibration.chance(0.7, 0) < 0.1
+    estimator = taught(lambda _: 0.0, lambda _: 0.7, 500)
+    assert estimator.chance(0.7, 0) < 0.1
     for _ in range(100):
-        calibration.observe(0.7, 0, 1.0)
-    assert calibration.chance(0.7, 0) > 0.7
+        estimator.observe(0.7, 0, 1.0)
+    assert estimator.chance(0.7, 0) > 0.7
 
 
 def test_the_next_answer_may_be_another_kind_of_text():
     """What an earlier one taught is the first guess, and a few offers put it right."""
-    calibrations = {LOOKUP: taught(lambda _: 1.0, lambda _: 0.4)}
-    before = calibrations[LOOKUP].chance(0.4, 0)
-    calibration = Adaptive(Curve(F16), None, calibrations).calibration(LOOKUP)
-    assert calibration is calibrations[LOOKUP]
-    assert calibration.chance(0.4, 0) == pytest.approx(before, abs=0.15)
+    estimators = {LOOKUP: taught(lambda _: 1.0, lambda _: 0.4)}
+    before = estimators[LOOKUP].chance(0.4, 0)
+    estimator = Adaptive(LatencyModel(F16), None, estimators).estimator(LOOKUP)
+    assert estimator is estimators[LOOKUP]
+    assert estimator.chance(0.4, 0) == pytest.approx(before, abs=0.15)
     same_answer = taught(lambda _: 1.0, lambda _: 0.4)
     for _ in range(8):
-        calibration.observe(0.4, 0, 0.0)
+        estimator.observe(0.4, 0, 0.0)
         same_answer.observe(0.4, 0, 0.0)
-    assert calibration.chance(0.4, 0) < 0.6 < same_answer.chance(0.4, 0)
+    assert estimator.chance(0.4, 0) < 0.6 < same_answer.chance(0.4, 0)
 
 
 def test_the_next_answer_learns_anew_how_runs_go_on():
-    calibration = Calibration()
+    estimator = AcceptanceEstimator()
     for _ in range(200):
-        calibration.observe(0.7, 1, 1.0)
-    run = calibration.run
-    calibration.fade()
-    assert calibration.run == pytest.approx(run)
+        estimator.observe(0.7, 1, 1.0)
+    run = estimator.run
+    estimator.fade()
+    assert estimator.run == pytest.approx(run)
     for _ in range(8):
-        calibration.observe(0.7, 1, 0.0)
-    assert calibration.run < 0.4
+        estimator.observe(0.7, 1, 0.0)
+    assert estimator.run < 0.4
 
 
 def test_an_agreement_between_counts_as_such():
-    calibration = Calibration()
+    estimator = AcceptanceEstimator()
     for _ in range(300):
-        calibration.observe(0.7, 0, 0.3)
-    assert calibration.chance(0.7, 0) == pytest.approx(0.3, abs=0.03)
+        estimator.observe(0.7, 0, 0.3)
+    assert estimator.chance(0.7, 0) == pytest.approx(0.3, abs=0.03)
 
 
 @pytest.mark.parametrize("kept", [0.0, 1.0])
 @pytest.mark.parametrize("confidence", [0.0, *EDGES, 1.0])
 def test_extremes_leave_chances_that_are_chances(confidence, kept):
-    calibration = Calibration()
+    estimator = AcceptanceEstimator()
     for _ in range(2000):
-        calibration.offered(confidence, 0)
-        calibration.observe(confidence, 0, kept)
-        calibration.observe(confidence, 5, kept)
+        estimator.observe_candidate(confidence, 0)
+        estimator.observe(confidence, 0, kept)
+        estimator.observe(confidence, 5, kept)
     for place in (0, 1, 9):
-        usual, chances = zip(*calibration.outlook(place), strict=True)
+        usual, chances = zip(*estimator.outlook(place), strict=True)
         assert sum(usual) == pytest.approx(1)
         assert all(0 < chance < 1 for chance in chances)
-    assert 0 <= calibration.run < 1
-    assert calibration.chance(confidence, 0) == pytest.approx(kept, abs=0.02)
+    assert 0 <= estimator.run < 1
+    assert estimator.chance(confidence, 0) == pytest.approx(kept, abs=0.02)
 
 
 def test_the_outlook_is_what_is_usually_offered():
-    calibration = Calibration()
+    estimator = AcceptanceEstimator()
     for _ in range(100):
-        calibration.offered(0.7, 0)
-        calibration.offered(0.99, 3)
-    first, later = ([usual for usual, _ in calibration.outlook(place)] for place in (0, 1))
+        estimator.observe_candidate(0.7, 0)
+        estimator.observe_candidate(0.99, 3)
+    first, later = ([usual for usual, _ in estimator.outlook(place)] for place in (0, 1))
     assert first.index(max(first)) == np.searchsorted(EDGES, 0.7, "right")
     assert later.index(max(later)) == np.searchsorted(EDGES, 0.99, "right")
     assert min(max(first), max(later)) > 0.9
@@ -761,13 +766,13 @@ def test_the_outlook_is_what_is_usually_offered():
 
 def test_an_answer_after_one_without_a_gain_has_to_show_one_sooner():
     """A card so fast that deciding takes twice as long as a token: drafts are kept, and bring nothing."""
-    weariness, awake = Weariness(), []
+    back_off, awake = BackOff(), []
     for seed in (1, 2):
         world = World(CARD, CHEAP, None, seed=seed, deciding_s=2 * CARD[1], lookup=steady(0.8))
-        policy = Adaptive(world.curve, None, None, weariness)
-        while not weariness.rest:
+        policy = Adaptive(world.curve, None, None, back_off)
+        while not back_off.cooldown:
             world.round(policy)
         awake.append(len(world.rounds))
-    assert awake == [Adaptive.TRIAL, Adaptive.TRIAL // 4]
-    Adaptive(world.curve, None, None, weariness)
-    assert not weariness.rest  # an answer begins awake
+    assert awake == [CONSTANTS.trial_rounds, CONSTANTS.trial_rounds // 4]
+    Adaptive(world.curve, None, None, back_off)
+    assert not back_off.cooldown  # an answer begins without a cooldown

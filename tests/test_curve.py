@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 
 # A 1B target on two cores, milliseconds: Q4_0 is good at four and eight
 Q4_0 = {1: 27, 2: 47, 3: 69, 4: 39, 5: 61, 6: 75, 8: 47, 12: 74, 16: 73}
@@ -23,24 +23,24 @@ def run(curve, truth, widths, spread=0.0, seed=0):
 
 
 def test_three_tokens_are_padded_to_four_and_five_to_eight():
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     assert [curve.width(count) for count in range(1, 10)] == [1, 4, 4, 4, 8, 8, 8, 8, 9]
     assert [curve.seconds(count) for count in (1, 2, 3, 4, 5, 8)] == pytest.approx([27, 39, 39, 39, 47, 47])
     assert curve.limit == 16
 
 
 def test_padding_must_be_clearly_faster():
-    assert Curve({1: 1, 2: 2, 3: 3, 4: 2.95}).width(3) == 3
-    assert Curve({1: 1, 2: 2, 3: 3, 4: 2.9}).width(3) == 4
+    assert LatencyModel({1: 1, 2: 2, 3: 3, 4: 2.95}).width(3) == 3
+    assert LatencyModel({1: 1, 2: 2, 3: 3, 4: 2.9}).width(3) == 4
 
 
 def test_a_flat_curve_pads_nothing():
-    curve = Curve({1: 1, 16: 1})
+    curve = LatencyModel({1: 1, 16: 1})
     assert [curve.width(count) for count in range(1, 17)] == list(range(1, 17))
 
 
 def test_no_tokens_cost_nothing_and_too_many_have_no_width():
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     assert (curve.width(0), curve.seconds(0)) == (0, 0)
     with pytest.raises(IndexError):
         curve.width(17)
@@ -49,61 +49,61 @@ def test_no_tokens_cost_nothing_and_too_many_have_no_width():
 
 
 def test_between_points_it_is_a_line():
-    assert Curve({2: 10, 6: 30}).seconds(3) == pytest.approx(15)
+    assert LatencyModel({2: 10, 6: 30}).seconds(3) == pytest.approx(15)
 
 
 def test_below_the_first_point_it_is_flat():
-    assert Curve({4: 10, 8: 30}).seconds(1) == pytest.approx(10)
+    assert LatencyModel({4: 10, 8: 30}).seconds(1) == pytest.approx(10)
 
 
 def test_beyond_the_last_point_the_last_slope_goes_on():
-    assert Curve({1: 10, 4: 13, 8: 25}, limit=10).seconds(10) == pytest.approx(31)
+    assert LatencyModel({1: 10, 4: 13, 8: 25}, limit=10).seconds(10) == pytest.approx(31)
 
 
 def test_beyond_a_dip_the_slope_of_the_whole_curve_goes_on():
-    curve = Curve(Q4_0, limit=32)
+    curve = LatencyModel(Q4_0, limit=32)
     assert curve.seconds(31) == pytest.approx(73 + 15 * (73 - 27) / 15)
     assert curve.seconds(17) > curve.seconds(16)
 
 
 @pytest.mark.parametrize("points", [{1: 5}, {1: 9, 4: 3}])
 def test_the_line_beyond_never_falls(points):
-    assert Curve(points, limit=8).seconds(8) == pytest.approx(min(points.values()))
+    assert LatencyModel(points, limit=8).seconds(8) == pytest.approx(min(points.values()))
 
 
 def test_only_the_class_of_strict_mode_is_used():
-    curve = Curve(F16, widths=(4, 8, 12))
+    curve = LatencyModel(F16, widths=(4, 8, 12))
     assert [curve.width(count) for count in (1, 3, 4, 5, 8, 9, 12)] == [4, 4, 4, 8, 8, 12, 12]
     assert curve.limit == 12
     with pytest.raises(IndexError):
         curve.width(13)
-    assert Curve({4: 50, 8: 40, 12: 60}, widths=(4, 8, 12)).width(1) == 8
+    assert LatencyModel({4: 50, 8: 40, 12: 60}, widths=(4, 8, 12)).width(1) == 8
 
 
 def test_a_model_that_cannot_pad_is_never_padded():
-    curve = Curve(Q4_0, can_pad=False)
+    curve = LatencyModel(Q4_0, can_pad=False)
     assert [curve.width(count) for count in range(1, 17)] == list(range(1, 17))
     assert curve.seconds(3) == pytest.approx(69)
     with pytest.raises(ValueError, match="cannot pad"):
-        Curve(Q4_0, widths=(4, 8), can_pad=False)
-    assert Curve(Q4_0, widths=(1, 2), can_pad=False).width(2) == 2
+        LatencyModel(Q4_0, widths=(4, 8), can_pad=False)
+    assert LatencyModel(Q4_0, widths=(1, 2), can_pad=False).width(2) == 2
 
 
 def test_padding_fits_the_room_behind_the_context():
-    curve = Curve({1: 1, 60: 60, 128: 2})
+    curve = LatencyModel({1: 1, 60: 60, 128: 2})
     assert curve.width(60) == 60
     assert curve.width(64) == 128
 
 
 def test_a_switch_of_width_costs():
-    curve = Curve(Q4_0, switch_s=5)
+    curve = LatencyModel(Q4_0, switch_s=5)
     assert curve.seconds(3) == curve.seconds(3, 4) == pytest.approx(39)
     assert curve.seconds(3, 3) == curve.seconds(3, 1) == pytest.approx(44)
 
 
 @pytest.mark.parametrize("last", [None, 1, 4])
 def test_all_widths_at_once(last):
-    curve = Curve(Q4_0, switch_s=5)
+    curve = LatencyModel(Q4_0, switch_s=5)
     for _ in range(5):
         curve.observe(2, 100.0)
     for most in range(curve.limit + 1):
@@ -115,18 +115,18 @@ def test_all_widths_at_once(last):
 @pytest.mark.parametrize("points", [{}, {1: 0.0}, {0: 1.0}, {1: -1.0}, {1: math.nan}, {1: math.inf}])
 def test_points_that_are_none(points):
     with pytest.raises(ValueError, match="positive"):
-        Curve(points)
+        LatencyModel(points)
 
 
 def test_no_width():
     with pytest.raises(ValueError, match="may be used"):
-        Curve(Q4_0, widths=())
+        LatencyModel(Q4_0, widths=())
     with pytest.raises(ValueError, match="may be used"):
-        Curve(Q4_0, widths=(0, 4))
+        LatencyModel(Q4_0, widths=(0, 4))
 
 
 def test_what_is_as_expected_changes_nothing():
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     run(curve, Q4_0, [1, 4, 8, 4, 4, 1] * 20)
     assert curve.points() == pytest.approx(Q4_0)
     assert [curve.width(count) for count in range(1, 10)] == [1, 4, 4, 4, 8, 8, 8, 8, 9]
@@ -134,7 +134,7 @@ def test_what_is_as_expected_changes_nothing():
 
 @pytest.mark.parametrize("widths", [[4] * 20, [1, 4, 8, 4] * 5, [16] * 20])
 def test_load_that_doubles_doubles_all_widths(widths):
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     run(curve, Q4_0, [1, 4, 8] * 10)
     twice = {width: 2 * seconds for width, seconds in Q4_0.items()}
     run(curve, twice, widths)
@@ -147,7 +147,7 @@ def test_load_that_doubles_doubles_all_widths(widths):
 
 
 def test_load_is_followed_after_a_long_run_too():
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     run(curve, Q4_0, [1, 4, 8, 4] * 1000, spread=0.1)
     twice = {width: 2 * seconds for width, seconds in Q4_0.items()}
     run(curve, twice, [4, 8, 4, 1] * 5, spread=0.1)
@@ -155,7 +155,7 @@ def test_load_is_followed_after_a_long_run_too():
 
 
 def test_a_single_outlier_changes_little():
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     run(curve, Q4_0, [1, 4, 8, 4] * 10)
     for factor in (50, 1 / 50):
         curve.observe(4, factor * Q4_0[4])
@@ -165,7 +165,7 @@ def test_a_single_outlier_changes_little():
 
 
 def test_a_width_that_gets_slower_alone():
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     run(curve, Q4_0, [1, 4, 8] * 10)
     slower = Q4_0 | {4: 70}
     run(curve, slower, [1, 4, 8] * 30)
@@ -178,7 +178,7 @@ def test_a_width_that_gets_slower_alone():
 
 
 def test_a_width_that_was_interpolated_becomes_a_point():
-    curve = Curve({1: 27, 2: 47, 4: 39, 8: 47})
+    curve = LatencyModel({1: 27, 2: 47, 4: 39, 8: 47})
     assert curve.seconds(3) == pytest.approx(39)
     assert set(curve.points()) == {1, 2, 4, 8}
     run(curve, {7: 20}, [7])
@@ -193,7 +193,7 @@ def test_a_width_that_was_interpolated_becomes_a_point():
 def test_what_was_measured_on_a_busy_machine_is_corrected_soon():
     """Width 4 looked three times as slow as it is; of a measurement that is not trusted, that width gives way."""
     points = dict.fromkeys((1, 2, 4, 8), 30.0) | {4: 90.0}
-    trusting, doubting = Curve(points), Curve(points, trusted=False)
+    trusting, doubting = LatencyModel(points), LatencyModel(points, trusted=False)
     for curve in (trusting, doubting):
         run(curve, {1: 30, 4: 30}, [1, 1, 1, 4, 1, 4, 1, 4, 1])
     assert abs(doubting.points()[4] - 30) < abs(trusting.points()[4] - 30)
@@ -204,7 +204,7 @@ def test_what_was_measured_on_a_busy_machine_is_corrected_soon():
 def test_noise_does_not_make_widths_flicker():
     """3 and 4 cost the same; which one is taken is settled once."""
     truth = {1: 20.0, 2: 30.0, 3: 40.0, 4: 40.0, 8: 60.0}
-    curve = Curve(truth)
+    curve = LatencyModel(truth)
     rng = random.Random(5)
     seen = []
     for _ in range(400):
@@ -216,7 +216,7 @@ def test_noise_does_not_make_widths_flicker():
 
 def test_a_width_stays_until_another_one_is_clearly_faster():
     truth = {1: 20.0, 3: 40.0, 4: 40.0}
-    curve = Curve(truth)
+    curve = LatencyModel(truth)
     taken = []
     for four in (40, 37, 40, 43):
         run(curve, truth | {4: four}, [1, 3, 4] * 100)
@@ -225,7 +225,7 @@ def test_a_width_stays_until_another_one_is_clearly_faster():
 
 
 def test_the_cost_of_a_switch_is_not_taken_for_the_width():
-    curve = Curve(F16, switch_s=10)
+    curve = LatencyModel(F16, switch_s=10)
     curve.observe(1, 52)
     for _ in range(30):
         curve.observe(4, 84)
@@ -236,21 +236,21 @@ def test_the_cost_of_a_switch_is_not_taken_for_the_width():
 
 @pytest.mark.parametrize(("width", "seconds"), [(4, 0.0), (4, -1.0), (0, 1.0), (17, 1.0), (300, 1.0)])
 def test_what_no_clock_saw_is_left_out(width, seconds):
-    curve = Curve(Q4_0)
+    curve = LatencyModel(Q4_0)
     curve.observe(width, seconds)
     assert curve.points() == pytest.approx(Q4_0)
 
 
 def test_it_starts_again_where_it_ended():
-    curve = Curve(Q4_0, limit=20)
+    curve = LatencyModel(Q4_0, limit=20)
     run(curve, {width: 1.7 * seconds for width, seconds in Q4_0.items()} | {20: 200, 7: 99}, [1, 4, 20, 7] * 10, 0.1)
-    again = Curve(curve.points(), limit=20)
+    again = LatencyModel(curve.points(), limit=20)
     for count in range(1, 21):
         assert again.seconds(count) == pytest.approx(curve.seconds(count), rel=0.03)
 
 
 def test_it_is_deterministic():
-    one, two = Curve(Q4_0), Curve(Q4_0)
+    one, two = LatencyModel(Q4_0), LatencyModel(Q4_0)
     for curve in (one, two):
         run(curve, F16, [1, 4, 8, 6] * 50, spread=0.3, seed=7)
     assert one.points() == two.points()
@@ -262,7 +262,7 @@ batches = st.lists(st.tuples(st.integers(1, 24), st.floats(1e-5, 100)), max_size
 
 @given(tables, batches, st.booleans(), st.one_of(st.none(), st.sets(st.integers(1, 24), min_size=1)))
 def test_whatever_runs_a_width_holds_its_tokens_and_is_allowed(points, batches, can_pad, widths):
-    curve = Curve(points, limit=24, widths=widths, can_pad=can_pad or widths is not None)
+    curve = LatencyModel(points, limit=24, widths=widths, can_pad=can_pad or widths is not None)
     for width, seconds in batches:
         curve.observe(width, seconds)
         for count in range(1, curve.limit + 1):

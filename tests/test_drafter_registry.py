@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 from ggufspec import SpeculativeDecoder
-from ggufspec.decoding.drafters.base import Hindsight, Offer, Parts
+from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.rules.base import Proposal, Rule
+from ggufspec.decoding.rules.base import DraftToken, Rule
 from ggufspec.errors import ModelError
 from ggufspec.settings import DRAFTERS, Drafter
 
@@ -29,19 +29,19 @@ class Parrot:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
+    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         return []
 
     def pending(self, length: int) -> int:
         return 0
 
-    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
-        return Offer(0.5, lambda: Proposal(text[-1]))
+    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
+        return Candidate(0.5, lambda: DraftToken(text[-1]))
 
-    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
+    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         return []
 
-    def keep(self, length: int) -> None: ...
+    def commit(self, length: int) -> None: ...
 
 
 def make(parts: Parts) -> Parrot:

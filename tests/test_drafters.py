@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding.drafters.base import Hindsight
+from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules import make_rule
@@ -70,7 +70,7 @@ class Fake:
 def drafter_of(prompt, *, target_vocab=VOCAB, width=lambda count: count, **fake):
     """A drafter that has read a prompt, and a model that has been asked nothing yet."""
     drafter = ModelDrafter(Fake(**fake), target_vocab, width)
-    drafter.read(prompt)
+    drafter.prefill(prompt)
     drafter.model.calls.clear()
     return drafter
 
@@ -81,7 +81,7 @@ def drafter_of(prompt, *, target_vocab=VOCAB, width=lambda count: count, **fake)
 def test_it_reads_all_but_the_last_token_of_a_prompt():
     drafter = ModelDrafter(Fake(), VOCAB)
     drafter.model.cache = [4, 4, 4]
-    assert drafter.read([0, 1, 2]) == []
+    assert drafter.prefill([0, 1, 2]) == []
     assert drafter.model.calls == [0, ((0, 1), 0, 0)]
     assert drafter.pending(3) == 1
 
@@ -90,7 +90,7 @@ def test_it_reads_all_but_the_last_token_of_a_prompt():
 def test_a_prompt_of_one_token_is_nothing_to_read(choices):
     drafter = ModelDrafter(Fake(), VOCAB)
     drafter.model.cache = [4, 4, 4]
-    assert drafter.read([2], choices) == []
+    assert drafter.prefill([2], choices) == []
     assert drafter.model.calls == [0]
     assert drafter.model.certain == 0
     assert drafter.pending(1) == 1
@@ -100,9 +100,11 @@ def test_a_prompt_is_judged_by_the_choices_for_its_last_places():
     """The row after tokens 0 to p - 1 foretells place p: here token p modulo 5."""
     prompt = [1, 1, 1, 1, 1, 1, 1]
     drafter = ModelDrafter(Fake(), VOCAB)
-    told = drafter.read(prompt, [3, 4, 1, 1])  # places 3, 4, 5 and 6
+    told = drafter.prefill(prompt, [3, 4, 1, 1])  # places 3, 4, 5 and 6
     assert drafter.model.calls == [(tuple(prompt[:-1]), 4, 0)]
-    assert told == [Hindsight(sure(place, prompt), kept) for place, kept in ((3, 1.0), (4, 1.0), (5, 0.0), (6, 1.0))]
+    assert told == [
+        ShadowEvaluation(sure(place, prompt), kept) for place, kept in ((3, 1.0), (4, 1.0), (5, 0.0), (6, 1.0))
+    ]
 
 
 @pytest.mark.parametrize("length", [2, ROWS, ROWS + 1, ROWS + 2, 3 * ROWS])
@@ -111,17 +113,17 @@ def test_never_more_rows_than_a_context_has(length, count):
     prompt = [place * place % VOCAB for place in range(length)]
     places = range(length - count, length)
     drafter = ModelDrafter(Fake(), VOCAB)
-    told = drafter.read(prompt, [place % VOCAB for place in places])  # all right
+    told = drafter.prefill(prompt, [place % VOCAB for place in places])  # all right
     rows = min(count, ROWS, length - 1)
     assert drafter.model.calls[0][1:] == (rows, 0)
-    assert told == [Hindsight(sure(place, prompt), 1.0) for place in range(length - rows, length)]
+    assert told == [ShadowEvaluation(sure(place, prompt), 1.0) for place in range(length - rows, length)]
 
 
 def test_a_choice_that_the_draft_does_not_have_is_no_agreement():
     """The fifth token is the likeliest to the draft too, and is not the target's."""
-    assert [one.agreement for one in ModelDrafter(Fake(5), 4).read([0] * 5, [4])] == [0.0]
-    assert [one.agreement for one in ModelDrafter(Fake(5), 5).read([0] * 5, [4])] == [1.0]
-    assert [one.agreement for one in ModelDrafter(Fake(4), 5).read([0] * 5, [4])] == [0.0]
+    assert [one.agreement for one in ModelDrafter(Fake(5), 4).prefill([0] * 5, [4])] == [0.0]
+    assert [one.agreement for one in ModelDrafter(Fake(5), 5).prefill([0] * 5, [4])] == [1.0]
+    assert [one.agreement for one in ModelDrafter(Fake(4), 5).prefill([0] * 5, [4])] == [0.0]
 
 
 # Offers.
@@ -133,7 +135,7 @@ def test_a_chain_costs_one_token_for_each_offer():
     text = list(prompt)
     for place in (3, 4, 5):
         assert drafter.pending(len(text)) == 1
-        offer = drafter.offer(text, GREEDY)
+        offer = drafter.propose(text, GREEDY)
         assert offer.confidence == sure(place, text)
         assert drafter.pending(len(text)) == 0
         text.append(offer.draw().token)
@@ -144,27 +146,27 @@ def test_a_chain_costs_one_token_for_each_offer():
 def test_a_full_acceptance_costs_one_token_more():
     drafter = drafter_of([0, 1, 2])
     for text in ([0, 1, 2], [0, 1, 2, 3]):
-        drafter.offer(text, GREEDY)
+        drafter.propose(text, GREEDY)
     drafter.model.calls.clear()
-    drafter.keep(5)  # 3 and 4 were kept, 0 is the target's own: the draft has yet to read the last two
+    drafter.commit(5)  # 3 and 4 were kept, 0 is the target's own: the draft has yet to read the last two
     assert drafter.model.calls == []
     assert drafter.pending(6) == 2
-    drafter.offer([0, 1, 2, 3, 4, 0], GREEDY)
+    drafter.propose([0, 1, 2, 3, 4, 0], GREEDY)
     assert drafter.model.calls == [((4, 0), 1, 2)]
 
 
 def test_a_rejection_rewinds_past_the_first_wrong_token():
     drafter = drafter_of([0, 1, 2])
     for text in ([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]):
-        drafter.offer(text, GREEDY)
+        drafter.propose(text, GREEDY)
     drafter.model.calls.clear()
-    drafter.keep(3)  # the target said 1 and not 3
+    drafter.commit(3)  # the target said 1 and not 3
     assert drafter.pending(4) == 1
-    drafter.offer([0, 1, 2, 1], GREEDY)
+    drafter.propose([0, 1, 2, 1], GREEDY)
     assert drafter.model.calls == [3, ((1,), 1, 1)]
-    drafter.keep(4)
+    drafter.commit(4)
     assert drafter.model.certain == 4
-    drafter.keep(9)
+    drafter.commit(9)
     assert drafter.model.calls == [3, ((1,), 1, 1)]
     assert drafter.model.certain == 4
 
@@ -173,7 +175,7 @@ def test_a_draft_that_lags_reads_all_of_it_for_one_offer():
     text = [place % 3 for place in range(40)]
     drafter = drafter_of(text[:2])
     assert drafter.pending(40) == 39
-    offer = drafter.offer(text, GREEDY)
+    offer = drafter.propose(text, GREEDY)
     assert drafter.model.calls == [(tuple(text[1:]), 1, 0)]  # far too many for a width
     assert offer.confidence == sure(40, text)
 
@@ -183,7 +185,7 @@ def test_an_offer_is_asked_for_at_the_width_for_its_tokens(lag, width):
     text = [0] * (1 + lag)
     drafter = drafter_of(text[:2], width=lambda count: next(wide for wide in (4, 8, 16) if wide >= count))
     drafter.model.cache = [0]
-    drafter.offer(text, GREEDY)
+    drafter.propose(text, GREEDY)
     assert [call[2] for call in drafter.model.calls] == [width]
 
 
@@ -191,18 +193,18 @@ def test_an_offer_is_asked_for_at_the_width_for_its_tokens(lag, width):
 def test_it_falls_silent_where_its_context_ends(capacity, offered):
     drafter = drafter_of([0, 1, 2], capacity=capacity)
     text = [0, 1, 2, 3, 4]
-    assert (drafter.offer(text, GREEDY) is not None) == offered
+    assert (drafter.propose(text, GREEDY) is not None) == offered
     assert len(drafter.model.calls) == offered
     assert drafter.failure == ""
 
 
 def test_tokens_that_only_the_target_has_are_read_as_another():
     drafter = ModelDrafter(Fake(4), 7)
-    drafter.read([6, 1, 4, 2], [0])
-    drafter.offer([6, 1, 4, 5, 3, 6], GREEDY)
+    drafter.prefill([6, 1, 4, 2], [0])
+    drafter.propose([6, 1, 4, 5, 3, 6], GREEDY)
     assert [call[0] for call in drafter.model.calls] == [(0, 1, 0), (0, 3, 0)]
-    drafter.keep(3)
-    drafter.review([6, 1, 4, 5, 3, 6], GREEDY, 99)
+    drafter.commit(3)
+    drafter.catch_up([6, 1, 4, 5, 3, 6], GREEDY, 99)
     assert drafter.model.calls[-1][0] == (0, 3)
 
 
@@ -210,21 +212,21 @@ def test_tokens_that_only_the_target_has_are_read_as_another():
 def test_tokens_that_only_the_draft_has_are_not_offered(target_vocab, token):
     """After four tokens the fifth one wins, if the target has it; of the others 0 does."""
     drafter = drafter_of([0, 0, 0], target_vocab=target_vocab)
-    offer = drafter.offer([0, 0, 0, 0], GREEDY)
+    offer = drafter.propose([0, 0, 0, 0], GREEDY)
     assert offer.draw().token == token
     assert offer.confidence == confidence(row_after([0] * 4)[:target_vocab])
 
 
 def test_a_row_of_the_padding_at_the_end_may_be_bad():
     drafter = drafter_of([0, 1], target_vocab=4, bad={2: (4, np.nan)})
-    assert drafter.offer([0, 1], GREEDY) is not None
+    assert drafter.propose([0, 1], GREEDY) is not None
     assert drafter.failure == ""
 
 
 def test_confidence_is_known_before_the_draw_and_the_draw_is_the_rules():
     residual = make_rule("residual", Sampling(1.0, **OFF, seed=7))
     drafter = drafter_of([0, 1, 2])
-    offer = drafter.offer([0, 1, 2], residual)
+    offer = drafter.propose([0, 1, 2], residual)
     q = candidates(row_after([0, 1, 2]), residual.sampling)
     for _ in range(20):  # each is drawn anew
         proposal = offer.draw()
@@ -239,21 +241,25 @@ def test_a_review_reads_what_an_offer_need_not_and_judges_each_place():
     """All but the newest token is read: the row after it would speak of what is not decided."""
     text = [0, 1, 2, 3, 1, 0]
     drafter = drafter_of(text[:3])
-    told = drafter.review(text, GREEDY, 99)
+    told = drafter.catch_up(text, GREEDY, 99)
     assert drafter.model.calls == [((2, 3, 1), 3, 0)]
     assert drafter.model.certain == 5
     # After three tokens it would have said 3, and so it was; after four 4, but 1 came; after five 0, and 0 came.
-    assert told == [Hindsight(sure(3, text), 1.0), Hindsight(sure(4, text), 0.0), Hindsight(sure(5, text), 1.0)]
+    assert told == [
+        ShadowEvaluation(sure(3, text), 1.0),
+        ShadowEvaluation(sure(4, text), 0.0),
+        ShadowEvaluation(sure(5, text), 1.0),
+    ]
     assert drafter.pending(len(text)) == 1
-    assert drafter.review(text, GREEDY, 99) == []
+    assert drafter.catch_up(text, GREEDY, 99) == []
     assert len(drafter.model.calls) == 1
 
 
 def test_after_a_review_an_offer_costs_one_token():
     text = [0, 1, 2, 3, 1, 0]
     drafter = drafter_of(text[:2])
-    drafter.review(text, GREEDY, 99)
-    offer = drafter.offer(text, GREEDY)
+    drafter.catch_up(text, GREEDY, 99)
+    offer = drafter.propose(text, GREEDY)
     assert [call[0] for call in drafter.model.calls] == [(1, 2, 3, 1), (0,)]
     assert offer.confidence == sure(6, text)
 
@@ -263,31 +269,33 @@ def test_a_long_review_judges_the_last_places(lag):
     text = [place % VOCAB for place in range(2 + lag)]  # it is always right
     drafter = drafter_of(text[:2])
     assert drafter.pending(len(text)) == lag + 1
-    told = drafter.review(text, GREEDY, 99)
+    told = drafter.catch_up(text, GREEDY, 99)
     rows = min(lag, ROWS)
     assert drafter.model.calls == [(tuple(text[1:-1]), rows, 0)]
-    assert told == [Hindsight(sure(place, text), 1.0) for place in range(len(text) - rows, len(text))]
+    assert told == [ShadowEvaluation(sure(place, text), 1.0) for place in range(len(text) - rows, len(text))]
 
 
 @pytest.mark.parametrize(("capacity", "read"), [(3, 0), (4, 1), (6, 3), (8, 5), (9, 5)])
 def test_a_review_goes_as_far_as_the_context(capacity, read):
     text = [place % VOCAB for place in range(9)]
     drafter = drafter_of(text[:4], capacity=capacity)
-    told = drafter.review(text, GREEDY, 99)
+    told = drafter.catch_up(text, GREEDY, 99)
     assert drafter.model.length == 3 + read
-    assert told == [Hindsight(sure(place, text), 1.0) for place in range(4, 4 + read)]
+    assert told == [ShadowEvaluation(sure(place, text), 1.0) for place in range(4, 4 + read)]
 
 
 def test_a_review_knows_only_the_tokens_that_both_have():
     text = [0, 0, 0, 0, 0, 0]
-    told = drafter_of(text[:4], target_vocab=4).review(text, GREEDY, 99)  # at place 4 the draft's fifth token would win
-    assert told[0] == Hindsight(confidence(row_after(text[:4])[:4]), 1.0)
+    told = drafter_of(text[:4], target_vocab=4).catch_up(
+        text, GREEDY, 99
+    )  # at place 4 the draft's fifth token would win
+    assert told[0] == ShadowEvaluation(confidence(row_after(text[:4])[:4]), 1.0)
 
 
 def test_agreement_under_the_residual_rule_is_the_chance_to_propose_what_came():
     text = [0, 1, 2, 3, 1, 0]
     residual = make_rule("residual", Sampling(0.7, **OFF))
-    told = drafter_of(text[:4]).review(text, residual, 99)
+    told = drafter_of(text[:4]).catch_up(text, residual, 99)
     for place, one in zip((4, 5), told, strict=True):
         scores = row_after(text[:place]).astype(float) / 0.7
         assert one.agreement == pytest.approx(math.exp(scores[text[place]]) / np.exp(scores).sum())
@@ -307,15 +315,15 @@ def test_hindsight_is_what_an_offer_would_have_been(data):
         text += data.draw(tokens)
         if data.draw(st.booleans()):  # a chain that was all rejected
             for end in range(data.draw(st.integers(0, 3))):
-                drafter.offer([*text, *[0] * end], rule)
+                drafter.propose([*text, *[0] * end], rule)
                 length = len(text) - 1
-            drafter.keep(len(text) - 1)
+            drafter.commit(len(text) - 1)
         if data.draw(st.booleans()):
             expected = []
             for place in range(max(length + 1, len(text) - ROWS), len(text)):
-                offer = drafter_of(text[:place]).offer(text[:place], rule)
-                expected.append(Hindsight(offer.confidence, float(offer.draw().token == text[place])))
-            assert drafter.review(text, rule, 99) == expected
+                offer = drafter_of(text[:place]).propose(text[:place], rule)
+                expected.append(ShadowEvaluation(offer.confidence, float(offer.draw().token == text[place])))
+            assert drafter.catch_up(text, rule, 99) == expected
         assert drafter.model.cache == text[: drafter.model.length]
         assert 1 <= drafter.pending(len(text)) == len(text) - drafter.model.length
 
@@ -324,32 +332,32 @@ def test_hindsight_is_what_an_offer_would_have_been(data):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("where", ["read", "offer", "review"])
+@pytest.mark.parametrize("where", ["read", "propose", "catch_up"])
 def test_a_bad_row_anywhere_is_the_end_of_it(where, value):
     drafter = ModelDrafter(Fake(bad={3: (1, value)}), VOCAB)
     text = [0, 1, 2, 3, 4, 0]
     if where == "read":
-        assert drafter.read(text, [2, 3, 4]) == []
+        assert drafter.prefill(text, [2, 3, 4]) == []
     else:
-        drafter.read(text[:3])
+        drafter.prefill(text[:3])
         assert drafter.failure == ""
-        assert not (drafter.offer(text[:3], GREEDY) if where == "offer" else drafter.review(text, GREEDY, 99))
+        assert not (drafter.propose(text[:3], GREEDY) if where == "propose" else drafter.catch_up(text, GREEDY, 99))
     assert drafter.failure.startswith("the model produced ")
     calls = len(drafter.model.calls)
-    assert drafter.offer(text, GREEDY) is None
-    assert drafter.review(text, GREEDY, 99) == []
+    assert drafter.propose(text, GREEDY) is None
+    assert drafter.catch_up(text, GREEDY, 99) == []
     assert len(drafter.model.calls) == calls
-    drafter.keep(2)
+    drafter.commit(2)
     assert drafter.model.length == 2
     drafter.model.bad = {}
-    drafter.read(text)
+    drafter.prefill(text)
     assert drafter.failure == ""
-    assert drafter.offer(text, GREEDY) is not None
+    assert drafter.propose(text, GREEDY) is not None
 
 
 def test_a_token_that_is_ruled_out_is_no_damage():
     drafter = drafter_of([0, 1], bad={2: (1, -np.inf)})
-    assert drafter.offer([0, 1], GREEDY) is not None
+    assert drafter.propose([0, 1], GREEDY) is not None
     assert drafter.failure == ""
 
 
@@ -360,7 +368,7 @@ def test_a_token_that_is_ruled_out_is_no_damage():
 def test_what_it_has_read_of_the_same_text_stays(same):
     drafter = drafter_of([0, 1, 2, 3, 4, 0])
     prompt = [*[0, 1, 2, 3, 4][:same], 4, 4, 4]
-    drafter.read(prompt, same=same)
+    drafter.prefill(prompt, same=same)
     decoded = [call[0] for call in drafter.model.calls if isinstance(call, tuple)]
     assert decoded == [tuple(prompt[same:-1])]
     assert drafter.model.cache == prompt[:-1]
@@ -368,26 +376,26 @@ def test_what_it_has_read_of_the_same_text_stays(same):
 
 def test_a_prompt_that_it_has_read_whole_is_nothing_to_read():
     drafter = drafter_of([0, 1, 2, 3])
-    assert drafter.read([0, 1, 2], [1, 1], same=3) == []
+    assert drafter.prefill([0, 1, 2], [1, 1], same=3) == []
     assert drafter.model.cache == [0, 1]
 
 
 def test_a_beginning_that_it_forgot_is_no_hindrance():
     drafter = ModelDrafter(Fake(capacity=4), VOCAB)
-    drafter.read([0, 1, 2, 3, 4, 0, 1])  # 4 fit: it has forgotten 0 and 1
+    drafter.prefill([0, 1, 2, 3, 4, 0, 1])  # 4 fit: it has forgotten 0 and 1
     assert drafter.model.cache == [2, 3, 4, 0]
-    drafter.read([0, 1, 2, 3, 4, 4], same=5)
+    drafter.prefill([0, 1, 2, 3, 4, 4], same=5)
     assert drafter.model.cache == [2, 3, 4]
-    drafter.read([0, 1, 2, 3, 4, 4, 4, 4], same=5)  # one more would be too many
+    drafter.prefill([0, 1, 2, 3, 4, 4, 4, 4], same=5)  # one more would be too many
     assert drafter.model.cache == [3, 4, 4, 4]
-    drafter.read([0, 4], same=1)  # before what it knows
+    drafter.prefill([0, 4], same=1)  # before what it knows
     assert drafter.model.cache == [0]
     assert drafter.pending(2) == 1
 
 
 def test_after_another_use_the_cache_begins_with_the_text():
     drafter = ModelDrafter(Fake(capacity=4), VOCAB)
-    drafter.read([0, 1, 2, 3, 4, 0, 1])
+    drafter.prefill([0, 1, 2, 3, 4, 0, 1])
     drafter.model.cache = [0, 1]
     drafter.let_go()
     assert drafter.has_read == 2

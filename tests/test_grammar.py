@@ -13,9 +13,9 @@ from ggufspec.decoding import grammar
 from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.noise import choose
 from ggufspec.decoding.rules import make_rule, speculative
-from ggufspec.decoding.rules.base import Proposal, Verdict
-from ggufspec.decoding.rules.coupled import ExactRule
-from ggufspec.decoding.rules.speculative import ResidualRule
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
+from ggufspec.decoding.rules.coupled import CoupledRule
+from ggufspec.decoding.rules.speculative import SpeculativeRule
 from ggufspec.decoding.sampling import Sampling, candidates
 
 END = 0
@@ -180,10 +180,10 @@ def test_rules_look_at_enough_of_a_large_row(sampling):
         free = make_rule("exact", sampling).verify(logits[None], [], position).token
         rule = make_rule("exact", sampling, half)
         rule.begin(range(position))
-        assert rule.propose(logits, position).token == (free if half.allowed[free] else own)
+        assert rule.draft_token(logits, position).token == (free if half.allowed[free] else own)
         rule = make_rule("residual", sampling, half)
         rule.begin(range(position))
-        q = rule.propose(logits, position).q
+        q = rule.draft_token(logits, position).q
         assert q.ids.tolist() == wanted.ids.tolist()
         assert q.scores.tolist() == wanted.scores.tolist()
 
@@ -216,7 +216,7 @@ def nothing(_rule, _text):
 @examples(150)
 @given(automata(), st.integers(0, 2**32), st.lists(st.integers(0, 3), min_size=1, max_size=3), SAMPLINGS, st.data())
 def test_exact_rule_any_drafter_gives_the_text_of_target_only(automaton, seed, prompt, sampling, data):
-    target, guesses = Logits(seed, 4), st.lists(st.integers(0, 3).map(Proposal), max_size=4)
+    target, guesses = Logits(seed, 4), st.lists(st.integers(0, 3).map(DraftToken), max_size=4)
     alone = decode(target, make_rule("exact", sampling, automaton), prompt, 12, nothing)
     assert automaton.reads(alone[0][len(prompt) :]) is not None
     both = decode(target, make_rule("exact", sampling, automaton), prompt, 12, lambda *_: data.draw(guesses))
@@ -228,7 +228,7 @@ def test_exact_rule_any_drafter_gives_the_text_of_target_only(automaton, seed, p
         for _ in range(data.draw(st.integers(0, 4))):
             known = [*text, *(p.token for p in chain)]
             rule.follow(known)
-            chain.append(rule.propose(draft(known), len(known)))
+            chain.append(rule.draft_token(draft(known), len(known)))
         return chain[: data.draw(st.integers(0, 4))]  # what was drafted may be dropped
 
     assert decode(target, make_rule("exact", sampling, automaton), prompt, 12, model)[0] == alone[0]
@@ -237,7 +237,7 @@ def test_exact_rule_any_drafter_gives_the_text_of_target_only(automaton, seed, p
 @examples(120)
 @given(automata(), st.integers(0, 2**32), SAMPLINGS)
 def test_exact_rule_chooses_freely_where_that_is_permitted_and_among_the_rest_where_not(automaton, seed, sampling):
-    target, free = Logits(seed, 4), ExactRule(sampling)
+    target, free = Logits(seed, 4), CoupledRule(sampling)
     text, stuck = decode(target, make_rule("exact", sampling, automaton), [1], 12, nothing)
     for position in range(1, len(text)):
         logits = target(tuple(text[:position]))
@@ -267,7 +267,7 @@ def test_every_text_is_in_the_language(name, automaton, seed, sampling, data):
         for drawn in data.draw(st.lists(st.none() | st.integers(0, 3), max_size=4)):
             known = [*text, *(p.token for p in chain)]
             rule.follow(known)
-            proposal = rule.propose(draft(known), len(known)) if drawn is None else Proposal(drawn)
+            proposal = rule.draft_token(draft(known), len(known)) if drawn is None else DraftToken(drawn)
             reached = automaton.reads(known[1:])
             permitted = automaton.reads([*known[1:], proposal.token]) is not None
             assert rule.permits(proposal.token, len(known)) is permitted
@@ -286,8 +286,10 @@ def test_what_was_accepted_before_a_dead_end_is_not_lost(name):
     rule = make_rule(name, Sampling(), DEAD)
     rule.begin([0])
     rows = np.stack([row([0, 0, 1, 0]), row([0, 1, 0, 0]), row([0, 0, 0, 1]), row([0.25] * 4), row([np.nan] * 4)])
-    assert rule.verify(rows, [Proposal(2), Proposal(1), Proposal(3), Proposal(2)], 1) == Verdict(3, None)
-    assert rule.verify(rows, [], 4) == Verdict(0, None)
+    assert rule.verify(rows, [DraftToken(2), DraftToken(1), DraftToken(3), DraftToken(2)], 1) == AcceptanceResult(
+        3, None
+    )
+    assert rule.verify(rows, [], 4) == AcceptanceResult(0, None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -295,7 +297,7 @@ def test_nothing_follows_the_end_of_a_text(name):
     rule = make_rule(name, Sampling(), PAIRS)
     rule.begin([])
     rows = np.stack([row([0, 1, 0, 0]), row([0, 0, 1, 0]), row([1, 0, 0, 0]), row([0.25] * 4), row([np.nan] * 4)])
-    assert rule.verify(rows, [Proposal(x) for x in (1, 2, END, 1)], 0) == Verdict(3, None)
+    assert rule.verify(rows, [DraftToken(x) for x in (1, 2, END, 1)], 0) == AcceptanceResult(3, None)
 
 
 def test_a_draft_with_no_permitted_token_proposes_what_verification_refuses():
@@ -304,11 +306,11 @@ def test_a_draft_with_no_permitted_token_proposes_what_verification_refuses():
         rule = make_rule(name, Sampling(), PAIRS)
         rule.begin([])
         rule.follow([1])
-        proposal = rule.propose(short, 1)
+        proposal = rule.draft_token(short, 1)
         assert proposal.token == 0
         assert not rule.permits(0, 1)
         rows = np.stack([row([0, 1, 0, 0]), row([0.4, 0, 0.3, 0.3]), row([1, 0, 0, 0])])
-        assert rule.verify(rows, [Proposal(1), proposal], 0) == Verdict(1, 2)
+        assert rule.verify(rows, [DraftToken(1), proposal], 0) == AcceptanceResult(1, 2)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +320,14 @@ def test_lossy_rules_keep_what_is_permitted_and_near_the_target(name, kept):
     logits, behind = row([0.45, 0.1, 0.3, 0.15]), row([0, 1, 0, 0])
     for token in (1, 2, 3):
         rule = make_rule(name, Sampling(), Automaton([{1: 0, 2: 0, 3: 0}], final={0}))
-        own = Verdict(0, END)
-        assert rule.verify(np.stack([logits, behind]), [Proposal(token)], 0) == (
-            Verdict(1, 1) if token in kept else own
+        own = AcceptanceResult(0, END)
+        assert rule.verify(np.stack([logits, behind]), [DraftToken(token)], 0) == (
+            AcceptanceResult(1, 1) if token in kept else own
         )
     never = Automaton([{1: 0}], final={0})
-    assert make_rule(name, Sampling(), never).verify(np.stack([logits, behind]), [Proposal(2)], 0) == Verdict(0, END)
+    assert make_rule(name, Sampling(), never).verify(
+        np.stack([logits, behind]), [DraftToken(2)], 0
+    ) == AcceptanceResult(0, END)
 
 
 def test_agreement_is_of_the_state_that_was_there():
@@ -332,7 +336,7 @@ def test_agreement_is_of_the_state_that_was_there():
         rule = make_rule(name, Sampling(), PAIRS)
         rule.begin([])
         for position in range(0, 100, 2):
-            rule.verify(np.stack([row([0, 1, 0, 0])] + [row([0, 0, 1, 0])] * 2)[:2], [Proposal(1)], position)
+            rule.verify(np.stack([row([0, 1, 0, 0])] + [row([0, 0, 1, 0])] * 2)[:2], [DraftToken(1)], position)
         assert [rule.agreement(draft, 99, token) for token in range(4)] == [0, 0, 1, 0]
         assert [rule.agreement(draft, 1, token) for token in range(4)] == [1, 0, 0, 0]  # forgotten: without a grammar
 
@@ -362,7 +366,7 @@ def laws(monkeypatch, automaton, length, drafted):
     target, draft = weights(1), weights(2)
 
     def text(chance):
-        rule = ResidualRule(Sampling(1.0, **FULL), None, Path(automaton))
+        rule = SpeculativeRule(Sampling(1.0, **FULL), None, Path(automaton))
         rule._chance = chance
 
         def chain(rule, text):
@@ -370,7 +374,7 @@ def laws(monkeypatch, automaton, length, drafted):
             for _ in range(drafted if not text else 0):
                 known = [*text, *(p.token for p in proposals)]
                 rule.follow(known)
-                proposals.append(rule.propose(draft(known), len(known)))
+                proposals.append(rule.draft_token(draft(known), len(known)))
                 if proposals[-1].token == END or not rule.permits(proposals[-1].token, len(known)):
                     break
             return proposals
@@ -425,7 +429,7 @@ def text_of(prompt, chains):
     target, automaton = Logits(11, 4), LANGUAGES["two ways"]
     rounds = iter(chains)
     rule = make_rule("exact", Sampling(0.8, seed=2, **FULL), automaton)
-    return decode(target, rule, prompt, 12, lambda *_: [Proposal(x) for x in next(rounds, [])])[0]
+    return decode(target, rule, prompt, 12, lambda *_: [DraftToken(x) for x in next(rounds, [])])[0]
 
 
 CHAINS = [[2, 2, 1], [1, 1], [3, 3, 3, 3], [2, 3], [1, 3, 2], [2]]

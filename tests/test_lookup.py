@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from properties import examples
 
 from ggufspec.decoding.drafters import lookup
-from ggufspec.decoding.drafters.base import Hindsight
+from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import DOUBT, FADE, OCCURRENCES, ORDERS, REACH, Guess, Index, LookupDrafter
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.rules.base import Proposal
+from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Sampling
 
 RULE = make_rule("exact", Sampling())
@@ -25,14 +25,14 @@ def ask(text, corpus=None):
 
 def drafter_of(prompt, corpus=()):
     drafter = LookupDrafter(corpus)
-    drafter.read(prompt)
+    drafter.prefill(prompt)
     return drafter
 
 
 def chain(drafter, text, limit):
     """Tokens of a chain that is drafted without a look at the confidence."""
     tokens = []
-    while len(tokens) < limit and (offer := drafter.offer([*text, *tokens], RULE)):
+    while len(tokens) < limit and (offer := drafter.propose([*text, *tokens], RULE)):
         tokens.append(offer.draw().token)
     return tokens
 
@@ -184,13 +184,13 @@ def test_a_chain_ends_where_nothing_is_known():
     text = [A, B, C, X]
     drafter = drafter_of(text)
     assert chain(drafter, text, 9) == []
-    assert drafter.offer([*text, A, Y], RULE) is None
-    assert drafter.offer([], RULE) is None
+    assert drafter.propose([*text, A, Y], RULE) is None
+    assert drafter.propose([], RULE) is None
 
 
 def test_a_lookup_token_was_not_drawn_from_anything():
-    offer = drafter_of([A, B, A]).offer([A, B, A], RULE)
-    assert isinstance(offer.draw(), Proposal)
+    offer = drafter_of([A, B, A]).propose([A, B, A], RULE)
+    assert isinstance(offer.draw(), DraftToken)
     assert (offer.draw().token, offer.draw().q) == (B, None)
     assert offer.confidence == pytest.approx(1 / (1 + DOUBT))
 
@@ -199,8 +199,8 @@ def test_a_chain_leaves_no_trace():
     text = [A, B, C, A, B]
     drafter = drafter_of(text)
     before = state(drafter._index)
-    assert drafter.offer([*text, D, E, D], RULE) is None
-    assert drafter.offer([*text, X, Y, A, B, X], RULE) is None
+    assert drafter.propose([*text, D, E, D], RULE) is None
+    assert drafter.propose([*text, X, Y, A, B, X], RULE) is None
     assert state(drafter._index) == before
 
 
@@ -209,26 +209,26 @@ def test_a_rejected_chain_is_forgotten_and_what_came_instead_is_known():
     drafter = drafter_of(text)
     assert chain(drafter, text, 2) == [C, A]
     text += [C, D]  # C was kept, A was not
-    drafter.keep(len(text) - 1)
-    drafter.review(text, RULE, 99)
+    drafter.commit(len(text) - 1)
+    drafter.catch_up(text, RULE, 99)
     assert chain(drafter, [*text, A, B, C], 1) == [D]
 
 
 def test_what_is_certain_is_read_from_an_offer_too():
     drafter = drafter_of([A, B, A])
     text = [A, B, A, B, X]
-    drafter.keep(len(text))
-    assert drafter.offer([*text, Y, X], RULE) is None
+    drafter.commit(len(text))
+    assert drafter.propose([*text, Y, X], RULE) is None
     assert state(drafter._index) == state(Index(text))
-    assert [one.agreement for one in drafter.review(text, RULE, 99)] == [1.0, 0.0]
+    assert [one.agreement for one in drafter.catch_up(text, RULE, 99)] == [1.0, 0.0]
 
 
 def test_what_is_uncertain_is_not_read_from_an_offer():
     drafter = drafter_of([A, B])
-    drafter.keep(3)
-    drafter.offer([A, B, C, D, E], RULE)
+    drafter.commit(3)
+    drafter.propose([A, B, C, D, E], RULE)
     assert state(drafter._index) == state(Index([A, B, C]))
-    drafter.keep(2)
+    drafter.commit(2)
     assert state(drafter._index) == state(Index([A, B]))
 
 
@@ -238,10 +238,10 @@ def test_nothing_is_ever_pending():
 
 def test_hindsight_is_what_would_have_been_offered():
     drafter = drafter_of([A, B, C, A])
-    told = drafter.review([A, B, C, A, B, X, D], RULE, 99)
+    told = drafter.catch_up([A, B, C, A, B, X, D], RULE, 99)
     one, two = pytest.approx(1 / (1 + DOUBT)), pytest.approx(2 / (2 + DOUBT))
-    assert told == [Hindsight(one, 1.0), Hindsight(two, 0.0)]  # after X it has no offer
-    assert drafter.review([A, B, C, A, B, X, D], RULE, 99) == []
+    assert told == [ShadowEvaluation(one, 1.0), ShadowEvaluation(two, 0.0)]  # after X it has no offer
+    assert drafter.catch_up([A, B, C, A, B, X, D], RULE, 99) == []
 
 
 @pytest.mark.parametrize("by_offer", [False, True])
@@ -253,40 +253,40 @@ def test_each_place_is_reviewed_once(by_offer, lag, keep_first):
     expected = []
     for end in range(30, 90):
         guess = search(text[:end], text[:end], lookup._BUCKETS)
-        expected.append(Hindsight(guess.confidence, float(guess.token == text[end])))
+        expected.append(ShadowEvaluation(guess.confidence, float(guess.token == text[end])))
     drafter, told, end = drafter_of(text[:30]), [], 30
     while end < 90:
         end = min(end + rng.randrange(1, 6), 90)
         if keep_first:
-            drafter.keep(end - lag)
+            drafter.commit(end - lag)
         if by_offer:
-            drafter.offer([*text[:end], A, B], RULE)
-        told += drafter.review(text[:end], RULE, 99)
+            drafter.propose([*text[:end], A, B], RULE)
+        told += drafter.catch_up(text[:end], RULE, 99)
         if not keep_first:
-            drafter.keep(end - lag)
+            drafter.commit(end - lag)
     assert told == expected
 
 
 def test_a_prompt_is_text_and_not_a_choice():
-    assert LookupDrafter().read([A, B, A, B, A, B]) == []
+    assert LookupDrafter().prefill([A, B, A, B, A, B]) == []
 
 
 def test_a_prompt_is_judged_by_what_the_target_would_have_said():
     prompt = [A, B, A, B, A, B]
     drafter = LookupDrafter()
-    told = drafter.read(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
+    told = drafter.prefill(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
     assert [one.agreement for one in told] == [1.0, 1.0, 0.0]
     assert state(drafter._index) == state(Index(prompt))
-    assert drafter.review(prompt, RULE, 99) == []
-    assert LookupDrafter().read([A, A, A], [A, A, A])[-1].agreement == 1.0
-    assert LookupDrafter().read([A], []) == LookupDrafter().read([], []) == []
+    assert drafter.catch_up(prompt, RULE, 99) == []
+    assert LookupDrafter().prefill([A, A, A], [A, A, A])[-1].agreement == 1.0
+    assert LookupDrafter().prefill([A], []) == LookupDrafter().prefill([], []) == []
 
 
 def test_a_new_prompt_starts_a_new_text():
     drafter = drafter_of([A, B, C, A], corpus=[X, Y, Z])
-    drafter.review([A, B, C, A, B], RULE, 99)
-    assert drafter.read([C, D, A]) == []
-    assert drafter.offer([C, D, A], RULE) is None
+    drafter.catch_up([A, B, C, A, B], RULE, 99)
+    assert drafter.prefill([C, D, A]) == []
+    assert drafter.propose([C, D, A], RULE) is None
     assert chain(drafter, [C, D, X], 3) == [Y, Z]
 
 
@@ -342,14 +342,14 @@ def test_any_course_of_rounds_equals_a_search(prompt, corpus, rounds, buckets):
         drafter, text = drafter_of(prompt, corpus), list(prompt)
         for said, rejected, reviewed, lost in rounds:
             text += said
-            drafter.keep(len(text))
+            drafter.commit(len(text))
             if reviewed:
-                drafter.review(text, RULE, 99)
+                drafter.catch_up(text, RULE, 99)
             del text[len(text) - min(lost, len(said)) :]
-            drafter.keep(len(text))
+            drafter.commit(len(text))
             for end in range(len(rejected) + 1):
                 now = [*text, *rejected[:end]]
-                offer = drafter.offer(now, RULE)
+                offer = drafter.propose(now, RULE)
                 assert (offer and (offer.draw().token, offer.confidence)) == expected_offer(drafter, text, corpus, now)
             assert bytes(drafter._index._tokens[4 * REACH :]) == b"".join(t.to_bytes(4, "little") for t in text)
 
@@ -421,6 +421,6 @@ def test_a_guess_is_not_remembered_for_another_text():
     drafter = LookupDrafter()
     for other in (C, D):
         text = [*once, other, *once]
-        drafter.keep(0)
-        drafter.review(text, RULE, 0)
-        assert drafter.offer(text, RULE).draw().token == other
+        drafter.commit(0)
+        drafter.catch_up(text, RULE, 0)
+        assert drafter.propose(text, RULE).draw().token == other

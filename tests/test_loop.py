@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from properties import examples
 
 from ggufspec.decoding import loop
-from ggufspec.decoding.drafters.base import Hindsight, Offer
+from ggufspec.decoding.drafters.base import Candidate, ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.fixed import Fixed
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.rules.base import Proposal
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.base import DraftToken
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.sampling import Sampling, confidence
 
 END = 3
@@ -183,7 +183,7 @@ class Scripted:
         self.lags = lags
         self.kept = []
 
-    def read(self, prompt, _choices=(), _same=0):
+    def prefill(self, prompt, _choices=(), _same=0):
         self.begin(len(prompt))
         return []
 
@@ -199,14 +199,14 @@ class Scripted:
     def pending(self, _length):
         return self.lags
 
-    def offer(self, text, rule):
+    def propose(self, text, rule):
         token = self.guess(text, rule)
-        return None if token is None else Offer(0.9, lambda: Proposal(token))
+        return None if token is None else Candidate(0.9, lambda: DraftToken(token))
 
-    def review(self, _text, _rule, _most):
+    def catch_up(self, _text, _rule, _most):
         return []
 
-    def keep(self, length):
+    def commit(self, length):
         self.begin(length + 1)
 
 
@@ -222,7 +222,7 @@ class Prophet(Scripted):
         if place >= count:
             return None
         row = self.table(text)
-        return (rule.propose(row, len(text)).token + (place == wrong)) % self.table.vocab
+        return (rule.draft_token(row, len(text)).token + (place == wrong)) % self.table.vocab
 
 
 class Whim:
@@ -234,7 +234,7 @@ class Whim:
         self.hindsight = 0
         self.open = False
 
-    def resting(self):
+    def is_backing_off(self):
         assert not self.open
         self.rests = self.rng.random() < 0.2
         if self.rests:
@@ -256,34 +256,34 @@ class Whim:
         self.waiting = self.rng.choice(names) if names and self.rng.random() < self.keen else None
         return self.waiting
 
-    def asked(self, name, pending, seconds):
+    def proposed(self, name, pending, seconds):
         assert name == self.waiting
         assert pending > 0
         assert seconds >= 0
 
-    def take(self, name, confidence):
+    def extend(self, name, confidence):
         assert name == self.waiting
         assert 0 <= confidence <= 1
         taken = self.rng.random() < 0.5 + self.keen / 2
         self.taken += taken
         return taken
 
-    def verified(self):
+    def verify_count(self):
         self.wanted.append(self.rng.randint(0, self.taken) if self.may_trim and self.rng.random() < 0.4 else self.taken)
         return self.wanted[-1]
 
-    def learn(self, outcome):
+    def observe_round(self, outcome):
         assert self.open != self.rests
         assert outcome.accepted <= self.wanted[-1]
         assert 0 < outcome.verify_s <= outcome.total_s
         self.open = False
 
-    def reading(self, _name, pending):
+    def catch_up_count(self, _name, pending):
         assert not self.open
         assert pending > 0
         return self.rng.choice((0, 0, 0, 1, 3, 99))
 
-    def reviewed(self, _name, seen, _seconds=0.0):
+    def shadow_evaluated(self, _name, seen, _seconds=0.0):
         assert not self.open
         assert all(0 <= one.confidence <= 1 and 0 <= one.agreement <= 1 for one in seen)
         self.hindsight += len(seen)
@@ -332,8 +332,8 @@ def whim(seed, *more):
 
 def adaptive(points, draft=None, **curve):
     def make():
-        target = Curve(points, **curve)
-        return Adaptive(target, None if draft is None else Curve(draft)), target.width
+        target = LatencyModel(points, **curve)
+        return Adaptive(target, None if draft is None else {"draft": LatencyModel(draft)}), target.width
 
     return make
 
@@ -379,7 +379,7 @@ class Case:
             asked.append((count, as_wide_as(count)))
             return asked[-1][1]
 
-        loop.read(self.target, self.prompt, self.drafters, self.policy)
+        loop.prefill(self.target, self.prompt, self.drafters, self.policy)
         self.rounds = []
         for round_ in generate(
             self.target,
@@ -580,14 +580,14 @@ class Counted(ModelDrafter):
 
     drawn = 0
 
-    def offer(self, text, rule):
-        offer = super().offer(text, rule)
+    def propose(self, text, rule):
+        offer = super().propose(text, rule)
 
         def draw():
             self.drawn += 1
             return offer.draw()
 
-        return offer and Offer(offer.confidence, draw)
+        return offer and Candidate(offer.confidence, draw)
 
 
 def drawn_and_verified(accept, may_trim=None):
@@ -738,7 +738,7 @@ def test_reading_starts_a_new_text():
     models = [TableModel(Table(1), 8, text, clock, drafts=drafts) for drafts in (False, True)]
     for model in models:
         model.cache = [2, 2, 2, 2]
-    loop.read(models[0], text, [ModelDrafter(models[1], VOCAB)])
+    loop.prefill(models[0], text, [ModelDrafter(models[1], VOCAB)])
     assert [model.cache for model in models] == [[0, 1], [0, 1]]
 
 
@@ -767,9 +767,9 @@ def test_a_drafter_that_has_nothing_when_asked_is_not_asked_again_in_this_round(
     asked = []
 
     class Silent(Scripted):
-        def offer(self, text, rule):
+        def propose(self, text, rule):
             asked.append(len(text))
-            return super().offer(text, rule)
+            return super().propose(text, rule)
 
     line = Line(2, (0, 1, 2))
     case = Case(line, max_tokens=4, draft=line, others=(lambda: Silent([(0,)], lags=lags),), draft_max=3)
@@ -798,7 +798,7 @@ def test_the_time_of_an_offer_that_did_not_come_is_not_told():
     told = []
 
     class Times(Fixed):
-        def asked(self, name, pending, seconds):
+        def proposed(self, name, pending, seconds):
             told.append((name, pending, seconds))
 
     line = Line(2, (0, 1, 2))
@@ -841,13 +841,13 @@ def test_a_new_text_is_a_new_chance():
     model = TableModel(Damaged(Table(1), 8), 9, text, clock, drafts=True)
     drafter = ModelDrafter(model, VOCAB)
     rule = make_rule("exact", GREEDY)
-    drafter.read(text)
-    assert drafter.offer(text, rule) is None
+    drafter.prefill(text)
+    assert drafter.propose(text, rule) is None
     assert drafter.failure
     model.table, model.spoilt = Table(1), False
-    drafter.read(text)
+    drafter.prefill(text)
     assert not drafter.failure
-    assert drafter.offer(text, rule) is not None
+    assert drafter.propose(text, rule) is not None
 
 
 # The prompt as a rehearsal.
@@ -859,7 +859,7 @@ class Listening(Fixed):
     def __init__(self):
         self.told = {}
 
-    def reviewed(self, name, seen, _seconds=0.0):
+    def shadow_evaluated(self, name, seen, _seconds=0.0):
         self.told.setdefault(name, []).extend(seen)
 
 
@@ -875,10 +875,10 @@ def test_drafters_are_judged_on_the_prompt_by_what_the_target_would_have_said(ta
     for place in range(max(1, len(prompt) - ROWS), len(prompt)):
         choice = table(prompt[:place]).argmax()
         row = draft(prompt[:place])[:shared]
-        expected["draft"].append(Hindsight(confidence(row), float(row.argmax() == choice)))
-        lookup.read(prompt[:place])
-        if offer := lookup.offer(prompt[:place], rule):
-            expected["lookup"].append(Hindsight(offer.confidence, float(offer.draw().token == choice)))
+        expected["draft"].append(ShadowEvaluation(confidence(row), float(row.argmax() == choice)))
+        lookup.prefill(prompt[:place])
+        if offer := lookup.propose(prompt[:place], rule):
+            expected["lookup"].append(ShadowEvaluation(offer.confidence, float(offer.draw().token == choice)))
     assert case.policy.told == expected
     assert [outputs for _, outputs in case.target.decodes] == [min(ROWS, len(prompt) - 1)] * (len(prompt) > 1)
 
@@ -895,7 +895,7 @@ def test_the_clock_of_a_review_is_the_drafts():
         def choose(self, _offers, _pending):
             return None
 
-        def reading(self, _name, pending):
+        def catch_up_count(self, _name, pending):
             return 99 * (pending == 3)
 
     table = Line(2, (0, 1, 2))
@@ -903,7 +903,7 @@ def test_the_clock_of_a_review_is_the_drafts():
     case.check()
     times = [(r.draft_s, r.verify_s, r.total_s) for r in case.rounds]
     assert times == [(0, 100, 100), (1, 100, 101)] * 3
-    assert case.policy.told["draft"][1:] == [Hindsight(confidence(table((0, 1))), 1.0)] * 6
+    assert case.policy.told["draft"][1:] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 6
 
 
 # The end of what a grammar permits.
@@ -943,24 +943,24 @@ def test_a_token_that_the_grammar_does_not_permit_is_not_verified():
 class NeverRewound(ModelDrafter):
     """The draft's cache keeps what was rejected."""
 
-    def keep(self, length):
+    def commit(self, length):
         pass
 
 
 class LastForgotten(ModelDrafter):
     """Believes that its cache holds the last drafted token after a full acceptance."""
 
-    def offer(self, text, rule):
+    def propose(self, text, rule):
         if self.model.length == len(text) - 2:
-            return super().offer([*text[:-2], text[-1]], rule)
-        return super().offer(text, rule)
+            return super().propose([*text[:-2], text[-1]], rule)
+        return super().propose(text, rule)
 
 
 class RewoundTooLittle(ModelDrafter):
     """Keeps the first wrong token."""
 
-    def keep(self, length):
-        super().keep(length + 1)
+    def commit(self, length):
+        super().commit(length + 1)
 
 
 class Unfazed(ModelDrafter):
@@ -979,16 +979,16 @@ class Narrow(ModelDrafter):
 class ReviewsTooMuch(ModelDrafter):
     """Reads the newest token too, which an offer has to read."""
 
-    def review(self, text, rule, most):
-        return super().review([*text, 0], rule, most)
+    def catch_up(self, text, rule, most):
+        return super().catch_up([*text, 0], rule, most)
 
 
-class Watched(ExactRule):
+class Watched(CoupledRule):
     """Remembers its last verdict, until the next draft."""
 
-    def propose(self, logits, position):
+    def draft_token(self, logits, position):
         self.verdict = None
-        return super().propose(logits, position)
+        return super().draft_token(logits, position)
 
     def verify(self, rows, proposals, position):
         self.verdict, self.seen = super().verify(rows, proposals, position), 0
@@ -1110,7 +1110,7 @@ def test_a_rule_with_a_bug_is_found(monkeypatch):
     """Accepts every drafted token."""
 
     def gullible(self, rows, proposals, position):
-        verdict = ExactRule.verify(self, rows[len(proposals) :], (), position + len(proposals))
+        verdict = CoupledRule.verify(self, rows[len(proposals) :], (), position + len(proposals))
         return type(verdict)(len(proposals), verdict.token)
 
     monkeypatch.setattr(Watched, "verify", gullible)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.rules.base import Proposal
+from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
 from ggufspec.errors import UsageError
 
@@ -193,10 +193,10 @@ def test_a_row_is_penalised_for_the_drafted_tokens_before_it(name: str) -> None:
         text.append(token)
     rule = make_rule(name, sampling)
     rule.begin([0])
-    verdict = rule.verify(ROW(7), [Proposal(token) for token in wanted[1:]], 1)
+    verdict = rule.verify(ROW(7), [DraftToken(token) for token in wanted[1:]], 1)
     assert verdict.accepted == 6
     rule.begin([0])
-    verdict = rule.verify(ROW(4), [Proposal(1), Proposal(1), Proposal(1)], 1)
+    verdict = rule.verify(ROW(4), [DraftToken(1), DraftToken(1), DraftToken(1)], 1)
     assert (verdict.accepted, verdict.token) == (1, 0)
     # What was refused is forgotten: the next row is that of the text 0, 1, 0.
     assert rule.verify(ROW(1), [], 3).token == 2
@@ -209,7 +209,7 @@ def test_a_draft_follows_its_own_chain() -> None:
     for wanted in (1, 0, 2):
         rule.follow(text)
         row = rule.penalised(ROW(1)[0], len(text))
-        text.append(rule.propose(row, len(text)).token)
+        text.append(rule.draft_token(row, len(text)).token)
         assert text[-1] == wanted
 
 
@@ -219,7 +219,7 @@ def test_the_residual_rule_is_told_the_penalised_distributions() -> None:
     text = [0, 2, 2]
     rule.begin(text)
     rule.follow(text)
-    proposal = rule.propose(rule.penalised(ROW(1)[0], 3), 3)
+    proposal = rule.draft_token(rule.penalised(ROW(1)[0], 3), 3)
     wanted = candidates(penalised(ROW.logits, text, sampling), sampling)
     assert proposal.q is not None
     assert proposal.q.probabilities().tolist() == wanted.probabilities().tolist()

@@ -6,7 +6,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.timing import measure
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
@@ -196,7 +196,7 @@ def test_disturbed_always(seed):
     assert not measured.trusted
     assert "busy" in measured.note
     assert measured.note.count(".") <= 1
-    curve = Curve(measured.points, trusted=measured.trusted, limit=16)
+    curve = LatencyModel(measured.points, trusted=measured.trusted, limit=16)
     assert all(curve.seconds(count) < 0.99 * count * curve.seconds(1) for count in range(2, 9))  # else none is tried
 
 

@@ -300,14 +300,14 @@ def test_a_residual_rule_with_a_known_bug_fails(target: Path, draft: Path, broke
 
 
 def test_a_device_that_cannot_keep_strict_mode(target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = decoder_module.Pace
+    real = decoder_module.PairLatency
 
     def pace(model: Any, draft_model: Any, options: DecoderOptions, *more: Any) -> Any:
         if options.strict:
             raise ModelError("strict mode cannot be kept on this device: a reason", "a hint")
         return real(model, draft_model, options, *more)
 
-    monkeypatch.setattr(decoder_module, "Pace", pace)
+    monkeypatch.setattr(decoder_module, "PairLatency", pace)
     checks, _ = job(spec(target, draft, rules=("exact",)))
     strict = checks["strict", "exact"]
     assert (strict.status, strict.drafter, strict.answers) == ("not possible", "all", 0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.widths import DEPTHS, classes, noise, strict_widths
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
@@ -234,7 +234,7 @@ def test_a_model_that_cannot_pad_needs_a_class_without_a_gap(rounding, widths):
     model = WideModel(rounding, can_pad=False)
     if widths:
         assert strict_widths(model, LIMIT) == widths
-        assert Curve({1: 1.0}, widths=widths, can_pad=False).width(3) == 3
+        assert LatencyModel({1: 1.0}, widths=widths, can_pad=False).width(3) == 3
     else:
         with pytest.raises(ModelError):
             strict_widths(model, LIMIT)
@@ -253,7 +253,7 @@ def read_as(model, text, counts, width):
 
 
 counts = st.lists(st.integers(1, 16), min_size=30, max_size=30)
-slow_narrow = Curve({width: 1 / width for width in range(1, 17)})  # a curve that pads whatever it may
+slow_narrow = LatencyModel({width: 1 / width for width in range(1, 17)})  # a curve that pads whatever it may
 
 
 @examples(60)
@@ -264,7 +264,7 @@ def test_every_batch_of_the_class_gives_what_single_tokens_give(rounding, counts
     model = WideModel(rounding)
     widths = strict_widths(model, LIMIT)
     points = slow_narrow.points() if pads else {1: 1.0, 16: 16.0}
-    curve = Curve({width: points[width] for width in points}, widths=widths)
+    curve = LatencyModel({width: points[width] for width in points}, widths=widths)
     text = [(3 * i * i + i) % VOCAB for i in range(300)]
     counts = [min(count, curve.limit) for count in counts]
     drafted = read_as(model, text, counts, curve.width)
@@ -290,7 +290,7 @@ def test_the_demo_target_to_the_bit():
         widths = strict_widths(context, LIMIT)
         assert max(widths) > 1
         assert context.length == 0
-        curve = Curve({1: 1.0, 16: 16.0}, widths=widths)
+        curve = LatencyModel({1: 1.0, 16: 16.0}, widths=widths)
         text = model.tokenize("import os\n\n\ndef walk(folder):\n    " * 40)[:300]
         counts = [min(1 + 5 * i % 16, curve.limit) for i in range(30)]
         drafted = read_as(context, text, counts, curve.width)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ggufspec import worker
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Logits, Model
@@ -120,7 +120,7 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
     first, second = tokens
     if sampling.temperature == 0 and not sampling.penalises:
         return abs(float(row[first] - row[second]))
-    rule, position = ExactRule(sampling), len(text)
+    rule, position = CoupledRule(sampling), len(text)
     rule.begin(text)
 
     def chosen(logits: Logits) -> int | None:

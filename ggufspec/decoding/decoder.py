@@ -15,9 +15,9 @@ from typing import Self, TypeVar, Unpack
 from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.model import ModelDrafter
-from ggufspec.decoding.loop import Round, generate, read
+from ggufspec.decoding.loop import Round, generate, prefill
 from ggufspec.decoding.options import ROWS, AnswerOptions, DecoderOptions, check_one_of
-from ggufspec.decoding.policy.pair_latency import Pace
+from ggufspec.decoding.policy.pair_latency import PairLatency
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.text import TextStream
@@ -166,7 +166,7 @@ class SpeculativeDecoder:
                 drafter = self._made("draft")
                 assert isinstance(drafter, ModelDrafter)
                 self._drafter = drafter
-            self._pace = Pace(self._target, self._draft, options, cache)
+            self._latency = PairLatency(self._target, self._draft, options, cache)
             self._engage()
         except BaseException:
             self.close()
@@ -177,12 +177,12 @@ class SpeculativeDecoder:
         options = self.options
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
         drafters = [self._made(name) for name in engaged]
-        self._pace.follow(options)
+        self._latency.configure(options)
         if self._drafter:
-            self._drafter.width = self._pace.draft_width
-        said = [*self._pace.notes, self._pace.refusal]
+            self._drafter.width = self._latency.draft_width
+        said = [*self._latency.notes, self._latency.refusal]
         self.notes += [note for note in said if note and note not in self.notes]
-        self._drafters = [] if self._pace.refusal else drafters
+        self._drafters = [] if self._latency.refusal else drafters
 
     def _made(self, name: str) -> Drafter:
         """A drafter of the registry, made when it is needed first; one with a corpus, for each other one anew."""
@@ -215,7 +215,7 @@ class SpeculativeDecoder:
                 self._engage()
             except BaseException:
                 self.options = before
-                self._pace.follow(before)  # which measures nothing: it was followed already
+                self._latency.configure(before)  # which measures nothing: it was configured so already
                 self._held.clear()  # nobody knows what a measurement that broke off left in the caches
                 raise
         finally:
@@ -319,17 +319,17 @@ class SpeculativeDecoder:
         if trace is not None:
             rule = trace.watch(rule)
         drafters = [] if alone else self._drafters
-        draft_max = self._pace.draft_max if drafters else 0
-        policy = self._pace.policy() if drafters else None
-        kept, draft_kept = 0, 0
+        draft_max = self._latency.draft_max if drafters else 0
+        policy = self._latency.policy() if drafters else None
+        cached, draft_cached = 0, 0
         if cache_prompt:
             if self._draft and self._drafter:
-                draft_kept = self._same("draft", tokens, self._draft, self._drafter.has_read)
+                draft_cached = self._same("draft", tokens, self._draft, self._drafter.has_read)
             if alone != "draft":
-                kept = self._same("target", tokens, context, context.length)
+                cached = self._same("target", tokens, context, context.length)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
-                kept = draft_kept
-        tally = Tally(draft_max, len(tokens), len(tokens) - kept)
+                cached = draft_cached
+        tally = Tally(draft_max, len(tokens), len(tokens) - cached)
         stream = TextStream(stop)
         text = list(tokens)
         try:
@@ -340,9 +340,9 @@ class SpeculativeDecoder:
             began = clock()
             try:
                 with self._asking(stopping):
-                    read(context, tokens, drafters, policy, kept=kept, draft_kept=draft_kept)
+                    prefill(context, tokens, drafters, policy, cached=cached, draft_cached=draft_cached)
             except _LeftOff:
-                tally.prompt_read = context.length - kept
+                tally.prompt_read = context.length - cached
                 if self._drafter in drafters:
                     self._held.pop("draft", None)  # which may not have begun with it
                 return
@@ -357,7 +357,7 @@ class SpeculativeDecoder:
                 drafters=drafters,
                 policy=policy,
                 draft_max=draft_max,
-                width=self._pace.width if context is self._target else lambda count: count,
+                width=self._latency.width if context is self._target else lambda count: count,
                 clock=clock,
             ):
                 self._follow_threads()
@@ -474,8 +474,8 @@ class SpeculativeDecoder:
         else:
             with self._answering:  # configure() in another thread ends first
                 pass
-        if (pace := getattr(self, "_pace", None)) and self._closers and not self._threads.changed:
-            pace.keep()  # it is kept for the number of threads that was begun with
+        if (latency := getattr(self, "_latency", None)) and self._closers and not self._threads.changed:
+            latency.save()  # for the number of threads that was begun with
         while self._closers:
             self._closers.pop().close()
 

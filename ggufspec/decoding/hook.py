@@ -26,15 +26,15 @@ from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DRAFT_MAX, FIXED_DRAFT_MAX, DecoderOptions
-from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
-from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome, Policy
-from ggufspec.decoding.policy.estimator import Calibration
+from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.fixed import Fixed
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.rules.base import Proposal
+from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes
@@ -107,7 +107,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
 
     _text: list[int]
     _held: Ids  # the text, and what was drafted behind it
-    _chain: list[tuple[str, Proposal]]
+    _chain: list[tuple[str, DraftToken]]
     _policy: Policy | None
     _asking: bool
     _draft_s: float
@@ -140,10 +140,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._owner: weakref.ref[Any] | None = None
         self._cache, self._clock = cache, time.perf_counter
         self._rule = make_rule("exact", Sampling())
-        self._calibrations: dict[str, Calibration] = {}
-        self._weariness = Weariness()
+        self._estimators: dict[str, AcceptanceEstimator] = {}
+        self._back_off = BackOff()
         self._context: Context | None = None
-        self._target: Curve | None = None
+        self._target: LatencyModel | None = None
         self._alone_s: list[float] = []
         self._room = 2**31
         self._forget()
@@ -236,10 +236,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._context = context = self._own(Context(self.model, options))
         if not context.can_rewind:
             raise ModelError(f"{self.model.path.name} cannot take tokens back: it can be no draft", "choose another")
-        self._drafts: Curve | None = None
+        self._drafts: LatencyModel | None = None
         if self.options.draft_policy == "adaptive":
-            key = kept.key(self.model.path, self.options.draft_placement, options, outputs=1)
-            self._drafts, notes = kept.known_or_measured(context, key, self._cache, self._clock, budget_s=_BUDGET_S)
+            key = latency_cache.key(self.model.path, self.options.draft_placement, options, outputs=1)
+            self._drafts, notes = latency_cache.load_or_measure(
+                context, key, self._cache, self._clock, budget_s=_BUDGET_S
+            )
             self.notes += notes
         self._drafter = ModelDrafter(context, self.model.vocab_size, self._drafts.width if self._drafts else _as_it_is)
         self._drafters: list[Drafter] = [self._drafter]
@@ -297,7 +299,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             self._start(ids.tolist(), same)
             self.read_s = reading_s = self._clock() - began
         policy = self._policy
-        self._asking = policy is not None and not policy.resting()
+        self._asking = policy is not None and not policy.is_backing_off()
         self._chain = []
         if policy is not None and self._asking:
             limit = max(0, min(self._most, self._room - len(ids)))
@@ -322,7 +324,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._policy = self._make_policy()
         self._rule.begin(text)
         for drafter in self._drafters:
-            drafter.read(text, (), min(same, read))
+            drafter.prefill(text, (), min(same, read))
 
     def _make_policy(self) -> Policy | None:
         """Who decides how far to draft; None as long as it is not known what the target takes."""
@@ -330,7 +332,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             return Fixed()
         if self._target is None:
             return None
-        return Adaptive(self._target, self._drafts, self._calibrations, self._weariness)
+        drafts = {"draft": self._drafts} if self._drafts else {}
+        return Adaptive(self._target, drafts, self._estimators, self._back_off)
 
     def _learn(self, emitted: tuple[int, ...], now: float) -> None:
         """How the last round went: all emitted tokens but the last one were drafted."""
@@ -341,20 +344,22 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         total_s = self._draft_s + verify_s
         self.rounds.append(Round(drafted, names, accepted, emitted, width, self._draft_s, verify_s, total_s))
         for drafter in self._drafters:
-            drafter.keep(len(self._text) - 1)
+            drafter.commit(len(self._text) - 1)
         if self._policy is None:
             self._alone_s.append(verify_s)
             if len(self._alone_s) == _TIMED:
                 points = {1: max(min(self._alone_s), 1e-9)}
-                self._target = Curve(points, trusted=False, limit=self._most + 1, can_pad=False)
+                self._target = LatencyModel(points, trusted=False, limit=self._most + 1, can_pad=False)
                 self._policy = self._make_policy()
             return
         if self._target is not None:
             verify_s = min(verify_s, _PAUSE * self._target.seconds(width))
         learning = self._clock()
         total_s = self._draft_s + verify_s
-        self._policy.learn(Outcome(width, accepted, len(emitted), verify_s, total_s, self._learning_s))
-        told_s = loop.review(self._text, self._drafters, self._policy, self._rule, self._clock) if self._asking else 0.0
+        self._policy.observe_round(Outcome(width, accepted, len(emitted), verify_s, total_s, self._learning_s))
+        told_s = (
+            loop.catch_up(self._text, self._drafters, self._policy, self._rule, self._clock) if self._asking else 0.0
+        )
         self._learning_s = self._clock() - learning - told_s
 
     def _forget(self) -> None:

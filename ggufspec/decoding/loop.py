@@ -1,6 +1,6 @@
 """The draft-and-verify loop, pure over a small Model protocol: no files, no clock but the one given.
 
-A round drafts a chain of tokens, verifies them in one target batch, keeps the prefix that the rule accepts and adds
+A round drafts a chain of tokens, verifies them in one target batch, accepts the prefix that the rule allows and adds
 one token of the target's own. Without a drafter every round is one target token: target-only is the same loop.
 """
 
@@ -14,7 +14,7 @@ from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.fixed import Fixed
-from ggufspec.decoding.rules.base import Proposal, Rule
+from ggufspec.decoding.rules.base import DraftToken, Rule
 
 Clock = Callable[[], float]
 Width = Callable[[int], int]
@@ -26,11 +26,11 @@ class Round:
 
     Args:
         drafted: tokens that were verified.
-        drafters: who offered each of them.
-        accepted: how many were kept.
+        drafters: who drafted each of them.
+        accepted: how many were accepted.
         emitted: the accepted tokens and the target's own, cut after a token that ends the text.
         width: tokens in the target's batch, padding included.
-        draft_s: seconds of drafting, and of a draft reading along.
+        draft_s: seconds of drafting, and of drafters catching up.
         verify_s: seconds in the target.
         total_s: seconds of the round.
         dead_end: the grammar permits no further token.
@@ -46,14 +46,48 @@ class Round:
     total_s: float
     dead_end: bool = False
 
-    def source(self, place: int) -> str:
-        """Who wrote the emitted token at a place: a drafter's name, or ``bonus`` or ``target``: the target's own.
-
-        It is a bonus behind a draft that was kept whole.
+    def source(self, index: int) -> str:
+        """Who wrote an emitted token: a drafter's name, or the target: ``bonus`` behind a draft that was accepted
+        whole, ``target`` otherwise.
         """
-        if place < self.accepted:
-            return self.drafters[place]
+        if index < self.accepted:
+            return self.drafters[index]
         return "bonus" if self.drafted and self.accepted == len(self.drafted) else "target"
+
+
+def prefill(
+    target: Model,
+    prompt: Sequence[int],
+    drafters: Sequence[Drafter] = (),
+    policy: Policy | None = None,
+    *,
+    cached: int = 0,
+    draft_cached: int = 0,
+) -> None:
+    """Put all but the last token of ``prompt`` into the caches; the last one is the first round's.
+
+    With a policy, the drafters are evaluated on the prompt's last positions by what the target would have said there.
+
+    Args:
+        target: the model whose distribution the text follows.
+        prompt: (n,) token ids, at least one.
+        drafters: those of the answer.
+        policy: the answer's.
+        cached: tokens of the prompt, less than n, that the target's cache begins with and that stay.
+        draft_cached: the same of the drafters' text.
+    """
+    target.rewind(cached)
+    choices: list[int] = []
+    new = prompt[cached:-1]
+    if new:
+        # One row at least: it is there when the device is done, which else would be in the first round's time.
+        count = min(ROWS if policy is not None else 1, len(new))
+        rows = target.decode(new, outputs=count)
+        choices = [int(row.argmax()) for row in rows] if policy is not None else []
+    for drafter in drafters:
+        seen = drafter.prefill(prompt, choices, draft_cached)
+        if policy is not None:
+            policy.shadow_evaluated(drafter.name, seen)
 
 
 def generate(
@@ -71,7 +105,7 @@ def generate(
 ) -> Generator[Round]:
     """Rounds until ``max_tokens`` are emitted, a token ends the text, or the target's context is full.
 
-    The target has read all but the last token of ``prompt`` already, and so have the drafters (:func:`read`).
+    All but the last token of ``prompt`` is in the caches already (:func:`prefill`).
 
     Args:
         target: the model whose distribution the text follows.
@@ -79,8 +113,8 @@ def generate(
         rule: chooses drafted tokens and judges them.
         max_tokens: tokens to emit at most.
         is_end: whether a token ends the text.
-        drafters: none for target-only; where two have a token, the policy chooses.
-        policy: says who drafts and how far; None drafts ``draft_max`` tokens always.
+        drafters: none for target-only; where two have a candidate, the policy chooses.
+        policy: decides who drafts and how far; None drafts ``draft_max`` tokens always.
         draft_max: drafted tokens a round at most.
         width: tokens to pad a target batch of so many tokens to.
         clock: seconds, monotonic.
@@ -92,41 +126,43 @@ def generate(
     learning_s = 0.0
     while len(tokens) < last:
         began = clock()
-        asking = bool(drafters) and not policy.resting()
+        drafting = bool(drafters) and not policy.is_backing_off()
         limit = min(draft_max, last - len(tokens) - 1)
-        chain = draft(tokens, limit, drafters, policy, rule, is_end, clock) if asking else []
-        drafted = tuple(proposal.token for _, proposal in chain)
-        wide = width(1 + len(drafted))
+        chain = draft(tokens, limit, drafters, policy, rule, is_end, clock) if drafting else []
+        drafted = tuple(token.token for _, token in chain)
+        batch_width = width(1 + len(drafted))
         verify_began = clock()
-        rows = target.decode((tokens[-1], *drafted), outputs=len(drafted) + 1, width=wide)
+        rows = target.decode((tokens[-1], *drafted), outputs=len(drafted) + 1, width=batch_width)
         verify_ended = clock()
-        verdict = rule.verify(rows, [proposal for _, proposal in chain], len(tokens))
-        emitted = verdict.emitted(drafted)
+        result = rule.verify(rows, [token for _, token in chain], len(tokens))
+        emitted = result.emitted(drafted)
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)
         if end is not None:
             emitted = emitted[: end + 1]
         tokens.extend(emitted)
         target.rewind(len(tokens) - 1)
         for drafter in drafters:
-            drafter.keep(len(tokens) - 1)
+            drafter.commit(len(tokens) - 1)
         ended = clock()
         if drafters:
             verify_s = verify_ended - verify_began
-            policy.learn(Outcome(wide, verdict.accepted, len(emitted), verify_s, ended - began, learning_s))
-            reviewing_s = review(tokens, drafters, policy, rule, clock) if asking else 0.0
-            learning_s = clock() - ended - reviewing_s
+            policy.observe_round(
+                Outcome(batch_width, result.accepted, len(emitted), verify_s, ended - began, learning_s)
+            )
+            catch_up_s = catch_up(tokens, drafters, policy, rule, clock) if drafting else 0.0
+            learning_s = clock() - ended - catch_up_s
         yield Round(
             drafted,
             tuple(name for name, _ in chain),
-            verdict.accepted,
+            result.accepted,
             emitted,
-            wide,
+            batch_width,
             verify_began - began + clock() - ended,
             verify_ended - verify_began,
             clock() - began,
-            verdict.token is None,
+            result.token is None,
         )
-        if end is not None or verdict.token is None:
+        if end is not None or result.token is None:
             return
 
 
@@ -138,89 +174,56 @@ def draft(
     rule: Rule,
     is_end: Callable[[int], bool],
     clock: Clock,
-) -> list[tuple[str, Proposal]]:
-    """The chain to verify: who offered each token, and the token."""
+) -> list[tuple[str, DraftToken]]:
+    """The chain to verify: each token and its drafter."""
     policy.begin(limit, may_trim=rule.may_trim)
     by_name = {drafter.name: drafter for drafter in drafters}
     text = list(tokens)
-    chain: list[tuple[str, Proposal]] = []
+    chain: list[tuple[str, DraftToken]] = []
     while len(chain) < limit and by_name:
         rule.follow(text)
         pending = {name: drafter.pending(len(text)) for name, drafter in by_name.items()}
         free = {
-            name: offer
+            name: candidate
             for name, drafter in by_name.items()
-            if not pending[name] and (offer := drafter.offer(text, rule)) is not None
+            if not pending[name] and (candidate := drafter.propose(text, rule)) is not None
         }
-        confidences = {name: offer.confidence for name, offer in free.items()}
+        confidences = {name: candidate.confidence for name, candidate in free.items()}
         name = policy.choose(confidences, {name: unread for name, unread in pending.items() if unread})
         if name is None:
             break
-        offer = free.get(name)
-        if offer is None:
-            asked = clock()
-            offer = by_name[name].offer(text, rule)
-            if offer is None:  # it has given up
+        candidate = free.get(name)
+        if candidate is None:
+            began = clock()
+            candidate = by_name[name].propose(text, rule)
+            if candidate is None:  # it has given up
                 del by_name[name]
                 continue
-            policy.asked(name, pending[name], clock() - asked)
-        if not policy.take(name, offer.confidence):
+            policy.proposed(name, pending[name], clock() - began)
+        if not policy.extend(name, candidate.confidence):
             break
-        proposal = offer.draw()
-        if not rule.permits(proposal.token, len(text)):
+        token = candidate.draw()
+        if not rule.permits(token.token, len(text)):
             break
-        chain.append((name, proposal))
-        text.append(proposal.token)
-        if is_end(proposal.token):
+        chain.append((name, token))
+        text.append(token.token)
+        if is_end(token.token):
             break
-    return chain[: policy.verified()]
+    return chain[: policy.verify_count()]
 
 
-def review(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> float:
-    """Let drafters that did not draft see what they would have said, where that is cheap or due; the seconds told."""
+def catch_up(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> float:
+    """Let drafters read what they did not draft, where that is cheap or due, and evaluate what they would have
+    drafted there; the seconds that the policy was told of.
+    """
     told_s = 0.0
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
-        reading = policy.reading(drafter.name, pending) if pending else 0
-        if reading or not pending:
+        count = policy.catch_up_count(drafter.name, pending) if pending else 0
+        if count or not pending:
             began = clock()
-            seen = drafter.review(tokens, rule, reading)
+            seen = drafter.catch_up(tokens, rule, count)
             spent = clock() - began
-            policy.reviewed(drafter.name, seen, spent)
+            policy.shadow_evaluated(drafter.name, seen, spent)
             told_s += spent
     return told_s
-
-
-def read(
-    target: Model,
-    prompt: Sequence[int],
-    drafters: Sequence[Drafter] = (),
-    policy: Policy | None = None,
-    *,
-    kept: int = 0,
-    draft_kept: int = 0,
-) -> None:
-    """Put all but the last token of ``prompt`` into the caches; the last one is the first round's.
-
-    Where a policy learns, the drafters are judged on the prompt's last places by what the target would have said there.
-
-    Args:
-        target: the model whose distribution the text follows.
-        prompt: (n,) token ids, at least one.
-        drafters: those of the answer.
-        policy: the answer's.
-        kept: tokens of the prompt, less than n, that the target's cache begins with and keeps.
-        draft_kept: the same of the drafters' text; what they have read of it.
-    """
-    target.rewind(kept)
-    choices: list[int] = []
-    new = prompt[kept:-1]
-    if new:
-        # One at least: it is there when the device is done, which else would be in the first round's time.
-        count = min(ROWS if policy is not None else 1, len(new))
-        rows = target.decode(new, outputs=count)
-        choices = [int(row.argmax()) for row in rows] if policy is not None else []
-    for drafter in drafters:
-        seen = drafter.read(prompt, choices, draft_kept)
-        if policy is not None:
-            policy.reviewed(drafter.name, seen)

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.noise import gumbel
-from ggufspec.decoding.rules.base import Proposal, Rule, Verdict
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rule
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule, log_probabilities
-from ggufspec.decoding.rules.speculative import Law, ResidualRule, residual
+from ggufspec.decoding.rules.speculative import Distribution, SpeculativeRule, residual
 from ggufspec.decoding.sampling import Candidates, Ids, Logits, candidates
 from ggufspec.schema.rounds import (
     Added,
@@ -70,9 +70,9 @@ class Trace:
             TypeError: the rule is none of :func:`acceptance.make_rule`.
         """
         self.rounds = []
-        if isinstance(rule, ExactRule):
+        if isinstance(rule, CoupledRule):
             self._watched = _Exact(rule, self._spell)
-        elif isinstance(rule, ResidualRule):
+        elif isinstance(rule, SpeculativeRule):
             self._watched = _Residual(rule, self._spell)
         else:
             raise TypeError(f"no trace is known of the rule {rule.name!r}")
@@ -91,7 +91,7 @@ class Trace:
 class _Offer:
     """A token that a model offered, and the row that it comes from."""
 
-    proposal: Proposal
+    proposal: DraftToken
     row: Logits
     position: int
     told: tuple[Seen, float] | None = None  # the row as it was seen, and q
@@ -100,13 +100,13 @@ class _Offer:
 class _Watched:
     """A rule that is listened to: it does what it would do."""
 
-    def __init__(self, rule: ExactRule | ResidualRule, spell: Callable[[int], str]) -> None:
+    def __init__(self, rule: CoupledRule | SpeculativeRule, spell: Callable[[int], str]) -> None:
         self.name, self.lossless, self.may_trim = rule.name, rule.lossless, rule.may_trim
         self._rule, self._spell = rule, spell
         self._offers: dict[int, _Offer] = {}  # of this round, by the proposal's id()
         self._coins: list[float] = []  # uniform variables of this round's verification
-        self._chain: tuple[Proposal, ...] = ()
-        self._verdict = Verdict(0, None)
+        self._chain: tuple[DraftToken, ...] = ()
+        self._verdict = AcceptanceResult(0, None)
         self._position = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -124,14 +124,14 @@ class _Watched:
     def agreement(self, logits: Logits, position: int, token: int) -> float:
         return self._rule.agreement(logits, position, token)
 
-    def propose(self, logits: Logits, position: int) -> Proposal:
-        proposal = self._rule.propose(logits, position)
+    def draft_token(self, logits: Logits, position: int) -> DraftToken:
+        proposal = self._rule.draft_token(logits, position)
         offer = self._offers[id(proposal)] = _Offer(proposal, logits.copy(), position)
         if self._grammar:  # what is permitted here is not known any more when the round is over
             self._weigh(offer)
         return proposal
 
-    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
         self._coins.clear()
         self._verdict = verdict = self._rule.verify(rows, proposals, position)
         self._rows = rows[: verdict.accepted + 1].copy()
@@ -229,7 +229,7 @@ class _Choice:
 class _Exact(_Watched):
     """The exact rule, and the lossy ones, which keep more."""
 
-    _rule: ExactRule
+    _rule: CoupledRule
 
     def _q(self, offer: _Offer) -> float:
         choice = self._choice(offer.row, offer.position)
@@ -311,9 +311,9 @@ class _Exact(_Watched):
 class _Residual(_Watched):
     """The residual rule, and its coins."""
 
-    _rule: ResidualRule
+    _rule: SpeculativeRule
 
-    def __init__(self, rule: ResidualRule, spell: Callable[[int], str]) -> None:
+    def __init__(self, rule: SpeculativeRule, spell: Callable[[int], str]) -> None:
         super().__init__(rule, spell)
         rule.listen(self._coins.append)
 
@@ -331,11 +331,11 @@ class _Residual(_Watched):
         left = self._left(row, position)
         if token is None or left is None:
             return None
-        p = Law.of(left)
+        p = Distribution.of(left)
         law, of_residual = p.probabilities, False
         if place < len(self._chain):
             refused = self._chain[place]
-            q = (Law.point(refused.token) if refused.q is None else Law.of(refused.q)).at(p.ids)
+            q = (Distribution.point(refused.token) if refused.q is None else Distribution.of(refused.q)).at(p.ids)
             law, of_residual = residual(p.probabilities, q), bool((p.probabilities > q).any())
         index, reached = int(p.ids.searchsorted(token)), law.cumsum()
         return Added(
@@ -370,7 +370,7 @@ def _typical(rule: TypicalRule, row: Logits, token: int) -> Typical:
 
 def _at(left: Candidates, token: int) -> float:
     """The probability of a token drawn from candidates; 0 of one that is not among them."""
-    return float(Law.of(left).at(np.array([token]))[0])
+    return float(Distribution.of(left).at(np.array([token]))[0])
 
 
 def likeliest_ids(row: Logits, count: int = LIKELIEST) -> Ids:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.rules.speculative import Law
+from ggufspec.decoding.rules.speculative import Distribution
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check, Difference, Place
@@ -261,7 +261,7 @@ def places(
         ``likeliest``, ``second`` and ``others``, of the target; ``favoured``, one of those that the draft thinks more
         likely than the target does: most faults show there; ``offered``, the lookup's.
     """
-    target = Law.of(candidates(rows[0], sampling))
+    target = Distribution.of(candidates(rows[0], sampling))
     order = np.argsort(-target.probabilities, kind="stable")
     ranked, chances = target.ids[order].tolist(), target.probabilities[order].tolist()
     ranks = {"likeliest": slice(0, 1), "second": slice(1, 2), "others": slice(2, None)}
@@ -269,7 +269,7 @@ def places(
     if token not in ranked:
         events["others"] = events["others"][0], True
     if len(rows) > 1:
-        draft = Law.of(candidates(rows[1][: rows[0].size], sampling))
+        draft = Distribution.of(candidates(rows[1][: rows[0].size], sampling))
         known = target.at(draft.ids)
         favoured = draft.probabilities > known
         events["favoured"] = min(1.0, float(known[favoured].sum())), token in draft.ids[favoured]

@@ -51,7 +51,7 @@ from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.statistics import RESAMPLES, paired_ratios
 from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.policy.adaptive import Adaptive
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.llamacpp.model import Model
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import demo_pair
@@ -346,15 +346,15 @@ def padded(name: str) -> Iterator[None]:
     with others a tenth of one alone, and the adaptive policy never rests.
     """
 
-    def up_to(curve: Curve, most: int, last: int | None = None) -> list[float]:
+    def up_to(curve: LatencyModel, most: int, last: int | None = None) -> list[float]:
         return [curve.seconds(1) * (1 + place / 10) for place in range(most)]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(Adaptive, "_cost", return_value=0.0))
         stack.enter_context(mock.patch.object(Adaptive, "REST_SHARE", math.inf))
-        stack.enter_context(mock.patch.object(Curve, "up_to", up_to))
+        stack.enter_context(mock.patch.object(LatencyModel, "up_to", up_to))
         if name == "widest":
-            stack.enter_context(mock.patch.object(Curve, "width", lambda curve, count: max(count, curve.limit)))
+            stack.enter_context(mock.patch.object(LatencyModel, "width", lambda curve, count: max(count, curve.limit)))
         yield
 
 

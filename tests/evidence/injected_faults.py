@@ -129,8 +129,8 @@ FAULTS = (
     Fault(
         "a verdict from the median alone",
         "bench/versus.py",
-        "return Verdict(enough and low > 1, text,",
-        "return Verdict(enough and speedup.median > 1, text,",
+        "return AcceptanceResult(enough and low > 1, text,",
+        "return AcceptanceResult(enough and speedup.median > 1, text,",
         "test_versus",
     ),
     Fault(
@@ -141,11 +141,11 @@ FAULTS = (
         "test_stats test_versus",
     ),
     Fault(
-        "a kept curve of another machine is believed",
+        "cached timings of another machine is believed",
         "decoding/policy/latency_cache.py",
         "if then.cpu != now.cpu:",
         "if then.cpu == '':",
-        "test_kept integration/test_command",
+        "test_latency_cache integration/test_command",
     ),
     Fault(
         "a damaged download is taken",

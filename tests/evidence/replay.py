@@ -31,18 +31,18 @@ from decoder import DRAFTS, LENGTHS, N_CTX, TARGETS
 from decoder_prompts import KINDS
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
-from ggufspec.decoding.drafters.base import Drafter, Hindsight, Offer
+from ggufspec.decoding.drafters.base import Candidate, Drafter, ShadowEvaluation
 from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.loop import generate
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive
-from ggufspec.decoding.policy.backoff import Weariness
+from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
-from ggufspec.decoding.policy.estimator import Calibration
+from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.fixed import Fixed
-from ggufspec.decoding.policy.latency import Curve
+from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.rules.base import Proposal, Verdict
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
 
 FOLDER = MODELS.parent / "replay"
 TOKENS = 256
@@ -69,15 +69,15 @@ def chains(decoder: SpeculativeDecoder, text: Text) -> dict[str, Any]:
     assert drafter is not None
     prompt, tokens = text["prompt"], text["tokens"]
     drafter.let_go()
-    first = [[one.confidence, one.agreement] for one in drafter.read(prompt, text["choices"])]
+    first = [[one.confidence, one.agreement] for one in drafter.prefill(prompt, text["choices"])]
     found: dict[int, list[tuple[int, float]]] = {}
     for place in range(len(prompt), len(tokens)):
         before = found.get(place - 1, [])
         chain = before[1:] if before and before[0][0] == tokens[place - 1] else []
-        drafter.keep(place - 1)
+        drafter.commit(place - 1)
         drafted = tokens[:place] + [token for token, _ in chain]
         while len(chain) < CHAIN and math.prod(sure for _, sure in chain) > UNLIKELY:
-            offer = drafter.offer(drafted, rule)
+            offer = drafter.propose(drafted, rule)
             if offer is None:
                 break
             chain.append((offer.draw().token, offer.confidence))
@@ -157,10 +157,10 @@ class Told:
         self._clock.spend(self._by_width[width] + (SWITCH_S if width != self._last else 0.0))
         self._last = width
 
-    def verify(self, rows: Any, proposals: Sequence[Proposal], position: int) -> Verdict:  # noqa: ARG002
+    def verify(self, rows: Any, proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:  # noqa: ARG002
         came = self._tokens[position : position + len(proposals) + 1]
         kept = next((i for i, one in enumerate(proposals) if one.token != came[i]), len(proposals))
-        return Verdict(kept, came[kept])
+        return AcceptanceResult(kept, came[kept])
 
     def permits(self, token: int, position: int) -> bool:  # noqa: ARG002
         return True
@@ -181,36 +181,36 @@ class Chains:
         self._first, self._chains = text["drafts"][draft]["first"], text["drafts"][draft]["chains"]
         self._widths, self._clock = by_width, clock
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:  # noqa: ARG002
-        return [Hindsight(*one) for one in self._first]
+    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:  # noqa: ARG002
+        return [ShadowEvaluation(*one) for one in self._first]
 
     def pending(self, length: int) -> int:
         return length - self._read
 
-    def offer(self, text: Sequence[int], rule: Any) -> Offer | None:  # noqa: ARG002
+    def propose(self, text: Sequence[int], rule: Any) -> Candidate | None:  # noqa: ARG002
         self._take(len(text))
         wrong = next((i for i in range(max(len(text) - WIDTH, 0), len(text)) if text[i] != self._tokens[i]), len(text))
         for place in range(wrong, wrong - CHAIN, -1):  # the chain that the text went on with, if it was one
             chain, drafted = self._chains.get(place, []), text[place:]
             if len(chain) > len(drafted) and [token for token, _ in chain[: len(drafted)]] == list(drafted):
                 token, sure = chain[len(drafted)]
-                return Offer(sure, partial(Proposal, token))
+                return Candidate(sure, partial(DraftToken, token))
         here = self._chains.get(len(text))
-        return Offer(here[0][1], partial(Proposal, NOTHING)) if here else None
+        return Candidate(here[0][1], partial(DraftToken, NOTHING)) if here else None
 
-    def review(self, text: Sequence[int], rule: Any, most: int) -> list[Hindsight]:  # noqa: ARG002
+    def catch_up(self, text: Sequence[int], rule: Any, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002
         end = len(text) - 1
         self._read = max(self._read, end - most)
         places = range(end - min(ROWS, end - self._read) + 1, end + 1)
         if places:
             self._take(end)
         return [
-            Hindsight(chain[0][1], float(chain[0][0] == text[place]))
+            ShadowEvaluation(chain[0][1], float(chain[0][0] == text[place]))
             for place in places
             if (chain := self._chains.get(place))
         ]
 
-    def keep(self, length: int) -> None:
+    def commit(self, length: int) -> None:
         self._read = min(self._read, length)
 
     def _take(self, end: int) -> None:
@@ -242,10 +242,10 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
     def believed(by_width: dict[int, float], widths: Sequence[int]) -> dict[int, float]:
         return {width: by_width[width] * math.exp(wrong.gauss(0, WRONG)) for width in widths}
 
-    target = Curve(believed(target_s, TOLD), switch_s=SWITCH_S, limit=WIDTH)
-    reading = Curve(believed(draft_s, (1, 2, 4, 8, 16)), limit=WIDTH)
-    calibrations: dict[str, Calibration] = {}
-    weariness = Weariness()
+    target = LatencyModel(believed(target_s, TOLD), switch_s=SWITCH_S, limit=WIDTH)
+    reading = LatencyModel(believed(draft_s, (1, 2, 4, 8, 16)), limit=WIDTH)
+    estimators: dict[str, AcceptanceEstimator] = {}
+    back_off = BackOff()
     name, *length = mode.split()
     for text in document["kinds"].values():
         told = Told([*text["tokens"], *[NOTHING] * WIDTH], target_s, clock)
@@ -257,10 +257,10 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
         policy: Policy = Fixed()
         if drafters and not length:
             deciding_s = sum(DECIDING_S[drafter.name] for drafter in drafters)
-            drafts = None if name == "lookup" else reading
-            policy = Paid(clock, deciding_s, target, drafts, calibrations, weariness)
+            drafts = {} if name == "lookup" else {"draft": reading}
+            policy = Paid(clock, deciding_s, target, drafts, estimators, back_off)
         for drafter in drafters:
-            policy.reviewed(drafter.name, drafter.read(text["prompt"], text["choices"]))
+            policy.shadow_evaluated(drafter.name, drafter.prefill(text["prompt"], text["choices"]))
         began, tokens = clock(), 0
         count = len(text["tokens"]) - len(text["prompt"])
         for round_ in generate(

@@ -29,7 +29,7 @@ from common import grown, save
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding import sampling
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.models.profile import demo_pair
 
 SAMPLINGS = {
@@ -55,15 +55,15 @@ class Watch:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Time the rule while this lasts."""
-        propose, verify = ExactRule.propose, ExactRule.verify
+        propose, verify = CoupledRule.propose, CoupledRule.verify
 
-        def timed_propose(rule: ExactRule, *arguments: Any, **named: Any) -> Any:
+        def timed_propose(rule: CoupledRule, *arguments: Any, **named: Any) -> Any:
             began = time.perf_counter()
             proposal = propose(rule, *arguments, **named)
             self.propose_s.append(time.perf_counter() - began)
             return proposal
 
-        def timed_verify(rule: ExactRule, *arguments: Any, **named: Any) -> Any:
+        def timed_verify(rule: CoupledRule, *arguments: Any, **named: Any) -> Any:
             began = time.perf_counter()
             verdict = verify(rule, *arguments, **named)
             self.verify_s.append(time.perf_counter() - began)
@@ -72,8 +72,8 @@ class Watch:
             return verdict
 
         with (
-            mock.patch.object(ExactRule, "propose", timed_propose),
-            mock.patch.object(ExactRule, "verify", timed_verify),
+            mock.patch.object(CoupledRule, "draft_token", timed_propose),
+            mock.patch.object(CoupledRule, "verify", timed_verify),
         ):
             yield
 
@@ -159,7 +159,7 @@ def main() -> None:
         confidence_s[str(vocabulary)] = row_s(rows, lambda row, _: sampling.confidence(row))
         print(f"{vocabulary:7,} tokens, confidence of a row: {confidence_s[str(vocabulary)]['median'] * 1e6:.0f} µs")
         for name, settings in SAMPLINGS.items():
-            rule = ExactRule(settings)
+            rule = CoupledRule(settings)
             made = row_s(rows, rule.propose)
             figures = decoded(pair, settings)
             token_s = figures["token_s"]

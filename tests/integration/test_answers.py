@@ -12,7 +12,7 @@ import pytest
 
 from ggufspec import DecoderOptions, Emitted, Sampling, SpeculativeDecoder
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.rules import make_rule
 from ggufspec.errors import ModelError, UsageError
 
@@ -190,7 +190,7 @@ def test_a_draft_that_forgot_the_beginning_of_a_text_answers_alone(decoder: Spec
     drafter = decoder._drafter
     assert drafter is not None
     drafter.model.rewind(0)
-    drafter.review(decoder._held["draft"], make_rule("exact", Sampling()), 48)
+    drafter.catch_up(decoder._held["draft"], make_rule("exact", Sampling()), 48)
     assert len(short) < drafter.model.length < drafter.has_read
     assert answer(decoder, short, alone="draft", cache_prompt=True) == expected
     assert decoder.statistics is not None
@@ -311,7 +311,7 @@ def test_a_setting_that_breaks_off_leaves_the_one_before_and_nothing_in_the_cach
     def failing(*_: object, **__: object) -> None:
         raise ModelError("broken", "")
 
-    monkeypatch.setattr(kept, "known_or_measured", failing)
+    monkeypatch.setattr(latency_cache, "load_or_measure", failing)
     with pytest.raises(ModelError, match="broken"):
         decoder.configure(draft_policy="adaptive", draft_max=1)
     monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.policy import latency_cache as kept
+from ggufspec.decoding.policy import latency_cache
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n    "
 FIXED = ("--draft-policy", "fixed")
@@ -273,11 +273,11 @@ def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
     options, folder = DecoderOptions(threads=1), cache_folder()
     file = folder / "curves.json"
     file.unlink()
-    key = kept.key(pair[0], options.placement, options.context(with_draft=True))
-    kept.save(folder, key, kept.Kept({1: 1e-9, 2: 1.0, 16: 9.0}, 0.0, None))
+    key = latency_cache.key(pair[0], options.placement, options.context(with_draft=True))
+    latency_cache.save(folder, key, latency_cache.SavedLatency({1: 1e-9, 2: 1.0, 16: 9.0}, 0.0, None))
     curves = json.loads(file.read_text())
     (entry,) = curves.values()
-    assert entry["machine"] == json.loads(json.dumps(asdict(kept.this_machine())))
+    assert entry["machine"] == json.loads(json.dumps(asdict(latency_cache.this_machine())))
     entry["machine"]["cpu"] = "an abacus"
     file.write_text(json.dumps(curves))
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.rules.base import Proposal
+from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gbnf import check_gbnf
@@ -108,14 +108,16 @@ def test_an_answer_conforms_whatever_was_drafted(model, context, which, sampling
     def half_right(_rule, text):
         """The answer itself, wrong in places, and longer than it."""
         right = [*alone[len(text) - begin :], 5, 5][: WIDTH - 1]
-        return [Proposal(token if chance.random() < 0.8 else int(chance.integers(model.vocab_size))) for token in right]
+        return [
+            DraftToken(token if chance.random() < 0.8 else int(chance.integers(model.vocab_size))) for token in right
+        ]
 
     assert answer(context, constraint, sampling, chain=half_right)[0] == alone
     again, kept = answer(
         context,
         constraint,
         sampling,
-        chain=lambda _, text: [Proposal(x) for x in alone[len(text) - begin :][: WIDTH - 1]],
+        chain=lambda _, text: [DraftToken(x) for x in alone[len(text) - begin :][: WIDTH - 1]],
     )
     assert again == alone
     assert kept >= len(alone) * 3 // 4  # drafts were really kept
@@ -133,7 +135,7 @@ def test_a_draft_model_follows_the_grammar(model, context, pair, name):
             for _ in range(4):
                 rule.follow(known)
                 logits = reader.decode(known[reader.length :], outputs=1)[0]
-                proposals.append(rule.propose(logits, len(known)))
+                proposals.append(rule.draft_token(logits, len(known)))
                 assert rule.permits(proposals[-1].token, len(known))
                 known.append(proposals[-1].token)
                 if draft.is_end(known[-1]):
@@ -194,7 +196,7 @@ def test_a_dead_end_keeps_what_came_before(model, context, name):
     tokens, _ = answer(context, constraint, Sampling(), name)
     assert written(model, tokens) == "return"
     right = [*model.tokenize("return"), 5, 5]
-    again, kept = answer(context, constraint, Sampling(), name, lambda *_: [Proposal(x) for x in right])
+    again, kept = answer(context, constraint, Sampling(), name, lambda *_: [DraftToken(x) for x in right])
     assert again == tokens or name != "exact"
     assert written(model, again) == "return"
     assert kept or again != right[:-2]

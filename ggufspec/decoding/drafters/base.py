@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ggufspec.decoding.model import Model
-from ggufspec.decoding.rules.base import Proposal, Rule
+from ggufspec.decoding.rules.base import DraftToken, Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Candidate:
     """The next token that a drafter has, not drawn yet.
 
     Args:
@@ -23,15 +23,15 @@ class Offer:
     """
 
     confidence: float
-    draw: Callable[[], Proposal]
+    draw: Callable[[], DraftToken]
 
 
 @dataclass(frozen=True, slots=True)
-class Hindsight:
+class ShadowEvaluation:
     """What a drafter would have offered at a place that is decided by now.
 
     Args:
-        confidence: as in its :class:`Offer`.
+        confidence: as in its :class:`Candidate`.
         agreement: 1 if it was the token that came, 0 if not; under the residual rule the chance that it would stay.
     """
 
@@ -59,7 +59,7 @@ class Drafter(Protocol):
 
     name: str
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
+    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         """Start a new text with this prompt.
 
         Args:
@@ -76,17 +76,17 @@ class Drafter(Protocol):
         """Tokens that it has yet to read before it can offer the one at index ``length``; 0: an offer costs nothing."""
         ...
 
-    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
         """The token after ``text``, which is what was emitted and the chain so far; None if it has none."""
         ...
 
-    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
+    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         """Read what was emitted and not read yet, and tell what it would have offered there.
 
         Where that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
         """
         ...
 
-    def keep(self, length: int) -> None:
+    def commit(self, length: int) -> None:
         """Only the first ``length`` tokens of the text are certain to stay."""
         ...

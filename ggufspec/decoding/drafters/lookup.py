@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggufspec.decoding.drafters.base import Hindsight, Offer, Parts
-from ggufspec.decoding.rules.base import Proposal, Rule
+from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
+from ggufspec.decoding.rules.base import DraftToken, Rule
 
 REACH = 32  # tokens that a match is followed back
 # Few are better than many: the longest n-gram that occurred decides who votes, and with every n there would often be
@@ -171,17 +171,17 @@ class LookupDrafter:
 
     def __init__(self, corpus: Sequence[int] = ()) -> None:
         self._corpus = Index(corpus)
-        self.read(())
+        self.prefill(())
 
-    def read(
+    def prefill(
         self,
         prompt: Sequence[int],
         choices: Sequence[int] = (),
         same: int = 0,  # noqa: ARG002 - reading is free
-    ) -> list[Hindsight]:
+    ) -> list[ShadowEvaluation]:
         choices = choices[-len(prompt) :] if prompt else ()
         self._told = len(prompt) - len(choices)  # places before this one have had their hindsight, or get none
-        self._untold: list[Hindsight] = []
+        self._untold: list[ShadowEvaluation] = []
         self._certain = len(prompt)
         self._index = Index(prompt[: self._told])
         self._asked = -1, 0  # index length and window of the last guess
@@ -190,25 +190,25 @@ class LookupDrafter:
     def pending(self, length: int) -> int:  # noqa: ARG002 - whatever it has to read is read in microseconds
         return 0
 
-    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
         self._untold += self._append(text, min(self._certain, len(text)))
         guess = self._guess(window_of(text))
         if guess is None or not rule.permits(guess.token, len(text)):
             return None
-        return Offer(guess.confidence, lambda: Proposal(guess.token))
+        return Candidate(guess.confidence, lambda: DraftToken(guess.token))
 
-    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:  # noqa: ARG002 - reading is free
+    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002 - reading is free
         told = self._untold + self._append(text, len(text))
         self._untold = []
         return told
 
-    def keep(self, length: int) -> None:
+    def commit(self, length: int) -> None:
         self._certain = length
         if length < len(self._index):
             self._index.rewind(length)
             self._asked = -1, 0
 
-    def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[Hindsight]:
+    def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[ShadowEvaluation]:
         """Append ``text`` up to ``end``; the hindsight on these places, where ``decided`` or else the text came."""
         start = len(self._index)
         tokens = text[start:end]
@@ -216,7 +216,7 @@ class LookupDrafter:
         told = []
         for position, (token, came) in enumerate(zip(tokens, decided or tokens, strict=True), start):
             if position >= self._told and (guess := self._guess(window)):
-                told.append(Hindsight(guess.confidence, float(guess.token == came)))
+                told.append(ShadowEvaluation(guess.confidence, float(guess.token == came)))
             self._index.append(token)
             window = slide(window, token)
         self._told = max(self._told, end)

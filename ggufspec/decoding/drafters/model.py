@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ggufspec.decoding.drafters.base import Hindsight, Offer, Parts
+from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
 from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules.base import Rule
@@ -33,7 +33,7 @@ class ModelDrafter:
         self.shared_vocab = min(model.vocab_size, target_vocab_size)
         self.failure = ""  # why it has given up, for the user
 
-    def read(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[Hindsight]:
+    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         self.failure = ""
         end = len(prompt) - 1
         stays = min(same, self.has_read, end)
@@ -64,7 +64,7 @@ class ModelDrafter:
         """Tokens of the text that it has read, or forgotten."""
         return self._first + self.model.length
 
-    def offer(self, text: Sequence[int], rule: Rule) -> Offer | None:
+    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
         if self.failure or len(text) - self._first > self.model.capacity:
             return None
         unread = text[self.has_read :]
@@ -75,9 +75,9 @@ class ModelDrafter:
         except ModelError as error:
             self.failure = error.message
             return None
-        return Offer(sure, lambda: rule.propose(row, len(text)))
+        return Candidate(sure, lambda: rule.draft_token(row, len(text)))
 
-    def review(self, text: Sequence[int], rule: Rule, most: int) -> list[Hindsight]:
+    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         end = len(text) - 1
         if end - self.has_read > most:
             self.model.rewind(0)
@@ -96,10 +96,10 @@ class ModelDrafter:
         self.model.rewind(self.model.length)  # all of it is certain
         return seen
 
-    def _judge(self, seen: Iterable[tuple[float, float]]) -> list[Hindsight]:
+    def _judge(self, seen: Iterable[tuple[float, float]]) -> list[ShadowEvaluation]:
         """A damaged draft, one whose logits are NaN, costs the speedup and not the answer."""
         try:
-            return [Hindsight(*one) for one in seen]
+            return [ShadowEvaluation(*one) for one in seen]
         except ModelError as error:
             self.failure = error.message
             return []
@@ -107,7 +107,7 @@ class ModelDrafter:
     def _width(self, count: int) -> int:
         return self.width(count) if count <= ROWS else 0
 
-    def keep(self, length: int) -> None:
+    def commit(self, length: int) -> None:
         self.model.rewind(min(length - self._first, self.model.length))
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""What the loop and the policy of drafting tell each other."""
+"""What the loop asks of a policy in a round, and what it reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ggufspec.decoding.drafters.base import Hindsight
+from ggufspec.decoding.drafters.base import ShadowEvaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,11 @@ class Outcome:
 
     Args:
         width: tokens in the target's batch, padding included.
-        accepted: verified tokens that were kept, from the first on.
-        emitted: tokens that the round gave.
+        accepted: drafted tokens that were accepted.
+        emitted: tokens that the round added to the text.
         verify_s: seconds in the target.
         total_s: seconds of the round.
-        learning_s: seconds that learning from the round before took.
+        learning_s: seconds of updating the policy after the round before.
     """
 
     width: int
@@ -31,45 +31,45 @@ class Outcome:
 
 
 class Policy(Protocol):
-    """What the loop asks in a round, in this order."""
+    """Decides who drafts the next token and how far; called in this order."""
 
-    def resting(self) -> bool:
-        """Whether this round goes without a draft, unasked: it is only told how it went."""
+    def is_backing_off(self) -> bool:
+        """Whether this round goes without a draft and without any further call but :meth:`observe_round`."""
         ...
 
     def begin(self, limit: int, *, may_trim: bool) -> None:
-        """A round starts, of at most ``limit`` drafted tokens; ``may_trim``: drawn tokens may be left unverified."""
+        """A round of at most ``limit`` drafted tokens; ``may_trim``: drawn tokens may be left unverified."""
         ...
 
-    def choose(self, offers: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
+    def choose(self, confidences: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
         """The drafter of the next token, or None to draft no more.
 
         Args:
-            offers: confidences of the tokens that cost nothing more, by drafter.
-            pending: tokens that each other drafter would have to read for its offer.
+            confidences: of the draft candidates that are known already, by drafter.
+            pending: by each other drafter, the tokens that it would have to read to propose one.
         """
         ...
 
-    def asked(self, name: str, pending: int, seconds: float) -> None:
-        """A drafter took so long for an offer."""
+    def proposed(self, name: str, pending: int, seconds: float) -> None:
+        """The chosen drafter read ``pending`` tokens and proposed a candidate in so many seconds."""
         ...
 
-    def take(self, name: str, confidence: float) -> bool:
-        """Whether the token offered joins the chain."""
+    def extend(self, name: str, confidence: float) -> bool:
+        """Whether the candidate joins the chain."""
         ...
 
-    def verified(self) -> int:
-        """How many tokens of the chain the target shall see."""
+    def verify_count(self) -> int:
+        """How many tokens of the chain the target verifies."""
         ...
 
-    def learn(self, outcome: Outcome) -> None:
-        """The round's end."""
+    def observe_round(self, outcome: Outcome) -> None:
+        """The round has ended."""
         ...
 
-    def reading(self, name: str, pending: int) -> int:
-        """How many of the ``pending`` tokens that a drafter has not read it shall read now, the last ones; or 0."""
+    def catch_up_count(self, name: str, pending: int) -> int:
+        """How many of the last ``pending`` tokens a drafter that has not read them reads now; 0 for none."""
         ...
 
-    def reviewed(self, name: str, seen: Sequence[Hindsight], seconds: float = 0.0) -> None:
-        """What a drafter would have offered at places that were decided without it."""
+    def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:
+        """What a drafter would have proposed at positions that were decided without it."""
         ...

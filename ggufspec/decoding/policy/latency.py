@@ -25,7 +25,7 @@ _SURPRISE = 2.0  # standard deviations beyond which a time is cut off
 _CUT = log(2)  # what is believed of a surprise that is not the first
 
 
-class Curve:
+class LatencyModel:
     """Seconds of one batch by its width; refreshed by every batch that runs.
 
     Args:

@@ -1,4 +1,4 @@
-"""Curves and strict classes that were measured on this machine, kept for the next start."""
+"""Latency models and strict width classes that were measured on this machine, cached for the next start."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from ggufspec.cache import Table
 from ggufspec.decoding.model import Model
-from ggufspec.decoding.policy.latency import Curve
-from ggufspec.decoding.policy.timing import glance, measure
+from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.timing import measure, spot_check
 from ggufspec.decoding.widths import strict_widths
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
-_MOST = 64  # curves in the file; the oldest go
-_BUSY = 0.5  # of the kept time: a batch that takes less tells that it was measured beside another program
+_MOST = 64  # models in the file; the oldest go
+_BUSY = 0.5  # of the cached time: a batch that takes less shows that it was measured beside another program
 _HEAD_BYTES = 2**16  # of a model's file, to know it by
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a curve belongs to, the machine aside; :func:`key` makes one.
+    """What a latency model belongs to, the machine aside; :func:`key` makes one.
 
     Args:
         name: of the model's file.
@@ -92,8 +92,8 @@ def key(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A curve as it is kept. ``widths`` is the strict class; None where every width may be used."""
+class SavedLatency:
+    """A latency model in the cache. ``widths`` is the strict class; None where every width may be used."""
 
     points: dict[int, float]
     switch_s: float
@@ -102,7 +102,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a kept curve depends on beside its key. ``devices`` are names and descriptions of all that ggml sees."""
+    """What a cached model depends on beside its key. ``devices`` are names and descriptions of all that ggml sees."""
 
     llama_cpp_python: str
     cpu: str
@@ -114,7 +114,7 @@ class Machine:
 class _Entry:
     machine: Machine
     key: Key
-    curve: Kept
+    curve: SavedLatency
 
 
 def this_machine() -> Machine:
@@ -123,8 +123,8 @@ def this_machine() -> Machine:
     return Machine(version("llama-cpp-python"), host.cpu_name(), names, gpus.survey().driver)
 
 
-def load(folder: Path, key: Key) -> tuple[Kept | None, str]:
-    """What is kept of a model, and a sentence for the user if it is of no use here; both may be empty.
+def load(folder: Path, key: Key) -> tuple[SavedLatency | None, str]:
+    """What the cache has of a model, and a sentence for the user if it is of no use here; both may be empty.
 
     Args:
         folder: the cache, see :func:`ggufspec.cache.cache_folder`.
@@ -133,48 +133,47 @@ def load(folder: Path, key: Key) -> tuple[Kept | None, str]:
     entry = _table(folder).get(_name(key))
     if entry is None:
         return None, ""
-    kept = entry.curve
-    if (kept.widths is not None) != key.strict or max(kept.widths or [0]) > key.limit:
+    saved = entry.curve
+    if (saved.widths is not None) != key.strict or max(saved.widths or [0]) > key.limit:
         return None, ""
     try:
-        _curve(kept, key.limit, can_pad=True)  # which checks the numbers
+        _model(saved, key.limit, can_pad=True)  # which checks the numbers
     except ValueError:
         return None, ""
     difference = _difference(entry.machine, this_machine())
-    return (None, f"the kept curve of {key.name} is of {difference}: measured again") if difference else (kept, "")
+    return (None, f"cached timings of {key.name} are of {difference}: measured again") if difference else (saved, "")
 
 
-def save(folder: Path, key: Key, kept: Kept) -> None:
-    """Keep a curve; it replaces the one of the same key."""
-    _table(folder).put(_name(key), _Entry(this_machine(), key, kept))
+def save(folder: Path, key: Key, saved: SavedLatency) -> None:
+    """Cache a latency model; it replaces the one of the same key."""
+    _table(folder).put(_name(key), _Entry(this_machine(), key, saved))
 
 
 def _table(folder: Path) -> Table[_Entry]:
     return Table(folder / "curves.json", _Entry, _MOST)
 
 
-def keep(folder: Path, key: Key, curve: Curve) -> None:
-    """Keep what the batches that ran have taught of each width; one that was never measured undisturbed is not kept.
+def update(folder: Path, key: Key, latency: LatencyModel) -> None:
+    """Cache what the batches that ran have taught of each width, unless the model was never measured undisturbed.
 
-    What all widths had in common, a long text or other programs, ended with the run: kept, it would be taken for a
-    busier machine by the next one.
+    What all widths had in common, a long text or other programs, ended with the run and is left out.
     """
-    if curve.trusted:
-        save(folder, key, Kept(curve.own_points(), curve.switch_s, curve.widths))
+    if latency.trusted:
+        save(folder, key, SavedLatency(latency.own_points(), latency.switch_s, latency.widths))
 
 
-def known_or_measured(
+def load_or_measure(
     model: Model, key: Key, folder: Path | None, clock: Callable[[], float], *, budget_s: float = 0.5
-) -> tuple[Curve, list[str]]:
-    """The curve of a model, from the last run or measured now, and sentences for the user.
+) -> tuple[LatencyModel, list[str]]:
+    """The latency model of a model, from the last run or measured now, and sentences for the user.
 
-    What is measured undisturbed is kept at once; what is kept is compared with two batches of now. In strict mode the
-    class is found first, and the cache is empty afterwards; else it is as it was.
+    What is measured undisturbed is cached at once; what was cached is compared with two batches of now. In strict mode
+    the class of widths is found first, and the model's KV cache is empty afterwards; else it is as it was.
 
     Args:
-        model: whose curve is wanted; ``can_pad`` False on it means that no batch may be padded.
-        key: what it is kept by.
-        folder: the cache; None keeps nothing.
+        model: whose batches are timed; ``can_pad`` False on it means that no batch may be padded.
+        key: of the cache.
+        folder: the cache; None caches nothing.
         clock: seconds, monotonic.
         budget_s: seconds for the timing, see :func:`ggufspec.decoding.policy.timing.measure`.
 
@@ -182,25 +181,27 @@ def known_or_measured(
         ModelError: strict mode is wanted and there is no class of widths.
     """
     can_pad = bool(getattr(model, "can_pad", True))
-    kept, note = load(folder, key) if folder else (None, "")
-    if kept is not None and (can_pad or kept.widths is None):
-        curve = _curve(kept, key.limit, can_pad=can_pad)
-        seconds = glance(model, clock, curve.width(1), key.outputs)
-        if seconds >= _BUSY * curve.seconds(1):
-            curve.observe(curve.width(1), seconds)
-            return curve, []
-        note = f"the kept curve of {key.name} is of a busier machine: measured again"
+    saved, note = load(folder, key) if folder else (None, "")
+    if saved is not None and (can_pad or saved.widths is None):
+        latency = _model(saved, key.limit, can_pad=can_pad)
+        seconds = spot_check(model, clock, latency.width(1), key.outputs)
+        if seconds >= _BUSY * latency.seconds(1):
+            latency.observe(latency.width(1), seconds)
+            return latency, []
+        note = f"cached timings of {key.name} are of a busier machine: measured again"
     widths = strict_widths(model, key.limit) if key.strict else None
     measured = measure(model, clock, limit=key.limit, budget_s=budget_s, allowed=widths, outputs=key.outputs)
-    kept = Kept(measured.points, measured.switch_s, widths)
+    saved = SavedLatency(measured.points, measured.switch_s, widths)
     if folder and measured.trusted:
-        save(folder, key, kept)
-    curve = _curve(kept, key.limit, can_pad=can_pad, trusted=measured.trusted)
-    return curve, [sentence for sentence in (note, measured.note) if sentence]
+        save(folder, key, saved)
+    latency = _model(saved, key.limit, can_pad=can_pad, trusted=measured.trusted)
+    return latency, [sentence for sentence in (note, measured.note) if sentence]
 
 
-def _curve(kept: Kept, limit: int, *, can_pad: bool, trusted: bool = True) -> Curve:
-    return Curve(kept.points, widths=kept.widths, switch_s=kept.switch_s, trusted=trusted, limit=limit, can_pad=can_pad)
+def _model(saved: SavedLatency, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
+    return LatencyModel(
+        saved.points, widths=saved.widths, switch_s=saved.switch_s, trusted=trusted, limit=limit, can_pad=can_pad
+    )
 
 
 def _name(key: Key) -> str:

@@ -96,7 +96,7 @@ def measure(
     return timer.result()
 
 
-def glance(model: Model, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
+def spot_check(model: Model, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
     """Seconds of the shorter of two batches of one width; the cache is left as it was."""
     return min(_once(model, clock, width, outputs) for _ in range(2))
 

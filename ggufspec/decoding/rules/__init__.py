@@ -7,9 +7,9 @@ import numpy as np
 from ggufspec.decoding.grammar import Constraint, Path
 from ggufspec.decoding.options import check_rule
 from ggufspec.decoding.rules.base import Rule
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule
-from ggufspec.decoding.rules.speculative import ResidualRule
+from ggufspec.decoding.rules.speculative import SpeculativeRule
 from ggufspec.decoding.sampling import Sampling
 
 
@@ -32,6 +32,6 @@ def make_rule(name: str, sampling: Sampling, constraint: Constraint | None = Non
         case "typical":
             return TypicalRule(name, sampling, path)
         case "residual":
-            return ResidualRule(sampling, np.random.default_rng(sampling.seed), path)
+            return SpeculativeRule(sampling, np.random.default_rng(sampling.seed), path)
         case _:
-            return ExactRule(sampling, path)
+            return CoupledRule(sampling, path)

@@ -34,7 +34,7 @@ Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fraction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Proposal:
+class DraftToken:
     """A drafted token.
 
     Args:
@@ -48,7 +48,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AcceptanceResult:
     """What a round emits: the first ``accepted`` drafted tokens, then ``token``."""
 
     accepted: int  # draft tokens kept, 0..k
@@ -86,14 +86,14 @@ class Rule(Protocol):
         """
         ...
 
-    def propose(self, logits: Logits, position: int) -> Proposal:
+    def draft_token(self, logits: Logits, position: int) -> DraftToken:
         """The draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
 
         It is permitted, unless the draft has no permitted token: then verification will refuse it.
         """
         ...
 
-    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
         """Keep a prefix of ``proposals`` and choose the token that follows it. What the verdict emits is settled.
 
         Args:
@@ -144,7 +144,7 @@ class TextRule:
     def permits(self, token: int, position: int) -> bool:
         return self._path is None or self._path.permits(token, position)
 
-    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+    def verify(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
         if self._path is None and self._penalties is None:
             return self._judge(rows, proposals, position)
         drafted = [proposal.token for proposal in proposals]
@@ -161,7 +161,7 @@ class TextRule:
             self._settled = position + len(emitted)
         return verdict
 
-    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
         raise NotImplementedError
 
     def _masked(self, logits: Logits, position: int) -> Logits | None:

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.noise import choose, choose_full
-from ggufspec.decoding.rules.base import Proposal, TextRule, Verdict
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, TextRule
 from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates, likeliest
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
 
 
-class ExactRule(TextRule):
+class CoupledRule(TextRule):
     """Greedy at temperature 0, keyed noise above: accept while the draft is the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
@@ -29,25 +29,25 @@ class ExactRule(TextRule):
     def __init__(self, sampling: Sampling, path: Path | None = None) -> None:
         super().__init__(sampling, path)
 
-    def propose(self, logits: Logits, position: int) -> Proposal:
+    def draft_token(self, logits: Logits, position: int) -> DraftToken:
         if self._path is None and self.sampling.truncates:
-            return Proposal(*self._drawn(likeliest(logits, self.sampling), position))
-        return Proposal(*(self._choose(logits, position) or self._choose_freely(logits, position)))
+            return DraftToken(*self._drawn(likeliest(logits, self.sampling), position))
+        return DraftToken(*(self._choose(logits, position) or self._choose_freely(logits, position)))
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
-        return float(self.propose(logits, position).token == token)
+        return float(self.draft_token(logits, position).token == token)
 
-    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
+    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
         for i, proposal in enumerate(proposals):
             row = self.penalised(rows[i], position + i)
             own = self._choose(row, position + i)
             if own is None:
-                return Verdict(i, None)
+                return AcceptanceResult(i, None)
             if proposal.token != own[0] and not self._keeps(row, proposal.token, position + i):
-                return Verdict(i, own[0])
+                return AcceptanceResult(i, own[0])
         last = position + len(proposals)
         own = self._choose(self.penalised(rows[len(proposals)], last), last)
-        return Verdict(len(proposals), None if own is None else own[0])
+        return AcceptanceResult(len(proposals), None if own is None else own[0])
 
     def _keeps(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
         """Whether a drafted token stays though the target's own choice is another."""

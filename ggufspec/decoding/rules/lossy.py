@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.coupled import ExactRule
+from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.sampling import Floats, Logits, Sampling
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
 
 
-class TopKRule(ExactRule):
+class TopKRule(CoupledRule):
     """Lossy: a drafted token also stays if it is among the target's ``count`` most likely; ties go to the lower id.
 
     Temperature and truncation have no part in that, nor has the grammar, which must permit the token.
@@ -35,7 +35,7 @@ class TopKRule(ExactRule):
         return int(np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])) + 1
 
 
-class TypicalRule(ExactRule):
+class TypicalRule(CoupledRule):
     """Lossy: a drafted token also stays if its probability is above ``min(epsilon, sqrt(epsilon) * exp(-entropy))``.
 
     Both are of the target's distribution over the whole vocabulary at the sampling temperature, at 1 if that is 0: a

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import Proposal, TextRule, Verdict
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, TextRule
 from ggufspec.decoding.sampling import Candidates, Ids, Logits, Sampling, candidates
 
 Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
 
 
-class ResidualRule(TextRule):
+class SpeculativeRule(TextRule):
     """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
 
     Uniform variables are taken from ``rng`` in this order: one for each proposed token; then, in a verification, one
@@ -31,34 +31,34 @@ class ResidualRule(TextRule):
 
     def __init__(self, sampling: Sampling, rng: np.random.Generator, path: Path | None = None) -> None:
         super().__init__(sampling, path)
-        self._chance = UniformChance(rng)
+        self._chance = UniformDraws(rng)
 
     def listen(self, heard: Callable[[float], None]) -> None:
         """Tell every uniform variable that is taken from now on."""
         self._chance.heard = heard
 
-    def propose(self, logits: Logits, position: int) -> Proposal:
+    def draft_token(self, logits: Logits, position: int) -> DraftToken:
         q = self._q(logits, position)
-        return Proposal(int(q.ids[self._chance.draw(q.probabilities())]), q)
+        return DraftToken(int(q.ids[self._chance.draw(q.probabilities())]), q)
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
-        return float(Law.of(self._q(logits, position)).at(np.array([token]))[0])
+        return float(Distribution.of(self._q(logits, position)).at(np.array([token]))[0])
 
     def _q(self, logits: Logits, position: int) -> Candidates:
         masked = self._masked(logits, position)
         return candidates(logits if masked is None else masked, self.sampling)
 
-    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[Proposal], position: int) -> Verdict:
-        def target(i: int) -> Law | None:
+    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
+        def target(i: int) -> Distribution | None:
             masked = self._masked(self.penalised(rows[i], position + i), position + i)
-            return None if masked is None else Law.of(candidates(masked, self.sampling))
+            return None if masked is None else Distribution.of(candidates(masked, self.sampling))
 
-        drafted = [(x.token, Law.point(x.token) if x.q is None else Law.of(x.q)) for x in proposals]
+        drafted = [(x.token, Distribution.point(x.token) if x.q is None else Distribution.of(x.q)) for x in proposals]
         return verify_residual(target, drafted, self._chance)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Law:
+class Distribution:
     """A distribution over the vocabulary; ids that are not listed have probability 0.
 
     Args:
@@ -70,12 +70,12 @@ class Law:
     probabilities: Numbers
 
     @classmethod
-    def of(cls, drawn_from: Candidates) -> Law:
+    def of(cls, drawn_from: Candidates) -> Distribution:
         """The distribution of a token drawn from candidates."""
         return cls(drawn_from.ids, drawn_from.probabilities())
 
     @classmethod
-    def point(cls, token: int) -> Law:
+    def point(cls, token: int) -> Distribution:
         """The distribution of a token that was not drawn."""
         one = np.ones(1, dtype=np.int64)  # a number that is exact with fractions too
         return cls(token * one, one)
@@ -86,7 +86,7 @@ class Law:
         return np.where(self.ids[index] == ids, self.probabilities[index], 0)
 
 
-class Chance(Protocol):
+class Draws(Protocol):
     """The decisions that are left to chance; an enumeration takes every one."""
 
     def accept(self, probability: Any) -> bool:
@@ -98,7 +98,7 @@ class Chance(Protocol):
         ...
 
 
-class UniformChance:
+class UniformDraws:
     """Decisions by a generator, one uniform variable each; ``heard`` is told of it."""
 
     heard: Callable[[float], None] | None = None
@@ -119,7 +119,9 @@ class UniformChance:
         return uniform
 
 
-def verify_residual(target: Callable[[int], Law | None], drafted: Sequence[tuple[int, Law]], chance: Chance) -> Verdict:
+def verify_residual(
+    target: Callable[[int], Distribution | None], drafted: Sequence[tuple[int, Distribution]], chance: Draws
+) -> AcceptanceResult:
     """The residual rule's verdict on drafted tokens.
 
     Args:
@@ -131,11 +133,11 @@ def verify_residual(target: Callable[[int], Law | None], drafted: Sequence[tuple
     for i, (token, q) in enumerate(drafted):
         p, x = target(i), np.array([token])
         if p is None:
-            return Verdict(i, None)
+            return AcceptanceResult(i, None)
         if not chance.accept(acceptance_probability(p.at(x), q.at(x))[0]):
-            return Verdict(i, int(p.ids[chance.draw(residual(p.probabilities, q.at(p.ids)))]))
+            return AcceptanceResult(i, int(p.ids[chance.draw(residual(p.probabilities, q.at(p.ids)))]))
     p = target(len(drafted))
-    return Verdict(len(drafted), None if p is None else int(p.ids[chance.draw(p.probabilities)]))
+    return AcceptanceResult(len(drafted), None if p is None else int(p.ids[chance.draw(p.probabilities)]))
 
 
 def acceptance_probability(p: Numbers, q: Numbers) -> Numbers:

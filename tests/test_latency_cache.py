@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ggufspec.decoding.policy import latency_cache as kept
-from ggufspec.decoding.policy.latency import Curve
-from ggufspec.decoding.policy.latency_cache import Kept, Machine, keep, key, known_or_measured, load, save
+from ggufspec.decoding.policy import latency_cache
+from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.latency_cache import Machine, SavedLatency, key, load, load_or_measure, save, update
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -22,7 +22,7 @@ POINTS = {1: 0.02, 2: 0.03, 4: 0.035, 8: 0.05, 16: 0.1}
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(kept, "this_machine", lambda: HERE)
+    monkeypatch.setattr(latency_cache, "this_machine", lambda: HERE)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ class CountingModel:
 
 def test_round_trip(tmp_path, one):
     assert load(tmp_path, one) == (None, "")
-    wanted = Kept(POINTS, 0.001, None)
+    wanted = SavedLatency(POINTS, 0.001, None)
     save(tmp_path, one, wanted)
     assert load(tmp_path, one) == (wanted, "")
     save(tmp_path, one, replace(wanted, switch_s=0.002))
@@ -76,9 +76,9 @@ def test_round_trip(tmp_path, one):
 
 def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
     strict = key(file, Placement(20), OPTIONS, strict=True)
-    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
     assert load(tmp_path, strict) == (None, "")
-    save(tmp_path, strict, Kept(POINTS, 0.0, (4, 8, 12)))
+    save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 8, 12)))
     assert load(tmp_path, strict)[0].widths == (4, 8, 12)
     assert load(tmp_path, one)[0].widths is None
 
@@ -100,7 +100,7 @@ def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
     ],
 )
 def test_whatever_else_is_decoded_has_its_own(tmp_path, one, other):
-    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
     assert load(tmp_path, replace(one, **other)) == (None, "")
 
 
@@ -129,12 +129,12 @@ def test_a_file_is_known_by_its_name_size_and_beginning(file, one, tmp_path):
 )
 def test_another_machine_or_version_is_said(tmp_path, one, monkeypatch, there, words):
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(kept, "this_machine", lambda: replace(HERE, **there))
-        save(tmp_path, one, Kept(POINTS, 0.0, None))
-    assert load(tmp_path, one) == (None, f"the kept curve of target.gguf is of {words}: measured again")
+        elsewhere.setattr(latency_cache, "this_machine", lambda: replace(HERE, **there))
+        save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
+    assert load(tmp_path, one) == (None, f"cached timings of target.gguf are of {words}: measured again")
     model = CountingModel()
-    _, notes = known_or_measured(model, one, tmp_path, model.clock)
-    assert notes == [f"the kept curve of target.gguf is of {words}: measured again"]
+    _, notes = load_or_measure(model, one, tmp_path, model.clock)
+    assert notes == [f"cached timings of target.gguf are of {words}: measured again"]
     assert model.batches > 0
     assert load(tmp_path, one)[1] == ""  # and that is kept
 
@@ -167,7 +167,7 @@ def damage(entry, path, value):
     ],
 )
 def test_a_damaged_curve_is_as_if_it_were_not_there(tmp_path, one, path, value):
-    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
     found = json.loads((tmp_path / "curves.json").read_text())
     damage(next(iter(found.values())), path, value)
     (tmp_path / "curves.json").write_text(json.dumps(found))
@@ -176,7 +176,7 @@ def test_a_damaged_curve_is_as_if_it_were_not_there(tmp_path, one, path, value):
 
 def test_a_class_wider_than_the_context_is_damage_too(tmp_path, one):
     strict = replace(one, strict=True)
-    save(tmp_path, strict, Kept(POINTS, 0.0, (4, 10**9)))
+    save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 10**9)))
     assert load(tmp_path, strict) == (None, "")
 
 
@@ -184,12 +184,12 @@ def test_a_class_wider_than_the_context_is_damage_too(tmp_path, one):
 def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, one, text):
     (tmp_path / "curves.json").write_text(text)
     assert load(tmp_path, one) == (None, "")
-    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
     assert load(tmp_path, one)[0] is not None
 
 
 def test_an_entry_that_is_no_object(tmp_path, one):
-    save(tmp_path, one, Kept(POINTS, 0.0, None))
+    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
     name = next(iter(json.loads((tmp_path / "curves.json").read_text())))
     for entry in ([], "x", 3, None):
         (tmp_path / "curves.json").write_text(json.dumps({name: entry}))
@@ -198,7 +198,7 @@ def test_an_entry_that_is_no_object(tmp_path, one):
 
 def test_the_oldest_go(tmp_path, one):
     for threads in range(1, 71):
-        save(tmp_path, replace(one, threads=threads), Kept(POINTS, 0.0, None))
+        save(tmp_path, replace(one, threads=threads), SavedLatency(POINTS, 0.0, None))
     assert len(json.loads((tmp_path / "curves.json").read_text())) == 64
     assert load(tmp_path, replace(one, threads=6))[0] is None
     assert load(tmp_path, replace(one, threads=7))[0] is not None
@@ -206,26 +206,26 @@ def test_the_oldest_go(tmp_path, one):
 
 def test_measured_once_and_known_after(tmp_path, one):
     model = CountingModel()
-    curve, notes = known_or_measured(model, one, tmp_path, model.clock)
+    curve, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
     assert model.batches > 0
     assert curve.seconds(4) == pytest.approx(41e-5)
     assert curve.limit == 16
     model.batches = 0
-    again, notes = known_or_measured(model, one, tmp_path, model.clock)
+    again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (model.batches, notes) == (2, [])
     assert again.points() == pytest.approx(curve.points())
 
 
 def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
     model = CountingModel()
-    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
     before = curve.points()
     for _ in range(20):
         for width in (1, 2, 8):
             curve.observe(width, before[width])
         curve.observe(4, 2 * 41e-5)
-    keep(tmp_path, one, curve)
+    update(tmp_path, one, curve)
     again = load(tmp_path, one)[0].points
     assert again[4] == pytest.approx(82e-5, rel=0.1)
     for width in (1, 2, 8):
@@ -236,15 +236,15 @@ def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
 def test_a_run_beside_others_does_not_spoil_the_next_one(tmp_path, one, factor):
     """Nor does a long text: the next run on an idle machine finds its curve, and has nothing to say."""
     model = CountingModel()
-    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
     before = curve.points()
     for _ in range(50):
         for width in (1, 4, 2, 8):
             curve.observe(width, factor * before[width])
     assert curve.seconds(1) == pytest.approx(factor * before[1], rel=0.1)
-    keep(tmp_path, one, curve)
+    update(tmp_path, one, curve)
     model.batches = 0
-    again, notes = known_or_measured(model, one, tmp_path, model.clock)
+    again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (model.batches, notes) == (2, [])
     assert again.points() == pytest.approx(before, rel=0.15)
 
@@ -252,11 +252,11 @@ def test_a_run_beside_others_does_not_spoil_the_next_one(tmp_path, one, factor):
 @pytest.mark.parametrize("factor", [3, 1000])
 def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one, factor):
     model = CountingModel()
-    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
     points = curve.points()
-    save(tmp_path, one, Kept({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
-    curve, notes = known_or_measured(model, one, tmp_path, model.clock)
-    assert notes == ["the kept curve of target.gguf is of a busier machine: measured again"]
+    save(tmp_path, one, SavedLatency({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
+    curve, notes = load_or_measure(model, one, tmp_path, model.clock)
+    assert notes == ["cached timings of target.gguf are of a busier machine: measured again"]
     assert curve.points() == pytest.approx(points)
     assert load(tmp_path, one)[0].points == pytest.approx(points)
 
@@ -264,10 +264,10 @@ def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one
 @pytest.mark.parametrize("factor", [0.7, 1.5])
 def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor):
     model = CountingModel()
-    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
     points = curve.points()
-    save(tmp_path, one, Kept({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
-    curve, notes = known_or_measured(model, one, tmp_path, model.clock)
+    save(tmp_path, one, SavedLatency({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
+    curve, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
     for width, seconds in points.items():
         assert curve.points()[width] == pytest.approx(seconds, rel=0.1)
@@ -277,34 +277,34 @@ def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor
 def test_a_curve_that_was_disturbed_is_not_kept(tmp_path, one, monkeypatch):
     model = CountingModel()
     ticks = iter(range(10**6))
-    curve, notes = known_or_measured(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
+    curve, notes = load_or_measure(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
     assert not curve.trusted
     assert [note for note in notes if "busy" in note] == notes != []
-    keep(tmp_path, one, curve)
+    update(tmp_path, one, curve)
     assert load(tmp_path, one) == (None, "")
 
 
 def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
     model = CountingModel()
     strict = replace(one, strict=True)
-    curve, _ = known_or_measured(model, strict, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, strict, tmp_path, model.clock)
     assert curve.widths == tuple(range(1, 17))
     model.batches = 0
-    assert known_or_measured(model, strict, tmp_path, model.clock)[0].widths == curve.widths
+    assert load_or_measure(model, strict, tmp_path, model.clock)[0].widths == curve.widths
     assert model.batches == 2
     with pytest.raises(ModelError, match="strict"):
-        known_or_measured(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)
+        load_or_measure(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)
 
 
 def test_a_kept_class_is_of_no_use_to_a_model_that_cannot_pad(tmp_path, one):
     strict = replace(one, strict=True)
-    save(tmp_path, strict, Kept(POINTS, 0.0, (4, 8)))
+    save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 8)))
     model = CountingModel()
     model.can_pad = False
-    curve, _ = known_or_measured(model, strict, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, strict, tmp_path, model.clock)
     assert not curve.can_pad
     assert curve.width(3) == 3
-    curve, _ = known_or_measured(model, one, tmp_path, model.clock)
+    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
     assert not curve.can_pad
 
 
@@ -312,7 +312,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path, one, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     model = CountingModel()
-    curve, notes = known_or_measured(model, one, None, model.clock)
+    curve, notes = load_or_measure(model, one, None, model.clock)
     assert (curve.limit, notes) == (16, [])
     assert sorted(tmp_path.iterdir()) == before
 
@@ -320,8 +320,8 @@ def test_without_a_folder_nothing_is_kept(tmp_path, one, monkeypatch):
 def test_a_folder_that_cannot_be_written_costs_the_memory_and_not_the_run(tmp_path, one):
     (tmp_path / "taken").write_text("")
     model = CountingModel()
-    curve, _ = known_or_measured(model, one, tmp_path / "taken" / "cache", model.clock)
-    keep(tmp_path / "taken" / "cache", one, curve)
+    curve, _ = load_or_measure(model, one, tmp_path / "taken" / "cache", model.clock)
+    update(tmp_path / "taken" / "cache", one, curve)
     assert curve.limit == 16
 
 
@@ -333,7 +333,7 @@ def test_the_demo_pair(tmp_path, monkeypatch):
         options = ContextOptions(512, 16, 1)
         wanted = key(path, Placement(), options, outputs=rows)
         with Model(path) as model, closing(Context(model, options)) as context:
-            curve, _ = known_or_measured(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
+            curve, _ = load_or_measure(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
             assert curve.width(1) == 1
             found, note = load(tmp_path, wanted)
             assert note == ""
@@ -345,5 +345,5 @@ def test_the_demo_pair(tmp_path, monkeypatch):
 
 
 def test_a_curve_of_its_own_is_kept_as_it_is(tmp_path, one):
-    keep(tmp_path, one, Curve(POINTS, switch_s=0.003))
-    assert load(tmp_path, one)[0] == Kept(pytest.approx(POINTS), 0.003, None)
+    update(tmp_path, one, LatencyModel(POINTS, switch_s=0.003))
+    assert load(tmp_path, one)[0] == SavedLatency(pytest.approx(POINTS), 0.003, None)
