@@ -112,7 +112,7 @@ def parse_json(text: str, name: str, *, hint: str = "") -> Any:
         where = f"is no whole JSON document (line {error.lineno})" if text.strip() else "is empty"
         raise GgufspecError(f"{name} {where}: was its writing cut short?", hint) from None
     except ValueError as error:
-        raise GgufspecError(f"{name} is no JSON of ours: {error}", hint) from None
+        raise GgufspecError(f"{name} cannot be read as JSON: {error}", hint) from None
 
 
 def check_toml(text: str, name: str, *, hint: str = "") -> None:
@@ -175,7 +175,7 @@ def _finite(digits: str) -> float:
 
 
 def _no_number(digits: str) -> float:
-    raise ValueError(f"{digits[:80]} is no number that it may have")
+    raise ValueError(f"{digits[:80]} is not an allowed number")
 
 
 def _shown(size: int) -> str:

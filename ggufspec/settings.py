@@ -265,7 +265,7 @@ def _numbers(part: str) -> Iterator[str]:
     number, last, by = int(found[1]), int(found[2]), int(found[4] or 1)
     times = found[3] == "*"
     if number > last or by < 1 or (times and (by < 2 or number < 1)):
-        raise UsageError(f"{part!r} is no range", "0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
+        raise UsageError(f"{part!r} is not a range", "0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
     while number <= last:
         yield str(number)
         number = number * by if times else number + by
@@ -284,14 +284,14 @@ def _layers(text: str) -> int | str:
     if wanted == "all":
         return -1
     if not re.fullmatch(r"-?\d{1,9}", wanted):
-        raise ValueError("is no number of layers: 45, all or auto")
+        raise ValueError("is not a number of layers: 45, all or auto")
     return max(int(wanted), -1)
 
 
 def _shares(text: str) -> tuple[float, ...]:
     """Numbers, one for each card."""
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
-        raise ValueError("is no list of shares: 3,1 gives the first card three quarters")
+        raise ValueError("is not a list of shares: 3,1 gives the first card three quarters")
     return tuple(float(share) for share in text.split(","))
 
 
@@ -549,7 +549,7 @@ class Settings:
         least=0,
         most=MAX_THREADS,
         shown="physical cores, fewer beside busy programs",
-        usual="leave -t away for one per physical core",
+        usual="leave -t out for one per physical core",
         variable="THREADS",
         profile=True,
         sweep=True,

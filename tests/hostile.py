@@ -569,7 +569,7 @@ def toml_rows() -> Iterator[Row]:
         "counts below zero": profile(more="[settings]\ncpu_experts = -1"),
     }
     for name, make in files.items():
-        code, says = (2, "names no shape") if name == "a shape that is none" else (1, None)
+        code, says = (2, "does not name a shape") if name == "a shape that is none" else (1, None)
         yield Row(f"profile: {name}", "profiles show {file}", code, make, "hostile.toml", says)
     for name in ("dotted keys of 60 kB", "a name that is a path", "a number of 100 digits"):
         yield Row(f"profile: {name}: plan", "plan {file}", 1, files[name], "hostile.toml")
@@ -609,7 +609,7 @@ def toml_rows() -> Iterator[Row]:
     )
     yield Row("profile: a name that is not there, of 5,000 characters", f"profiles show {'a' * 5000}", 2, says="")
     yield Row("profile: --save of a path", "tune demo --save ../../out", 2, says="no profile's name")
-    yield Row("profile: new of a path", "profiles new ../../out -m a -md b", 2, says="is no name for a profile")
+    yield Row("profile: new of a path", "profiles new ../../out -m a -md b", 2, says="is not a profile name")
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

@@ -211,12 +211,12 @@ def test_without_a_network_the_reason_is_told(far: Cli) -> None:
     ("options", "message", "hint"),
     [
         ({"n_cxt": 512}, "there is no option 'n_cxt'", "did you mean 'ctx_size'?"),
-        ({"gpu_layers": "many"}, "'many' is no number of layers", "45, all or auto"),
+        ({"gpu_layers": "many"}, "'many' is not a number of layers", "45, all or auto"),
         ({"ubatch_size": 4097}, "a micro-batch of 4097 tokens", "1 to 4096"),
-        ({"cache_type_k": "q9"}, "'q9' is no KV type", "f16"),
+        ({"cache_type_k": "q9"}, "'q9' is not a KV cache type", "f16"),
         ({"ctx_size": 1}, "a context of 1 tokens", "-c 2048"),
         ({"acceptance": 1.5}, "an acceptance of 1.5", "0 to 1"),
-        ({"vram": "much"}, "'much' is no size of memory", "24GiB"),
+        ({"vram": "much"}, "'much' is not a memory size", "24GiB"),
         ({"gpu": "RTX 9999 Ti"}, "RTX 9999 Ti", ""),
         ({"vram": "1GiB", "rpc": ["127.0.0.1:1"]}, "--rpc is a card that is here", "one or the other"),
     ],
@@ -419,7 +419,7 @@ def test_a_bench_is_the_document_of_the_command(files: Pair) -> None:
         ({"prompts": []}, "there is no prompt"),
         ({"prompts": ["x", ""]}, "an empty one"),
         ({"repetitions": 0}, "at least one trial"),
-        ({"drafter": "none"}, "nobody drafts"),
+        ({"drafter": "none"}, "speculation is off"),
         ({"engine": "other"}, "there is no engine 'other'"),
         ({"engine": "hook", "strict": True}, "Llama chooses its own"),
         ({"stric": True}, "there is no option 'stric'"),
@@ -437,7 +437,7 @@ def test_a_bench_through_llama(files: Pair) -> None:
 
 
 def test_a_target_alone_has_nothing_to_compare_with(target: Path) -> None:
-    with pytest.raises(UsageError, match="nobody drafts"):
+    with pytest.raises(UsageError, match="speculation is off"):
         bench_pair(Pair("alone", target, None))
 
 

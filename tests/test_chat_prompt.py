@@ -256,7 +256,7 @@ def test_a_prompt_needs_a_question(conversation: Conversation) -> None:
 
 
 def test_half_a_character_is_no_text() -> None:
-    with pytest.raises(UsageError, match="the user message is no text"):
+    with pytest.raises(UsageError, match="the user message is not valid text"):
         prompter().tokens(Conversation().ask("a\udcff"))
 
 

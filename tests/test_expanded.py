@@ -76,7 +76,7 @@ def test_the_name_says_what_it_is(stem: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expand", "words"), [("huge:F16", "names no shape"), ("tiny", "file type"), ("tiny:Q9", "Q9")]
+    ("expand", "words"), [("huge:F16", "does not name a shape"), ("tiny", "file type"), ("tiny:Q9", "Q9")]
 )
 def test_what_cannot_be_expanded_is_refused(cache: Path, tmp_path: Path, expand: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as refused:

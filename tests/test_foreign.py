@@ -33,9 +33,9 @@ FLAT = {
 }
 NO_JSON = {
     "a key twice": ('{"a": 1, "a": 2}', "the key 'a' twice"),
-    "not a number": ('{"a": NaN}', "NaN is no number"),
-    "no end": ('{"a": -Infinity}', "-Infinity is no number"),
-    "more than a double": ('{"a": 1e999}', "1e999 is no number"),
+    "not a number": ('{"a": NaN}', "NaN is not an allowed number"),
+    "no end": ('{"a": -Infinity}', "-Infinity is not an allowed number"),
+    "more than a double": ('{"a": 1e999}', "1e999 is not an allowed number"),
     "more than 64 bits": ('{"a": 123456789012345678901}', "21 digits"),
     "thousands of digits": ("9" * 50_000, "50,000 digits"),
     "torn": ('{"a": [1, 2', "no whole JSON document"),

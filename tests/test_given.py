@@ -127,4 +127,4 @@ def test_a_name_that_is_not_known(arguments: tuple[str, str], capsys: pytest.Cap
 
 def test_nobody_is_nothing_to_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "demo", "--drafter", "none"]) == 2
-    assert "--drafter none drafts nothing that could be checked" in capsys.readouterr().err
+    assert "--drafter none leaves nothing to check" in capsys.readouterr().err

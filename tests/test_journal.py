@@ -90,7 +90,7 @@ def test_one_process_at_a_time(path):
     with RunLog(path, SCHEMA) as journal:
         journal.put("a", 1)
         for fresh in (False, True):
-            with pytest.raises(GgufspecError, match="is being measured already") as error:
+            with pytest.raises(GgufspecError, match="another process is measuring the same") as error:
                 RunLog(path, SCHEMA, fresh=fresh)
             assert "--results" in error.value.hint
     assert kept(path)[0] == {"a": 1}

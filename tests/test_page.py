@@ -66,9 +66,9 @@ def test_keys_that_a_later_version_added_are_passed_over():
             '{"schema": "ggufspec/report@1", "results": {"old": {"schema": "ggufspec/tune@0"}}}',
             "^old in .*/tune@0, and",
         ),
-        ("[1, 2]", "names no schema"),
-        ('"text"', "names no schema"),
-        ('{"schema": 7}', "names no schema"),
+        ("[1, 2]", "has no schema"),
+        ('"text"', "has no schema"),
+        ('{"schema": 7}', "has no schema"),
         (
             '{"schema": "ggufspec/bench@2"}',
             "the schema ggufspec/bench@2, and this ggufspec reads ggufspec/bench@1",

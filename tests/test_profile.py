@@ -204,11 +204,11 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_a_file_outside_its_repository(load, file):
     text = REMOTE.replace('"target.gguf"', json.dumps(file))
     assert f"{file!r} leaves the repository" in refused(load, text).message
-    assert "is no branch, tag or commit" in refused(load, REMOTE + f"revision = {json.dumps(file)}").message
+    assert "is not a branch, tag or commit" in refused(load, REMOTE + f"revision = {json.dumps(file)}").message
 
 
 def test_a_local_name_with_a_nul_is_no_name(load):
-    assert "is no file's name" in refused(load, GOOD.replace("target.gguf", "a\\u0000b")).message
+    assert "is not a file name" in refused(load, GOOD.replace("target.gguf", "a\\u0000b")).message
 
 
 def test_a_local_file_may_be_anywhere(load):
@@ -275,7 +275,7 @@ def test_a_file_that_the_hub_is_known_not_to_have_is_not_here(cache, tmp_path):
 
 @pytest.mark.parametrize("repo", ["a/b/c", "no repo", "..", "a--b"])
 def test_what_cannot_be_a_repository_is_refused(load, tmp_path, cache, repo):
-    with pytest.raises(GgufspecError, match="is no repository of the hub") as caught:
+    with pytest.raises(GgufspecError, match="is not a repository of the hub") as caught:
         resolve(load(REMOTE.replace("someone/models", repo)))
     assert "USER/NAME" in caught.value.hint
 

@@ -226,7 +226,7 @@ def test_a_profile_of_files_here(cli: Cli, tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     written = tomllib.loads(Path(done.stdout.strip()).read_text())
     assert (written["target"], written["draft"]) == ({"file": str(target)}, {"file": str(draft)})
-    assert "it wins over the bundled profile demo" in done.stderr
+    assert "it overrides the bundled profile demo" in done.stderr
     plan = cli("plan", "demo", "--json").document()
     assert plan["target"]["file"] == "a target.gguf"
 
@@ -249,8 +249,8 @@ def test_what_is_missing_is_asked_for_on_a_terminal(cli: Cli, online: dict[str, 
 @pytest.mark.parametrize(
     ("name", "flags", "code", "words"),
     [
-        ("../x", ("-hf", TARGET, "-hfd", DRAFT), 2, "'../x' is no name for a profile"),
-        ("x.toml", ("-hf", TARGET, "-hfd", DRAFT), 2, "'x.toml' is no name for a profile"),
+        ("../x", ("-hf", TARGET, "-hfd", DRAFT), 2, "'../x' is not a profile name"),
+        ("x.toml", ("-hf", TARGET, "-hfd", DRAFT), 2, "'x.toml' is not a profile name"),
         ("x", (), 2, "no target is given"),
         ("x", ("-hf", TARGET), 2, "no draft is given"),
         ("x", ("-hf", TARGET, "-m", "a.gguf", "-hfd", DRAFT), 2, "both -m and -hf are given"),
@@ -333,9 +333,9 @@ def test_a_terminal_is_not_asked_with_yes(cli: Cli, mine: Path) -> None:
         ("godo", "there is no profile 'godo' of yours", "did you mean 'good'?"),
         ("quite-another", "there is no profile 'quite-another' of yours", "yours are: good"),
         ("llama3-70b", "'llama3-70b' ships with ggufspec", "ggufspec profiles new llama3-70b"),
-        ("good.toml", "'good.toml' is no name of a profile", "profiles list"),
-        ("../profiles/good", "'../profiles/good' is no name of a profile", "profiles list"),
-        ("/etc/passwd", "'/etc/passwd' is no name of a profile", "profiles list"),
+        ("good.toml", "'good.toml' is not a profile name", "profiles list"),
+        ("../profiles/good", "'../profiles/good' is not a profile name", "profiles list"),
+        ("/etc/passwd", "'/etc/passwd' is not a profile name", "profiles list"),
         ("..", "there is no profile '..' of yours", "yours are: good"),
         ("", "there is no profile '' of yours", "yours are: good"),
     ],

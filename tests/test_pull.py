@@ -194,7 +194,7 @@ def test_a_profile_names_what_to_pull(online: Cli, server: Server, made: Path, t
     assert refused["hint"] == f"ggufspec pull {profile}"
     assert not server.sent
     refused = online("pull", profile, "--json").document()
-    assert refused["error"] == "2 files, 5.2 MB, would be fetched, and there is no terminal to ask on"
+    assert refused["error"] == "2 files, 5.2 MB, would be downloaded, and there is no terminal to ask on"
     assert refused["hint"] == f"ggufspec pull {profile} -y"
     document = online("pull", profile, "-y", "--json").document()
     assert [(file["file"], file["revision"]) for file in document["files"]] == [(TARGET, COMMIT), (DRAFT, None)]
@@ -292,7 +292,7 @@ def test_ctrl_c_is_quiet_and_keeps_what_came(online: Cli, server: Server, made: 
     shown = plain(rest(child))
     assert child.exitstatus == 130
     assert time.monotonic() - began < 5
-    assert "error: interrupted; what was fetched is kept" in shown
+    assert "error: interrupted; what was downloaded is kept" in shown
     assert "Traceback" not in shown
     assert "big-Q4_K_M.gguf" in shown
     assert size(partial(online, path)) > MB
@@ -521,7 +521,7 @@ def test_a_refusal_on_the_command_line(online: Cli, server: Server, made: Path) 
         (f"{BIG}/big-Q4_K_S.gguf", {}, "has no file 'big-Q4_K_S.gguf'", f"did you mean {TARGET}"),
         (f"{BIG}:Q5_K_M", {}, "has no model in Q5_K_M; it has F16, Q4_K_M, Q8_0", f"{BIG}:Q4_K_M"),
         ("user/none:Q8_0", {}, "no repository user/none", "/user/none"),
-        ("none", {}, "is no repository of the hub", "USER/NAME"),
+        ("none", {}, "is not a repository of the hub", "USER/NAME"),
     ],
 )
 def test_refusals_are_explained(
@@ -561,7 +561,7 @@ def test_the_token_stays_with_the_hub(server: Server, here: Path, made: Path, mo
 def test_the_disk_is_asked_first(server: Server, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download.host, "free_disk_bytes", lambda path: 5 * MB if path == here else 0)
     order = download.look([HubFile(BIG, TARGET), HubFile(SMALL, DRAFT)])
-    with pytest.raises(GgufspecError, match=r"5\.2 MB are to be fetched, and 5\.2 MB are free") as refusal:
+    with pytest.raises(GgufspecError, match=r"5\.2 MB have to be downloaded, and only 5\.2 MB are free") as refusal:
         download.fetch(replace(order, free_bytes=order.missing_bytes - 1))
     assert "HF_HOME" in refusal.value.hint
     assert not server.sent
@@ -582,7 +582,7 @@ def test_a_disk_that_is_too_small(online: Cli, server: Server, tmp_path: Path) -
         text=True,
     )
     assert done.returncode == 1
-    assert f"4.2 MB are to be fetched, and 3.1 MB are free on the disk of {tmp_path}" in done.stderr
+    assert f"4.2 MB have to be downloaded, and only 3.1 MB are free on the disk of {tmp_path}" in done.stderr
     assert not server.sent
 
 
@@ -598,7 +598,7 @@ def test_what_the_disk_took_is_kept(online: Cli, server: Server, made: Path) -> 
     _, stderr = child.communicate()
     assert child.returncode == 1
     assert "cannot be read or written: File too large" in stderr
-    assert "what was fetched is kept" in stderr
+    assert "what was downloaded is kept" in stderr
     assert "Traceback" not in stderr
     assert size(partial(online, path)) == MB
     (file,) = online(*arguments).document()["files"]
@@ -629,7 +629,7 @@ def test_a_terminal_is_asked(online: Cli, server: Server, columns: int) -> None:
     child = online.terminal("pull", "-hf", BIG, "-hfd", SMALL, columns=columns)
     child.expect("Fetch 2 files, 5.2 MB, ")
     child.sendline("n")
-    assert "nothing was fetched" in rest(child)
+    assert "nothing was downloaded" in rest(child)
     assert child.exitstatus == 1
     assert not server.sent
     child = online.terminal("pull", "-hf", BIG, "-hfd", SMALL, columns=columns)
@@ -775,7 +775,7 @@ def test_a_download_that_crawls_ends_and_goes_on_later(
     monkeypatch.setattr(download, "_STALL_S", 0.4)
     with pytest.raises(hub.BrokenConnectionError, match="comes too slowly") as slow:
         download.fetch(order)
-    assert "the same again goes on at" in slow.value.hint
+    assert "the same command resumes at" in slow.value.hint
     server.raw.clear()
     fetched = download.fetch(download.look([HubFile(SMALL, DRAFT)]))[0]
     assert fetched.path.read_bytes() == whole

@@ -325,7 +325,7 @@ def test_the_old_file_stays_when_writing_is_interrupted(tmp_path, monkeypatch):
 
 
 def test_what_utf_8_lacks_is_replaced(tmp_path):
-    """Half of a surrogate pair: a byte of a file's name that is no UTF-8, say."""
+    """Half of a surrogate pair: a byte of a file's name that is not UTF-8, say."""
     write_whole(tmp_path / "new.txt", "a\ud800b ×")
     assert (tmp_path / "new.txt").read_bytes() == "a?b ×".encode()
 

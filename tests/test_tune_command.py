@@ -115,14 +115,14 @@ def test_run_uses_it_from_then_on_and_a_flag_wins(tuned: tuple[Cli, Finished, Pa
         own(cli).write_text(text)
 
 
-def test_where_nobody_drafts_a_bench_compares_all_the_same(tuned: tuple[Cli, Finished, Path]) -> None:
+def test_a_bench_of_a_profile_without_drafters_compares_with_both(tuned: tuple[Cli, Finished, Path]) -> None:
     cli = tuned[0]
     text = own(cli).read_text()
     try:
         own(cli).write_text(text.replace(f'drafter = "{load_profile(own(cli)).settings.drafter}"', 'drafter = "none"'))
         done = cli("bench", "demo", "-p", "def f(", "-n", "4", "-r", "1", "--json")
         assert done.code == 0, done.stderr
-        assert "nobody drafts for demo" in done.stderr
+        assert "the profile demo turns speculation off" in done.stderr
         assert done.document()["settings"]["drafter"] == "both"
     finally:
         own(cli).write_text(text)
@@ -207,12 +207,12 @@ def test_ctrl_c_shows_what_there_is_and_saves_nothing(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "word"),
     [
-        (("--budget", "0"), 2, "is no time"),
-        (("--budget", "10x"), 2, "is no time"),
+        (("--budget", "0"), 2, "is not a duration"),
+        (("--budget", "10x"), 2, "is not a duration"),
         (("--budget", "0.01s", *SHORT, "-n", "2000"), 2, "too short for one trial"),
-        (("--save", "a/b"), 2, "is no profile's name"),
+        (("--save", "a/b"), 2, "is not a profile name"),
         (("--save", "a", "--no-save"), 2, "both --save and --no-save"),
-        (("--allow-kv", "q9"), 2, "is no KV type"),
+        (("--allow-kv", "q9"), 2, "is not a KV cache type"),
         (("--threshold", "-1"), 2, "threshold"),
         (("--export-json", "nowhere/result.json"), 1, "cannot be written"),
     ],

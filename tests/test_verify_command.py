@@ -112,7 +112,7 @@ def test_one_rule_alone(cli: Cli) -> None:
         (("--accept", "top-k:3"), 2, "--accept top-k:3 is lossy: there is nothing to certify"),
         (("--accept", "typical:0.1"), 2, "--accept typical:0.1 is lossy: there is nothing to certify"),
         (("--accept", "nonsense"), 2, "nonsense"),
-        (("--temp", "0"), 2, "--temp 0.0 draws nothing"),
+        (("--temp", "0"), 2, "--temp 0.0 is greedy"),
         (("--prompts", "9"), 2, "there are 8 bundled prompts"),
         (("--drafter", "nobody"), 2, "nobody"),
         (("--export-json", "/nowhere/x.json"), 1, "/nowhere/x.json cannot be written"),

@@ -188,13 +188,13 @@ def test_devices_by_name(cli: Cli) -> None:
     ("arguments", "error", "hint"),
     [
         (("--device", "CUDA7"), "there is no device CUDA7", "CPU"),
-        (("--host", "::1"), "'::1' is no IPv4 address", "--host 127.0.0.1"),
-        (("--host", "a..b"), "'a..b' is no IPv4 address", "--host 127.0.0.1"),
-        (("--host", ""), "'' is no IPv4 address", "--host 127.0.0.1"),
-        (("--host", "192.0.2.1"), "192.0.2.1 is no address of this machine", "--host 0.0.0.0"),  # RFC 5737
+        (("--host", "::1"), "'::1' is not an IPv4 address", "--host 127.0.0.1"),
+        (("--host", "a..b"), "'a..b' is not an IPv4 address", "--host 127.0.0.1"),
+        (("--host", ""), "'' is not an IPv4 address", "--host 127.0.0.1"),
+        (("--host", "192.0.2.1"), "192.0.2.1 is not an address of this machine", "--host 0.0.0.0"),  # RFC 5737
         (("--port", "65536"), "--port", "ggufspec worker --help"),
         (("--port", "-1"), "--port", "ggufspec worker --help"),
-        (("-t", "0"), "-t 0 is no number of threads", "-t 1 or more"),
+        (("-t", "0"), "-t 0 is not a valid number of threads", "-t 1 or more"),
     ],
 )
 def test_wrong_usage(cli: Cli, arguments: tuple[str, ...], error: str, hint: str) -> None:

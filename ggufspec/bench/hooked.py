@@ -36,19 +36,19 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
     Raises:
         UsageError: the options ask for it.
     """
-    own = "leave it away, or --engine own"
+    own = "leave it out, or --engine own"
     if sampling.penalises:  # llama_cpp/llama.py, generate: its sampler is not given the prompt's tokens
-        raise UsageError("Llama penalises what it has answered and not what was asked, as our own loop does", own)
+        raise UsageError("Llama's penalties do not count the prompt, as those of our own loop do", own)
     if not options.needs_draft:
-        raise UsageError(f"the hook drafts with a model, and --drafter {options.drafter} has none", own)
+        raise UsageError(f"the hook needs a draft model, and --drafter {options.drafter} has none", own)
     if options.accept != "exact":
         raise UsageError(
-            f"Llama keeps what it would have sampled itself, so that --accept {options.accept} is ours", own
+            f"--accept {options.accept} needs our own loop: Llama accepts only what it samples itself", own
         )
     if options.strict:
-        raise UsageError("--strict chooses the widths of batches, and Llama chooses its own", own)
+        raise UsageError("--strict needs our own loop: Llama chooses its own batch sizes", own)
     if options.lookup_corpus is not None:
-        raise UsageError("the hook looks up in the text alone: a corpus is for our own loop", own)
+        raise UsageError("--lookup-corpus needs our own loop: the hook looks up in the text only", own)
     if options.n_cpu_moe:
         raise UsageError("Llama cannot keep experts on the CPU (--n-cpu-moe, or n_cpu_moe of the profile)", own)
 

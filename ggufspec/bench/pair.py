@@ -72,14 +72,16 @@ def bench_pair(
     """
     texts = tuple(prompt.text for prompt in PROMPTS) if prompts is None else tuple(prompts)
     if not texts or "" in texts:
-        raise UsageError("there is no prompt, or an empty one", "leave prompts away for the bundled ones")
+        raise UsageError("there is no prompt, or an empty one", "leave prompts out for the bundled ones")
     if repetitions < 1 or max_tokens < 1:
         raise UsageError("a bench takes at least one trial of at least one token", "repetitions=5, max_tokens=128")
     check_one_of(engine, versus.ENGINES, "engine")
     files = at_hand(pair, download=download, on_event=on_event)
     places = settle(files, options, rival=True, on_event=on_event, verbose=verbose)
     if not places.pair.drafts(with_draft=files.draft is not None):
-        raise UsageError("a bench compares with a draft, and nobody drafts", "drafter='lookup' needs no draft model")
+        raise UsageError(
+            "bench needs a drafter to compare with, and speculation is off", "drafter='lookup' needs no draft model"
+        )
     if engine == "hook":
         hooked.check(places.pair, sampling or Sampling())
         hooked.check(places.alone, sampling or Sampling())

@@ -47,7 +47,7 @@ def set_aside(path: Path) -> Path:
         path.replace(aside)
     except OSError as error:
         raise GgufspecError(
-            f"{path} cannot be put aside: {error.strerror}", "name another folder with --results FOLDER"
+            f"{path} cannot be renamed: {error.strerror}", "name another folder with --results FOLDER"
         ) from None
     return aside
 
@@ -75,8 +75,8 @@ class RunLog:
                 self._open(schema, fresh=fresh)
             except TimeoutError:
                 raise GgufspecError(
-                    f"the same is being measured already: another process keeps its results in {path}",
-                    "wait for it; --results FOLDER measures apart",
+                    f"another process is measuring the same; it keeps its results in {path}",
+                    "wait for it, or keep results elsewhere with --results FOLDER",
                 ) from None
             except OSError as error:
                 raise GgufspecError(
@@ -133,7 +133,7 @@ class RunLog:
             self._write({"key": key, "value": value})
         except OSError as error:
             raise GgufspecError(
-                f"results cannot be kept in {self.path}: {error.strerror}", "free some space and give the command again"
+                f"results cannot be kept in {self.path}: {error.strerror}", "free some space and run the command again"
             ) from None
 
     def _write(self, entry: dict[str, Any]) -> None:

@@ -244,7 +244,7 @@ def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdic
     if speedup is None or alone is None or pair is None:
         return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
     if not isinstance(pair, SpeculativeRun):
-        return Verdict(False, "Not worth it: nobody drafts for this target, since no draft could pay; it ran alone.")
+        return Verdict(False, "Not worth it: no draft could pay for this target, so speculation was off.")
     low, high = speedup.ci95
     ratio, interval = f"{speedup.median:.2f}× as fast as without a draft", f"95 % interval {low:.2f} to {high:.2f}"
     enough = len(speedup.samples) >= _FEWEST_TRIALS

@@ -197,7 +197,7 @@ def _parse(body: object, name: str) -> Conversation:
 
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
-        raise GgufspecError(f"{name} is no conversation: it names no schema", _HINT)
+        raise GgufspecError(f"{name} is not a conversation: it has no schema", _HINT)
     if schema != SCHEMA:
         known = schema.rpartition("@")[0] == SCHEMA.rpartition("@")[0]
         hint = "a newer ggufspec wrote it: update" if known else _HINT

@@ -79,8 +79,8 @@ class Prompter:
             chat: use the template, if there is one; else the turns are one text after another, and the model goes on.
 
         Raises:
-            UsageError: no question is open; a message is no text, or the template changes one so that its ``<|…|>``
-                would mean a token.
+            UsageError: no question is open; a message is not valid text, or the template changes one so that its
+                ``<|…|>`` would mean a token.
             ModelError: the template fails, or refuses the conversation.
         """
         if not conversation.open:
@@ -218,7 +218,7 @@ def _messages(conversation: Conversation) -> list[_Message]:
     """What the conversation says, in order.
 
     Raises:
-        UsageError: a message is no text.
+        UsageError: a message is not valid text.
     """
     messages = [_Message("system", conversation.system)] if conversation.system else []
     for turn in conversation.turns:
@@ -230,7 +230,7 @@ def _messages(conversation: Conversation) -> list[_Message]:
             message.content.encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"the {message.role} message is no text: it has half a character", "type it again"
+                f"the {message.role} message is not valid text: it has half a character", "type it again"
             ) from None
     return messages
 

@@ -74,18 +74,17 @@ def bench(
 
     swept = sweeping.asked(several, sweep=sweep)
     if swept is None and (fresh or results is not None):
-        raise UsageError(
-            "--results and --fresh are for what --sweep keeps, and there is no --sweep", "--export-json keeps a bench"
-        )
+        raise UsageError("--results and --fresh need --sweep", "--export-json keeps a bench")
     if swept and engine == "hook":
-        raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
+        raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook out")
     own_prompt = options.read_prompt(prompt, file)
     exports.check()
     drafters = [value for _, value in swept.values] if swept and swept.name == "drafter" else [drafting.drafter]
     alone = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
     if drafting.drafter == "none" and swept is None:
         raise UsageError(
-            "a bench compares with a draft, and --drafter none has none", "--drafter lookup needs no model"
+            "bench needs a drafter to compare with, and --drafter none is target-only",
+            "--drafter lookup needs no model",
         )
     if files == given.BenchFiles():
         files = given.BenchFiles(options.BENCH_PAIR)
@@ -115,7 +114,7 @@ def bench(
         )
         return sweeping.measure(experiment, exports, results=results, fresh=fresh)
     if drafting.drafter is None and chosen.settings.drafter == "none":
-        ui.note(f"by its profile nobody drafts for {chosen.name}: measured as with --drafter both")
+        ui.note(f"the profile {chosen.name} turns speculation off: measured with --drafter both")
         drafting = replace(drafting, drafter=options.Drafter.BOTH)
     if engine == "hook":
         hooked.check(planned.decoder(chosen.settings, decoding, drafting), spec.sampling)

@@ -29,7 +29,7 @@ def chat(
         Path | None, typer.Option("--system-file", metavar="FILE", help="The same, from a file.")
     ] = None,
     load: Annotated[
-        Path | None, typer.Option("--load", metavar="FILE", help="Go on with a conversation that /save wrote.")
+        Path | None, typer.Option("--load", metavar="FILE", help="Resume a conversation that /save wrote.")
     ] = None,
     predict: options.MaxTokens = 512,
     markdown: Annotated[
@@ -37,7 +37,7 @@ def chat(
     ] = True,
     tint: Annotated[bool, typer.Option("--tint/--no-tint", help="Colour answers by who wrote each token.")] = False,
     placing: given.Placing,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,
@@ -168,7 +168,7 @@ def _lines() -> Iterator[str]:
     """Standard input's lines that are not empty, as they come.
 
     Raises:
-        UsageError: one is no UTF-8 text.
+        UsageError: one is not UTF-8 text.
     """
     longest = options.MOST_TEXT_BYTES
     for number, line in enumerate(iter(lambda: sys.stdin.buffer.readline(longest + 1), b""), 1):

@@ -37,7 +37,7 @@ def compare(
         typer.Option(
             *("-md", "--model-draft"),
             metavar="FILE,FILE",
-            help="Drafts for each target; lookup needs no file, none is the target alone, which is always measured.",
+            help="Drafts for each target; lookup needs no file; none is target-only, which is always measured.",
             envvar="GGUFSPEC_MODEL_DRAFT",
             show_envvar=False,
         ),
@@ -54,7 +54,7 @@ def compare(
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each cell; leaders get more.")
     ] = 3,
-    no_quality: Annotated[bool, typer.Option("--no-quality", help="Do not judge the targets' quality.")] = False,
+    no_quality: Annotated[bool, typer.Option("--no-quality", help="Do not measure the targets' quality.")] = False,
     sort: Annotated[
         Sort, typer.Option("--sort", metavar="COLUMN", help=f"Order of the rows: {', '.join(Sort)}.")
     ] = Sort.MATRIX,

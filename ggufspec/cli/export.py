@@ -32,7 +32,7 @@ def export(
     *,
     sources: given.Sources,
     to: Annotated[Program, typer.Option("--to", help="The program that is to run it.")] = Program.LLAMA_SERVER,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
     hub: Annotated[
         bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
     ] = False,
@@ -144,4 +144,4 @@ def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
         if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
             repo = folder.parents[1].name.removeprefix("models--").replace("--", "/")
             return ModelFile(path.relative_to(folder).as_posix(), repo)
-    raise GgufspecError(f"{path} did not come from the hub", "leave --hub away, or give a profile that names a repo")
+    raise GgufspecError(f"{path} did not come from the hub", "leave --hub out, or give a profile that names a repo")

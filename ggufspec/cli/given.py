@@ -337,7 +337,7 @@ def _numbers(part: str) -> Iterator[str]:
     number, last, by = int(found[1]), int(found[2]), int(found[4] or 1)
     times = found[3] == "*"
     if number > last or by < 1 or (times and (by < 2 or number < 1)):
-        raise typer.BadParameter(f"{part!r} is no range: 0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
+        raise typer.BadParameter(f"{part!r} is not a range: 0-80+8 goes from 0 to 80 by 8, 1-16*2 doubles")
     while number <= last:
         yield str(number)
         number = number * by if times else number + by

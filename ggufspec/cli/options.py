@@ -33,14 +33,14 @@ def _layer_count(text: str) -> str:
     """``-ngl`` and ``-ngld``: a number, all or auto."""
     wanted = text.strip().lower()
     if wanted not in ("auto", "all") and not re.fullmatch(r"-?\d{1,9}", wanted):
-        raise typer.BadParameter(f"{text!r} is no number of layers: 45, all or auto")
+        raise typer.BadParameter(f"{text!r} is not a number of layers: 45, all or auto")
     return wanted
 
 
 def _shares(text: str) -> str:
     """``-ts``: numbers, one per card."""
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
-        raise typer.BadParameter(f"{text!r} is no list of shares: 3,1 gives the first card three quarters")
+        raise typer.BadParameter(f"{text!r} is not a list of shares: 3,1 gives the first card three quarters")
     return text
 
 
@@ -167,7 +167,7 @@ DrafterName = Annotated[
     _option(
         "--drafter",
         metavar="|".join(Drafter),
-        help="Who guesses: the draft model, n-grams of the text (which needs no model), both, or nobody.  [both]",
+        help="Who drafts: the draft model, n-grams of the text (which needs no model), both, or none.  [both]",
         variable="DRAFTER",
     ),
 ]
@@ -282,7 +282,7 @@ def epilog(*examples: str) -> str:
     variables = "MODEL, MODEL_DRAFT, NGL, NGLD, CTX_SIZE, UBATCH_SIZE, DRAFTER, DRAFT_MAX, THREADS, CTK, CTV and FA"
     return (
         f"\b\nExamples:\n{shown}\n\nOptions can be set as GGUFSPEC_… variables too, GGUFSPEC_NGL=45 say: {variables}. "
-        "A flag wins over a variable, a variable over the profile, the profile over the default."
+        "A flag overrides a variable, a variable the profile, the profile the default."
     )
 
 
@@ -350,7 +350,8 @@ def choose_pair(
 
 def _lonely() -> UsageError:
     return UsageError(
-        "a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup"
+        "bench needs a draft to compare with, and none is given",
+        "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup",
     )
 
 

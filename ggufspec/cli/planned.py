@@ -245,7 +245,7 @@ def calibrate(threads: int, rpc: tuple[str, ...], *, fixed: bool) -> None:
             verbose=ui.flags().verbose,
         )
     if speed.disturbed == calibration.CONTRADICTS:
-        ui.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
+        ui.note(f"this measurement is not kept: {speed.disturbed}. Try again when fewer other programs run")
     elif speed.disturbed:
         ui.note(
             f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"

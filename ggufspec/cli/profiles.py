@@ -105,7 +105,7 @@ def new(
 ) -> int:
     """Write a profile of your own. Both models must be found, and the draft must serve the target.
 
-    Asks for what is missing on a terminal. A profile of yours wins over a bundled one of the same name.
+    Asks for what is missing on a terminal. A profile of yours overrides a bundled one of the same name.
     """
     from ggufspec.cli import planned
     from ggufspec.files import write_whole
@@ -114,7 +114,7 @@ def new(
     from ggufspec.models.vocabulary import check_pair
 
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
-        raise UsageError(f"{name!r} is no name for a profile", "letters, digits and . _ + - after the first: my-pair")
+        raise UsageError(f"{name!r} is not a profile name", "letters, digits and . _ + - after the first: my-pair")
     path = user_folder() / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
@@ -143,7 +143,7 @@ def new(
     for warning in warnings:
         ui.note(f"note: {warning}")
     if (bundled_folder() / path.name).is_file():
-        ui.note(f"note: it wins over the bundled profile {name}")
+        ui.note(f"note: it overrides the bundled profile {name}")
     if ui.flags().json:
         return show(name)
     ui.data(str(path))

@@ -34,7 +34,7 @@ def pull(
         typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the target's repository."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; fetch nothing.")
+        bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; download nothing.")
     ] = False,
 ) -> int:
     """Download a pair's files into the Hugging Face cache. All of them are verified.
@@ -140,12 +140,12 @@ def _ask(order: Order, again: str) -> None:
         return
     what = f"{counted(len(missing), 'file')}, {shown_size(order.missing_bytes)}"
     if not _can_ask():
-        raise GgufspecError(f"{what}, would be fetched, and there is no terminal to ask on", f"{again} -y")
+        raise GgufspecError(f"{what}, would be downloaded, and there is no terminal to ask on", f"{again} -y")
     for item in missing:
         ui.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
     question = f"Fetch {what}, to {order.folder} ({shown_size(order.free_bytes)} free)?"
     if not typer.confirm(visible(question), default=True, err=True):
-        raise GgufspecError("nothing was fetched", f"{again} -y")
+        raise GgufspecError("nothing was downloaded", f"{again} -y")
 
 
 def _fetch(order: Order, again: str) -> tuple[Fetched, ...]:
@@ -155,7 +155,7 @@ def _fetch(order: Order, again: str) -> tuple[Fetched, ...]:
         with _bars() as show:
             return download.fetch(order, show)
     except KeyboardInterrupt:
-        raise StopError("interrupted; what was fetched is kept", f"{again}, which goes on there") from None
+        raise StopError("interrupted; what was downloaded is kept", f"{again}, which resumes") from None
 
 
 @contextmanager

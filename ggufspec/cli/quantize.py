@@ -59,12 +59,12 @@ def quantize(
         raise UsageError("no type is given", "--types Q8_0,Q4_K_M")
     count = threads or physical_cores()
     if not 0 < count <= MAX_THREADS:
-        raise UsageError(f"{threads} threads cannot run", "leave -t away for one per physical core")
+        raise UsageError(f"{threads} threads cannot run", "leave -t out for one per physical core")
     header = read_headers([file])[0].header
     quantised = _check_source(file, header, requantize)
     where = (folder or file.parent).absolute()
     if not where.is_dir():
-        raise UsageError(f"{where} is no folder", f"mkdir -p {where}")
+        raise UsageError(f"{where} is not a folder", f"mkdir -p {where}")
     paths = outputs(file, where, wanted)
     for path in paths.values():
         if path.exists() and path.samefile(file):

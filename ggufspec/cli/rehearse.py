@@ -47,7 +47,7 @@ def rehearse(
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Rounds of timing, fewer if they take long.")
     ] = 9,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the stand-in files and say where they are.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the dummy files and print where they are.")] = False,
     rpc: options.Rpc = None,
 ) -> int:
     """Measure a pair's speed before it is downloaded. It runs on stand-in weights of the same shape.
@@ -147,7 +147,7 @@ def _standins(subject: planned.Chosen, *, keep: bool) -> Iterator[list[Standin]]
                 own.mkdir(exist_ok=True)
                 made.append(standin.make(known, own, verbose=ui.flags().verbose))
         if keep:
-            ui.note(f"the stand-ins stay in {folder}")
+            ui.note(f"the dummy files stay in {folder}")
         yield made
 
 

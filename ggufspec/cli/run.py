@@ -26,7 +26,7 @@ def run(
     question: given.Question,
     predict: options.MaxTokens = 128,
     placing: given.Placing,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,
@@ -133,7 +133,7 @@ def paired(
                 f"--drafter {drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
             )
         if drafter is None and drafting.lookup_corpus is not None:
-            raise UsageError("a corpus is for the lookup, and without a draft model nobody drafts", "--drafter lookup")
+            raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter lookup")
     drafting = replace(drafting, drafter=drafter)
     places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting)
     return chosen, places.pair

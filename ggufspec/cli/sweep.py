@@ -31,7 +31,7 @@ def asked(several: given.Several | None, *, sweep: bool) -> given.Several | None
     if sweep and several is None:
         flags = ", ".join(flag for _, flag in given.SWEEPABLE.values())
         raise UsageError(
-            "--sweep, and no option has several values",
+            "--sweep needs an option with several values",
             f"ggufspec bench --sweep --draft-max 1,2,4,8; a list may be given to one of {flags}",
         )
     return several

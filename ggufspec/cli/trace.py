@@ -42,7 +42,7 @@ def trace(
         typer.Option("--likeliest", metavar="N", min=0, max=_LIKELIEST, help="Of a row, list the N likeliest tokens."),
     ] = _LIKELIEST,
     placing: given.Placing,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="The target alone.")] = False,
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
     drafting: given.Drafting,
     decoding: given.Decoding,
     choosing: given.Choosing,

@@ -42,7 +42,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def _seconds(text: str) -> str:
     """``--budget``: 90s, 10m, 1.5h; a bare number is minutes."""
     if not re.fullmatch(r"\d{1,6}(\.\d+)?[smh]?", text.strip()) or not re.search(r"[1-9]", text):
-        raise typer.BadParameter(f"{text!r} is no time: 90s, 10m or 2h")
+        raise typer.BadParameter(f"{text!r} is not a duration: 90s, 10m or 2h")
     return text.strip()
 
 
@@ -76,7 +76,9 @@ def tune(
         str | None, typer.Option("--save", metavar="NAME", help="The profile to write.  [PAIR, or the target's name]")
     ] = None,
     no_save: Annotated[bool, typer.Option("--no-save", help="Leave the profile as it is.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Tell why this setting, and what was learned.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Explain why this setting won, and what was learned.")
+    ] = False,
     exports: given.Exports,
     results: options.Results = None,
     fresh: options.Fresh = False,
@@ -196,7 +198,7 @@ def prepare(
     free = _free(base, asked, placing, drafting, decoding, with_draft=chosen.draft is not None)
     space = candidates(made.plan, base, free)
     if not space:
-        raise UsageError("the options leave no setting to try", "give fewer of them: what is given is not searched")
+        raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
     by_itself = nearest(space, replace(placed(base, made.plan.alone), drafters=()), drafted=False)
     option = made.plan.pair
     at_pair = nearest(space, placed(base, option, draft_max=asked.draft_max), drafted=True) if option else None

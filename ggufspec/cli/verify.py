@@ -62,7 +62,7 @@ def verify(
     placing: given.Placing,
     decoding: given.Decoding,
     temp: Annotated[
-        float, typer.Option("--temp", metavar="T", help="Of the answers that are not greedy; above 0.")
+        float, typer.Option("--temp", metavar="T", help="Temperature of the answers that are not greedy; above 0.")
     ] = 0.8,
     top_k: options.TopK = 40,
     top_p: options.TopP = 0.95,
@@ -94,7 +94,7 @@ def verify(
 
     rules = _rules(accept)
     if temp <= 0:
-        raise UsageError(f"--temp {temp} draws nothing; greedy answers are checked anyway", "--temp 0.8 is usual")
+        raise UsageError(f"--temp {temp} is greedy; greedy answers are checked anyway", "--temp 0.8 is usual")
     if export_json is not None:
         check_writable(export_json)
     chosen = files.choose()
@@ -148,7 +148,7 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     if accept not in LOSSLESS:
         raise UsageError(
             f"--accept {accept} is lossy: there is nothing to certify",
-            "leave --accept away; exact and residual change nothing",
+            "leave --accept out; exact and residual change nothing",
         )
     return (accept,)
 
@@ -160,7 +160,7 @@ def _drafters(asked: list[options.Drafter] | None, chosen: Pair) -> tuple[str, .
         UsageError: one needs a draft and there is none, or nobody is to be checked.
     """
     if options.Drafter.NONE in (asked or ()):
-        raise UsageError("--drafter none drafts nothing that could be checked", "one of " + ", ".join(_DRAFTERS))
+        raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
     if chosen.draft is None:
         if any(name is not options.Drafter.LOOKUP for name in asked or ()):
             raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")

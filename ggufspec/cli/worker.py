@@ -35,7 +35,7 @@ def worker(
     from ggufspec.llamacpp import serve
 
     if threads is not None and threads < 1:
-        raise UsageError(f"-t {threads} is no number of threads", "-t 1 or more")
+        raise UsageError(f"-t {threads} is not a valid number of threads", "-t 1 or more")
     address = serve.ipv4_address(host)
     if not ipaddress.ip_address(address).is_loopback:
         _warn(address)
@@ -80,7 +80,7 @@ def _print_document(event: dict[str, Any]) -> None:
 
 
 def _say(event: dict[str, Any]) -> None:
-    """Where it is served and what to type there; ``0.0.0.0`` is no address that another machine could use."""
+    """Where it is served and what to type there; ``0.0.0.0`` is not an address that another machine could use."""
     from rich.text import Text
 
     address, _, port = event["endpoint"].rpartition(":")

@@ -302,7 +302,7 @@ class SpeculativeDecoder:
         model, context = self.target, self._target
         if alone == "draft":
             if not (self.draft and self._draft):
-                raise UsageError("there is no draft model that could answer alone", "load one")
+                raise UsageError("draft-only needs a draft model", "load one")
             model, context = self.draft, self._draft
         tokens = self.target.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens:
@@ -313,7 +313,7 @@ class SpeculativeDecoder:
                 f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
             )
         if "" in stop:
-            raise UsageError("an empty stop string would end every answer at once", "leave it away")
+            raise UsageError("an empty stop string would end every answer at once", "leave it out")
         constraint = compile_grammar(model, grammar) if grammar else None
         rule = make_rule(self.options.accept, sampling, constraint)
         if trace is not None:

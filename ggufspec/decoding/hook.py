@@ -268,9 +268,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             UsageError: it is closed, serves another ``Llama``, or is in the midst of another call.
         """
         if not self._busy.acquire(blocking=False):
-            raise UsageError(
-                "this draft is asked by two threads at once", "a Llama and its draft give one answer at a time"
-            )
+            raise UsageError("two threads use this draft at once", "a Llama and its draft give one answer at a time")
         try:
             self._check_open()
             llama = calling(1)
@@ -395,7 +393,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             UsageError: another thread is in the midst of a call.
         """
         if not self._busy.acquire(blocking=False):
-            raise UsageError("this draft is in the midst of a call", "close it when the answer has ended")
+            raise UsageError("this draft is in use", "close it when the answer has ended")
         try:
             self._free()
         finally:

@@ -89,20 +89,20 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         if self.ctx_size < 2:
-            raise UsageError(f"a context of {self.ctx_size} tokens holds no text", "-c 2048 is usual")
+            raise UsageError(f"a context of {self.ctx_size} tokens is too small", "-c 2048 is usual")
         if self.ctx_size > MAX_CONTEXT:
             raise UsageError(f"a context of {self.ctx_size} tokens is more than any model has", "-c 2048 is usual")
         if not 1 <= self.draft_max < MAX_WIDTH:
             raise UsageError(
                 f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",
-                "--draft-max 4 is usual; --no-draft runs the target alone",
+                "--draft-max 4 is usual; --no-draft is target-only",
             )
         check_drafters(self.drafters)
         check_one_of(self.draft_policy, POLICIES, "draft policy")
         if self.lookup_corpus is not None and not any(DRAFTERS[name].needs_corpus for name in self.drafters):
             raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
         if not 0 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"{self.threads} threads cannot run", "leave -t away for one per physical core")
+            raise UsageError(f"{self.threads} threads cannot run", "leave -t out for one per physical core")
         check_kv_type(self.cache_type_k)
         check_kv_type(self.cache_type_v)
         check_flash_attention(self.flash_attn)
@@ -155,7 +155,7 @@ class DecoderOptions:
             raise UsageError(f"the drafter {options.drafter!r} needs a draft model, and none is loaded", "load one")
         if options.drafts(with_draft=has_draft) and options.draft_max > rooms:
             raise UsageError(
-                f"a draft of {options.draft_max} tokens needs more room than was loaded for: {rooms}",
+                f"a draft of {options.draft_max} tokens is longer than the pair was loaded for: {rooms}",
                 f"load the pair with draft_max={options.draft_max}" + ("" if rooms else " and a drafter"),
             )
         return options
@@ -204,14 +204,14 @@ def check_rule(name: str) -> None:
     kind, _, number = name.partition(":")
     if kind == "top-k":
         if not (number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_TOP_K):
-            raise UsageError(f"{name!r} does not say how many tokens are as good: 1 to {MAX_TOP_K}", "--accept top-k:3")
+            raise UsageError(f"{name!r} needs a number of tokens: 1 to {MAX_TOP_K}", "--accept top-k:3")
     elif kind == "typical":
         try:
             possible = 0 < float(number) < 1
         except ValueError:
             possible = False
         if not possible:
-            raise UsageError(f"{name!r} does not say how likely is typical: above 0, below 1", "--accept typical:0.3")
+            raise UsageError(f"{name!r} needs a threshold: above 0, below 1", "--accept typical:0.3")
     elif name not in RULES:
         raise UsageError(f"there is no acceptance rule {name!r}", f"the rules are: {', '.join(RULES)}")
 

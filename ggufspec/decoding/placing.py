@@ -48,10 +48,10 @@ def question(
         UsageError: experts are asked for where there are none, a number is absurd.
     """
     if not 0 <= acceptance <= 1:
-        raise UsageError(f"an acceptance of {acceptance} is no share", "give it from 0 to 1, 0.7 say")
+        raise UsageError(f"an acceptance of {acceptance} is not between 0 and 1", "for example 0.7")
     for (header, _), asked in ((target, layers), (draft, draft_layers)) if draft else ((target, layers),):
         if asked.n_cpu_moe and not header.experts:
-            raise UsageError(f"{header.name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
+            raise UsageError(f"{header.name} has no experts to keep on the CPU", "leave --n-cpu-moe out")
     longest = draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
 

@@ -167,7 +167,7 @@ def layers_asked(given: int | str | None, profile: int | None = None) -> int | N
     try:
         return max(int(given), -1)
     except ValueError:
-        raise UsageError(f"{given!r} is no number of layers", "45, all or auto") from None
+        raise UsageError(f"{given!r} is not a number of layers", "45, all or auto") from None
 
 
 def decoder_options(
@@ -226,7 +226,7 @@ def _check_text(file: Path) -> None:
     """Whether a text that something else will read is there and begins as one.
 
     Raises:
-        UsageError: it cannot be read, or is no UTF-8.
+        UsageError: it cannot be read, or is not UTF-8.
     """
     import codecs
 
@@ -268,7 +268,9 @@ def site(asked: Asked, threads: int) -> Site:
     )
     if asked.gpu or asked.vram:
         if asked.rpc:
-            raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
+            raise UsageError(
+                "--rpc is a device that is here; --gpu and --vram describe one that is not", "give one or the other"
+            )
         sizes = [survey.parse_size(size, "--vram") for size in asked.vram]
         return survey.imagined(asked.gpu, sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads)
     return survey.here(asked.rpc, headroom_bytes=headroom, folder=cache_folder(), threads=threads)
@@ -442,6 +444,6 @@ def place(
     if as_asked:
         return Placed(fixed, alone, cards, shown)
     if chosen.draft is not None and made.plan.pair is None:
-        raise UsageError(made.plan.why(), "--no-draft runs the target alone; plan shows what fits")
+        raise UsageError(made.plan.why(), "--no-draft is target-only; plan shows what fits")
     option = made.plan.pair or made.plan.alone
     return Placed(placed(options, option, draft_max=asked.draft_max), alone, cards, shown)

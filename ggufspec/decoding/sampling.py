@@ -77,7 +77,7 @@ class Sampling:
             )
         if self.repeat_last_n < -1:
             raise UsageError(
-                f"repeat-last-n {self.repeat_last_n} is no number of tokens",
+                f"repeat-last-n {self.repeat_last_n} is not a valid number of tokens",
                 "--repeat-last-n 64; -1 is the context, 0 turns penalties off",
             )
         for name in ("presence", "frequency"):

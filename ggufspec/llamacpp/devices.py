@@ -75,7 +75,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     """
     host, _, port = endpoint.rpartition(":")
     if not host or ":" in host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 2**16:
-        raise UsageError(f"{endpoint!r} is no RPC endpoint", "write it as host:port, 127.0.0.1:50052 say; no IPv6")
+        raise UsageError(f"{endpoint!r} is not an RPC endpoint", "write it as host:port, 127.0.0.1:50052 say; no IPv6")
     return host, int(port)
 
 
@@ -98,7 +98,7 @@ def add_rpc_worker(endpoint: str) -> None:
         ) from error
     registry = _rpc().ggml_backend_rpc_add_server(endpoint.encode())
     if not registry:
-        raise GgufspecError(f"the RPC worker at {endpoint} offers no device", "look at what the worker says")
+        raise GgufspecError(f"the RPC worker at {endpoint} has no device", "see the worker's output")
     _ggml().ggml_backend_register(registry)
 
 

@@ -173,7 +173,7 @@ def _add_paper_cards(count: int) -> None:
         with contextlib.suppress(GgufspecError):
             return devices.add_rpc_worker(endpoint)
         time.sleep(0.005)
-    raise GgufspecError("the paper card's worker does not start", "ggufspec doctor")
+    raise GgufspecError("the worker of the simulated device does not start", "ggufspec doctor")
 
 
 def _offload() -> tuple[str, ...]:

@@ -154,7 +154,7 @@ def schema_to_grammar(text: str) -> str:
     except GgufspecError as error:
         raise UsageError(f"the schema is not JSON: {error.message}", hint) from None
     if not isinstance(schema, dict):
-        raise UsageError("the schema is no JSON object", hint)
+        raise UsageError("the schema is not a JSON object", hint)
     _check_repetitions(schema)
     load()
     from llama_cpp.llama_grammar import SchemaConverter

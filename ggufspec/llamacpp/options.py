@@ -121,13 +121,13 @@ class ContextOptions:
 def check_kv_type(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``KV_TYPES``."""
     if name not in KV_TYPES:
-        raise UsageError(f"{name!r} is no KV type", "one of " + ", ".join(KV_TYPES))
+        raise UsageError(f"{name!r} is not a KV cache type", "one of " + ", ".join(KV_TYPES))
 
 
 def check_flash_attention(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
     if name not in FLASH_ATTENTION:
-        raise UsageError(f"{name!r} is no flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
+        raise UsageError(f"{name!r} is not a flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
 
 
 def check_micro_batch(tokens: int) -> None:
@@ -139,7 +139,7 @@ def check_micro_batch(tokens: int) -> None:
 def check_rewind(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``REWINDS``."""
     if name not in REWINDS:
-        raise UsageError(f"{name!r} is no way to take tokens back", "one of " + ", ".join(REWINDS))
+        raise UsageError(f"{name!r} is not a way to take tokens back", "one of " + ", ".join(REWINDS))
 
 
 def load_hint(reason: str) -> str:

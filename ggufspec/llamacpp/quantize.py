@@ -53,7 +53,7 @@ def check_type(type_name: str) -> str:
         hint = (
             f"did you mean {' or '.join(near)}? ggufspec quantize --help lists all" if near else ", ".join(FILE_TYPES)
         )
-        raise UsageError(f"{type_name!r} is no file type that can be written", hint)
+        raise UsageError(f"{type_name!r} is not a file type that can be written", hint)
     return name
 
 

@@ -47,7 +47,7 @@ def ipv4_address(host: str) -> str:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # a label that is too long or empty
         raise UsageError(
-            f"{host!r} is no IPv4 address or name of this machine", "--host 127.0.0.1, or --host 0.0.0.0 for all"
+            f"{host!r} is not an IPv4 address or name of this machine", "--host 127.0.0.1, or --host 0.0.0.0 for all"
         ) from None
     return str(found[0][4][0])
 
@@ -86,7 +86,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     while not stopping.wait(_LOOK_S):
         if not server.is_alive():
             raise (
-                failures[0] if failures else GgufspecError(f"ggml cannot serve at {endpoint}", "-v shows what it says")
+                failures[0] if failures else GgufspecError(f"ggml cannot serve at {endpoint}", "-v shows its output")
             )
         if not announced and _answers(spec.address, port):
             served = [asdict(here[name]) for name in names]
@@ -116,7 +116,7 @@ def _free_port(address: str, port: int) -> int:
                 raise GgufspecError(f"port {port} of {address} is in use", "--port 0 picks a free one") from None
             if error.errno == errno.EADDRNOTAVAIL:
                 raise UsageError(
-                    f"{address} is no address of this machine", "--host 0.0.0.0 serves on all that it has"
+                    f"{address} is not an address of this machine", "--host 0.0.0.0 serves on all that it has"
                 ) from None
             raise GgufspecError(f"port {port} of {address} cannot be used: {error.strerror}", "try --port 0") from None
         return int(probe.getsockname()[1])

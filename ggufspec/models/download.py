@@ -129,8 +129,8 @@ def check_room(order: Order) -> None:
     """
     if order.missing_bytes > order.free_bytes:
         raise GgufspecError(
-            f"{shown_size(order.missing_bytes)} are to be fetched, and {shown_size(order.free_bytes)} are free on the "
-            f"disk of {order.folder}",
+            f"{shown_size(order.missing_bytes)} have to be downloaded, and only "
+            f"{shown_size(order.free_bytes)} are free on the disk of {order.folder}",
             "make room there, or set HF_HOME to a folder on a larger disk",
         )
 
@@ -256,7 +256,7 @@ class _Run:
                 self.failures.append(
                     hub.BrokenConnectionError(
                         f"{item.source} comes too slowly: less than {_STALL_BYTES:,} bytes in {_STALL_S:.0f} s",
-                        f"the same again goes on at {done:,} of {item.size_bytes:,} bytes",
+                        f"the same command resumes at {done:,} of {item.size_bytes:,} bytes",
                     )
                 )
                 self.stopping.set()
@@ -370,7 +370,7 @@ class _Run:
                 self._tell("fetching", item, part.size_bytes)
         if part.size_bytes < size:
             raise hub.BrokenConnectionError(
-                f"{shown} broke off at {part.size_bytes:,} of {size:,} bytes", "the same again goes on there"
+                f"{shown} broke off at {part.size_bytes:,} of {size:,} bytes", "the same command resumes"
             )
 
     def _fetch_by_hub(self, item: Item) -> Path:
@@ -429,7 +429,7 @@ def _disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise GgufspecError(
             f"{error.filename or folder} cannot be read or written: {error.strerror or error}",
-            f"df -h {folder}; what was fetched is kept, and the same again goes on there",
+            f"df -h {folder}; what was downloaded is kept, and the same command resumes",
         ) from None
 
 

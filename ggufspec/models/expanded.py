@@ -26,7 +26,7 @@ def parse(expand: str) -> Model:
     """
     shape, _, kind = expand.partition(":")
     if shape not in SHAPES:
-        raise UsageError(f"expand = {expand!r} names no shape: SHAPE:TYPE is wanted", "one of " + ", ".join(SHAPES))
+        raise UsageError(f"expand = {expand!r} does not name a shape: write SHAPE:TYPE", "one of " + ", ".join(SHAPES))
     return Model(shape, check_type(kind))
 
 

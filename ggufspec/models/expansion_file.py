@@ -173,7 +173,7 @@ def grow(
         Interrupted: Ctrl-C.
     """
     if path.exists() and small.exists() and path.samefile(small):
-        raise UsageError(f"{path} would overwrite the model it is grown from", "give the new file another name")
+        raise UsageError(f"{path} would overwrite the model it is made from", "give the new file another name")
     spec = Spec(small.absolute(), shape, check_type(type_name), path.absolute(), fill, seed, hopeless, refine)
     try:
         return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)

@@ -123,11 +123,11 @@ def plain(source: Source) -> str | HubFile:
         text.encode()
         is_address = not is_url(text) or bool(urlsplit(text).hostname)
     except UnicodeEncodeError:
-        raise GgufspecError(f"{text.encode('utf-8', 'replace').decode()} is no UTF-8", "rename the file") from None
+        raise GgufspecError(f"{text.encode('utf-8', 'replace').decode()} is not UTF-8", "rename the file") from None
     except ValueError:
         is_address = False
     if not is_address:
-        raise GgufspecError(f"{text!r} is no address", "an address is https://HOST/PATH.gguf")
+        raise GgufspecError(f"{text!r} is not an address", "an address is https://HOST/PATH.gguf")
     return (hub.from_url(text) if is_url(text) else None) or text
 
 

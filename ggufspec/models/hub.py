@@ -603,7 +603,7 @@ def _near(repo: str, file: str, revision: str | None) -> list[str]:
 
 
 def _no_repository(repo: str) -> GgufspecError:
-    return GgufspecError(f"{repo!r} is no repository of the hub", "a repository is USER/NAME")
+    return GgufspecError(f"{repo!r} is not a repository of the hub", "a repository is USER/NAME")
 
 
 def _offline(shown: str) -> OfflineError:

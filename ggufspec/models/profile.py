@@ -34,7 +34,9 @@ def is_name(text: str) -> bool:
 
 def _named(text: str) -> str:
     if not is_name(text):
-        raise ValueError(f"{text[:_LONGEST_NAME]!r} is no name: 1 to {_LONGEST_NAME} characters, and no / among them")
+        raise ValueError(
+            f"{text[:_LONGEST_NAME]!r} is not a name: 1 to {_LONGEST_NAME} characters, and no / among them"
+        )
     return text
 
 
@@ -150,9 +152,9 @@ class Profile(_Strict):
             if model and model.repo and not stays_inside(model.file):
                 raise ValueError(f"{model.file!r} leaves the repository")
             if model and model.revision is not None and not stays_inside(model.revision):
-                raise ValueError(f"{model.revision!r} is no branch, tag or commit")
+                raise ValueError(f"{model.revision!r} is not a branch, tag or commit")
             if model and "\0" in model.file:
-                raise ValueError(f"{model.file!r} is no file's name")
+                raise ValueError(f"{model.file!r} is not a file name")
         return self
 
 
@@ -205,14 +207,14 @@ def own_profile(name: str) -> Path:
         UsageError: the name is a path, or there is no such profile, or it is one that ships.
     """
     if name.endswith(".toml") or Path(name).name != name or "\\" in name:
-        raise UsageError(f"{name!r} is no name of a profile", "ggufspec profiles list marks your own with a star")
+        raise UsageError(f"{name!r} is not a profile name", "ggufspec profiles list marks your own with a star")
     own = own_profiles()
     if name in own:
         return user_folder() / f"{name}.toml"
     if (bundled_folder() / f"{name}.toml").is_file():
         raise UsageError(
             f"{name!r} ships with ggufspec and is not yours to remove",
-            f"ggufspec profiles new {name} makes one of your own, which wins over it",
+            f"ggufspec profiles new {name} makes one of your own, which overrides it",
         )
     yours = f"yours are: {', '.join(own)}" if own else "you have none: ggufspec profiles new NAME makes one"
     raise UsageError(f"there is no profile {name!r} of yours", _nearest(name, own) or yours)
@@ -394,7 +396,7 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     if first["type"] == "missing":
         return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
     told = first["msg"].removeprefix("Value error, ")
-    return GgufspecError(f"{place}: {key or 'profile'}: {told}", "mend the value in the file")
+    return GgufspecError(f"{place}: {key or 'profile'}: {told}", "correct the value in the file")
 
 
 def _line(text: str, key: str) -> int | None:

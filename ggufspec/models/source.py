@@ -131,7 +131,7 @@ def read_headers(
         for (index, found), read in zip(missing.items(), result.read, strict=True):
             new = kept.load(folder, read.key)
             if new is None:
-                raise GgufspecError(f"the header of {found.origin} was kept and is gone", f"ls {folder}")
+                raise GgufspecError(f"the cached header of {found.origin} is gone", f"ls {folder}")
             known[index] = _known(new, folder, read.bytes_read, from_cache=False)
     return [known[index] for index in range(len(sources))]
 

@@ -86,7 +86,7 @@ def llama_speculative_simple(settings: Settings) -> list[str]:
         UsageError: there is no draft.
     """
     if settings.draft is None:
-        raise UsageError("llama-speculative-simple needs a draft", "--to llama-cli runs a target alone")
+        raise UsageError("llama-speculative-simple needs a draft", "--to llama-cli runs target-only")
     return ["llama-speculative-simple", *_common(settings, batch=settings.context.cells), *_draft(settings)]
 
 
@@ -99,7 +99,7 @@ def llama_bench(settings: Settings) -> list[str]:
     context, placement, target = settings.context, settings.placement, settings.target
     for kind in (context.cache_type_k, context.cache_type_v):
         if kind == "f32":  # ggml_type_from_name in llama-bench.cpp
-            raise UsageError("llama-bench knows no f32 cache", "-ctk f16 -ctv f16, or another program")
+            raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
     if "," in target.name:
         raise UsageError(f"llama-bench splits {target.name!r} at the comma", "give the file another name: ln -s")
     arguments = ["llama-bench", *(["-hf", target.repo, "-hff", target.name] if target.repo else ["-m", target.name])]

@@ -116,7 +116,9 @@ class MachineSpeed:
             return self.devices[name]
         except KeyError:
             known = ", ".join(self.devices)
-            raise UsageError(f"no speed is known of the device {name}", f"known: {known}; calibrate again") from None
+            raise UsageError(
+                f"the speed of the device {name} is not known", f"known: {known}; calibrate again"
+            ) from None
 
 
 def interpolate(curve: Curve, width: float) -> float:
@@ -526,7 +528,7 @@ def fit(
             raise UsageError(f"no run of {header.name}: {rate} t/s at {layers} layers", f"0 to {header.layers} layers")
     distinct = len({layers for layers, _ in points})
     if distinct < (1 if machine else 2):
-        raise UsageError("one placement says nothing of the others", "measure a second one, far from the first")
+        raise UsageError("one placement says nothing about the others", "measure a second one, far from the first")
     known = machine or _bytes_only(card)
     import numpy as np
 

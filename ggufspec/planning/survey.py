@@ -38,7 +38,7 @@ def parse_size(text: str, flag: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if not match or float(match[1]) * _UNITS[match[2].lower()] >= 2**50:
-        raise UsageError(f"{flag} {text!r} is no size of memory", f"{flag} 24GiB, or 512MiB")
+        raise UsageError(f"{flag} {text!r} is not a memory size", f"{flag} 24GiB, or 512MiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 

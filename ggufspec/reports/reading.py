@@ -67,12 +67,12 @@ def parse(body: object, name: str = "a result") -> Result:
         raise GgufspecError(f"{name} is nested too deeply for a result", "make it again, or leave it out") from None
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
-        raise GgufspecError(f"{name} is no result of ggufspec: it names no schema", _HINT)
+        raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     for part in ("settings", "machine", "plan"):  # which have no schema of their own
         if wrong := next(_below_zero(body.get(part), part), ""):
-            raise GgufspecError(f"{name} has less than nothing: {wrong}", "make it again, or leave it out")
+            raise GgufspecError(f"{name} has a negative value: {wrong}", "make it again, or leave it out")
     try:
         for run in _speculative(body):  # or one that is wrong would do as a run without drafts
             plain.load(SpeculativeRun, run)
@@ -82,7 +82,7 @@ def parse(body: object, name: str = "a result") -> Result:
         where = ".".join(str(part) for part in first["loc"] if not _is_type(part))
         told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
         raise GgufspecError(
-            f"{name} says that it is {schema}, and is not: {where}: {told}", "make it again, or leave it out"
+            f"{name} is not a valid {schema}: {where}: {told}", "make it again, or leave it out"
         ) from None
     return found
 

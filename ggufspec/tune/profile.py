@@ -27,7 +27,7 @@ def name_of(save: str | None, files: given.Files, chosen: Pair) -> str:
 
     if save is not None:
         if not is_name(save) or save.endswith((".toml", ".gguf")):
-            raise UsageError(f"{save!r} is no profile's name", "--save my-pair")
+            raise UsageError(f"{save!r} is not a profile name", "--save my-pair")
         return save
     if _of_files(files):
         return file_name(chosen.target.stem)

@@ -77,7 +77,7 @@ def test_the_draft_alone_answers_as_if_it_were_the_only_model(
 def test_without_a_draft_model_none_can_answer_alone(pair: tuple[Path, Path]) -> None:
     with (
         SpeculativeDecoder(pair[0], None, OPTIONS) as decoder,
-        pytest.raises(UsageError, match="no draft model that could answer alone"),
+        pytest.raises(UsageError, match="draft-only needs a draft model"),
     ):
         answer(decoder, alone="draft")
 
@@ -290,7 +290,7 @@ def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) ->
         ({"ctx_size": 4096}, "ctx_size cannot change while a pair is loaded"),
         ({"strict": True}, "strict cannot change"),
         ({"accept": "best"}, "no acceptance rule 'best'"),
-        ({"draft_max": 16}, "needs more room than was loaded for: 15"),
+        ({"draft_max": 16}, "is longer than the pair was loaded for: 15"),
         ({"draft_max": 0}, "a draft length of 0"),
         ({"drafters": ("nobody",)}, "no drafter 'nobody'"),
     ],
