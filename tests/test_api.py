@@ -279,7 +279,7 @@ def test_the_second_turn_reads_only_what_is_new(files: Pair) -> None:
     ("options", "message"),
     [
         ({"drafter": "nobody"}, "there is no drafter 'nobody'"),
-        ({"accept": "top-k"}, "does not say how many tokens"),
+        ({"accept": "top-k"}, "needs a number of tokens"),
         ({"grammar": "root ::= x"}, "there is no option 'grammar'"),
         ({"lookup_corpus": Path("no such file")}, "cannot be read"),
         ({"lookup_corpus": "no such file"}, "cannot be read"),

@@ -139,7 +139,7 @@ def test_what_is_put_aside_stays_whatever_comes_after(path):
         places.append(set_aside(path))
     assert [place.name for place in places] == ["trials.jsonl.old", "trials.jsonl.old.2", "trials.jsonl.old.3"]
     assert [place.read_text() for place in places] == ["first", "second", "third"]
-    with pytest.raises(GgufspecError, match="cannot be put aside"):
+    with pytest.raises(GgufspecError, match="cannot be renamed"):
         set_aside(path)
 
 

@@ -118,7 +118,7 @@ def _below_zero(value: Any, place: str) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _below_zero(each, place)
-    elif isinstance(value, (int, float)) and value < -place.endswith("gpu_layers"):
+    elif isinstance(value, (int, float)) and value < -place.endswith(("gpu_layers", "gpu_layers_draft")):
         yield f"{place} is {value}"
 
 
