@@ -9,8 +9,8 @@ There are two kinds of job:
 
 Both speak one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
 each when the one before is answered. On stdout come ``["event", {…}]`` and, for every request, one outcome:
-``["result", N, …]`` or ``["error", N, message, hint, exit code]``. After ``["within", S, message, hint]`` the parent
-ends the child in S seconds, unless ``["within", null]`` follows. ``{"stop": N}`` on stdin asks request N to stop early.
+``["result", N, …]`` or ``["error", N, message, hint, exit code]``. After ``["within", S, what, hint]`` the parent
+kills the child in S seconds, unless ``["within", null]`` follows. ``{"stop": N}`` on stdin asks request N to stop.
 An end of stdin asks the child to end: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S`` then,
 whatever llama.cpp is doing.
 """
@@ -34,6 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, TypeVar
 
@@ -377,7 +378,7 @@ class _Child:
         if not last.strip():
             self._complaints.seek(0)
             last = self._complaints.read()
-        return _died(code, last.decode("utf-8", "replace"), self._peers)
+        return _died(code, last.decode("utf-8", "replace"), self._peers, self._listener.blame)
 
 
 class _Listener:
@@ -391,7 +392,8 @@ class _Listener:
         self._lines = lines
         self._outcome: Outcome | None = None  # the newest
         self._ended = False
-        self._limit: tuple[float, WorkerError] | None = None  # when something must have come, or else
+        self._limit: float | None = None  # when the next message must have come
+        self.blame: tuple[str, str, float] | None = None  # what runs within that limit, a hint, the limit
         self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None: look, something else has come
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -428,21 +430,21 @@ class _Listener:
                         return outcome
                     if ended:
                         return None
-                limits = [moment for moment in (until, self._limit and self._limit[0]) if moment is not None]
+                limits = [moment for moment in (until, self._limit) if moment is not None]
                 try:
                     message = self._arrived.get(timeout=max(min(limits) - time.monotonic(), 0) if limits else None)
                 except queue.Empty:
-                    if self._limit is not None and self._limit[0] == min(limits):
-                        raise self._limit[1] from None
+                    if self.blame and self._limit == min(limits):
+                        what, hint, seconds = self.blame
+                        late = f"{what} takes more than {seconds:g} s: it may be a trap"
+                        raise WorkerError(late, hint, "deadline") from None
                     raise TimeoutError from None
                 if message is None:
                     continue
                 kind, value, *said = message
                 if kind == "within":
-                    self._limit = None
-                    if value is not None:
-                        text, hint = said
-                        self._limit = time.monotonic() + value, WorkerError(text, hint, "deadline")
+                    self._limit = None if value is None else time.monotonic() + value
+                    self.blame = None if value is None else (said[0], said[1], value)
                 elif on_event is not None:
                     on_event(value)
                 if afresh and patience_s is not None:
@@ -459,14 +461,18 @@ class _Listener:
         self._lines.close()
 
 
-def _died(code: int, stderr: str, peers: Sequence[str] = ()) -> WorkerError:
-    """The error for a child that ended without a word, with llama.cpp's last words."""
+def _died(
+    code: int, stderr: str, peers: Sequence[str] = (), blame: tuple[str, str, float] | None = None
+) -> WorkerError:
+    """The error for a child that ended without an outcome: the last line of its stderr that tells why."""
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
     of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
     last = (of_card or telling or lines or ["it said nothing"])[-1]
     name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
     reason = "out of memory, most likely" if name == "SIGKILL" else last
+    if blame:
+        return WorkerError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
     hint = _death_hint(name, reason, peers)
     if name:
         return WorkerError(f"the child process that ran llama.cpp was ended by {name}: {reason}", hint, name)
@@ -493,17 +499,37 @@ _say: Callable[..., None] | None = None  # to the parent, where there is one
 
 
 @contextlib.contextmanager
-def within(seconds: float, error: GgufspecError) -> Iterator[None]:
-    """In a child: its parent ends it with ``error`` where the block takes longer; elsewhere nothing happens.
+def limited_memory(more: int) -> Iterator[None]:
+    """Let this process allocate ``more`` bytes of address space in the block, where the platform can limit it."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
 
-    For foreign code that may stay in one call of C, where no other thread gets to run, not even the one that hears the
-    end of stdin. On Linux the kernel therefore ends the child if its parent dies meanwhile; nothing is cleaned up then.
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    wanted = pages * resource.getpagesize() + more
+    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextlib.contextmanager
+def within(seconds: float, what: str, hint: str) -> Iterator[None]:
+    """In a child: its parent kills it if the block takes longer, and blames ``what`` for that or for its death.
+
+    For foreign code that may stay in one call of C, where no other thread runs, not even the one that waits for the end
+    of stdin. On Linux the kernel therefore kills the child if its parent dies meanwhile; nothing is cleaned up then.
+    Outside a child nothing happens.
     """
     if _say is None:
         yield
         return
     _end_with_parent(_SIGKILL)
-    _say("within", seconds, error.message, error.hint)
+    _say("within", seconds, what, hint)
     try:
         yield
     finally:

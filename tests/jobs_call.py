@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from ggufspec import worker
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Re
         for _ in range(64):
             nested = (nested, nested)
         emit({"event": "counted", "number": 0})
-        with worker.within(0.5 if how == "limited" else 600, ModelError("it takes too long", "leave it")):
+        with worker.within(0.5 if how == "limited" else 600, "the tuple", "leave it"):
             hash(nested)  # one call of C, for ever
     if how == "keys":
         emit({"event": "keys", "error": "one", "result": "two", "request": 0})

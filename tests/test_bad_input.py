@@ -14,8 +14,7 @@ from processes import Cli, Finished
 
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import model, params
-from ggufspec.llamacpp.gbnf import check_gbnf
-from ggufspec.llamacpp.grammar import schema_to_grammar
+from ggufspec.llamacpp.grammar import check_grammar, schema_to_grammar
 from ggufspec.llamacpp.library import load
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
@@ -287,7 +286,7 @@ def test_a_schema_that_would_take_gigabytes(what: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(UsageError, match=r"the (schema|grammar)") as refused:
-            check_gbnf(schema_to_grammar(schema if isinstance(schema, str) else json.dumps(schema)))
+            check_grammar(schema_to_grammar(schema if isinstance(schema, str) else json.dumps(schema)))
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
@@ -297,7 +296,7 @@ def test_a_schema_that_would_take_gigabytes(what: str) -> None:
 @pytest.mark.parametrize("text", ['root ::= "a"' + "|" * (1 << 20), "root ::= a{1000000}"])
 def test_a_grammar_that_would_take_gigabytes(text: str) -> None:
     with pytest.raises(UsageError, match="the grammar"):
-        check_gbnf(text)
+        check_grammar(text)
 
 
 @pytest.mark.parametrize(

@@ -214,11 +214,17 @@ def tell(line: str) -> None:
 
 def child(count: int, skeletons: int, folder: Path) -> None:
     from ggufspec.llamacpp.library import load
-    from ggufspec.models.header import ModelHeader, interpret
-    from ggufspec.models.source import limit_memory
+    from ggufspec.models.source import MAX_MEMORY
+    from ggufspec.worker import limited_memory
 
     load()
-    limit_memory()
+    with limited_memory(MAX_MEMORY):
+        _damage(count, skeletons, folder)
+
+
+def _damage(count: int, skeletons: int, folder: Path) -> None:
+    from ggufspec.models.header import ModelHeader, interpret
+
     outcomes: Counter[str] = Counter()
     wrong: list[str] = []
     good: list[tuple[int, bytes]] = []

@@ -97,11 +97,9 @@ def read_one(where: files.Source, folder: Path) -> Known:
 
 
 def read_here(where: files.Source, folder: Path) -> source.Result:
-    """Read in this process, whose memory stays as it is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "limit_memory", lambda: None)
-        spec = source.Spec((files.locate(where),), folder)
-        return source.run(spec, lambda event: None, threading.Event())
+    """Read in this process."""
+    spec = source.Spec((files.locate(where),), folder)
+    return source.run(spec, lambda event: None, threading.Event())
 
 
 def no_child(*arguments: object, **options: object) -> None:
@@ -256,22 +254,21 @@ def test_a_file_that_grows_while_it_is_read(tiny: Path, folder: Path) -> None:
     os.utime(path, ns=(1, 1))
     with pytest.raises(ranges.ChangedError):
         before.read(0, 10)
-    with pytest.MonkeyPatch.context() as patch:  # one restart is made
-        patch.setattr(source, "limit_memory", lambda: None)
-        spec = source.Spec((replace(files.locate(path), files=(before,)),), folder)
-        source.run(spec, lambda event: None, threading.Event())
+    spec = source.Spec((replace(files.locate(path), files=(before,)),), folder)
+    source.run(spec, lambda event: None, threading.Event())  # one restart is made
     assert read_one(path, folder).from_cache
 
 
 def test_the_child_is_bounded_in_memory() -> None:
     program = """
-from ggufspec.models.source import limit_memory
-limit_memory(1 << 28)
-kept = bytearray(1 << 20)
-try:
-    bytearray(1 << 29)
-except MemoryError:
-    print("bounded")
+from ggufspec.worker import limited_memory
+with limited_memory(1 << 28):
+    kept = bytearray(1 << 20)
+    try:
+        bytearray(1 << 29)
+    except MemoryError:
+        print("bounded")
+bytearray(1 << 29)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == ("bounded\n" if sys.platform == "linux" else "")

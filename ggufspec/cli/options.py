@@ -395,7 +395,7 @@ def read_grammar(grammar: str | None, file: Path | None, schema: str | None, sch
     Raises:
         UsageError: more than one is given, a file cannot be read, it is no grammar, or a schema cannot be made one.
     """
-    from ggufspec.llamacpp.gbnf import check_gbnf
+    from ggufspec.llamacpp.grammar import check_grammar, schema_to_grammar
 
     given = [one for one in (grammar, file, schema, schema_file) if one is not None]
     if len(given) > 1:
@@ -404,10 +404,8 @@ def read_grammar(grammar: str | None, file: Path | None, schema: str | None, sch
         return ""
     text = _read(Path(given[0])) if isinstance(given[0], Path) else given[0]
     if schema is not None or schema_file is not None:
-        from ggufspec.llamacpp.grammar import schema_to_grammar
-
         text = schema_to_grammar(text)
-    check_gbnf(text)
+    check_grammar(text)
     return text
 
 

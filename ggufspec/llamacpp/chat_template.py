@@ -6,11 +6,8 @@ for a child process, which its parent ends when the time is up, and has bounds o
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ggufspec import worker
@@ -63,9 +60,8 @@ class ChatTemplate:
 def _bounded(work: Callable[[], _Value]) -> _Value:
     """Run foreign code within the bounds; every failure of it is a ModelError."""
     name = "the model's chat template"
-    too_long = ModelError(f"{name} takes more than {_MAX_SECONDS:g} s: it may be a trap", _HINT)
     try:
-        with worker.within(_MAX_SECONDS, too_long), _limited_memory(_MAX_BYTES):
+        with worker.within(_MAX_SECONDS, name, _HINT), worker.limited_memory(_MAX_BYTES):
             return work()
     except MemoryError:
         raise ModelError(f"{name} takes too much memory: it may be a trap", _HINT) from None
@@ -77,22 +73,3 @@ def _bounded(work: Callable[[], _Value]) -> _Value:
 def _plain(message: object) -> str:
     """A foreign message, in one line and short."""
     return " ".join("".join(each if each.isprintable() else " " for each in str(message)[:1000]).split())[:300]
-
-
-@contextlib.contextmanager
-def _limited_memory(more: int) -> Iterator[None]:
-    """Let the process take ``more`` bytes of address space in the block, where the platform can say so."""
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    wanted = pages * resource.getpagesize() + more
-    known = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

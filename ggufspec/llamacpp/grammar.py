@@ -1,7 +1,11 @@
 """GBNF grammars and JSON schemas on llama.cpp's own grammar sampler.
 
-``apply`` marks the tokens that may not follow; ``accept`` moves on and ends the process if the token may not, so a
-token is always asked for first. A state is a clone of the sampler that is never moved (src/llama-grammar.cpp).
+``apply`` marks the tokens that may not follow; ``accept`` advances and aborts the process on a token that may not, so
+every token is checked first. A state is a clone of the sampler that is never advanced (src/llama-grammar.cpp).
+
+llama.cpp's parser does not survive every grammar: hidden left recursion and rules that lead to each other in
+exponentially many ways exhaust its stack, memory or time. In a child process that ends the child, with an error that
+names the grammar (:func:`ggufspec.worker.within`).
 """
 
 from __future__ import annotations
@@ -10,21 +14,35 @@ import ctypes
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec import foreign
+from ggufspec import foreign, worker
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.llamacpp.gbnf import HINT, MAX_BYTES, MAX_REPETITION, check_gbnf
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.model import Model
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+MAX_BYTES = 1 << 20  # of a grammar's text
+MAX_NESTING = 1000  # of groups; the parser is recursive, and 20,000 overflow a stack of 8 MiB
+MAX_REPETITION = 2000  # MAX_REPETITION_THRESHOLD of src/llama-grammar.cpp
+MAX_ALTERNATIVES = 100_000
+_MAX_SECONDS, _MAX_MEMORY = 5.0, 2 << 30  # of the parser
+_HINT = "the syntax: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md"
+
+# Literals, character sets and comments: what is left has rule names, groups and repetitions.
+_TEXT = re.compile(r'"[^"\\]*(?:\\.?[^"\\]*)*(?:"|\Z)|\[[^\]\\]*(?:\\.?[^\]\\]*)*(?:\]|\Z)|#[^\n]*', re.DOTALL)
+_RULE = re.compile(r"^[ \t]*([a-zA-Z0-9-]+)[ \t]*::=", re.MULTILINE)
+_REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
+_ALL_RULES = "ggufspec-all-rules"
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data, llama.h
 _REFUSED = -np.inf
@@ -35,7 +53,7 @@ _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")
 
 
 class State:
-    """What has been read of a grammar; ``handle`` is None behind the end of the text."""
+    """A position in a grammar; ``handle`` is None after the end of the text."""
 
     __slots__ = ("_free", "handle", "mask")
 
@@ -52,32 +70,20 @@ class State:
 class Grammar:
     """A grammar over one model's vocabulary; a draft with the same vocabulary can use it too.
 
-    Of special tokens llama.cpp matches the name, ``<|tool|>`` say, though the text shows nothing of them.
+    Special tokens are matched by their names, ``<|tool|>`` for example, though they add nothing to the text.
 
     Args:
         model: the vocabulary; it must not be closed while the grammar is in use.
         text: GBNF, with a rule ``root``.
 
     Raises:
-        UsageError: the text is no grammar, or one that llama.cpp refuses.
+        UsageError: the text is not a grammar, exceeds a limit, or llama.cpp refuses it.
     """
 
     def __init__(self, model: Model, text: str) -> None:
-        check_gbnf(text)
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"the grammar is not Unicode text: {error.reason}", HINT) from None
         self._model = model
         self._lib = lib = model._lib
-        forget_complaints()
-        with _c_stderr() as printed:  # the parser's own complaints go there
-            handle = lib.llama_sampler_init_grammar(model._vocab, data, b"root")
-            printed.seek(0)
-            said = printed.read().decode("utf-8", "replace").partition("\n")[0].removeprefix("parse: ")
-        if not handle:
-            raise UsageError(f"llama.cpp refuses the grammar: {said or complaints() or 'it gave no reason'}", HINT)
-        self._start = State(lib, handle)
+        self._start = _parse(lib, model._vocab, text)
         self._end = State(lib, None)
         self._one = lib.llama_token_data()
         self._one_array = lib.llama_token_data_array(ctypes.pointer(self._one), 1, -1, False)
@@ -128,23 +134,121 @@ class Grammar:
         return after
 
 
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A grammar to check."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The grammar can be used."""
+
+
+def check_grammar(text: str) -> None:
+    """Parse a grammar in a child process, without a model.
+
+    Raises:
+        UsageError: as :class:`Grammar`.
+        WorkerError: llama.cpp did not survive the grammar, or took too long.
+    """
+    _check_limits(text)
+    worker.call(__name__, Spec(text), Result)
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+    """Parse a grammar in this process."""
+    _parse(load(), None, spec.text)
+    return Result()
+
+
+def _parse(lib: Any, vocabulary: Any, text: str) -> State:
+    """The first state of a grammar.
+
+    Raises:
+        UsageError: as :class:`Grammar`.
+    """
+    names = _check_limits(text)
+    hint = "simplify it: fewer alternatives, and no rule that begins with itself"
+    with worker.within(_MAX_SECONDS, "the grammar", hint), worker.limited_memory(_MAX_MEMORY):
+        start = State(lib, _init(lib, vocabulary, text, "root"))
+        if len(names) > 1:  # rules that are reached only in the middle of an answer would fail there
+            State(lib, _init(lib, vocabulary, f"{text}\n{_ALL_RULES} ::= {' | '.join(names)}\n", _ALL_RULES))
+    return start
+
+
+def _init(lib: Any, vocabulary: Any, text: str, root: str) -> Any:
+    forget_complaints()
+    with _c_stderr() as printed:  # the parser prints its messages there
+        handle = lib.llama_sampler_init_grammar(vocabulary, text.encode(), root.encode())
+        printed.seek(0)
+        reason = _reason(printed.read().decode("utf-8", "replace"), text)
+    if not handle:
+        raise UsageError(f"llama.cpp refuses the grammar: {reason or complaints() or 'it gives no reason'}", _HINT)
+    return handle
+
+
+def _check_limits(text: str) -> list[str]:
+    """Check what llama.cpp's parser does not: sizes, and syntax that aborts it.
+
+    Returns:
+        The names of the rules.
+
+    Raises:
+        UsageError: names what is wrong.
+    """
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"the grammar has more than {MAX_BYTES:,} characters", "fewer or shorter rules")
+    if "\0" in text or (not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text)):
+        raise UsageError("the grammar has a null character or is not Unicode text", _HINT)
+    bare = _TEXT.sub(" ", text)
+    names = list(dict.fromkeys(_RULE.findall(bare)))
+    if "root" not in names:
+        raise UsageError("the grammar has no rule named root", 'root ::= "yes" | "no"')
+    if bare.count("|") > MAX_ALTERNATIVES:
+        raise UsageError(f"the grammar has more than {MAX_ALTERNATIVES:,} alternatives", "fewer of them")
+    steps = np.frombuffer(bare.encode(), np.uint8)
+    if np.cumsum((steps == ord("(")) * 1 - (steps == ord(")"))).max(initial=0) > MAX_NESTING:
+        raise UsageError(f"the grammar nests more than {MAX_NESTING:,} groups", "fewer parentheses")
+    for low, high in _REPETITION.findall(bare):
+        if max(len(low), len(high)) > 9 or max(int(low), int(high or 0)) > MAX_REPETITION:
+            raise UsageError(f"the grammar repeats something more than {MAX_REPETITION:,} times", "* or +")
+        if high and int(high) < int(low):
+            raise UsageError(f"the grammar's {{{low},{high}}} ends below its beginning", f"{{{high},{low}}}")
+    if found := re.search(r"[<!][^\s]*", bare):  # its apply and its accept disagree about them
+        raise UsageError(f"the grammar names a token, {found[0][:30]}: only characters are supported", _HINT)
+    return names
+
+
+def _reason(printed: str, text: str) -> str:
+    """What the parser complains about, with the line: it prints MESSAGE at REST, a blank line and the whole text."""
+    message = printed.removesuffix(f"\n\n{text}\n").removeprefix("parse: ").removeprefix("error parsing grammar: ")
+    what, at, rest = message.partition(" at ")
+    if not at or not text.endswith(rest):
+        return message.partition("\n")[0][:300].strip()
+    line = text[: len(text) - len(rest)].count("\n") + 1
+    place = repr(rest.partition("\n")[0][:30]) if rest.strip() else "the end"
+    return f"line {line}: {what} at {place}"
+
+
 def compile_grammar(model: Model, text: str) -> Grammar:
     """The constraint that a GBNF grammar is on a model's tokens.
 
     Raises:
-        UsageError: the text is no grammar, or one that llama.cpp refuses.
+        UsageError: as :class:`Grammar`.
     """
     return Grammar(model, text)
 
 
 def schema_to_grammar(text: str) -> str:
-    """The GBNF grammar of the JSON that a JSON schema describes, by llama-cpp-python's converter.
+    """Convert a JSON schema to the GBNF grammar of the JSON it describes, by llama-cpp-python's converter.
 
-    Keywords that the converter does not know, ``minimum`` and ``uniqueItems`` say, restrict nothing. Objects have the
-    properties of the schema, in its order, and no others unless it allows them.
+    Keywords that the converter does not know, such as ``minimum`` and ``uniqueItems``, restrict nothing. Objects have
+    the properties of the schema, in its order, and no others unless it allows them.
 
     Raises:
-        UsageError: the text is not JSON, or is no schema that the converter can read.
+        UsageError: the text is not JSON, or not a schema that the converter can read.
     """
     hint = """--json-schema '{"type": "object"}'"""
     if len(text) > _MOST_SCHEMA:
@@ -167,7 +271,7 @@ def schema_to_grammar(text: str) -> str:
             return str(super()._format_literal(literal.replace("\\", "\\\\")))
 
         def _add_rule(self, name: str, rule: str) -> str:
-            """A rule's name has those of all properties around it, and a repetition writes it out each time."""
+            """A rule's name contains those of all enclosing properties, and every repetition repeats it."""
             if len(name) > _MOST_NAME:
                 raise ValueError(f"the names of its properties have {len(name):,} characters together")
             self._size += len(name) + len(rule)
@@ -186,12 +290,12 @@ def schema_to_grammar(text: str) -> str:
         grammar: str = converter.format_grammar()
     except (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         what = str(error) or type(error).__name__
-        raise UsageError(f"the schema cannot be made a grammar: {what}", "write a grammar instead") from None
+        raise UsageError(f"the schema cannot be converted to a grammar: {what}", "write a grammar instead") from None
     return grammar
 
 
 def _check_repetitions(schema: Any) -> None:
-    """Refuse lengths that llama.cpp has no grammar for: the converter writes each repetition out.
+    """Check lengths before the converter writes every repetition out.
 
     Raises:
         UsageError: names the keyword.
@@ -213,7 +317,7 @@ def _check_repetitions(schema: Any) -> None:
 
 @contextmanager
 def _c_stderr() -> Iterator[IO[bytes]]:
-    """What C code of this process prints to stderr meanwhile goes into a file."""
+    """Redirect what C code prints to stderr into a file."""
     with tempfile.TemporaryFile() as file:
         try:
             saved = os.dup(2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ MOST_HEADER_BYTES = 64 << 20
 """No header is larger, of all parts of a split model together: nothing beyond is read. Llama 3 has 8 MB."""
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
-_MOST_MEMORY = 4 << 30  # of address space, over what the child has when llama.cpp is loaded
+MAX_MEMORY = 4 << 30  # of address space, over what the child has when llama.cpp is loaded
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _AGAIN = "download it again"
 
@@ -175,9 +174,8 @@ def _known(
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Read headers in this process, whose memory is bounded from then on."""
-    load()  # before the bound: a CUDA build reserves address space of its own
-    limit_memory()
+    """Read headers in this process, within bounded memory."""
+    load()  # first: a CUDA build reserves address space of its own
 
     def progress(name: str, count: int) -> None:
         if stopping.is_set():
@@ -189,24 +187,14 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         if found.key in read:
             continue
         try:
-            try:
-                read[found.key] = _read(found, spec.folder, progress)
-            except ChangedError:
-                read[found.key] = _read(locate(found.source), spec.folder, progress)
+            with worker.limited_memory(MAX_MEMORY):
+                try:
+                    read[found.key] = _read(found, spec.folder, progress)
+                except ChangedError:
+                    read[found.key] = _read(locate(found.source), spec.folder, progress)
         except MemoryError:
             raise ModelError(f"the header of {found.origin} takes absurdly much memory", _AGAIN) from None
     return Result(tuple(read[found.key] for found in spec.found))
-
-
-def limit_memory(more: int = _MOST_MEMORY) -> None:
-    """Let this process take ``more`` bytes of address space and no more, where the platform can."""
-    if sys.platform == "linux":
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        wanted = pages * resource.getpagesize() + more
-        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def _read(found: Found, folder: Path, progress: Callable[[str, int], None]) -> Read:

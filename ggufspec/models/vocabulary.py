@@ -16,7 +16,7 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models.catalogue import drafts_for
 from ggufspec.models.compat import Differences, Verdict, differences, judge
-from ggufspec.models.source import MOST_HEADER_BYTES, Known, limit_memory
+from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ def check_pair(target: Known, draft: Known) -> tuple[str, ...]:
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Compare two vocabularies in this process, whose memory is bounded from then on."""
+    """Compare two vocabularies in this process, within bounded memory."""
     load()
-    limit_memory()
-    target, draft = (_tokens(path) for path in (spec.target, spec.draft))
-    return Result(differences(target, draft))
+    with worker.limited_memory(MAX_MEMORY):
+        target, draft = (_tokens(path) for path in (spec.target, spec.draft))
+        return Result(differences(target, draft))
 
 
 def _tokens(path: Path) -> list[bytes]:
