@@ -244,13 +244,13 @@ def test_two_grammars(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--grammar", 'root ::= "a'), ("line 1", "grammars/README.md")),
+        (("--grammar", 'root ::= "a'), ("unexpected end of input", "grammars/README.md")),
         (("--grammar", ""), ("no rule named root",)),
         (("--grammar", "root ::= other"), ("'other'",)),
         (("--grammar-file", "none.gbnf"), ("none.gbnf cannot be read", "ls ")),
         (("-j", "{"), ("the schema is not JSON",)),
-        (("-j", "[]"), ("no JSON object",)),
-        (("-j", '{"type": "numbr"}'), ("cannot be made a grammar", "numbr")),
+        (("-j", "[]"), ("not a JSON object",)),
+        (("-j", '{"type": "numbr"}'), ("cannot be converted to a grammar", "numbr")),
         (("-jf", "none.json"), ("none.json cannot be read", "ls ")),
     ],
 )
