@@ -92,7 +92,7 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
             text=text,
         )
 
-    # Of each prompt a greedy answer and a keyed one, alone and under two policies, strict and not; classes before them.
+    # Of each prompt a greedy answer and a coupled one, target-only and under two policies, strict and not.
     answers = scale.checked * 2 * 6
     seconds = 8 * lab.rates.load_s(pair.target, pair.draft)
     seconds += answers * (scale.checked_tokens + 60) * lab.rates.token_s(pair.target, share)

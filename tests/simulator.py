@@ -238,18 +238,18 @@ def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int 
     search = make(machine.space, first)
     failed = 0
     while True:
-        asked = search.ask()
+        asked = search.suggest()
         if isinstance(asked, Done):
             break
         found = machine.measure(asked.index, noise)
         failed += found is None
-        search.tell(asked.index, found)
+        search.observe(asked.index, found)
     trials = search.trials
     finalists = list(dict.fromkeys([*search.leaders(), *first[:1]]))
     for _ in range(repeats):
         for index in finalists:
             trials += 1
-            search.tell(index, machine.measure(index, noise))
+            search.observe(index, machine.measure(index, noise))
     winner = search.best()
     assert winner is not None
     truth = exhaust(machine)

@@ -38,9 +38,9 @@ def test_identical_answers_are_greedy_and_of_every_seed():
     asks = certificate.identical_asks(SPEC)
     assert [(ask.prompt, ask.rule, ask.sampling.seed) for ask in asks[:4]] == [
         (0, "greedy", 3),
-        (0, "keyed", 3),
-        (0, "keyed", 4),
-        (0, "keyed", 5),
+        (0, "coupled", 3),
+        (0, "coupled", 4),
+        (0, "coupled", 5),
     ]
     assert len(asks) == len(set(asks)) == 8
 
@@ -88,10 +88,16 @@ def given_answers(changes=None, drafted=5):
 
 
 def test_identical_answers_pass():
-    greedy, keyed = certificate.compare(STRICT, "both", ALONE, given_answers())
+    greedy, coupled = certificate.compare(STRICT, "both", ALONE, given_answers())
     assert (greedy.status, greedy.rule, greedy.answers, greedy.tokens) == ("passed", "greedy", 8, 32)
     assert (greedy.drafted, greedy.accepted, greedy.seeds, greedy.differences) == (40, 24, (), ())
-    assert (keyed.status, keyed.rule, keyed.answers, keyed.tokens, keyed.seeds) == ("passed", "keyed", 4, 16, (3,))
+    assert (coupled.status, coupled.rule, coupled.answers, coupled.tokens, coupled.seeds) == (
+        "passed",
+        "coupled",
+        4,
+        16,
+        (3,),
+    )
     assert greedy.policies == ("adaptive 15", "fixed 1", "fixed 4", "fixed 15")
 
 
@@ -101,9 +107,9 @@ def test_identical_answers_pass():
 )
 def test_a_difference_in_strict_mode_fails(wrong, said):
     changed = given_answers({(EVERY_POLICY[2], ASKS[2]): wrong})
-    greedy, keyed = certificate.compare(STRICT, "draft", ALONE, changed)
-    assert (greedy.status, keyed.status) == ("passed", "failed")
-    (one,) = keyed.differences
+    greedy, coupled = certificate.compare(STRICT, "draft", ALONE, changed)
+    assert (greedy.status, coupled.status) == ("passed", "failed")
+    (one,) = coupled.differences
     assert (one.prompt, one.seed, one.policy) == (0, 3, "fixed 4")
     assert (one.position, one.target_only, one.speculative) == said
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ggufspec.bench.trial import Placed
+from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import markdown
 from ggufspec.chat.commands import Settings
 from ggufspec.chat.conversation import Conversation
@@ -46,7 +46,7 @@ class Script:
     def open(self, _module: str, spec: Spec, _kind: type[Ready]) -> Ready:
         self.opened += 1
         self.is_open = True
-        placed = Placed("llama", 4, 0, 1000)
+        placed = LoadedModel("llama", 4, 0, 1000)
         return Ready(placed, placed, 0.1, ("a note",), ("draft",), self._template, spec.options.ctx_size)
 
     def ask(self, request: Request, _kind: type[Reply], *, on_event: Callable[[dict[str, Any]], None]) -> Reply:

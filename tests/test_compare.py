@@ -44,8 +44,8 @@ def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
     )
     return trial.Result(
         answers=(trial.Answer("", tuple(range(100)), statistics),),
-        target=trial.Placed("llama 1B", 16, 9, 1000),
-        draft=trial.Placed("llama 50M", 4, 5, 50) if draft else None,
+        target=trial.LoadedModel("llama 1B", 16, 9, 1000),
+        draft=trial.LoadedModel("llama 50M", 4, 5, 50) if draft else None,
         load_s=1.0,
         peak_rss_bytes=2**30,
         vram_bytes=0,

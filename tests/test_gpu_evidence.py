@@ -140,7 +140,7 @@ def test_strict_mode_is_kept(measured: tuple[Path, Finished, float]) -> None:
     _, parts = documents(measured[0])
     certificate = next(row.found for name, row in done(parts["h"]).items() if name.startswith("certificate"))
     strict = [check for check in certificate.checks if check.section == "strict"]
-    assert {check.rule for check in strict} == {"greedy", "keyed"}
+    assert {check.rule for check in strict} == {"greedy", "coupled"}
     assert certificate.passed, certificate.text
     assert all(check.status != "failed" for check in certificate.checks)
 

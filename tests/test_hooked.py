@@ -69,8 +69,8 @@ def result(seconds, tokens=20, drafters=(), notes=(), ids=None):
     )
     return trial.Result(
         answers=(trial.Answer("", tuple(range(tokens)) if ids is None else ids, statistics),),
-        target=trial.Placed("llama 1B", 16, 0, 1000),
-        draft=trial.Placed("llama 50M", 4, 0, 50) if drafters else None,
+        target=trial.LoadedModel("llama 1B", 16, 0, 1000),
+        draft=trial.LoadedModel("llama 50M", 4, 0, 50) if drafters else None,
         load_s=1.0,
         peak_rss_bytes=100,
         vram_bytes=0,

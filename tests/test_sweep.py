@@ -64,8 +64,8 @@ class Machine:
         return Attempt(
             trial.Result(
                 (trial.Answer("é", (1, 2), statistics),),
-                trial.Placed("llama", 16, spec.options.gpu_layers, 1000),
-                trial.Placed("llama", 2, 0, 10) if drafts else None,
+                trial.LoadedModel("llama", 16, spec.options.gpu_layers, 1000),
+                trial.LoadedModel("llama", 2, 0, 10) if drafts else None,
                 1.0,
                 100,
                 0,

@@ -23,6 +23,7 @@ from ggufspec.errors import UsageError
 from ggufspec.reports import tune as report
 from ggufspec.schema.base import Failure, to_json
 from ggufspec.schema.tune import TuneDocument
+from ggufspec.tune.document import tune_document
 from ggufspec.tune.run import LOG, Experiment, Tuning, out_of_memory
 
 TIGHT = simulator.Case(2, "llama3-70b-q3_k_s", "llama3-8b-q3_k_l", "RTX 3090", 4, 45e9, 6)
@@ -72,7 +73,7 @@ class Trials:
 
 def result(speed: float, *, drafted: bool) -> trial.Result:
     statistics = statistics_of(TOKENS / speed)
-    placed = trial.Placed("a model", 80, 40, 10**9)
+    placed = trial.LoadedModel("a model", 80, 40, 10**9)
     answer = trial.Answer("text", tuple(range(TOKENS)), statistics)
     return trial.Result((answer,), placed, placed if drafted else None, 9.0, 10**9, 10**9, True, ("draft",) * drafted)
 
@@ -92,7 +93,7 @@ def tune(
     with RunLog(path, LOG) as journal:
         trials.run = run = Tuning(experiment, journal, attempt=trials, clock=lambda: trials.now)
         run.run(watch)
-        return run, run.document()
+        return run, tune_document(run)
 
 
 def smaller(experiment: Experiment, count: int = 150) -> Experiment:
@@ -126,6 +127,7 @@ def test_trials_that_fail_are_rows_and_the_search_steps_back(
     assert any("failed: " in line for line in report.failures(document))
 
 
+@pytest.mark.full
 def test_killed_at_any_trial_it_goes_on_as_if_nothing_had_happened(
     experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:
@@ -300,9 +302,9 @@ def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simul
     with RunLog(tmp_path / "j", LOG) as journal:
         run = Tuning(experiment, journal, attempt=fail)
         run.run(lambda *_: None)
-        document = run.document()
+        document = tune_document(run)
     assert (document.winner, document.target_only, document.gain) == (None, None, None)
-    assert document.explanation[-1] == "None came through."
+    assert document.explanation[-1] == "All failed."
     assert '"ggufspec/tune@1"' in to_json(document)
 
 
@@ -333,7 +335,7 @@ def test_a_draft_that_does_not_pay_is_said(
     _, document = tune(experiment, tmp_path / "j", Alone(machine))
     assert document.winner is not None
     assert not document.trials[document.winner].setting.drafted
-    assert any("No draft pays here" in sentence for sentence in document.explanation)
+    assert any("No draft is worth it here" in sentence for sentence in document.explanation)
 
 
 def test_one_setting_alone_is_no_comparison(

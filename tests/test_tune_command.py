@@ -15,7 +15,7 @@ import pytest
 from processes import Cli, Finished, all_end, eventually, plain, rest, workers
 
 from ggufspec.models.profile import Tuned, load_profile
-from ggufspec.tune.profile_file import text_of
+from ggufspec.tune.profile import profile_text
 
 SHORT = ("-p", "def f(", "-n", "8", "-r", "2", "-fa", "auto")  # one thread, by the variable: a small space
 SMALL = (*SHORT, "--draft-policy", "adaptive")
@@ -304,7 +304,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
         '[draft]\nfile = "d.gguf"\ngpu_layers = 3\n\n[settings]\nacceptance = 0.6\nmicro_batch = 64 # old\n'
     )
     layers = {"target": 5, "draft": None}
-    text = text_of(
+    text = profile_text(
         path,
         name="mine",
         target=Path("/t"),
@@ -321,7 +321,7 @@ def test_what_is_not_tuned_stays(tmp_path: Path) -> None:
     assert found["settings"] == {"acceptance": 0.6, "threads": 4}
     assert found["tuned"]["gain_ci95"] == [1.2, 1.3]
     path.write_text(text)
-    again = text_of(
+    again = profile_text(
         path,
         name="mine",
         target=Path("/t"),

@@ -54,7 +54,7 @@ def test_the_pair_that_ships(cli: Cli, target: Path, draft: Path, tmp_path: Path
 
     checks = {(one["section"], one["drafter"], one["rule"]): one for one in document["checks"]}
     identical = {(section, who, rule) for section in ("strict", "default") for who in DRAFTERS for rule in EXACT}
-    drawn = {("distribution", who, "residual") for who in DRAFTERS} | {("distribution", "target-only", "keyed")}
+    drawn = {("distribution", who, "residual") for who in DRAFTERS} | {("distribution", "target-only", "coupled")}
     assert set(checks) == identical | drawn
     for key in identical:
         policies = checks[key]["policies"]
@@ -70,7 +70,7 @@ def test_the_pair_that_ships(cli: Cli, target: Path, draft: Path, tmp_path: Path
     assert sum(one["accepted"] for one in checks.values()) > 50  # drafts were used
 
 
-DRAFTERS, EXACT = ("draft", "lookup", "both"), ("greedy", "keyed")
+DRAFTERS, EXACT = ("draft", "lookup", "both"), ("greedy", "coupled")
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -103,7 +103,7 @@ def test_one_rule_alone(cli: Cli) -> None:
     document = cli("verify", *SHORT, "--no-hash", "--accept", "residual", "--drafter", "draft", "--json").document()
     assert [(one["section"], one["drafter"]) for one in document["checks"]] == [("distribution", "draft")]
     document = cli("verify", *SHORT, "--no-hash", "--accept", "exact", "--drafter", "draft", "--json").document()
-    assert [one["rule"] for one in document["checks"]] == ["greedy", "keyed", "greedy", "keyed", "keyed"]
+    assert [one["rule"] for one in document["checks"]] == ["greedy", "coupled", "greedy", "coupled", "coupled"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_ctrl_c_shows_what_was_checked(cli: Cli, tmp_path: Path) -> None:
     assert "Traceback" not in left
     document = json.loads(kept.read_text())
     assert (document["interrupted"], document["passed"]) == (True, False)
-    assert [one["rule"] for one in document["checks"]] == ["greedy", "keyed"]
+    assert [one["rule"] for one in document["checks"]] == ["greedy", "coupled"]
 
 
 def test_ctrl_c_before_anything_was_checked(cli: Cli) -> None:
@@ -254,13 +254,13 @@ def test_a_rule_that_keeps_wrong_tokens_fails(target: Path, draft: Path, broken:
     broken(careless)
     checks, _ = job(spec(target, draft, rules=("exact",)))
     for section in ("strict", "default"):
-        greedy, keyed = checks[section, "greedy"], checks[section, "keyed"]
-        assert "failed" in (greedy.status, keyed.status)
-        wrong = [one for check in (greedy, keyed) for one in check.differences if not one.explained]
+        greedy, coupled = checks[section, "greedy"], checks[section, "coupled"]
+        assert "failed" in (greedy.status, coupled.status)
+        wrong = [one for check in (greedy, coupled) for one in check.differences if not one.explained]
         assert wrong
         if section == "default":
             assert all(one.margin is None or one.margin > one.noise for one in wrong)
-    assert checks["distribution", "keyed"].status == "passed"  # target-only drafts nothing
+    assert checks["distribution", "coupled"].status == "passed"  # target-only drafts nothing
     assert not certificate.judge(list(checks.values()))[0]
 
 
@@ -353,10 +353,10 @@ def test_a_stop_leaves_what_is_complete(target: Path, draft: Path) -> None:
 
 def test_what_is_said_of_a_failure() -> None:
     wrong = tuple(Difference(i, 7, "fixed 4", 11, 402, None if i else 511) for i in range(5))
-    lines = report.details(Check("strict", "both", "keyed", "failed", differences=wrong))
-    assert lines[0] == "both, keyed: prompt 1, fixed 4, seed 7: token 12 is 511, not 402"
-    assert lines[1] == "both, keyed: prompt 2, fixed 4, seed 7: token 12 is its end, not 402"
-    assert lines[3:] == ["both, keyed: and 2 more"]
+    lines = report.details(Check("strict", "both", "coupled", "failed", differences=wrong))
+    assert lines[0] == "both, coupled: prompt 1, fixed 4, seed 7: token 12 is 511, not 402"
+    assert lines[1] == "both, coupled: prompt 2, fixed 4, seed 7: token 12 is its end, not 402"
+    assert lines[3:] == ["both, coupled: and 2 more"]
     far = Difference(0, None, "fixed 1", 0, 1, 2, 0.5, 0.01)
     assert report.details(Check("default", "draft", "greedy", "failed", differences=(far,))) == [
         "draft, greedy: prompt 1, fixed 1: token 1 is 2, not 1; margin 0.5, noise 0.01"

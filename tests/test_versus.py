@@ -42,8 +42,8 @@ def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft
 def result(*answers, draft=None, drafters=None, gpu_layers=0, load_s=1.0, rss=100, vram=0, notes=()):
     return trial.Result(
         answers=tuple(trial.Answer("", tuple(range(one.tokens)), one) for one in answers),
-        target=trial.Placed("llama 1B", 16, gpu_layers, 1000),
-        draft=None if draft is None else trial.Placed("llama 50M", 4, draft, 50),
+        target=trial.LoadedModel("llama 1B", 16, gpu_layers, 1000),
+        draft=None if draft is None else trial.LoadedModel("llama 50M", 4, draft, 50),
         load_s=load_s,
         peak_rss_bytes=rss,
         vram_bytes=vram,

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import worker
-from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, Placed, Result, Spec
+from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, LoadedModel, Result, Spec
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import Tally
 from ggufspec.decoding.options import DecoderOptions
@@ -88,8 +88,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         energy_after = gpus.energy_j()
         return Result(
             answers=tuple(answers),
-            target=_placed(target, options.placement.offloaded(target.layers)),
-            draft=_placed(draft.model, draft.model.gpu_layers) if draft else None,
+            target=_loaded(target, options.placement.offloaded(target.layers)),
+            draft=_loaded(draft.model, draft.model.gpu_layers) if draft else None,
             load_s=load_s,
             peak_rss_bytes=host.peak_rss_bytes(),
             vram_bytes=max(0, gpus.used_bytes() - vram_before),
@@ -120,8 +120,8 @@ def _draft(spec: Spec) -> DraftModel:
     )
 
 
-def _placed(model: Model, gpu_layers: int) -> Placed:
-    return Placed(model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes)
+def _loaded(model: Model, gpu_layers: int) -> LoadedModel:
+    return LoadedModel(model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes)
 
 
 class _Asked:

@@ -49,7 +49,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class LoadedModel:
     """A model as it was loaded."""
 
     description: str
@@ -68,8 +68,8 @@ class Result:
     """
 
     answers: tuple[Answer, ...]
-    target: Placed
-    draft: Placed | None
+    target: LoadedModel
+    draft: LoadedModel | None
     load_s: float
     peak_rss_bytes: int
     vram_bytes: int
@@ -86,12 +86,12 @@ def prompt_speed(answers: Iterable[Answer]) -> float:
     return sum(s.prompt_decoded for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
 
-def placed(decoder: SpeculativeDecoder) -> tuple[Placed, Placed | None]:
+def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel | None]:
     """The models of a decoder as they were loaded."""
 
-    def describe(model: Model) -> Placed:
+    def describe(model: Model) -> LoadedModel:
         gpu_layers = model.gpu_layers if devices.has_gpu() else 0
-        return Placed(model.description, model.layers, gpu_layers, model.size_bytes)
+        return LoadedModel(model.description, model.layers, gpu_layers, model.size_bytes)
 
     return describe(decoder.target), describe(decoder.draft) if decoder.draft else None
 
@@ -117,7 +117,7 @@ def run(
     began = time.perf_counter()
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
         load_s = time.perf_counter() - began
-        target, draft = placed(decoder)
+        target, draft = loaded_models(decoder)
         emit({"event": "loaded", "seconds": load_s})
         beginning = decoder.target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT]
         for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):

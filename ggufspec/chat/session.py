@@ -25,7 +25,7 @@ from pathlib import Path
 
 from ggufspec import worker
 from ggufspec.bench.traced import recorder
-from ggufspec.bench.trial import Placed, placed
+from ggufspec.bench.trial import LoadedModel, loaded_models
 from ggufspec.cache import cache_folder
 from ggufspec.chat.conversation import Conversation, fit
 from ggufspec.chat.prompt import Prompter
@@ -71,8 +71,8 @@ class Ready:
         ctx_size: tokens of context.
     """
 
-    target: Placed
-    draft: Placed | None
+    target: LoadedModel
+    draft: LoadedModel | None
     load_s: float
     notes: tuple[str, ...]
     drafters: tuple[str, ...]
@@ -181,7 +181,7 @@ class Loaded:
         self._told: set[str] = set()
         template, self._fault = _template(decoder.target, now)
         self._prompter = Prompter(decoder.target, template)
-        target, draft = placed(decoder)
+        target, draft = loaded_models(decoder)
         notes = [*decoder.notes]
         if self._fault:
             notes.append(self._fault.message)

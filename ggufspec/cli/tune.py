@@ -14,7 +14,6 @@ import typer
 from ggufspec.cli import given, options, planned, ui
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError
-from ggufspec.tune import profile as tuned_profile
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
@@ -93,6 +92,9 @@ def tune(
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import write_whole
     from ggufspec.schema.base import to_json
+    from ggufspec.tune.document import tune_document
+    from ggufspec.tune.profile import profile_name, template
+    from ggufspec.tune.profile import save as save_profile
     from ggufspec.tune.run import LOG, Tuning, log_path
 
     if save is not None and no_save:
@@ -101,8 +103,10 @@ def tune(
     exports.check()
     alone = drafting.drafter in ("lookup", "none")
     chosen = files.choose(no_draft=alone)
-    name = tuned_profile.name_of(save, files, chosen)
-    made_from = None if no_save else tuned_profile.prepare(name, files, chosen)
+    tuned = None if files.model or files.hf_repo else files.pair or "demo"
+    own_draft = chosen.draft is not None and bool(files.model_draft or files.hf_repo_draft)
+    name = profile_name(save, tuned, chosen, own_draft=own_draft)
+    made_from = None if no_save else template(name, None if own_draft else tuned, chosen)
     experiment = prepare(
         chosen,
         placing,
@@ -131,11 +135,11 @@ def tune(
                 raise StopError("interrupted before anything was measured", "the same command goes on") from None
             interrupted = True
         failed: GgufspecError | None = None
-        document = run.document(interrupted=interrupted)
+        document = tune_document(run, interrupted=interrupted)
         if not no_save and not interrupted and document.winner is not None and run.compared:
             base, count = experiment.spec.options, len(run.kept)
             try:
-                saved = tuned_profile.save(document, name, made_from, chosen, base, count)
+                saved = save_profile(document, name, made_from, chosen, base, count)
                 document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error
@@ -294,11 +298,12 @@ def _live() -> Iterator[Watch]:
     from rich.text import Text
 
     from ggufspec.reports import tune as table
+    from ggufspec.tune.document import tune_document
 
     with Live(console=out, transient=True, refresh_per_second=8) as live:
 
         def watch(tuning: Tuning, now: Now) -> None:
-            document = tuning.document()
+            document = tune_document(tuning)
             rows = document.trials
             room = max(3, out.height - 9)
             budget = tuning.experiment.budget_s
@@ -341,7 +346,7 @@ def _report(
         ui.failure("interrupted; what is shown was measured before", "the same command goes on")
         return 130
     if document.winner is None:
-        ui.failure("no setting came through", "ggufspec doctor; -v shows llama.cpp's log")
+        ui.failure("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
         return 1
     return failed.exit_code if failed else 0
 
@@ -375,7 +380,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         for sentence in document.explanation:
             out.print(Text(f"- {sentence}"))
     elif document.stopped:
-        out.print(Text(f"Ended since {document.stopped}. --explain tells why this setting.", style="dim"))
+        out.print(Text(f"The search ended: {document.stopped}. --explain tells why this setting.", style="dim"))
     if document.saved:
         out.print(Text(f"Saved to {document.saved}: ggufspec bench {name}", style="dim"))
 
@@ -388,7 +393,7 @@ def _gain(document: TuneDocument) -> str:
         beaten = "beat it side by side" if document.trials[document.winner].searched else "that was measured beat it"
         return f"That is what was planned: no other setting {beaten}."
     if document.baseline is not None and document.trials[document.baseline].tokens_per_s is None:
-        return "What was planned did not come through."
+        return "What was planned failed."
     if document.gain is None:
         return "There was no time to measure it against what was planned, side by side."
     low, high = document.gain.ci95
@@ -398,4 +403,4 @@ def _gain(document: TuneDocument) -> str:
         return f"{few}: too few for an interval. -r {_FEWEST} or a larger --budget makes more."
     text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
     text += "." if low > 1 else ", which is within the noise."
-    return text if document.trials[document.winner].setting.drafted else f"{text} No draft pays here."
+    return text if document.trials[document.winner].setting.drafted else f"{text} No draft is worth it here."

@@ -14,7 +14,7 @@ from ggufspec.display import counted, of_file
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.trial import Placed
+    from ggufspec.bench.trial import LoadedModel
     from ggufspec.models.profile import Pair
     from ggufspec.schema.verify import VerifyDocument
     from ggufspec.verify.certificate import Spec
@@ -236,7 +236,7 @@ def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[di
     from ggufspec.schema.verify import VerifyDocument
     from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, judge
 
-    def described(role: str, path: Path | None, placed: Placed | None) -> dict[str, object] | None:
+    def described(role: str, path: Path | None, placed: LoadedModel | None) -> dict[str, object] | None:
         if path is None:
             return None
         return {"file": str(path), "files": files[role]} | (asdict(placed) if placed else {})

@@ -2,41 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import tomlkit
+from tomlkit.items import Table
+
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import check_writable, file_name, write_whole
+from ggufspec.hardware.host import physical_cores
+from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
+from ggufspec.schema.tune import TuneDocument, TunedSetting
+from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 
-if TYPE_CHECKING:
-    from ggufspec.cli import given
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.models.profile import Pair
-    from ggufspec.schema.tune import TuneDocument, TunedSetting
+FEWEST = 3  # trials side by side, for an interval to mean something
+_COMMENTS = {
+    "date": "when ggufspec tune measured this",
+    "gain": "over what was planned",
+    "results": "every measurement",
+}
 
-_FEWEST = 3  # trials side by side, for an interval to say something
 
+def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft: bool) -> str:
+    """The profile to write: the one that is tuned, or a new one for other files.
 
-def name_of(save: str | None, files: given.Files, chosen: Pair) -> str:
-    """The profile to write: the one that was tuned; of other files, a new one.
+    Args:
+        save: the name that ``--save`` gives, or None.
+        profile: name or path of the profile that is tuned; None for files.
+        pair: the pair.
+        own_draft: whether the profile is tuned with another draft than its own.
 
     Raises:
-        UsageError: ``--save`` is no name, or PAIR no profile.
+        UsageError: ``save`` is not a profile's name, or there is no such profile.
     """
-    from ggufspec.files import file_name
-    from ggufspec.models.profile import find, is_name
-
     if save is not None:
         if not is_name(save) or save.endswith((".toml", ".gguf")):
             raise UsageError(f"{save!r} is not a profile name", "--save my-pair")
         return save
-    if _of_files(files):
-        return file_name(chosen.target.stem)
-    name = find(files.pair or "demo").stem
-    return f"{name}-{file_name(chosen.draft.stem)}" if chosen.draft is not None and _own_draft(files) else name
+    if profile is None:
+        return file_name(pair.target.stem)
+    name = find(profile).stem
+    return f"{name}-{file_name(pair.draft.stem)}" if pair.draft is not None and own_draft else name
 
 
-def prepare(name: str, files: given.Files, chosen: Pair) -> Path | None:
-    """Find out before the search whether its winner can be written, and what it is written into.
+def template(name: str, profile: str | None, pair: Pair) -> Path | None:
+    """Check before the search that its winner can be written.
+
+    Args:
+        name: the profile to write.
+        profile: name or path of the profile that is tuned, its own draft included; None otherwise.
+        pair: the pair.
 
     Returns:
         the profile whose other keys are kept: the one that has the name, else the one that is tuned; None for a new
@@ -45,57 +63,39 @@ def prepare(name: str, files: given.Files, chosen: Pair) -> Path | None:
     Raises:
         GgufspecError: the name is another pair's, or the file cannot be written.
     """
-    from ggufspec.files import check_writable
-    from ggufspec.models.profile import find
-    from ggufspec.tune.profile_file import models_of
-
     path = _path(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise GgufspecError(
-            f"{path} cannot be written: {error.strerror}", "--no-save leaves the profile away"
-        ) from None
+        raise GgufspecError(f"{path} cannot be written: {error.strerror}", "--no-save writes no profile") from None
     check_writable(path)
-    new = _of_files(files) or (chosen.draft is not None and _own_draft(files))
-    made_from = None if new else find(files.pair or "demo")
+    tuned = find(profile) if profile else None
     if not path.exists():
-        return made_from
-    here = (("target", chosen.target), ("draft", chosen.draft))
-    wanted: dict[str, tuple[str | None, str]] = {role: (None, str(p.absolute())) for role, p in here if p}
-    if made_from:
-        wanted = models_of(made_from)
-    there = models_of(path)
-    if any(there.get(role) != model for role, model in wanted.items()):
+        return tuned
+    files = (("target", pair.target), ("draft", pair.draft))
+    models = _models(tuned) if tuned else {role: (None, str(file.absolute())) for role, file in files if file}
+    existing = _models(path)
+    if any(existing.get(role) != model for role, model in models.items()):
         raise UsageError(f"{path} is the profile of another pair", "--save OTHER-NAME, or --no-save")
     return path
 
 
 def save(
-    document: TuneDocument, name: str, made_from: Path | None, chosen: Pair, base: DecoderOptions, trials: int
+    document: TuneDocument, name: str, made_from: Path | None, pair: Pair, base: DecoderOptions, trials: int
 ) -> str:
-    """Write the winner to the user's profile.
+    """Write the winner to the user's profile; returns the path.
 
     Args:
-        document: the tuning; something has won.
+        document: the tuning, which has a winner.
         name: the profile's.
-        made_from: as :func:`prepare` found it.
-        chosen: the pair.
-        base: what was not searched.
+        made_from: as :func:`template` found it.
+        pair: the pair.
+        base: the options that were not searched.
         trials: how many runs were measured.
-
-    Returns:
-        the file.
 
     Raises:
         GgufspecError: it cannot be written.
     """
-    from datetime import UTC, datetime
-
-    from ggufspec.files import write_whole
-    from ggufspec.models.profile import Tuned
-    from ggufspec.tune.profile_file import text_of
-
     assert document.winner is not None
     best = document.trials[document.winner]
     assert best.tokens_per_s is not None
@@ -105,20 +105,21 @@ def save(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         tokens_per_s=round(best.tokens_per_s.median, 2),
         gain=round(gain.median, 3) if gain else None,
-        gain_ci95=[round(value, 3) for value in gain.ci95] if gain and len(gain.samples) >= _FEWEST else None,
+        gain_ci95=[round(value, 3) for value in gain.ci95] if gain and len(gain.samples) >= FEWEST else None,
         trials=trials,
         machine=", ".join([str(machine["cpu"]), *cards]),
         versions=f"ggufspec {machine['ggufspec']}, llama-cpp-python {machine['llama_cpp_python']}",
         results=str(Path(document.settings["results"]).absolute()),
     )
-    s = best.setting
-    text = text_of(
+    setting = best.setting
+    with_draft = setting.drafter in ("draft", "both")
+    text = profile_text(
         made_from,
         name=name,
-        target=chosen.target.absolute(),
-        draft=chosen.draft.absolute() if chosen.draft else None,
-        layers={"target": s.gpu_layers, "draft": s.gpu_layers_draft if s.drafter in ("draft", "both") else None},
-        settings=_settings(s, base),
+        target=pair.target.absolute(),
+        draft=pair.draft.absolute() if pair.draft else None,
+        layers={"target": setting.gpu_layers, "draft": setting.gpu_layers_draft if with_draft else None},
+        settings=_settings(setting, base),
         tuned=tuned,
     )
     path = _path(name)
@@ -127,33 +128,108 @@ def save(
 
 
 def _path(name: str) -> Path:
-    from ggufspec.models.profile import user_folder
-
     return user_folder() / f"{name}.toml"
 
 
-def _of_files(files: given.Files) -> bool:
-    return files.model is not None or files.hf_repo is not None
-
-
-def _own_draft(files: given.Files) -> bool:
-    return files.model_draft is not None or files.hf_repo_draft is not None
-
-
-def _settings(s: TunedSetting, base: DecoderOptions) -> dict[str, object]:
-    """A setting as a profile has it; what is as usual is left away."""
-    from ggufspec.hardware.host import physical_cores
-    from ggufspec.tune.space import DEFAULT_MICRO_BATCH
-
-    return {
+def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
+    """A setting as a profile has it; None where it is the default."""
+    usual = DecoderOptions(ubatch_size=DEFAULT_MICRO_BATCH)
+    found: dict[str, object] = {
         "ctx_size": base.ctx_size,
-        "threads": s.threads if base.threads or s.threads < physical_cores() else None,
-        "drafter": s.drafter,
-        "draft_policy": s.draft_policy if s.drafted else None,
-        "draft_max": s.draft_max if s.drafted else None,
-        "cache_type_k": s.cache_type_k if s.cache_type_k != "f16" else None,
-        "cache_type_v": s.cache_type_v if s.cache_type_v != "f16" else None,
-        "flash_attn": s.flash_attn if s.flash_attn != "auto" else None,
-        "n_cpu_moe": s.n_cpu_moe or None,
-        "ubatch_size": s.ubatch_size if s.ubatch_size != DEFAULT_MICRO_BATCH else None,
+        "threads": setting.threads if base.threads or setting.threads < physical_cores() else None,
+        "drafter": setting.drafter,
+        "draft_policy": setting.draft_policy if setting.drafted else None,
+        "draft_max": setting.draft_max if setting.drafted else None,
     }
+    for name in ("cache_type_k", "cache_type_v", "flash_attn", "n_cpu_moe", "ubatch_size"):
+        value = getattr(setting, name)
+        found[name] = None if value == getattr(usual, name) else value
+    return found
+
+
+# ---- the file
+
+
+def _models(path: Path) -> dict[str, tuple[str | None, str]]:
+    """(repository or None, file) of a profile's models by their role; a local file with its absolute path."""
+    profile = load_profile(path)
+    return {
+        role: (model.repo, model.file if model.repo else _absolute(path, model.file))
+        for role, model in (("target", profile.target), ("draft", profile.draft))
+        if model
+    }
+
+
+def _absolute(profile: Path, file: str) -> str:
+    return str((profile.parent / Path(file).expanduser()).absolute())
+
+
+def profile_text(
+    profile: Path | None,
+    *,
+    name: str,
+    target: Path,
+    draft: Path | None,
+    layers: Mapping[str, int | None],
+    settings: Mapping[str, Any],
+    tuned: Tuned,
+) -> str:
+    """The profile as TOML.
+
+    Args:
+        profile: the file that it was made from, whose comments and other keys are kept; None makes a new one.
+        name: what the profile is called, and its file.
+        target: the target's file; only looked at for a new profile.
+        draft: the draft's, or None.
+        layers: ``gpu_layers`` of ``target`` and of ``draft``; None leaves it to the plan.
+        settings: keys of ``[settings]``; None takes a key away.
+        tuned: the evidence.
+
+    Raises:
+        GgufspecError: the file cannot be read.
+    """
+    if profile is None:
+        document = tomlkit.document()
+        document.add(tomlkit.comment("Made with: ggufspec tune"))
+        document["name"] = name
+        document["why"] = "The fastest setting of this pair that tuning found on this machine."
+        document["source"] = str(target)
+        document["target"] = {"file": str(target)}
+        if draft is not None:
+            document["draft"] = {"file": str(draft)}
+    else:
+        document = tomlkit.parse(toml_of(profile))
+        if profile.stem != name:  # --save: it is another profile now
+            document["name"] = name
+        for role in ("target", "draft"):
+            model = document.get(role)
+            if model is not None and "repo" not in model:  # the new file is in another folder
+                model["file"] = _absolute(profile, model["file"])
+    for role, count in layers.items():
+        if role in document:
+            _set(document[role], {"gpu_layers": count})
+    if "settings" not in document:
+        document["settings"] = tomlkit.table()
+    _set(document["settings"], settings)
+    document.pop("tuned", None)
+    evidence = tomlkit.table()
+    for key, value in tuned.model_dump().items():
+        if value is not None:
+            item = tomlkit.item(value)
+            if key in _COMMENTS:
+                item.comment(_COMMENTS[key])
+            evidence.add(key, item)
+    document["tuned"] = evidence
+    text = tomlkit.dumps(document).replace("\n[tuned]", "\n\n[tuned]").replace("\n\n\n[tuned]", "\n\n[tuned]")
+    Profile.model_validate(tomlkit.parse(text).unwrap())
+    return text
+
+
+def _set(table: Any, values: Mapping[str, Any]) -> None:
+    """Put ``values`` into a table, at its end where they are new."""
+    assert isinstance(table, Table)
+    for key, value in values.items():
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value

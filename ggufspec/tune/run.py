@@ -1,4 +1,4 @@
-"""The search for the fastest setting with real trials, each in a child process; every one is kept as it comes."""
+"""The search for the fastest setting with real trials, each in a child process, and the final between the leaders."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from ggufspec import plain
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
-from ggufspec.bench.summary import machine, settings_of, speed
+from ggufspec.bench.summary import machine, speed
 from ggufspec.bench.trial import Attempt, attempt
 from ggufspec.errors import UsageError
 from ggufspec.files import file_name
 from ggufspec.schema.base import Failure, Spread
-from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
-from ggufspec.tune.explanation import explanation
+from ggufspec.schema.tune import TunedSetting
 from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference
 
@@ -32,7 +31,6 @@ _SAME = 1.0
 _FINAL_SHARE = 0.4  # of the budget, that the final may keep back
 _FEWEST_FINALISTS = 2
 _MOST_REPEATED = 2  # times the repetitions that were asked for, where leaders overlap
-_DRIFT = 0.1  # share by which final and search may differ without a word
 _FINAL = "final"  # the log's key of the finalists; trials are under their numbers
 
 
@@ -44,12 +42,12 @@ class Experiment:
         pair: as :meth:`ggufspec.models.profile.Pair.describe` tells of it.
         spec: a trial; its options are those of the setting.
         space: the settings.
-        first: indices of the planner's choices: its first one, and its target alone.
+        first: indices of the planner's choices: its first one, and its best target-only one.
         threshold: expected gain, as a share, that is worth a trial.
         budget_s: seconds for all trials together, those of an earlier search that goes on too; None: no limit.
         repeats: trials of each finalist in the end, interleaved.
         most: settings that the search measures at most.
-        notes: what is to be said with the results.
+        notes: for the document.
         verbose: show llama.cpp's log.
     """
 
@@ -65,7 +63,7 @@ class Experiment:
     verbose: bool = False
 
     def facts(self) -> list[Any]:
-        """What the measurements belong to: files, prompts, what is fixed, this machine and its versions."""
+        """What the measurements depend on: files, prompts, fixed options, this machine and its versions."""
         spec = replace(self.spec, options=type(self.spec.options)(), stream=False)
         fixed = plain.dump(
             replace(
@@ -92,13 +90,13 @@ def _identity(path: Path) -> list[Any]:
 
 
 def log_path(folder: Path, experiment: Experiment) -> Path:
-    """Where an experiment's measurements are kept in the folder of results."""
+    """The run log of an experiment."""
     return folder / f"tune-{file_name(experiment.spec.target.stem)}-{key_of(experiment.facts())[:12]}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """One trial as the log has it."""
+class Measurement:
+    """One trial as the run log has it."""
 
     setting: TunedSetting
     tokens_per_s: float | None
@@ -131,7 +129,7 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """How far a tuning is, for who watches: what is being measured, and seconds spent of the budget."""
+    """Progress: what is being measured, and seconds spent of the budget."""
 
     doing: str
     spent_s: float
@@ -143,13 +141,15 @@ Watch = Callable[["Tuning", Now], None]
 
 @dataclass
 class Tuning:
-    """A search under way. :meth:`run` may be interrupted; :meth:`document` then tells of what is there."""
+    """A search under way. :meth:`run` may be interrupted, and resumes from the log;
+    :mod:`ggufspec.tune.document` reports what is there.
+    """
 
     experiment: Experiment
     log: RunLog
     attempt: Try | None = None
     clock: Callable[[], float] = time.monotonic
-    kept: list[Kept] = field(default_factory=list, init=False)
+    kept: list[Measurement] = field(default_factory=list, init=False)
     stopped: str = field(default="", init=False)
     resumed: int = field(default=0, init=False)
     _spent_s: float = field(default=0.0, init=False)
@@ -159,11 +159,11 @@ class Tuning:
             self.experiment.space, self.experiment.first, self.experiment.threshold, self.experiment.most
         )
         self._index = {one.setting: index for index, one in enumerate(self.experiment.space)}
-        self._by_round: dict[tuple[TunedSetting, int], Kept] = {}
+        self._by_round: dict[tuple[TunedSetting, int], Measurement] = {}
         self._rules = self.experiment.rules()
         while (value := self.log.get(str(len(self.kept)))) is not None:
             try:
-                self._take(plain.load(Kept, value))
+                self._learn(plain.load(Measurement, value))
             except ValidationError:
                 break
         self.resumed = len(self.kept)
@@ -194,7 +194,7 @@ class Tuning:
 
     def _search(self, watch: Watch) -> None:
         while True:
-            asked = self.search.ask()
+            asked = self.search.suggest()
             if isinstance(asked, Done):
                 self.stopped = asked.why
                 break
@@ -263,7 +263,7 @@ class Tuning:
         tried = (self.attempt or self._attempt)(spec)
         seconds = self.clock() - began
         result = tried.result
-        kept = Kept(
+        kept = Measurement(
             candidate.setting,
             speed(result) if result else None,
             trial.prompt_speed(result.answers) if result else None,
@@ -274,13 +274,13 @@ class Tuning:
             tried.failure,
         )
         self.log.put(str(len(self.kept)), plain.dump(kept))
-        self._take(kept)
+        self._learn(kept)
 
     def _attempt(self, spec: trial.Spec) -> Attempt:
         return attempt(spec, verbose=self.experiment.verbose)
 
-    def _take(self, kept: Kept) -> None:
-        """Learn from a trial, this search's or an earlier one's."""
+    def _learn(self, kept: Measurement) -> None:
+        """Update the search with a trial, this run's or an earlier one's."""
         self.kept.append(kept)
         self._by_round[kept.setting, kept.repetition] = kept
         self._spent_s += kept.seconds
@@ -288,9 +288,9 @@ class Tuning:
         if index is None:  # the space is another now: less memory is free, say
             return
         if kept.failure is not None:
-            self.search.tell(index, None, of_memory=out_of_memory(kept.failure))
+            self.search.observe(index, None, of_memory=out_of_memory(kept.failure))
         else:
-            self.search.tell(index, kept.tokens_per_s)
+            self.search.observe(index, kept.tokens_per_s)
 
     def _has(self, index: int, repetition: int) -> bool:
         return (self.experiment.space[index].setting, repetition) in self._by_round
@@ -354,13 +354,13 @@ class Tuning:
         return None
 
     def _standing(self) -> list[int]:
-        """Who may win: finalists that never failed in the final; without a final, everything that came through."""
+        """Who may win: finalists that never failed in the final; without a final, everything that succeeded."""
         rounds, finalists = self.rounds(), self.finalists()
         sound = [i for i in finalists if rounds and all(self._speed(i, number) for number in rounds)]
         return sound or self.measured()
 
     def measured(self) -> list[int]:
-        """Indices in the space of what came through, in the order in which it was measured."""
+        """Indices in the space of what succeeded, in the order in which it was measured."""
         found = [self._index[k.setting] for k in self.kept if k.tokens_per_s and k.setting in self._index]
         return list(dict.fromkeys(found))
 
@@ -376,7 +376,7 @@ class Tuning:
         kept = self._by_round.get((self.experiment.space[index].setting, repetition))
         return kept.tokens_per_s if kept else None
 
-    def _speeds(self, setting: TunedSetting) -> tuple[list[float], list[float]]:
+    def speeds(self, setting: TunedSetting) -> tuple[list[float], list[float]]:
         """(tokens/s of the trials that count, of the others).
 
         Those of the final count, where there are any: what a search chose for its luck is measured anew there.
@@ -388,8 +388,8 @@ class Tuning:
         return (final, before) if final else (before, [])
 
     def spread(self, index: int) -> Spread:
-        """Tokens/s of a setting that came through."""
-        return spread(self._speeds(self.experiment.space[index].setting)[0])
+        """Tokens/s of a setting that succeeded."""
+        return spread(self.speeds(self.experiment.space[index].setting)[0])
 
     def ratio(self, index: int, rival: int) -> Spread | None:
         """By how much one setting is faster than another, repetition by repetition of the final."""
@@ -402,79 +402,10 @@ class Tuning:
         """Whether settings were held against each other: else nothing is worth keeping."""
         return len({kept.setting for kept in self.kept}) > 1 or len(self.experiment.space) == 1
 
-    def trials(self) -> list[TuneTrial]:
-        """A row for each setting, in the order in which they were first measured."""
-        rows: dict[TunedSetting, list[Kept]] = {}
-        for kept in self.kept:
-            rows.setdefault(kept.setting, []).append(kept)
-        made = []
-        for index, (setting, mine) in enumerate(rows.items()):
-            speeds, before = self._speeds(setting)
-            prompts = [kept.prompt_tokens_per_s for kept in mine if kept.prompt_tokens_per_s]
-            made.append(
-                TuneTrial(
-                    index,
-                    setting,
-                    mine[0].predicted_tokens_per_s,
-                    spread(speeds) if speeds else None,
-                    spread(prompts).median if prompts else None,
-                    sum(kept.seconds for kept in mine),
-                    mine[0].why,
-                    next((kept.failure for kept in mine if kept.failure), None),
-                    tuple(before),
-                )
-            )
-        return made
-
-    def document(self, *, interrupted: bool = False) -> TuneDocument:
-        """Everything that has been measured so far; nothing is saved yet."""
-        rows = self.trials()
-        place = {row.setting: row.index for row in rows}
-        space, first = self.experiment.space, self.experiment.first[0]
-        winner = self.winner()
-
-        def row(index: int | None) -> int | None:
-            return None if index is None else place.get(space[index].setting)
-
-        return TuneDocument(
-            pair=self.experiment.pair,
-            machine=machine(),
-            settings=settings_of(self.experiment.spec)
-            | {
-                "space": len(space),
-                "threshold": self.experiment.threshold,
-                "budget_s": self.experiment.budget_s,
-                "repeats": self.experiment.repeats,
-                "results": str(self.log.path),
-            },
-            trials=tuple(rows),
-            winner=row(winner),
-            baseline=row(first),
-            target_only=row(self.target_only()),
-            gain=self.ratio(winner, first) if winner is not None and winner != first else None,
-            stopped=self.stopped,
-            saved=None,
-            explanation=tuple(explanation(self)),
-            notes=(*self.experiment.notes, *self.log.notes, *_drift(rows)),
-            interrupted=interrupted,
-        )
-
 
 def out_of_memory(failure: Failure) -> bool | None:
-    """Whether a trial failed for want of memory, by what it said; None if that tells nothing."""
+    """Whether a trial failed for lack of memory, by its message; None if that is not clear."""
     return any(word in failure.error.lower() for word in _MEMORY_WORDS) or None
-
-
-def _drift(rows: list[TuneTrial]) -> tuple[str, ...]:
-    """What is to be said if the machine was slower or faster in the final than in the search."""
-    again = [row for row in rows if row.tokens_per_s and row.searched]
-    ratios = [row.tokens_per_s.median / spread(row.searched).median for row in again if row.tokens_per_s]
-    change = spread(ratios).median - 1 if ratios else 0.0
-    if abs(change) < _DRIFT:
-        return ()
-    how = "slower" if change < 0 else "faster"
-    said = f"the machine was {abs(change):.0%} {how} in the final than in the search: heat, or another program"
-    return (f"{said}; only rows of the final are to be held against each other",)
 
 
 def _minutes(seconds: float) -> str:

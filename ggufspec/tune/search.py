@@ -1,6 +1,6 @@
 """The search for the fastest setting: which to measure next, given the planner's predictions and what was measured.
 
-Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`Search` by ask and tell.
+Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`Search` by suggest and observe.
 
 What is learned is by how much the planner is wrong. The logarithm of measured ÷ predicted is a sum of what is wrong
 with its parts: a device that is slower than its data sheet says changes a setting by that device's share of the time,
@@ -34,7 +34,7 @@ _USUAL_NOISE, _NOISE_SPREAD = 0.02, 0.7
 _EDGE, _EDGE_SPREAD = 1.0, 0.04  # of a card's memory: where trials begin to fail
 _HOPELESS = 1e-3  # chance to fit
 _FEWEST = 6  # trials before the search may stop
-_SAME_FAILED = 2  # failures with one value that never came through, until it is given up
+_SAME_FAILED = 2  # failures with one value that never succeeded, until it is given up
 _CLEARLY = 5  # times the noise of a trial: slower by so much is no matter of luck
 
 
@@ -84,9 +84,9 @@ class Search:
         self._out = np.zeros(len(self.candidates), bool)
         self._mean, self._sd = self._prior.copy(), np.sqrt(self._variance(np.arange(len(self.candidates))))
 
-    # ---- asking and telling
+    # ---- suggesting and observing
 
-    def ask(self) -> Next | Done:
+    def suggest(self) -> Next | Done:
         """The next trial, or why there is none. Asking again without telling gives the same answer."""
         tried = {index for index, _ in self._measured} | set(self._failed)
         for index in self.first:
@@ -103,7 +103,7 @@ class Search:
         if not self._measured and self.trials:  # everything has failed so far: as little memory as there is
             left = [i for i in range(len(self.candidates)) if i not in tried and not self._out[i]]
             if not left or self.trials >= _FEWEST:
-                return Done(f"none of {self.trials} settings came through, the smallest neither")
+                return Done(f"none of {self.trials} settings succeeded, not even the smallest")
             index = min(left, key=lambda i: (float(self._use[i].max()), -self._mean[i]))
             return self._next(index, math.inf, "all before it failed: the smallest")
         gain = float(gains[index])
@@ -113,14 +113,14 @@ class Search:
             return Done(f"no other setting promises {self.threshold:.1%} or more")
         return self._next(index, gain, self._why(index))
 
-    def tell(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
+    def observe(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
         """What came of a trial.
 
         Args:
             index: its setting.
             tokens_per_s: what was measured; None: it failed. Then what needs as much memory or more is out.
-            of_memory: whether it failed for want of memory; None: probably, unless a setting that needs more came
-                through before. Of other failures two with one value that never came through give that value up.
+            of_memory: whether it failed for want of memory; None: probably, unless a setting that needs more
+                succeeded before. Of other failures two with one value that never succeeded give that value up.
         """
         self.trials += 1
         if tokens_per_s is not None and tokens_per_s > 0:
@@ -156,7 +156,7 @@ class Search:
     # ---- what is believed
 
     def best(self) -> int | None:
-        """The measured setting that is believed to be the fastest; None if none came through."""
+        """The measured setting that is believed to be the fastest; None if all failed."""
         tried = {index for index, _ in self._measured}
         return max(tried, key=lambda index: self._mean[index], default=None)
 
@@ -169,11 +169,11 @@ class Search:
     def finalists(self, planned: Sequence[int]) -> list[int]:
         """Measured settings that are worth measuring again side by side, the most important first.
 
-        The best; of the target alone the setting that was seen to be the fastest, unless it is clearly slower than the
+        The best; the target-only setting that was measured to be the fastest, unless it is clearly slower than the
         best, and the one that is believed to be it; what was planned; the other leaders.
 
         Args:
-            planned: the planner's choices; those that came through are among them.
+            planned: the planner's choices; those that succeeded are among them.
         """
         seen: dict[int, list[float]] = {}
         for index, value in self._measured:
@@ -236,7 +236,7 @@ class Search:
         return gains
 
     def _chance(self) -> Array:
-        """The chance of each to fit: the edge is somewhere between what came through and what failed."""
+        """The chance of each to fit: the edge is somewhere between what succeeded and what failed."""
         chance = np.ones(len(self.candidates))
         for device in range(self._use.shape[1]):
             use = self._use[:, device]

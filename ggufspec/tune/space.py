@@ -96,35 +96,35 @@ def policies(draft_max: int) -> tuple[tuple[str, int], ...]:
 
 
 def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
-    """What is different in ``new``, in words."""
-    said = []
+    """The changes from ``old`` to ``new``, for people."""
+    changes = []
     if old.drafted and not new.drafted:
-        said.append("no draft")
+        changes.append("no draft")
     elif new.drafted and new.drafter != old.drafter:
-        said.append(
-            {"draft": "the draft model alone", "lookup": "the lookup alone", "both": "draft and lookup"}[new.drafter]
+        changes.append(
+            {"draft": "only the draft model", "lookup": "only the lookup", "both": "draft and lookup"}[new.drafter]
         )
     if new.gpu_layers != old.gpu_layers:
-        said.append(f"{new.gpu_layers} target layers")
+        changes.append(f"{new.gpu_layers} target layers")
     if new.drafted and new.drafter != "lookup" and new.gpu_layers_draft != old.gpu_layers_draft:
-        said.append(f"{new.gpu_layers_draft} draft layers")
+        changes.append(f"{new.gpu_layers_draft} draft layers")
     if new.n_cpu_moe != old.n_cpu_moe:
-        said.append(f"experts of {new.n_cpu_moe} blocks on the CPU")
+        changes.append(f"experts of {new.n_cpu_moe} blocks on the CPU")
     if new.drafted and (not old.drafted or (new.draft_policy, new.draft_max) != (old.draft_policy, old.draft_max)):
-        said.append(drafts(new))
+        changes.append(drafts(new))
     if (new.cache_type_k, new.cache_type_v) != (old.cache_type_k, old.cache_type_v):
-        said.append(f"{new.cache_type_k} cache")
+        changes.append(f"{new.cache_type_k} cache")
     if new.flash_attn != old.flash_attn:
-        said.append(f"flash attention {new.flash_attn}")
+        changes.append(f"flash attention {new.flash_attn}")
     if new.threads != old.threads:
-        said.append(counted(new.threads, "thread"))
+        changes.append(counted(new.threads, "thread"))
     if new.ubatch_size != old.ubatch_size:
-        said.append(f"micro-batch {new.ubatch_size}")
-    return tuple(said)
+        changes.append(f"micro-batch {new.ubatch_size}")
+    return tuple(changes)
 
 
 def drafts(setting: TunedSetting) -> str:
-    """How far a setting drafts, in words."""
+    """The draft length of a setting, for people."""
     return f"adaptive, ≤ {setting.draft_max}" if setting.draft_policy == "adaptive" else f"always {setting.draft_max}"
 
 

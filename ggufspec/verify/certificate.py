@@ -92,7 +92,7 @@ class Ask:
     @property
     def rule(self) -> str:
         """The exact rule's name for it."""
-        return "keyed" if self.sampling.temperature else "greedy"
+        return "coupled" if self.sampling.temperature else "greedy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def compare(
     given: Mapping[Policy, Sequence[Answer]],
     explained: Mapping[Parting, Divergence] | None = None,
 ) -> list[Check]:
-    """A check for the greedy answers and one for those with keyed noise.
+    """A check for the greedy answers and one for those with coupled noise.
 
     A policy that drafted nothing, as the adaptive one does where no draft pays, shows nothing: its answers are compared
     and are not counted among those that the check rests on.
@@ -177,7 +177,7 @@ def compare(
         given: what came with the drafter.
         explained: for the default mode, what was found out about answers that differ.
     """
-    return [_compare(section, drafter, rule, alone, given, explained or {}) for rule in ("greedy", "keyed")]
+    return [_compare(section, drafter, rule, alone, given, explained or {}) for rule in ("greedy", "coupled")]
 
 
 def _compare(
@@ -199,7 +199,7 @@ def _compare(
         differences.append(
             Difference(
                 prompt=answer.ask.prompt,
-                seed=answer.ask.sampling.seed if rule == "keyed" else None,
+                seed=answer.ask.sampling.seed if rule == "coupled" else None,
                 policy=str(policy),
                 position=at,
                 target_only=expected[at] if at < len(expected) else None,
@@ -229,7 +229,7 @@ def _check(
     """A check of answers; where no token was drafted there is nothing that it could claim."""
     drafted = sum(answer.drafted for answer in answers)
     idle = status == PASSED and not drafted and drafter != TARGET_ONLY
-    seeds = {answer.ask.sampling.seed for answer in answers if answer.ask.rule == "keyed"}
+    seeds = {answer.ask.sampling.seed for answer in answers if answer.ask.rule == "coupled"}
     return Check(
         section=section,
         drafter=drafter,

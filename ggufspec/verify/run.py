@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ggufspec import plain, worker
 from ggufspec.bench import divergence
-from ggufspec.bench.trial import Placed
+from ggufspec.bench.trial import LoadedModel
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.loop import Round
@@ -53,8 +53,8 @@ class Result:
     """What was checked. ``finished`` is False after a stop: checks are missing then."""
 
     checks: tuple[Check, ...]
-    target: Placed | None
-    draft: Placed | None
+    target: LoadedModel | None
+    draft: LoadedModel | None
     notes: tuple[str, ...]
     finished: bool
 
@@ -76,7 +76,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         finished = True
     except _StoppedError:
         finished = False
-    return Result(tuple(job.checks), *job.placed, tuple(job.notes), finished)
+    return Result(tuple(job.checks), *job.models, tuple(job.notes), finished)
 
 
 def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Result:
@@ -107,7 +107,7 @@ class _Job:
         self.spec = replace(spec, options=replace(spec.options, threads=spec.options.threads or host.physical_cores()))
         self.checks: list[Check] = []
         self.notes: list[str] = []
-        self.placed: tuple[Placed | None, Placed | None] = (None, None)
+        self.models: tuple[LoadedModel | None, LoadedModel | None] = (None, None)
         self._emit, self._stopping = emit, stopping
         self._done, self._total = 0, answers_asked(spec)
 
@@ -164,7 +164,7 @@ class _Job:
         """The target's own probabilities, for what the residual rule drew; target-only's samples are the control."""
         legs: dict[tuple[str, str], dict[Policy | None, list[Answer]]] = {}
         if "exact" in self.spec.rules:
-            legs[TARGET_ONLY, "keyed"] = {None: self._ask(drawn_asks(self.spec, 0), None)}
+            legs[TARGET_ONLY, "coupled"] = {None: self._ask(drawn_asks(self.spec, 0), None)}
         if "residual" in self.spec.rules:
             for drafter in self.spec.drafters:
                 legs[drafter, "residual"] = {
@@ -236,7 +236,7 @@ class _Job:
         )
         self._say(what)
         with SpeculativeDecoder(spec.target, own, options, cache=cache_folder()) as decoder:
-            self.placed = (_placed(decoder.target), _placed(decoder.draft) or self.placed[1])
+            self.models = (_loaded(decoder.target), _loaded(decoder.draft) or self.models[1])
             answers = []
             for ask in asks:
                 answers.append(self._answer(decoder, ask, alone="" if drafter else "target"))
@@ -274,10 +274,10 @@ class _Job:
             self._emit({"event": "check", "check": asdict(check)})
 
 
-def _placed(model: Model | None) -> Placed | None:
+def _loaded(model: Model | None) -> LoadedModel | None:
     if model is None:
         return None
-    return Placed(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
+    return LoadedModel(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
 
 
 def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:

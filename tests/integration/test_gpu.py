@@ -59,7 +59,7 @@ def test_the_planned_placement_loads_and_is_within_a_layer_of_the_largest(lab: L
 def test_strict_mode_gives_the_target_s_own_text(lab: Lab) -> None:
     found = named(evidence_exact.exact_tasks(lab), "certificate").run(lab)
     assert found.passed, found.text
-    assert {check.rule for check in found.checks if check.section == "strict"} == {"greedy", "keyed"}
+    assert {check.rule for check in found.checks if check.section == "strict"} == {"greedy", "coupled"}
 
 
 def test_a_hopeless_draft_costs_little(lab: Lab) -> None:

@@ -1,0 +1,166 @@
+"""What a tuning found, as its document, and why it chose what it chose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from ggufspec.bench.statistics import spread
+from ggufspec.bench.summary import machine, settings_of
+from ggufspec.display import counted
+from ggufspec.schema.base import Spread
+from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
+from ggufspec.tune.run import Measurement, Tuning
+from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
+
+_SAME = 1.0
+_FEWEST = 3  # trials side by side, for an interval to mean something
+_MOST_EFFECTS = 8
+_DRIFT = 0.1  # share by which the machine's speed in the final and in the search may differ without a note
+
+
+def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
+    """Everything that has been measured so far; nothing is saved yet."""
+    rows = _trials(tuning)
+    place = {row.setting: row.index for row in rows}
+    space, first = tuning.experiment.space, tuning.experiment.first[0]
+    winner = tuning.winner()
+
+    def row(index: int | None) -> int | None:
+        return None if index is None else place.get(space[index].setting)
+
+    return TuneDocument(
+        pair=tuning.experiment.pair,
+        machine=machine(),
+        settings=settings_of(tuning.experiment.spec)
+        | {
+            "space": len(space),
+            "threshold": tuning.experiment.threshold,
+            "budget_s": tuning.experiment.budget_s,
+            "repeats": tuning.experiment.repeats,
+            "results": str(tuning.log.path),
+        },
+        trials=tuple(rows),
+        winner=row(winner),
+        baseline=row(first),
+        target_only=row(tuning.target_only()),
+        gain=tuning.ratio(winner, first) if winner is not None and winner != first else None,
+        stopped=tuning.stopped,
+        saved=None,
+        explanation=tuple(explanation(tuning)),
+        notes=(*tuning.experiment.notes, *tuning.log.notes, *_drift(rows)),
+        interrupted=interrupted,
+    )
+
+
+def _trials(tuning: Tuning) -> list[TuneTrial]:
+    """A row for each setting, in the order in which they were first measured."""
+    rows: dict[TunedSetting, list[Measurement]] = {}
+    for kept in tuning.kept:
+        rows.setdefault(kept.setting, []).append(kept)
+    made = []
+    for index, (setting, mine) in enumerate(rows.items()):
+        speeds, before = tuning.speeds(setting)
+        prompts = [kept.prompt_tokens_per_s for kept in mine if kept.prompt_tokens_per_s]
+        made.append(
+            TuneTrial(
+                index,
+                setting,
+                mine[0].predicted_tokens_per_s,
+                spread(speeds) if speeds else None,
+                spread(prompts).median if prompts else None,
+                sum(kept.seconds for kept in mine),
+                mine[0].why,
+                next((kept.failure for kept in mine if kept.failure), None),
+                tuple(before),
+            )
+        )
+    return made
+
+
+def _drift(rows: list[TuneTrial]) -> tuple[str, ...]:
+    """A note if the machine was slower or faster in the final than in the search."""
+    again = [row for row in rows if row.tokens_per_s and row.searched]
+    ratios = [row.tokens_per_s.median / spread(row.searched).median for row in again if row.tokens_per_s]
+    change = spread(ratios).median - 1 if ratios else 0.0
+    if abs(change) < _DRIFT:
+        return ()
+    how = "slower" if change < 0 else "faster"
+    text = f"the machine was {abs(change):.0%} {how} in the final than in the search: heat, or another program"
+    return (f"{text}; compare only rows of the final with each other",)
+
+
+def explanation(tuning: Tuning) -> list[str]:
+    """Why this setting, a sentence each."""
+    space, first = tuning.experiment.space, tuning.experiment.first[0]
+    rows, winner = _trials(tuning), tuning.winner()
+    failed, count = sum(row.tokens_per_s is None for row in rows), len(tuning.kept)
+    sentences = [
+        f"{len(rows)} of {len(space):,} settings {'was' if len(rows) == 1 else 'were'} measured, "
+        f"{counted(count, 'trial')} in all"
+        + (f", {tuning.resumed} of them by an earlier search" if tuning.resumed else "")
+        + (f"; {failed} failed, and settings that need more memory were left out." if failed else ".")
+    ]
+    if winner is None:
+        return [*sentences, "All failed."]
+    if tuning.stopped:
+        sentences.append(f"The search ended: {tuning.stopped}.")
+    sentences.append(
+        f"The planner's predictions were off by a factor of {math.exp(tuning.search.error()):.2f} in the median; "
+        "every measurement corrected them for all similar settings."
+    )
+    sentences += (f"{change}: {gain}." for change, gain in _effects(space, tuning.measured(), tuning.spread).items())
+    best = space[winner].setting
+    if winner == first:
+        beaten = "beat it side by side" if tuning.rounds() else "that was measured beat it"
+        sentences.append(
+            f"What was planned is the fastest: no other setting {beaten}."
+            if len(rows) > 1
+            else "Only what was planned was measured."
+        )
+    elif first in tuning.measured():
+        changed = ", ".join(difference(space[first].setting, best))
+        sentences.append(
+            f"Against what was planned the winner has: {changed}{_ratio_text(tuning.ratio(winner, first))}."
+        )
+    alone = tuning.target_only()
+    if not best.drafted:
+        sentences.append("No draft is worth it here: target-only is the fastest.")
+    elif alone is not None:
+        ratio = _ratio_text(tuning.ratio(winner, alone), comma=" it is")
+        sentences.append(f"Against the fastest target-only setting{ratio}." if ratio else "Target-only is slower.")
+    prompts = {row.setting: row.prompt_tokens_per_s for row in rows}
+    planned_speed, own_speed = prompts.get(space[first].setting), prompts.get(best)
+    if best.ubatch_size != DEFAULT_MICRO_BATCH and planned_speed and own_speed:
+        sentences.append(
+            f"The micro-batch of {best.ubatch_size} makes room for layers; prompts are processed at {own_speed:.0f} "
+            f"tokens/s instead of {planned_speed:.0f}."
+        )
+    return sentences
+
+
+def _ratio_text(ratio: Spread | None, comma: str = ":") -> str:
+    if ratio is None:
+        return ""
+    low, high = ratio.ci95
+    if len(ratio.samples) < _FEWEST:
+        return f"{comma} {ratio.median:.2f}× as fast, from too few trials for an interval"
+    doubt = "" if low > _SAME or high < _SAME else ", which is within the noise"
+    return f"{comma} {ratio.median:.2f}× as fast (95 % interval {low:.2f} to {high:.2f}){doubt}"
+
+
+def _effects(space: Sequence[Candidate], measured: Sequence[int], spread_of: Callable[[int], Spread]) -> dict[str, str]:
+    """The effect of single changes, where two settings were measured that differ in nothing else."""
+    found: dict[str, list[float]] = {}
+    for left in sorted(measured):
+        for right in sorted(measured):
+            old, new = space[left].setting, space[right].setting
+            changed = [key for key, value in asdict(old).items() if asdict(new)[key] != value]
+            if len(changed) == 1 and left < right:
+                names = difference(old, new)
+                if names:
+                    found.setdefault(f"{names[0].capitalize()} instead of {getattr(old, changed[0])}", []).append(
+                        spread_of(right).median / spread_of(left).median
+                    )
+    return {change: f"{spread(ratios).median - 1:+.0%}" for change, ratios in list(found.items())[:_MOST_EFFECTS]}
