@@ -382,7 +382,7 @@ def raw(data: bytes) -> Make:
 
 
 ESCAPES = "\x1b]0;taken\x07\x1b[2J\x9b31m\u202edetpircs\x00"
-SAID = str(Path(__file__).with_name("said.txt"))
+MESSAGE = str(Path(__file__).with_name("message.txt"))
 
 
 def gguf_rows() -> Iterator[Row]:
@@ -462,7 +462,9 @@ def gguf_rows() -> Iterator[Row]:
         for name in ("2⁶³ tensors", "a string's length of 2⁶⁴-1", "a tensor of 2³² × 2³²", "no data"):
             if command.startswith(("run", "quantize")) or name == "a tensor of 2³² × 2³²":
                 code = 0 if command.startswith("export") else 1  # which reads no header where there is no card
-                yield Row(f"GGUF: {name}: {command.split()[0]}", command, code, files[name], "model.gguf", stdin=SAID)
+                yield Row(
+                    f"GGUF: {name}: {command.split()[0]}", command, code, files[name], "model.gguf", stdin=MESSAGE
+                )
     escaped = ESCAPES.replace("\x00", "")
     for name, keys in {
         "architecture": changed("general.architecture", STRING, text(escaped)),
@@ -677,10 +679,10 @@ def json_rows() -> Iterator[Row]:
         says = "result.json" if kind != "/dev/null" else "is empty"
         yield Row(f"result: {name}", "report {file}", 1, special(kind), "result.json", says=says)
     for name in ("torn", "deep lists", "20 MB", "not a number"):
-        yield Row(f"conversation: {name}", "chat demo --load {file}", 1, files[name], "chat.json", stdin=SAID)
+        yield Row(f"conversation: {name}", "chat demo --load {file}", 1, files[name], "chat.json", stdin=MESSAGE)
     for name, kind in SPECIAL.items():
         if kind in ("folder", "pipe", "/dev/zero"):
-            yield Row(f"conversation: {name}", "chat demo --load {file}", 1, special(kind), "chat.json", stdin=SAID)
+            yield Row(f"conversation: {name}", "chat demo --load {file}", 1, special(kind), "chat.json", stdin=MESSAGE)
     for name, make in {
         "no samples": broken(((*runs, "tokens_per_s", "samples"), [])),
         "a winner that is not there": tuned(winner=10**9, baseline=10**9, target_only=10**9),
@@ -772,7 +774,7 @@ def template_rows() -> Iterator[Row]:
             with_template(source),
             "model.gguf",
             says,
-            SAID,
+            MESSAGE,
             seconds=15.0,
         )
 

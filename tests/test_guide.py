@@ -105,6 +105,16 @@ def test_links_lead_to_files(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
+OTHERS = {"json.py", "numpy.py", "file_download.py"}  # files of Python and of huggingface_hub
+
+
+def test_files_that_are_named_exist() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for page in [*PAGES, *INDEXES, *(ROOT / "docs" / "decisions").glob("0*.md")]:
+        for name in re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|h|json|toml|md))`", page.read_text(encoding="utf-8")):
+            assert name in OTHERS or any(f"/{path}".endswith(f"/{name}") for path in listed), (page.name, name)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=name_of)
 def test_the_index_has_every_document(page: Path) -> None:
     index = (page.parent / "README.md").read_text(encoding="utf-8")
