@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ggufspec.api import load_pair, plan_pair
     from ggufspec.bench.pair import bench_pair
     from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.decoding.pair import load_pair, plan_pair
     from ggufspec.decoding.sampling import Sampling
     from ggufspec.errors import GgufspecError, ModelError, UsageError
     from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
@@ -30,9 +30,9 @@ _HOMES = {
     "UsageError": "ggufspec.errors",
     "bench_pair": "ggufspec.bench.pair",
     "demo_pair": "ggufspec.models.profile",
-    "load_pair": "ggufspec.decoding.pair",
+    "load_pair": "ggufspec.api",
     "load_profile": "ggufspec.models.profile",
-    "plan_pair": "ggufspec.decoding.pair",
+    "plan_pair": "ggufspec.api",
 }
 
 __all__ = [

@@ -3,7 +3,7 @@
 A row is a field of :class:`Settings` whose metadata is an :class:`Option`. To add an option, add one field here, and
 use ``settings.NAME`` where it counts. What reads the rows:
 
-- the command line: :mod:`ggufspec.cli.given` makes the parameters of a command from the groups that the command takes
+- the command line: :mod:`ggufspec.cli.parameters` makes the parameters of a command from the groups that it takes
 - profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`)
 - ``bench --sweep``: rows with ``sweep`` may have a list (:meth:`Option.parse_list`, by the row's type)
 - ``tune``: rows with ``tune`` are searched unless they are given
@@ -310,19 +310,19 @@ class Settings:
 
     # ---- which models
     pair: str | None = option(
-        help="A profile's name or path; the bundled demo pair if none.", group="pair", metavar="PAIR"
+        help="A profile's name or path; the bundled demo pair if none.", group="profile", metavar="PAIR"
     )
     model: str | None = option(
         *("-m", "--model"),
         help="The target's GGUF file.",
-        group="pair",
+        group="files",
         metavar="FILE",
         variable="MODEL",
     )
     model_draft: str | None = option(
         *("-md", "--model-draft"),
         help="The draft's GGUF file.",
-        group="pair",
+        group="files",
         metavar="FILE",
         variable="MODEL_DRAFT",
     )
@@ -415,7 +415,7 @@ class Settings:
         most=MAX_COUNT,
         shown="auto",
         usual="--n-cpu-moe 10",
-        label="blocks with experts on the CPU",
+        label="CPU expert blocks",
         profile=True,
         sweep=True,
         tune=True,
@@ -493,7 +493,7 @@ class Settings:
     draft_max: int | None = option(
         "--draft-max",
         help="The longest draft of a round, in tokens.",
-        group="draft length",
+        group="drafting",
         least=1,
         most=MAX_WIDTH - 1,
         shown=f"{DRAFT_MAX}; if fixed, what the plan finds best, or {FIXED_DRAFT_MAX}",
@@ -599,7 +599,7 @@ class Settings:
         *("-ub", "--ubatch-size"),
         help="Prompt tokens computed at once; fewer take less memory.",
         group="context",
-        least=1,
+        least=0,
         most=MAX_MICRO_BATCH,
         shown="512",
         usual=f"1 to {MAX_MICRO_BATCH}; 512 is usual",
@@ -793,8 +793,8 @@ def names(**properties: Any) -> tuple[str, ...]:
     )
 
 
-def of_keywords(keywords: Mapping[str, Any]) -> Settings:
-    """Settings of a Python caller's keywords; None is not given.
+def of_keywords(keywords: Mapping[str, Any], **more: Any) -> Settings:
+    """Settings of a Python caller's keywords, and of ``more`` that are parameters of their own; None is not given.
 
     Raises:
         UsageError: a name is not known, the nearest is named; or a value is refused.
@@ -805,7 +805,7 @@ def of_keywords(keywords: Mapping[str, Any]) -> Settings:
             near = difflib.get_close_matches(OLD_NAMES.get(name, name), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "known options: " + ", ".join(known)
             raise UsageError(f"there is no option {name!r}", hint)
-    return Settings(**keywords)
+    return Settings(**keywords, **more)
 
 
 def renamed(value: Any) -> Any:

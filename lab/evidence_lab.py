@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ggufspec.api import question
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.placing import question
 from ggufspec.display import gib
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, host

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import shapes
 
+from ggufspec.api import question, with_placement
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.placing import placed, question
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
@@ -272,8 +272,8 @@ def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int 
 def first_choices(machine: Simulated) -> list[int]:
     """The planner's pair and its target alone."""
     plan, options = machine.plan, machine.options
-    pair = placed(options, plan.pair, draft_max=15) if plan.pair else None
-    alone = replace(placed(options, plan.alone, draft_max=15), drafters=())
+    pair = with_placement(options, plan.pair, draft_max=15) if plan.pair else None
+    alone = replace(with_placement(options, plan.alone, draft_max=15), drafters=())
     found = [nearest(machine.space, pair, drafted=True) if pair else None, nearest(machine.space, alone, drafted=False)]
     chosen = found if plan.choice == "speculative" else found[::-1]
     return [index for index in chosen if index is not None]

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.cli import options
-from ggufspec.decoding.options import POLICIES, DecoderOptions, check_rule, is_lossy
-from ggufspec.decoding.planned import decoder_options
+from ggufspec.api import decoder_options
+from ggufspec.cli import inputs
+from ggufspec.decoding.options import DecoderOptions, check_rule, is_lossy
 from ggufspec.errors import UsageError
-from ggufspec.models.profile import Settings
-from ggufspec.settings import DRAFTERS, drafter_text, parse_drafters
-
-
-def test_the_command_line_knows_every_drafter_and_policy() -> None:
-    assert tuple(options.Drafter) == (*DRAFTERS, "both", "none")
-    assert tuple(options.Policy) == POLICIES
+from ggufspec.settings import DRAFTERS, POLICIES, Settings, drafter_text, parse_drafters
 
 
 @pytest.mark.parametrize(
@@ -105,22 +99,22 @@ def test_rules_that_are_none(rule: str) -> None:
     ],
 )
 def test_how_far_is_drafted(policy: str, flag: int | None, profile: int | None, wanted: int) -> None:
-    made = decoder_options(Settings(draft_max=profile), draft_policy=policy, draft_max=flag)
+    made = decoder_options(Settings(draft_policy=policy, draft_max=flag).over(Settings(draft_max=profile)))
     assert (made.draft_max, made.draft_policy) == (wanted, policy)
 
 
 def test_both_draft_unless_one_is_named() -> None:
     assert decoder_options(Settings()).drafter == "both"
-    named = decoder_options(Settings(), drafter=options.Drafter.LOOKUP)
+    named = decoder_options(Settings(drafter="lookup"))
     assert named.drafter == "lookup"
 
 
 def test_a_schema_becomes_a_grammar_and_no_grammar_none(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text('{"type": "boolean"}')
-    assert options.read_grammar(None, None, None, None) == ""
-    from_text = options.read_grammar(None, None, '{"type": "boolean"}', None)
-    assert from_text == options.read_grammar(None, None, None, file)
+    assert inputs.grammar(Settings()) == ""
+    from_text = inputs.grammar(Settings(json_schema='{"type": "boolean"}'))
+    assert from_text == inputs.grammar(Settings(json_schema_file=file))
     assert "root ::=" in from_text
     file.write_text('root ::= "é"', encoding="utf-8")
-    assert options.read_grammar(None, file, None, None) == options.read_grammar('root ::= "é"', None, None, None)
+    assert inputs.grammar(Settings(grammar_file=file)) == inputs.grammar(Settings(grammar='root ::= "é"'))

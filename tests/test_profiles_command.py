@@ -13,10 +13,11 @@ import shapes
 from processes import Cli, plain, rest
 from server import COMMIT, serving
 
-from ggufspec.cli import planned
+from ggufspec import api
 from ggufspec.cli.app import main
 from ggufspec.models.profile import bundled_folder
 from ggufspec.planning.survey import Site
+from ggufspec.settings import Settings
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 TARGET, DRAFT = "user/big-GGUF:Q4_K_M", "user/small-GGUF:Q8_0"
@@ -98,13 +99,13 @@ def test_the_list_asks_nobody(cli: Cli, hub) -> None:
 def test_on_a_card_the_list_says_how_many_layers_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    here = planned.site
+    here = api.site
 
-    def with_a_card(asked: planned.Asked, threads: int) -> Site:
-        found = here(replace(asked, vram=("24GiB",)), threads)
+    def with_a_card(given: Settings, threads: int) -> Site:
+        found = here(replace(given, vram=("24GiB",)), threads)
         return replace(found, machine=replace(found.machine, memory_bytes=64 << 30))
 
-    monkeypatch.setattr(planned, "site", with_a_card)
+    monkeypatch.setattr(api, "site", with_a_card)
     monkeypatch.setenv("COLUMNS", "120")
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from properties import examples
 
+from ggufspec.api import question, with_placement
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.placing import Layers, placed, question
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
@@ -21,6 +21,7 @@ from ggufspec.planning.memory import HOST, Bytes, estimate
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.search import make_plan, sweep
 from ggufspec.planning.speed import DeviceSpeed, MachineSpeed, pass_s
+from ggufspec.settings import Settings
 
 GIB = 2**30
 
@@ -52,7 +53,7 @@ def machine(*gib, host=40e9, card=800e9, headroom=0, overhead=0):
 
 def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=0.7, options=None, **more):
     options = options or DecoderOptions(ctx_size=4096, threads=4)
-    return question(model(target), model(draft) if draft else None, options, acceptance, **more)
+    return question(model(target), model(draft) if draft else None, options, acceptance, Settings(**more))
 
 
 def exact(asked, machine):
@@ -127,7 +128,7 @@ def test_without_a_card_everything_is_on_the_host(model):
 
 def test_layers_that_are_asked_for_are_kept(model):
     here = machine(24)
-    plan = make_plan(ask(model, layers=Layers(30), draft_layers=Layers(0)), here)
+    plan = make_plan(ask(model, gpu_layers=30, gpu_layers_draft=0), here)
     assert (plan.pair.target.gpu_layers, plan.pair.draft.gpu_layers) == (30, 0)
     assert plan.alone.target.gpu_layers > 60  # the rival is free
 
@@ -136,7 +137,7 @@ def test_layers_that_do_not_fit_are_refused_with_the_figures(model):
     with pytest.raises(
         UsageError, match=r"needs 2\d\.\d\d GiB of GPU0 at least, and the budget is 24\.00 GiB"
     ) as error:
-        make_plan(ask(model, layers=Layers(81)), machine(24))
+        make_plan(ask(model, gpu_layers=81), machine(24))
     assert "auto" in error.value.hint
 
 
@@ -149,15 +150,15 @@ def test_a_card_too_small_for_anything_is_left_alone(model):
 
 
 def test_more_layers_than_there_are_are_all_of_them(model):
-    here, everything = machine(80), Layers(99)
-    plan = make_plan(ask(model, layers=everything, draft_layers=everything), here)
+    here, everything = machine(80), 99
+    plan = make_plan(ask(model, gpu_layers=everything, gpu_layers_draft=everything), here)
     assert (plan.pair.target.gpu_layers, plan.pair.draft.gpu_layers) == (81, 33)
-    assert plan.pair == make_plan(ask(model, layers=Layers(-1), draft_layers=Layers(-1)), here).pair
+    assert plan.pair == make_plan(ask(model, gpu_layers=-1, gpu_layers_draft=-1), here).pair
 
 
 def test_what_is_absurd_is_wrong_usage(model):
     with pytest.raises(UsageError, match="no experts"):
-        ask(model, layers=Layers(n_cpu_moe=3))
+        ask(model, n_cpu_moe=3)
     with pytest.raises(UsageError, match="no share"):
         ask(model, acceptance=1.5)
 
@@ -166,11 +167,11 @@ def test_a_smaller_cache_is_chosen_only_where_it_is_allowed_and_faster(model):
     here = machine(24)
     options = DecoderOptions(ctx_size=32768, threads=4)
     plain = make_plan(ask(model, options=options), here)
-    allowed = make_plan(ask(model, options=options, kv_types=(("q8_0", "q8_0"),)), here)
+    allowed = make_plan(ask(model, options=options, allow_kv=("q8_0",)), here)
     assert plain.pair.context.cache_type_k == "f16"
     assert (allowed.pair.context.cache_type_k, allowed.pair.context.cache_type_v) == ("q8_0", "q8_0")
     assert allowed.pair.target.gpu_layers > plain.pair.target.gpu_layers
-    assert placed(options, allowed.pair).cache_type_v == "q8_0"
+    assert with_placement(options, allowed.pair).cache_type_v == "q8_0"
 
 
 def test_experts_go_to_the_cpu_before_attention_does(model):

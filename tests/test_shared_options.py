@@ -9,13 +9,12 @@ import pytest
 from processes import Cli
 from typer.main import get_command
 
-from ggufspec import plan_pair
+from ggufspec import api, plan_pair
 from ggufspec.cli.app import app
-from ggufspec.decoding import planned
-from ggufspec.decoding.options import DRAFT_MAX, DecoderOptions
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import Placement, offloaded
-from ggufspec.models.profile import load_profile
+from ggufspec.settings import DRAFT_MAX, Settings
 
 CARD = ("--vram", "24GiB")
 EVERYTHING = ("-ngl", "99", "-ngld", "1000")
@@ -74,7 +73,7 @@ def test_a_keyword_takes_it() -> None:
     assert (plan.target.gpu_layers, plan.draft and plan.draft.gpu_layers) == (9, 3)
     few, many = (plan_pair("demo", vram="24GiB", gpu_layers=99, ubatch_size=size) for size in (32, 512))
     assert few.target.bytes["GPU0"]["compute"] < many.target.bytes["GPU0"]["compute"]
-    with pytest.raises(UsageError, match="micro-batch of 5000"):
+    with pytest.raises(UsageError, match="micro-batch 5000"):
         plan_pair("demo", vram="24GiB", ubatch_size=5000)
 
 
@@ -126,12 +125,12 @@ def test_the_longest_draft_is_explained_once() -> None:
 
 def test_a_plan_considers_drafts_as_long_as_the_decoder_s() -> None:
     """One default: what is planned, rehearsed and decoded is the same where nothing is said."""
-    chosen = planned.of_profile(load_profile("demo"))
-    asked = planned.asked(chosen, vram=["24GiB"])
-    plan = planned.make(chosen, planned.decoder_options(chosen.settings), asked).plan
+    pair = api.spec_of("demo")
+    given = Settings(vram=("24GiB",))
+    plan = api.make_plan(pair, given).plan
     assert plan.question.draft_max == DRAFT_MAX == DecoderOptions().draft_max
     assert plan.pair is not None
-    fixed = planned.place(chosen, planned.decoder_options(chosen.settings, draft_policy="fixed"), asked)
+    fixed = api.resolve(pair, replace(given, draft_policy="fixed"))
     assert fixed.pair.draft_max == plan.pair.draft_length
-    short = planned.place(chosen, planned.decoder_options(chosen.settings, draft_max=3), replace(asked, draft_max=3))
+    short = api.resolve(pair, replace(given, draft_max=3))
     assert (short.pair.draft_max, short.pair.draft_policy) == (3, "adaptive")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ggufspec.api import Resolved
 from ggufspec.bench import summary, trial, versus
 from ggufspec.bench.learned import learn
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.planned import Placed, of_pair
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
@@ -146,10 +146,10 @@ def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp
     monkeypatch.setattr(history, "record_acceptance", lambda *told: kept.append(told))
     monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
     target, draft = demo_pair()
-    files = of_pair(Pair("mine", target, draft))
+    files = Pair("mine", target, draft)
     for drafter in ("lookup", "both"):
         options = DecoderOptions(drafters=parse_drafters(drafter))
-        learn(files, Placed(options, options), [pair(drafters=(drafter,))])
+        learn(files, Resolved(options, options), [pair(drafters=(drafter,))])
     names = [known.header.fingerprint for known in read_headers([target, draft])]
     assert [told[1:] for told in kept] == [(*names, [7, 5], [8, 8])]
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ggufspec.api import Resolved
     from ggufspec.bench.trial import Result
-    from ggufspec.decoding.planned import Chosen, Placed
+    from ggufspec.models.profile import PairSpec
 
 
-def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
+def learn(pair: PairSpec, resolved: Resolved, results: Sequence[Result]) -> None:
     """Keep what speculative runs showed in the user's cache.
 
     Args:
-        chosen: the pair.
-        places: where it ran.
+        pair: what was measured.
+        resolved: where it ran.
         results: what was measured.
     """
     from ggufspec.bench.summary import by_position
@@ -27,33 +28,33 @@ def learn(chosen: Chosen, places: Placed, results: Sequence[Result]) -> None:
     from ggufspec.planning.history import record_acceptance
 
     every = [answer.statistics for result in results for answer in result.answers]
-    if not every or not chosen.draft or not places.pair.needs_draft or is_lossy(places.pair.accept):
+    if not every or not pair.draft or not resolved.pair.needs_draft or is_lossy(resolved.pair.accept):
         return  # what the lookup alone drafted tells nothing of the pair
     accepted = by_position(s.accepted_by_position for s in every)
     drafted = by_position(s.drafted_by_position for s in every)
     with contextlib.suppress(GgufspecError):  # a cache that cannot be written costs the memory
-        target, draft = (known.header.fingerprint for known in read_headers([chosen.target, chosen.draft]))
+        target, draft = (known.header.fingerprint for known in read_headers([pair.target, pair.draft]))
         record_acceptance(cache_folder(), target, draft, accepted, drafted)
-    _learn_overhead(places, results[0])
+    _learn_overhead(resolved, results[0])
 
 
-def _learn_overhead(places: Placed, result: Result) -> None:
+def _learn_overhead(resolved: Resolved, result: Result) -> None:
     from importlib.metadata import version
 
     from ggufspec.cache import cache_folder
     from ggufspec.hardware.gpus import survey
     from ggufspec.planning import calibration
 
-    seen, option = survey(), places.plan.options["speculative"] if places.plan else None
-    if places.plan is None or option is None or option.draft is None or result.draft is None:
+    seen, option = survey(), resolved.plan.options["speculative"] if resolved.plan else None
+    if resolved.plan is None or option is None or option.draft is None or result.draft is None:
         return
-    if len(seen.cards) != 1 or len(places.cards) != 1:
+    if len(seen.cards) != 1 or len(resolved.cards) != 1:
         return  # whose memory it is could not be told
     ran_as_planned = (option.target.gpu_layers, option.draft.gpu_layers) == (
         result.target.gpu_layers,
         result.draft.gpu_layers,
     )
-    known = sum(sum(model.bytes[places.cards[0]].values()) for model in (option.target, option.draft))
+    known = sum(sum(model.bytes[resolved.cards[0]].values()) for model in (option.target, option.draft))
     if ran_as_planned and result.vram_bytes > known:
         calibration.record_overhead(
             cache_folder(),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
+from ggufspec import api, settings
 from ggufspec.bench import hooked, trial, versus
 from ggufspec.bench.learned import learn
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.options import check_one_of
-from ggufspec.decoding.pair import PairOptions, at_hand, settle
-from ggufspec.decoding.planned import OnEvent, of_pair
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.schema.bench import BenchDocument
@@ -29,9 +28,9 @@ def bench_pair(
     sampling: Sampling | None = None,
     engine: str = "own",
     download: bool = False,
-    on_event: OnEvent | None = None,
+    on_event: api.OnEvent | None = None,
     verbose: bool = False,
-    **options: Unpack[PairOptions],
+    **options: Any,
 ) -> BenchDocument:
     r"""Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
 
@@ -59,7 +58,7 @@ def bench_pair(
         on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what
             :func:`ggufspec.load_pair` tells.
         verbose: let llama.cpp's log through to standard error.
-        options: :class:`ggufspec.decoding.pair.PairOptions`.
+        options: rows of :class:`ggufspec.settings.Settings` that Python has: ``drafter``, ``ctx_size``, …
 
     Returns:
         The document of ``ggufspec bench --json``: tokens/s with raw samples, the speedup and its interval, acceptance,
@@ -76,11 +75,13 @@ def bench_pair(
     if repetitions < 1 or max_tokens < 1:
         raise UsageError("a bench takes at least one trial of at least one token", "repetitions=5, max_tokens=128")
     check_one_of(engine, versus.ENGINES, "engine")
-    files = at_hand(pair, download=download, on_event=on_event)
-    places = settle(files, options, rival=True, on_event=on_event, verbose=verbose)
+    given = settings.of_keywords(options)
+    files = api.files_of(pair, download=download, on_event=on_event)
+    api.check_drafter(files, given)
+    places = api.resolve(files, given, rival=True, on_event=on_event, verbose=verbose)
     if not places.pair.drafts(with_draft=files.draft is not None):
         raise UsageError(
-            "bench needs a drafter to compare with, and speculation is off", "drafter='lookup' needs no draft model"
+            "a bench compares with a draft, and speculation is off", "drafter='lookup' needs no draft model"
         )
     if engine == "hook":
         hooked.check(places.pair, sampling or Sampling())
@@ -92,7 +93,7 @@ def bench_pair(
         sampling=sampling or Sampling(),
         prompts=texts,
         max_tokens=max_tokens,
-        rpc=tuple(options.get("rpc") or ()),
+        rpc=given.rpc or (),
     )
     run = versus.Bench(
         versus.Experiment(files, spec, repetitions, verbose, alone=places.alone, plan=places.plan, engine=engine)
@@ -103,5 +104,5 @@ def bench_pair(
             on_event({"event": "progress", "done": done, "total": total, "what": what})
 
     run.run(progress)
-    learn(of_pair(files), places, run.results["speculative"])
+    learn(files, places, run.results["speculative"])
     return run.document()

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ggufspec import __version__
-from ggufspec.cli import given, options, ui
+from ggufspec.cli import parameters, ui
 from ggufspec.cli.bench import bench
 from ggufspec.cli.chat import chat
 from ggufspec.cli.compare import compare
@@ -48,7 +48,7 @@ def _register(
     command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None, asks: bool = False
 ) -> None:
     """Add a command; ``examples`` end its help. With ``asks`` it has ``-y``."""
-    command = given.spread(command, asks=asks)
+    command = parameters.command(command, asks=asks)
 
     @functools.wraps(command)
     def interruptible(*args: object, **kwargs: object) -> int:
@@ -60,7 +60,7 @@ def _register(
         finally:
             _tell_unkept()
 
-    on.command(name, epilog=options.epilog(*examples))(interruptible)
+    on.command(name, epilog=parameters.epilog(*examples))(interruptible)
 
 
 def _tell_unkept() -> None:
@@ -192,7 +192,7 @@ _register(
 
 @profiles.callback(
     invoke_without_command=True,
-    epilog=options.epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b"),
+    epilog=parameters.epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b"),
 )
 def profiles_top(context: typer.Context) -> int:
     """List, show, make, remove and check named pairs."""

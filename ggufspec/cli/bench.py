@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import given, options, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
+from ggufspec.cli.parameters import Swept, takes
 from ggufspec.errors import StopError, UsageError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from ggufspec.schema.bench import BenchDocument, HookComparison
 
 TOKENS, TRIALS = 128, 5
+BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 
 
 class Engine(StrEnum):
@@ -30,29 +34,24 @@ class Engine(StrEnum):
 
 def bench(
     *,
-    files: given.BenchFiles,
-    prompt: options.PromptText = None,
-    file: options.PromptFile = None,
-    predict: options.BenchTokens = None,
-    repetitions: Annotated[
-        int | None,
-        typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each run.  [the profile's, or 5]"),
-    ] = None,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
     engine: Annotated[
         Engine,
         typer.Option("--engine", metavar="own|hook", help="hook: llama-cpp-python's Llama with our draft, too."),
     ] = Engine.OWN,
-    exports: given.Exports,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Measure each value of the one option that has a list: --draft-max 1,2,4,8.")
     ] = False,
-    results: options.Results = None,
-    fresh: options.Fresh = False,
-    several: given.Several | None,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "prompt", "predict", "repetitions", "placement", "devices", "drafting"),
+            *("context", "sampling", "results", "exports"),
+            pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
+            predict={"shown": f"the profile's, or {TOKENS}"},
+            repetitions={"shown": f"the profile's, or {TRIALS}"},
+        ),
+    ],
+    swept: Swept | None,
 ) -> int:
     """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
 
@@ -66,70 +65,62 @@ def bench(
     table with our own loop.
     """
     from ggufspec.bench import hooked
+    from ggufspec.bench.learned import learn
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.display import counted
 
-    swept = sweeping.asked(several, sweep=sweep)
-    if swept is None and (fresh or results is not None):
-        raise UsageError("--results and --fresh need --sweep", "--export-json keeps a bench")
+    sweeping.check(swept, sweep=sweep)
+    if swept is None and (given.fresh or given.results is not None):
+        raise UsageError(
+            "--results and --fresh need --sweep: other benches are not kept", "--export-json keeps a bench"
+        )
     if swept and engine == "hook":
-        raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook out")
-    own_prompt = options.read_prompt(prompt, file)
-    exports.check()
-    drafters = [value for _, value in swept.values] if swept and swept.name == "drafter" else [drafting.drafter]
-    alone = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
-    if drafting.drafter == "none" and swept is None:
+        raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
+    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    inputs.check_exports(given)
+    drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
+    no_draft = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
+    if given.drafter == "none" and swept is None:
         raise UsageError(
             "bench needs a drafter to compare with, and --drafter none is target-only",
             "--drafter lookup needs no model",
         )
-    if files == given.BenchFiles():
-        files = given.BenchFiles(options.BENCH_PAIR)
-    chosen = files.choose(need_draft=not alone, no_draft=alone)
-    usual = (predict, repetitions, own_prompt) == (None, None, None)
-    repetitions = repetitions or chosen.bench.repetitions or TRIALS
-    kinds = chosen.bench.prompts or {p.kind for p in PROMPTS}
-    prompts = (own_prompt,) if own_prompt is not None else tuple(p.text for p in PROMPTS if p.kind in kinds)
+    if not given.given(("pair", "model", "model_draft", "hf_repo", "hf_repo_draft")):
+        given = replace(given, pair=BENCH_PAIR)
+    pair = inputs.pair(given, need_draft=not no_draft, no_draft=no_draft)
+    is_usual = (given.predict, given.repetitions, own_prompt) == (None, None, None)
+    repetitions = given.repetitions or pair.bench.repetitions or TRIALS
+    kinds = pair.bench.prompts or {p.kind for p in PROMPTS}
     spec = Spec(
-        target=chosen.target,
-        draft=chosen.draft,
+        target=pair.target,
+        draft=pair.draft,
         options=DecoderOptions(),
-        sampling=choosing.drawn().sampling(),
-        prompts=prompts,
-        max_tokens=predict or chosen.bench.max_tokens or TOKENS,
-        rpc=tuple(placing.rpc or ()),
+        sampling=api.sampling(inputs.with_seed(given)),
+        prompts=tuple(p.text for p in PROMPTS if p.kind in kinds) if own_prompt is None else (own_prompt,),
+        max_tokens=given.predict or pair.bench.max_tokens or TOKENS,
+        rpc=given.rpc or (),
     )
     if swept:
-        experiment = sweeping.prepare(
-            chosen,
-            spec,
-            swept,
-            placing,
-            decoding,
-            drafting,
-            repetitions=repetitions,
-        )
-        return sweeping.measure(experiment, exports, results=results, fresh=fresh)
-    if drafting.drafter is None and chosen.settings.drafter == "none":
-        ui.note(f"the profile {chosen.name} turns speculation off: measured with --drafter both")
-        drafting = replace(drafting, drafter=options.Drafter.BOTH)
+        return sweeping.measure(sweeping.prepare(pair, spec, swept, given, repetitions=repetitions), given)
+    if given.drafter is None and pair.settings.drafter == "none":
+        ui.note(f"the profile of {pair.name} turns speculation off: measured as with --drafter both")
+        given = replace(given, drafter="both")
     if engine == "hook":
-        hooked.check(planned.decoder(chosen.settings, decoding, drafting), spec.sampling)
-    pair = planned.of_pair(chosen)
-    places = planned.settle(pair, placing, decoding, drafting, rival=True)
+        hooked.check(api.decoder_options(given.over(pair.settings)), spec.sampling)
+    resolved = inputs.resolve(pair, given, rival=True)
     if engine == "hook":  # a plan may put experts on the CPU
-        hooked.check(places.pair, spec.sampling)
-        hooked.check(places.alone, spec.sampling)
-    spec = replace(spec, draft=chosen.draft if places.pair.needs_draft else None, options=places.pair)
-    run = Bench(Experiment(chosen, spec, repetitions, ui.flags().verbose, places.alone, places.plan, engine))
+        hooked.check(resolved.pair, spec.sampling)
+        hooked.check(resolved.alone, spec.sampling)
+    spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
+    run = Bench(Experiment(pair, spec, repetitions, ui.flags().verbose, resolved.alone, resolved.plan, engine))
     interrupted = False
     if not ui.flags().json:
         modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
-        minutes = f"; about {chosen.bench.minutes:g} minutes on two cores" if usual and chosen.bench.minutes else ""
-        ui.note(f"measuring {chosen.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
+        minutes = f"; about {pair.bench.minutes:g} minutes on two cores" if is_usual and pair.bench.minutes else ""
+        ui.note(f"measuring {pair.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
     try:
         with ui.progress() as progress:
             run.run(progress)
@@ -137,22 +128,19 @@ def bench(
         if not any(run.results.values()):
             raise StopError("interrupted before anything was measured") from None
         interrupted = True
-    planned.learn(pair, places, run.results["speculative"])
-    return _report(run.document(interrupted=interrupted), exports)
+    learn(pair, resolved, run.results["speculative"])
+    return _report(run.document(interrupted=interrupted), given)
 
 
-def _report(document: BenchDocument, exports: given.Exports) -> int:
+def _report(document: BenchDocument, given: Settings) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import tables
-    from ggufspec.schema.base import to_json
 
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        _show(document)
+    ui.result(document, lambda: _show(document))
+    if not ui.flags().json:
         for note in (*document.notes, *(document.hook.notes if document.hook else ())):
             ui.note(note)
-    failed = exports.write(document, markdown=tables.markdown, csv=tables.comma_separated)
+    failed = inputs.write_exports(given, document, markdown=tables.markdown, csv=tables.comma_separated)
     if document.interrupted:
         ui.failure("interrupted; what is shown was measured before", "")
         return 130

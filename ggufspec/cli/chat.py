@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import given, options, ui
-from ggufspec.cli.run import paired
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
+from ggufspec.cli.run import prepare_pair
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from ggufspec.chat.commands import Settings
+    from ggufspec.chat.commands import Settings as Switches
     from ggufspec.chat.session import Spec
     from ggufspec.chat.talk import Talk
     from ggufspec.models.profile import Pair
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 def chat(
     *,
-    files: given.Files,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
     system_file: Annotated[
         Path | None, typer.Option("--system-file", metavar="FILE", help="The same, from a file.")
@@ -31,29 +33,34 @@ def chat(
     load: Annotated[
         Path | None, typer.Option("--load", metavar="FILE", help="Resume a conversation that /save wrote.")
     ] = None,
-    predict: options.MaxTokens = 512,
     markdown: Annotated[
         bool, typer.Option("--markdown/--no-markdown", help="Render answers, where the model has a chat template.")
     ] = True,
     tint: Annotated[bool, typer.Option("--tint/--no-tint", help="Colour answers by who wrote each token.")] = False,
-    placing: given.Placing,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "predict", "target-only", "placement", "devices", "drafting", "context"),
+            "sampling",
+            predict={"default": 512},
+        ),
+    ],
 ) -> int:
     """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
 
-    Without a terminal every line of standard input is a message or a command.
+    Without a terminal every line of standard input is a message or a command. With --json the conversation is one
+    document, as far as it came.
     """
     if system is not None and system_file is not None:
         raise UsageError("both --system and --system-file are given", "give one of them")
-    said_first = options.read_prompt(system, system_file) or ""
+    said_first = inputs.read_prompt(system, system_file) or ""
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines: Iterator[str] = iter(()) if interactive else _lines()
     first = None if interactive else _first(lines)
-    chosen, spec, settings = _prepare(files, placing, drafting, decoding, choosing, no_draft=no_draft)
-    settings = replace(settings, length=predict, tint=tint, markdown=None if markdown else False, system=said_first)
+    chosen, spec, settings = _prepare(given)
+    settings = replace(
+        settings, length=given.value("predict"), tint=tint, markdown=None if markdown else False, system=said_first
+    )
     talk = _talk(chosen, spec, settings, interactive=interactive, streams=not ui.flags().json)
     try:
         if load is not None:  # before the pair is loaded: a typo costs no wait
@@ -69,41 +76,33 @@ def chat(
         talk.close()
 
 
-def _prepare(
-    files: given.Files,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
-    *,
-    no_draft: bool,
-) -> tuple[Pair, Spec, Settings]:
+def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
     """The pair, its files here and placed, and how it is talked to at first."""
-    from ggufspec.chat.commands import Settings
+    from ggufspec.chat.commands import Settings as Switches
     from ggufspec.chat.session import Spec
     from ggufspec.decoding.options import ROWS
 
-    chosen, loaded = paired(files, placing, drafting, decoding, no_draft=no_draft)
+    chosen, loaded = prepare_pair(given)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     ngram = {"both": "on", "lookup": "on", "draft": "off", "none": "off"}[loaded.drafter] if drafts else "off"
     fixed = loaded.draft_policy == "fixed"
     most = max(loaded.draft_max, ROWS - 1)  # what it is loaded for
-    settings = Settings(
+    settings = Switches(
         has_draft=chosen.draft is not None and loaded.needs_draft,
         draft_most=most,
         auto_most=most if fixed else loaded.draft_max,
         ngram=ngram,
         gamma=loaded.draft_max if fixed and drafts else None,
         accept=loaded.accept,
-        sampling=choosing.drawn().sampling(),
+        sampling=api.sampling(inputs.with_seed(given)),
     )
     if not drafts:  # so that /ngram can bring the lookup in
         loaded = replace(loaded, drafters=("lookup",))
-    spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=tuple(placing.rpc or ()))
+    spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=given.rpc or ())
     return chosen, spec, settings
 
 
-def _talk(chosen: Pair, spec: Spec, settings: Settings, *, interactive: bool, streams: bool) -> Talk:
+def _talk(chosen: Pair, spec: Spec, settings: Switches, *, interactive: bool, streams: bool) -> Talk:
     from ggufspec.chat.markdown import THEME
     from ggufspec.chat.talk import Screen, Talk
 
@@ -170,7 +169,7 @@ def _lines() -> Iterator[str]:
     Raises:
         UsageError: one is not UTF-8 text.
     """
-    longest = options.MOST_TEXT_BYTES
+    longest = inputs.MOST_TEXT_BYTES
     for number, line in enumerate(iter(lambda: sys.stdin.buffer.readline(longest + 1), b""), 1):
         if len(line) > longest:
             raise UsageError(f"line {number} of standard input has more text than any context holds", "shorter lines")

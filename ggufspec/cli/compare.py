@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import contenders, given, options, planned, ui
+from ggufspec.cli import contenders, inputs, ui
 from ggufspec.cli.matrix import matrix
+from ggufspec.cli.parameters import profile_names, takes
 from ggufspec.errors import GgufspecError, StopError
 from ggufspec.reports.compare import Sort
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.bench.compare import Comparison
@@ -25,46 +27,29 @@ def compare(
             metavar="PAIR",
             help="Profiles, each by its name or path.",
             show_default=False,
-            autocompletion=options.profile_names,
+            autocompletion=profile_names,
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", metavar="FILE,FILE", help="Targets.", envvar="GGUFSPEC_MODEL", show_envvar=False),
-    ] = None,
-    model_draft: Annotated[
-        str | None,
-        typer.Option(
-            *("-md", "--model-draft"),
-            metavar="FILE,FILE",
-            help="Drafts for each target; lookup needs no file; none is target-only, which is always measured.",
-            envvar="GGUFSPEC_MODEL_DRAFT",
-            show_envvar=False,
-        ),
-    ] = None,
-    hf_repo: Annotated[
-        str | None, typer.Option("-hf", "--hf-repo", metavar="USER/REPO:QUANT,QUANT", help="Targets in the hub.")
-    ] = None,
-    hf_repo_draft: Annotated[
-        str | None, typer.Option("-hfd", "--hf-repo-draft", metavar="USER/REPO:QUANT,QUANT", help="Drafts in the hub.")
-    ] = None,
-    prompt: options.PromptText = None,
-    file: options.PromptFile = None,
-    predict: options.MaxTokens = 128,
-    repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each cell; leaders get more.")
-    ] = 3,
     no_quality: Annotated[bool, typer.Option("--no-quality", help="Do not measure the targets' quality.")] = False,
     sort: Annotated[
         Sort, typer.Option("--sort", metavar="COLUMN", help=f"Order of the rows: {', '.join(Sort)}.")
     ] = Sort.MATRIX,
-    room: given.Room,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
-    results: options.Results = None,
-    fresh: options.Fresh = False,
-    exports: given.Exports,
+    given: Annotated[
+        Settings,
+        takes(
+            *("files", "hub", "prompt", "predict", "repetitions", "devices", "drafting", "context", "sampling"),
+            *("results", "exports"),
+            model={"metavar": "FILE,FILE", "help": "Targets."},
+            model_draft={
+                "metavar": "FILE,FILE",
+                "help": "Drafts for each target; lookup needs no file; none is target-only, which is always measured.",
+            },
+            hf_repo={"metavar": "USER/REPO:QUANT,QUANT", "help": "Targets in the hub."},
+            hf_repo_draft={"metavar": "USER/REPO:QUANT,QUANT", "help": "Drafts in the hub."},
+            predict={"default": 128},
+            repetitions={"default": 3, "help": "Trials of each cell; leaders get more."},
+        ),
+    ],
 ) -> int:
     """Compare many pairs by speed, memory, energy and quality. Speedup and acceptance are there too, and the
     quality is each quantisation's.
@@ -77,16 +62,15 @@ def compare(
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import check_writable
 
-    own_prompt = options.read_prompt(prompt, file)
-    exports.check()
-    choosing = choosing.drawn()
-    wanted = contenders.Wanted(room, drafting, decoding, choosing, own_prompt, predict, repetitions)
+    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    inputs.check_exports(given)
+    wanted = contenders.Wanted(inputs.with_seed(given), own_prompt)
     wanted.check()
-    pairings = matrix(pairs, model, model_draft, hf_repo, hf_repo_draft)
-    stem = (results or writable(results_folder())) / f"compare-{wanted.key(pairings)}"
+    pairings = matrix(pairs, given)
+    stem = (given.results or writable(results_folder())) / f"compare-{wanted.key(pairings)}"
     path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     interrupted = False
-    with RunLog(path, LOG, fresh=fresh) as log:
+    with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         check_writable(kept)
         rows = None if no_quality else stem.with_suffix(".rows")
         experiment, places = contenders.experiment(pairings, wanted, log, rows)
@@ -100,20 +84,22 @@ def compare(
             interrupted = True
         _learn(comparison, places)
     document = comparison.document(interrupted=interrupted)
-    return _report(document, sort, exports, kept, comparison.trials.resumed)
+    return _report(document, sort, given, kept, comparison.trials.resumed)
 
 
 def _learn(comparison: Comparison, places: contenders.Places) -> None:
     """Later plans know what was seen of acceptance."""
+    from ggufspec.bench.learned import learn
+
     for contender, results in comparison.measured.items():
         if contender.name in places and contender.spec is not None and contender.spec.draft is not None:
-            planned.learn(*places[contender.name], results)
+            learn(*places[contender.name], results)
 
 
 def _report(
     document: CompareDocument,
     sort: Sort,
-    exports: given.Exports,
+    given: Settings,
     kept: Path,
     from_before: int,
 ) -> int:
@@ -141,7 +127,8 @@ def _report(
             again = f"; {counted(from_before, 'trial')} from before, --fresh measures everything again"
             ui.note(f"kept in {kept}{again if from_before else ''}")
     failed = (
-        exports.write(
+        inputs.write_exports(
+            given,
             document,
             markdown=lambda one: report.markdown(one, sort),
             csv=lambda one: report.comma_separated(one, sort),

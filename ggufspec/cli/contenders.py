@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec import foreign
-from ggufspec.cli import given, planned, ui
+from ggufspec import api, foreign
+from ggufspec.cli import inputs, ui
 from ggufspec.cli.matrix import LOOKUP, NONE, File, Pairing
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.settings import Settings, names
 
 if TYPE_CHECKING:
     from ggufspec.bench.compare import ByDevice, Contender, Experiment, Planned
     from ggufspec.bench.run_log import RunLog
     from ggufspec.bench.trial import Spec
     from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.models.profile import PairSpec
     from ggufspec.models.source import Known
     from ggufspec.schema.base import Failure
     from ggufspec.schema.plan import PlanDocument
 
-Places = dict[str, tuple[planned.Chosen, planned.Placed]]
+Places = dict[str, tuple["PairSpec", api.Resolved]]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What the command line says of how to run."""
 
-    room: given.Room
-    drafting: given.Drafting
-    decoding: given.Decoding
-    choosing: given.Choosing
+    given: Settings
     prompt: str | None
-    predict: int
-    repetitions: int
 
     def check(self) -> None:
         """Find out before anything is fetched that an option cannot be.
@@ -43,15 +40,13 @@ class Wanted:
         Raises:
             UsageError: a value is out of range, or a name is not known.
         """
-        from ggufspec.models.profile import Settings
-
-        if self.drafting.drafter in (LOOKUP, NONE):
+        if self.given.drafter in (LOOKUP, NONE):
             raise UsageError(
-                f"--drafter {self.drafting.drafter} uses no draft file",
-                f"-md {self.drafting.drafter} makes it a cell of its own",
+                f"--drafter {self.given.drafter} uses no draft file",
+                f"-md {self.given.drafter} makes it a cell of its own",
             )
-        self.choosing.sampling()
-        planned.decoder(Settings(), self.decoding, self.drafting)
+        api.sampling(self.given)
+        api.decoder_options(self.given)
 
     def spec(self, pairing: Pairing, decoder: DecoderOptions) -> Spec:
         """A trial of a pairing."""
@@ -62,10 +57,10 @@ class Wanted:
             target=pairing.target.path,
             draft=pairing.draft.path if isinstance(pairing.draft, File) else None,
             options=decoder,
-            sampling=self.choosing.sampling(),
+            sampling=api.sampling(self.given),
             prompts=(self.prompt,) if self.prompt is not None else tuple(p.text for p in PROMPTS),
-            max_tokens=self.predict,
-            rpc=tuple(self.room.rpc or ()),
+            max_tokens=self.given.value("predict"),
+            rpc=self.given.rpc or (),
         )
 
     def decoder(self, pairing: Pairing) -> DecoderOptions:
@@ -74,7 +69,7 @@ class Wanted:
         Raises:
             UsageError: a value is out of range, or a name is not known.
         """
-        decoder = planned.decoder(pairing.settings, self.decoding, self.drafting)
+        decoder = api.decoder_options(self.given.over(pairing.settings))
         if pairing.draft is None:
             return replace(decoder, drafters=(), lookup_corpus=None)
         if pairing.draft == LOOKUP:
@@ -90,12 +85,13 @@ class Wanted:
             (
                 str(foreign.real(one.target.path)),
                 str(foreign.real(one.draft.path)) if isinstance(one.draft, File) else one.draft,
-                one.settings.model_dump(mode="json"),
+                one.settings.given(),
             )
             for one in pairings
         ]
-        ways = [asdict(self.room), asdict(self.drafting), asdict(self.decoding), asdict(self.choosing)]
-        return key_of(cells, ways, self.prompt, self.predict, machine())[:12]
+        groups = ("devices", "drafting", "context", "sampling", "length")
+        ways = self.given.given(name for group in groups for name in names(group=group))
+        return key_of(cells, ways, self.prompt, machine())[:12]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +142,16 @@ def experiment(
         contenders.append(contender)
         if one.draft is None and contender.spec is not None:
             targets[one.target.name] = replace(targets[one.target.name], alone=contender.spec.options)
-    sample = wanted.spec(pairings[0], planned.decoder(pairings[0].settings, wanted.decoding, wanted.drafting))
+    sample = wanted.spec(pairings[0], api.decoder_options(wanted.given.over(pairings[0].settings)))
     placed = ("gpu_layers", "gpu_layers_draft", "split", "draft_split", "n_cpu_moe")
     settings = {key: value for key, value in settings_of(sample).items() if key not in placed}
-    rpc = tuple(wanted.room.rpc or ())
+    rpc, repetitions = wanted.given.rpc or (), wanted.given.value("repetitions")
     made = Experiment(
         targets=tuple(targets.values()),
         drafts=tuple(drafts.values()),
         contenders=tuple(contenders),
-        repetitions=wanted.repetitions,
-        settings=settings | {"repetitions": wanted.repetitions, "rpc": list(rpc)},
+        repetitions=repetitions,
+        settings=settings | {"repetitions": repetitions, "rpc": list(rpc)},
         rows=rows,
         rpc=rpc,
         verbose=ui.flags().verbose,
@@ -203,8 +199,8 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], log: RunLo
         if isinstance(file.header, Failure):
             return failed(file.header)
         headers.append(file.header)
-    layers = (one.target_gpu_layers, one.gpu_layers_draft)
-    asked = (plain.dump(decoder), layers, asdict(wanted.room))
+    fixed = one.settings.given(("gpu_layers", "gpu_layers_draft", "n_cpu_moe"))
+    asked = (plain.dump(decoder), fixed, wanted.given.given(names(group="devices")))
     key = key_of("placement", identity, asked)
     place = log.load(key, Planned)
     if place is not None:
@@ -212,49 +208,32 @@ def _contender(one: Pairing, wanted: Wanted, seen: dict[Path, _Seen], log: RunLo
     try:
         if len(headers) == 2:
             check_pair(*headers)
-        place, chosen, placed = _place(one, decoder, wanted)
+        place, pair, resolved = _place(one, decoder, wanted)
     except GgufspecError as error:
         return failed(Failure(error.message, error.hint))
     log.keep(key, place)
     contender = Contender(one.target.name, draft, identity, wanted.spec(one, place.options), place.bytes)
-    places[contender.name] = (chosen, placed)
+    places[contender.name] = (pair, resolved)
     return contender
 
 
-def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Planned, planned.Chosen, planned.Placed]:
+def _place(one: Pairing, decoder: DecoderOptions, wanted: Wanted) -> tuple[Planned, PairSpec, api.Resolved]:
     """Plan a cell.
 
     Raises:
         GgufspecError: it does not fit.
     """
     from ggufspec.bench.compare import Planned
-    from ggufspec.planning.describe import document
+    from ggufspec.models.profile import PairSpec
 
-    chosen = planned.Chosen(
-        one.target.name,
-        one.target.path,
-        one.draft.path if isinstance(one.draft, File) else None,
-        one.settings,
-        one.target_gpu_layers,
-        one.gpu_layers_draft,
-    )
-    asked = planned.placement_asked(
-        chosen,
-        gpu_layers=None,
-        gpu_layers_draft=None,
-        tensor_split=None,
-        n_cpu_moe=None,
-        draft_max=wanted.drafting.draft_max,
-        headroom=wanted.room.headroom,
-        rpc=wanted.room.rpc,
-    )
-    placed = planned.place(chosen, decoder, asked)
-    plan = placed.plan
+    draft = one.draft.path if isinstance(one.draft, File) else None
+    pair = PairSpec(one.target.name, one.target.path, draft, one.settings)
+    resolved = inputs.resolve(pair, wanted.given, options=decoder)
+    plan = resolved.plan
     if plan is None:  # nothing was left to plan; its bytes are for the report only
         with contextlib.suppress(GgufspecError):
-            made = planned.make(chosen, decoder, asked)
-            plan = document(made.plan, chosen.describe(), made.acceptance_from)
-    return Planned(placed.pair, _bytes(plan, with_draft=chosen.draft is not None)), chosen, placed
+            plan = inputs.make_plan(pair, wanted.given, options=decoder).document()
+    return Planned(resolved.pair, _bytes(plan, with_draft=draft is not None)), pair, resolved
 
 
 def _bytes(plan: PlanDocument | None, *, with_draft: bool) -> ByDevice:

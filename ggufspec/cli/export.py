@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import given, options, planned, ui
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
 from ggufspec.errors import GgufspecError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.hub import HubFile
-    from ggufspec.planning.export import ModelFile, Settings
+    from ggufspec.models.profile import PairSpec
+    from ggufspec.planning import export as planning
+    from ggufspec.planning.export import ModelFile
 
 
 class Program(StrEnum):
@@ -30,20 +34,21 @@ class Program(StrEnum):
 
 def export(
     *,
-    sources: given.Sources,
     to: Annotated[Program, typer.Option("--to", help="The program that is to run it.")] = Program.LLAMA_SERVER,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
     hub: Annotated[
         bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
     ] = False,
-    gpu: options.Gpu = None,
-    vram: options.Vram = None,
-    placing: given.Placing,
-    draft_max: options.DraftMax = None,
-    decoding: given.Decoding,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to this file, not to standard output.")
     ] = None,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "target-only", "simulated", "placement", "devices", "draft_max", "context"),
+            model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
+            model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
+        ),
+    ],
 ) -> int:
     """Print a pair's placement as settings of another program.
 
@@ -58,20 +63,19 @@ def export(
 
     if output is not None:
         check_writable(output)
-    chosen = sources.choose()
-    if no_draft:
-        chosen = replace(chosen, draft=None)
-    drafting = given.Drafting(draft_policy=options.Policy.FIXED, draft_max=draft_max)  # other programs have no other
-    places = planned.settle(chosen, placing, decoding, drafting, gpu=gpu, vram=vram)
-    if not places.pair.needs_draft:  # the profile says so: tuning found that it does not pay
-        chosen = replace(chosen, draft=None)
+    pair = inputs.pair_spec(given)
+    if given.no_draft:
+        pair = replace(pair, draft=None)
+    resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other
+    if not resolved.pair.needs_draft:  # the profile says so: tuning found that it does not pay
+        pair = replace(pair, draft=None)
     settings = settings_from(
-        _file(chosen.target, hub),
-        _file(chosen.draft, hub) if chosen.draft else None,
-        places.pair,
-        blocks=_blocks(chosen) if to is Program.LM_STUDIO else None,
-        devices=() if gpu or vram else places.cards,
-        rpc=tuple(placing.rpc or ()),
+        _file(pair.target, hub),
+        _file(pair.draft, hub) if pair.draft else None,
+        resolved.pair,
+        blocks=_blocks(pair) if to is Program.LM_STUDIO else None,
+        devices=() if given.gpu or given.vram else resolved.cards,
+        rpc=given.rpc or (),
     )
     made = planning.export(to.value, settings)
     text = to_json(ExportDocument(to.value, made.text, made.arguments, made.notes)) if ui.flags().json else made.text
@@ -86,12 +90,12 @@ def export(
     return 0
 
 
-def _blocks(chosen: planned.Chosen) -> int:
+def _blocks(pair: PairSpec) -> int:
     """LM Studio is told a share of the target's blocks."""
     from ggufspec.models.source import read_headers
 
     with ui.busy():
-        return read_headers([chosen.target])[0].header.blocks
+        return read_headers([pair.target])[0].header.blocks
 
 
 def settings_from(
@@ -102,7 +106,7 @@ def settings_from(
     blocks: int | None = None,
     devices: tuple[str, ...] = (),
     rpc: tuple[str, ...] = (),
-) -> Settings:
+) -> planning.Settings:
     """What other programs are to be told, so that they place and decode a pair as ``decoder`` says.
 
     Args:
@@ -113,9 +117,9 @@ def settings_from(
         devices: names of the cards that the splits are over, in llama.cpp's order.
         rpc: endpoints of RPC workers.
     """
-    from ggufspec.planning.export import Settings
+    from ggufspec.planning import export as planning
 
-    return Settings(
+    return planning.Settings(
         target=target,
         placement=decoder.placement,
         context=decoder.context(with_draft=draft is not None),

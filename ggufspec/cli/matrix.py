@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 from ggufspec import foreign
 from ggufspec.cli import pull
 from ggufspec.errors import ModelError, UsageError
-
-if TYPE_CHECKING:
-    from ggufspec.models.profile import Settings
+from ggufspec.settings import Settings
+from ggufspec.settings import names as names_of
 
 LOOKUP, NONE = "lookup", "none"  # in the place of a draft's file
 _EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
 _ONE_OF_THEM = "compare one of them at a time"
-_OF_THE_TARGET = (
-    "ctx_size",
-    "cache_type_k",
-    "cache_type_v",
-    "flash_attn",
-    "threads",
-    "ubatch_size",
-)  # settings, draft or not
+_OF_THE_TARGET = names_of(group="context")  # settings, draft or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +29,32 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A target and a draft of the matrix; ``draft`` is None for the target alone, or :data:`LOOKUP`."""
+    """A target and a draft of the matrix; ``draft`` is None for target-only, or :data:`LOOKUP`."""
 
     target: File
     draft: File | str | None
     settings: Settings
-    target_gpu_layers: int | None = None
-    gpu_layers_draft: int | None = None
 
 
-def matrix(
-    profiles: Sequence[str] | None,
-    model: str | None,
-    draft: str | None,
-    repo: str | None,
-    draft_repo: str | None,
-) -> list[Pairing]:
-    """Every pairing, each target's own first; what is on the hub and not here is fetched.
+def matrix(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
+    """Every pairing, each target's target-only run first; what is on the hub and not here is fetched.
 
     Args:
         profiles: their names or paths.
-        model: what ``-m`` says.
-        draft: what ``-md`` says.
-        repo: what ``-hf`` says.
-        draft_repo: what ``-hfd`` says.
+        given: the files and repositories.
 
     Raises:
         GgufspecError: nothing is given, a file is not there or given twice.
     """
-    from ggufspec.models.profile import Settings
-
-    if profiles and (model is not None or repo is not None):
+    if profiles and (given.model is not None or given.hf_repo is not None):
         raise UsageError(
             "both profiles and targets are given", "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
         )
-    targets = [*_files(model, "-m"), *_of_hub(repo, "-hf")]
-    drafts: list[File | str] = [*_files(draft, "-md"), *_of_hub(draft_repo, "-hfd")]
-    words = {word for text in (draft, draft_repo) for word in _split(text) if word in (LOOKUP, NONE)}
+    targets = [*_files(given.model, "-m"), *_of_hub(given.hf_repo, "-hf")]
+    drafts: list[File | str] = [*_files(given.model_draft, "-md"), *_of_hub(given.hf_repo_draft, "-hfd")]
+    words = {
+        word for text in (given.model_draft, given.hf_repo_draft) for word in _split(text) if word in (LOOKUP, NONE)
+    }
     given_drafts = bool(drafts or words)
     if not (targets or profiles):
         what = "only drafts are given" if given_drafts else "nothing is given to compare"
@@ -115,7 +95,7 @@ def _with_alone(pairings: Sequence[Pairing]) -> list[Pairing]:
 
 def _planned_anew(one: Pairing, draft: File | str | None) -> Pairing:
     """The same target with another draft, or alone: the placement that a profile has is that of its own pair."""
-    return Pairing(one.target, draft, one.settings.model_copy(update={"n_cpu_moe": None}))
+    return Pairing(one.target, draft, replace(one.settings, gpu_layers=None, gpu_layers_draft=None, n_cpu_moe=None))
 
 
 def _same(one: File | str | None, other: File | str | None) -> bool:
@@ -199,7 +179,7 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
             if file is not None and one is not None
         ]
         draft = files[1] if len(files) > 1 else None
-        yield Pairing(files[0], draft, pair.settings, pair.target_gpu_layers, pair.gpu_layers_draft)
+        yield Pairing(files[0], draft, pair.settings)
 
 
 def _refuse_twice(files: Sequence[File], role: str) -> None:

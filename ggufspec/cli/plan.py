@@ -2,94 +2,105 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import options, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ggufspec.schema.plan import PlanDocument
 
 
 def plan(
-    pair: options.PairName = None,
-    model: options.TargetSource = None,
-    model_draft: options.DraftSource = None,
-    hf_repo: options.TargetRepo = None,
-    hf_repo_draft: options.DraftRepo = None,
-    gpu: options.Gpu = None,
-    vram: options.Vram = None,
-    headroom: options.Headroom = None,
-    gpu_layers: options.GpuLayers = None,
-    gpu_layers_draft: options.DraftGpuLayers = None,
-    tensor_split: options.TensorSplit = None,
-    n_cpu_moe: options.CpuExperts = None,
-    ctx_size: options.ContextSize = None,
-    cache_type_k: options.TypeK = None,
-    cache_type_v: options.TypeV = None,
-    allow_kv: Annotated[
-        str | None,
-        typer.Option("--allow-kv", metavar="TYPES", help="KV types that the plan may choose: q8_0, or q8_0,q4_0."),
-    ] = None,
-    flash_attn: options.FlashAttention = None,
-    ubatch_size: options.MicroBatch = None,
-    draft_max: options.DraftMax = None,
-    acceptance: options.Acceptance = None,
-    threads: options.Threads = None,
+    *,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure this machine's speed first, in 10 to 20 seconds; it is kept.")
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
-    rpc: options.Rpc = None,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "simulated", "placement", "devices", "allow_kv", "acceptance", "draft_max"),
+            "context",
+            model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
+            model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
+        ),
+    ],
 ) -> int:
     """Say what fits, how fast it is, and whether the draft pays. Say where each layer goes, too.
 
     Needs no download: headers are read from the hub by range, a few MB. Needs no card: --gpu or --vram names one.
     """
-    from ggufspec.decoding.planned import decoder_options
     from ggufspec.hardware.host import physical_cores
-    from ggufspec.planning.describe import document
 
-    subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
-    decoder = decoder_options(
-        subject.settings,
-        ctx_size=ctx_size,
-        draft_max=draft_max,
-        threads=threads,
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
-        flash_attn=flash_attn,
-        ubatch_size=ubatch_size,
-    )
-    measure, cores = planned.calibrate if calibrate else planned.calibrate_if_due, decoder.threads or physical_cores()
-    measure(cores, tuple(rpc or ()), fixed=decoder.threads > 0)
-    made = planned.make(
-        subject,
-        decoder,
-        planned.placement_asked(
-            subject,
-            gpu_layers=gpu_layers,
-            gpu_layers_draft=gpu_layers_draft,
-            tensor_split=tensor_split,
-            n_cpu_moe=n_cpu_moe,
-            draft_max=draft_max,
-            headroom=headroom,
-            rpc=rpc,
-            gpu=gpu,
-            vram=vram,
-            allow_kv=allow_kv,
-            acceptance=acceptance,
-        ),
-    )
-    shown = document(made.plan, subject.describe(), made.acceptance_from, made.sweep() if sweep else ())
-    if ui.flags().json:
-        from ggufspec.schema.base import to_json
-
-        ui.data(to_json(shown))
-    else:
-        _show(shown)
+    spec = inputs.pair_spec(given)
+    options = api.decoder_options(given.over(spec.settings))
+    (measure_machine if calibrate else measure_if_due)(options.threads, physical_cores(), given.rpc or ())
+    document = inputs.make_plan(spec, given).document(sweep=sweep)
+    ui.result(document, lambda: _show(document))
     return 0
+
+
+def measure_machine(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
+    """Measure this machine for ten to twenty seconds; later plans use it.
+
+    Args:
+        threads: of the host; 0 is one for each core, and fewer while other programs use them.
+        cores: physical ones.
+        rpc: workers that are measured, too.
+
+    Raises:
+        GgufspecError: llama.cpp died over it, or an RPC worker does not answer.
+    """
+    from ggufspec.cache import cache_folder
+    from ggufspec.decoding.threads import Threads
+    from ggufspec.planning import calibration
+
+    left = Threads(threads, cores=threads or cores).start()
+    with ui.busy() as say:
+        speed = calibration.measure(
+            cache_folder(),
+            calibration.Spec(threads or cores, rpc, left),
+            on_event=lambda event: say(f"measuring this machine: {event['type']} on {event['device']}"),
+            verbose=ui.flags().verbose,
+        )
+    if speed.disturbed == calibration.CONTRADICTS:
+        ui.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
+    elif speed.disturbed:
+        ui.note(
+            f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
+        )
+
+
+def measure_if_due(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
+    """:func:`measure_machine` where this machine was measured while it was busy, and is idle now; it is noted.
+
+    Raises:
+        GgufspecError: as :func:`measure_machine`.
+    """
+    from ggufspec.cache import cache_folder
+    from ggufspec.hardware import host
+    from ggufspec.planning import calibration
+
+    why = calibration.is_due(cache_folder(), threads or cores, host.usable_cpus(), host.others_cpus)
+    if why:
+        ui.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
+        measure_machine(threads, cores, rpc)
+
+
+def show_shapes(out: Console, pair: dict[str, Any]) -> None:
+    """A line for each model of a document's pair."""
+    from rich.text import Text
+
+    for role in ("target", "draft"):
+        if shape := pair.get(f"{role}_shape"):
+            out.print(Text.assemble((f"{role:<6} ", "bold"), str(shape)))
 
 
 def _show(document: PlanDocument) -> None:
@@ -99,7 +110,7 @@ def _show(document: PlanDocument) -> None:
     from ggufspec.reports import plan as report
 
     out = ui.out()
-    planned.show_shapes(out, document.pair)
+    show_shapes(out, document.pair)
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
     out.print(report.table(document))

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import options, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import own_profile_names, profile_names, takes
 from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.settings import Settings, names
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.options import ContextOptions
@@ -30,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
 _NEAR = 0.005  # of a size
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=options.profile_names)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=profile_names)]
 
 
 def list_profiles() -> int:
@@ -90,24 +93,18 @@ def show(name: Name) -> int:
 
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
-    model: options.TargetSource = None,
-    model_draft: options.DraftSource = None,
-    hf_repo: options.TargetRepo = None,
-    hf_repo_draft: options.DraftRepo = None,
+    *,
     why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help="What the pairing is for.")] = None,
-    ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", metavar="N", min=2, help="Tokens of context.")
-    ] = None,
-    draft_max: Annotated[
-        int | None, typer.Option("--draft-max", metavar="N", min=1, help=options.LONGEST_DRAFT)
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a profile of yours.")] = False,
+    given: Annotated[
+        Settings,
+        takes(*("files", "hub", "ctx_size", "draft_max"), ctx_size={"default": None}, draft_max={"shown": ""}),
+    ],
 ) -> int:
     """Write a profile of your own. Both models must be found, and the draft must serve the target.
 
     Asks for what is missing on a terminal. A profile of yours overrides a bundled one of the same name.
     """
-    from ggufspec.cli import planned
     from ggufspec.files import write_whole
     from ggufspec.models.profile import bundled_folder, load_profile, user_folder
     from ggufspec.models.source import read_headers
@@ -118,9 +115,9 @@ def new(
     path = user_folder() / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
-    target = _source(_one("target", model, hf_repo, "-m", "-hf"))
-    draft = _source(_one("draft", model_draft, hf_repo_draft, "-md", "-hfd"))
-    with planned.telling() as tell:
+    target = _source(_one("target", given.model, given.hf_repo, "-m", "-hf"))
+    draft = _source(_one("draft", given.model_draft, given.hf_repo_draft, "-md", "-hfd"))
+    with inputs.planning() as tell:
         known = read_headers([target, draft], None, tell)
         warnings = check_pair(known[0], known[1])
     if why is None:
@@ -130,7 +127,7 @@ def new(
         why.strip() or "A pair of my own.",
         f"{_page(target)} with {_page(draft)}",
         {"target": (target, known[0]), "draft": (draft, known[1])},
-        {"ctx_size": ctx_size, "draft_max": draft_max},
+        given.given(("ctx_size", "draft_max")),
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,9 +150,7 @@ def new(
 def remove(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="NAME", help="The name of a profile of yours.", autocompletion=options.own_profile_names
-        ),
+        typer.Argument(metavar="NAME", help="The name of a profile of yours.", autocompletion=own_profile_names),
     ],
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
@@ -180,9 +175,7 @@ def remove(
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...", help="Profiles; all of them if none.", autocompletion=options.profile_names
-        ),
+        typer.Argument(metavar="[NAME]...", help="Profiles; all of them if none.", autocompletion=profile_names),
     ] = None,
 ) -> int:
     """Ask the hub whether the files of profiles are there. Ask whether the drafts serve their targets, too.
@@ -213,12 +206,10 @@ def check(
 
 def _machine() -> Machine | None:
     """This machine, or None where llama.cpp cannot say what it has."""
-    from ggufspec.cli import planned
-    from ggufspec.decoding.placing import Layers
     from ggufspec.hardware.host import physical_cores
 
     try:
-        return planned.site(planned.Asked(Layers(), Layers()), physical_cores()).machine
+        return api.site(Settings(), physical_cores()).machine
     except GgufspecError as error:
         ui.note(f"what fits here is not known: {error.message}")
         return None
@@ -249,7 +240,7 @@ def _row(
         source=profile.source,
         target=_model(profile.target, target),
         draft=_model(profile.draft, draft) if profile.draft else None,
-        settings=profile.settings.model_dump(),
+        settings={name: getattr(profile.settings, name) for name in names(profile=True)},
         fits=fits.answer if fits else "unknown",
         fits_layers=fits.layers if fits else None,
     )
@@ -292,13 +283,12 @@ def _known(profile: Profile) -> tuple[Known | None, Known | None]:
 
 def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> Fit | None:
     """What of the pair fits on this machine; None where that is not known."""
-    from ggufspec.decoding.planned import decoder_options
     from ggufspec.planning import outline
 
     if machine is None:
         return None
     try:
-        decoder = decoder_options(profile.settings)
+        decoder = api.decoder_options(profile.settings)
     except GgufspecError:
         return None
 
@@ -450,7 +440,7 @@ def _toml(
     why: str,
     source: str,
     models: dict[str, tuple[Path | HubFile, Known]],
-    settings: dict[str, int | None],
+    settings: dict[str, Any],
 ) -> str:
     """A profile as TOML, with the sizes of models that are not here, as their headers say them."""
     lines = ["# Made with: ggufspec profiles new", *_pairs({"name": name, "why": why, "source": source})]
@@ -461,7 +451,7 @@ def _toml(
         else:
             lines += _pairs({"repo": place.repo, "file": place.file, "revision": place.revision})
             lines += _pairs(_sizes(known.header))
-    if any(value is not None for value in settings.values()):
+    if settings:
         lines += ["", "[settings]", *_pairs(settings)]
     return "\n".join(lines) + "\n"
 

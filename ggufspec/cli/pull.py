@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import options, ui
+from ggufspec.cli import ui
+from ggufspec.cli.parameters import takes
 from ggufspec.display import counted, visible
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -26,9 +28,7 @@ if TYPE_CHECKING:
 
 
 def pull(
-    pair: options.PairName = None,
-    hf_repo: options.TargetRepo = None,
-    hf_repo_draft: options.DraftRepo = None,
+    *,
     revision: Annotated[
         str | None,
         typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the target's repository."),
@@ -36,6 +36,7 @@ def pull(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; download nothing.")
     ] = False,
+    given: Annotated[Settings, takes("profile", "hub")],
 ) -> int:
     """Download a pair's files into the Hugging Face cache. All of them are verified.
 
@@ -44,8 +45,8 @@ def pull(
     from ggufspec.models import download
     from ggufspec.schema.base import to_json
 
-    sources = _sources(pair, hf_repo, hf_repo_draft, revision)
-    again = command(pair, hf_repo, hf_repo_draft, revision)
+    sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft, revision)
+    again = command(given.pair, given.hf_repo, given.hf_repo_draft, revision)
     with ui.busy() as say:
         say("asking the hub")
         order = download.look(sources)
@@ -59,7 +60,7 @@ def pull(
     elif sources:
         _show(document)
     else:
-        ui.note(f"{pair or 'demo'} is here: its profile names files of this machine")
+        ui.note(f"{given.pair or 'demo'} is here: its profile names files of this machine")
     return 0
 
 

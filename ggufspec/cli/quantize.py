@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import options, ui
+from ggufspec.cli import ui
+from ggufspec.cli.parameters import takes
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.models.header import ModelHeader
@@ -29,7 +31,8 @@ def quantize(
     requantize: Annotated[
         bool, typer.Option("--requantize", help="Take a FILE that is quantised already: quality is lost twice.")
     ] = False,
-    threads: options.Threads = None,
+    *,
+    given: Annotated[Settings, takes("threads")],
 ) -> int:
     """Write one model in several weight types. The files, STEM-TYPE.gguf, are the grid for compare.
 
@@ -49,7 +52,6 @@ def quantize(
     from ggufspec.bench.summary import machine
     from ggufspec.hardware.host import free_disk_bytes, physical_cores
     from ggufspec.llamacpp import quantize as job
-    from ggufspec.llamacpp.options import MAX_THREADS
     from ggufspec.models.source import read_headers
     from ggufspec.reports.quantize import outputs
     from ggufspec.schema.quantize import Quantised, QuantizeDocument
@@ -57,9 +59,7 @@ def quantize(
     wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
     if not wanted:
         raise UsageError("no type is given", "--types Q8_0,Q4_K_M")
-    count = threads or physical_cores()
-    if not 0 < count <= MAX_THREADS:
-        raise UsageError(f"{threads} threads cannot run", "leave -t out for one per physical core")
+    count = given.threads or physical_cores()
     header = read_headers([file])[0].header
     quantised = _check_source(file, header, requantize)
     where = (folder or file.parent).absolute()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,43 +12,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import options, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
+from ggufspec.cli.plan import show_shapes
 from ggufspec.display import of_file
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.bench.batch_timing import Result
     from ggufspec.bench.rehearse import Stage
     from ggufspec.models.dummy_weights import Result as Standin
+    from ggufspec.models.source import Known
     from ggufspec.planning.plan import Plan
     from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
 
 
 def rehearse(
-    pair: options.PairName = None,
-    model: options.TargetSource = None,
-    model_draft: options.DraftSource = None,
-    hf_repo: options.TargetRepo = None,
-    hf_repo_draft: options.DraftRepo = None,
-    headroom: options.Headroom = None,
-    gpu_layers: options.GpuLayers = None,
-    gpu_layers_draft: options.DraftGpuLayers = None,
-    tensor_split: options.TensorSplit = None,
-    n_cpu_moe: options.CpuExperts = None,
-    ctx_size: options.ContextSize = None,
-    cache_type_k: options.TypeK = None,
-    cache_type_v: options.TypeV = None,
-    flash_attn: options.FlashAttention = None,
-    ubatch_size: options.MicroBatch = None,
-    draft_max: options.DraftMax = None,
-    threads: options.Threads = None,
+    *,
     depth: Annotated[
         int, typer.Option("--depth", metavar="N", min=1, help="Tokens in the cache while batches are timed.")
     ] = 128,
-    repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Rounds of timing, fewer if they take long.")
-    ] = 9,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the dummy files and print where they are.")] = False,
-    rpc: options.Rpc = None,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "placement", "devices", "draft_max", "context", "repetitions"),
+            model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
+            model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
+            repetitions={"default": 9, "help": "Rounds of timing, fewer if they take long."},
+        ),
+    ],
 ) -> int:
     """Measure a pair's speed before it is downloaded. It runs on stand-in weights of the same shape.
 
@@ -57,49 +51,26 @@ def rehearse(
     """
     from ggufspec.bench import rehearse as rehearsal
     from ggufspec.cache import cache_folder
-    from ggufspec.decoding.planned import decoder_options
     from ggufspec.hardware.host import physical_cores
     from ggufspec.planning.confirm import Confirmer
 
-    subject = planned.choose(pair, model, model_draft, hf_repo, hf_repo_draft)
-    decoder = decoder_options(
-        subject.settings,
-        ctx_size=ctx_size,
-        draft_max=draft_max,
-        threads=threads,
-        cache_type_k=cache_type_k,
-        cache_type_v=cache_type_v,
-        flash_attn=flash_attn,
-        ubatch_size=ubatch_size,
-    )
-    workers = tuple(rpc or ())
-    asked = planned.placement_asked(
-        subject,
-        gpu_layers=gpu_layers,
-        gpu_layers_draft=gpu_layers_draft,
-        tensor_split=tensor_split,
-        n_cpu_moe=n_cpu_moe,
-        draft_max=draft_max,
-        headroom=headroom,
-        rpc=rpc,
-    )
-    plan = planned.make(subject, decoder, asked).plan
-    confirm = Confirmer(
-        plan.machine.described, paper=False, rpc=workers, folder=cache_folder(), verbose=ui.flags().verbose
-    )
+    pair, rpc = inputs.pair_spec(given), given.rpc or ()
+    made_plan = inputs.make_plan(pair, given)
+    plan, headers = made_plan.plan, made_plan.headers
+    confirm = Confirmer(plan.machine.described, paper=False, rpc=rpc, folder=cache_folder(), verbose=ui.flags().verbose)
     stages = rehearsal.stages(plan, confirm)
     if error := rehearsal.lacking(plan, stages[0]):
         raise error
-    with _standins(subject, keep=keep) as made:
-        runs = [_run(plan, stage, made, depth=depth, rounds=repetitions, rpc=workers) for stage in stages]
-    _keep(plan, stages, runs, decoder.threads or physical_cores())
+    with _standins(headers, keep=keep) as made:
+        runs = [_run(plan, stage, made, depth=depth, rounds=given.value("repetitions"), rpc=rpc) for stage in stages]
+    _keep(plan, stages, runs, api.decoder_options(given.over(pair.settings)).threads or physical_cores())
     shown = rehearsal.document(
         plan,
         runs,
-        pair=subject.describe(),
+        pair=made_plan.described(),
         settings=asdict(plan.question.target.context) | {"depth": depth, "draft_max": plan.question.draft_max},
         standins={
-            "bytes_read": sum(known.bytes_read for known in subject.headers),
+            "bytes_read": sum(known.bytes_read for known in headers),
             "disk_bytes": sum(one.disk_bytes for one in made),
             "files": [str(one.path) for one in made] if keep else [],
         },
@@ -115,7 +86,7 @@ def rehearse(
 
 
 @contextmanager
-def _standins(subject: planned.Chosen, *, keep: bool) -> Iterator[list[Standin]]:
+def _standins(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Standin]]:
     """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
     from ggufspec.cache import cache_folder, writable
     from ggufspec.errors import GgufspecError
@@ -133,15 +104,15 @@ def _standins(subject: planned.Chosen, *, keep: bool) -> Iterator[list[Standin]]
         made: list[Standin] = []
 
         def forget() -> None:
-            if len(made) < len(subject.headers):  # something went wrong
+            if len(made) < len(headers):  # something went wrong
                 shutil.rmtree(folder, ignore_errors=True)
 
         stack.callback(forget)
-        needed = sum(standin.needed_bytes(known) for known in subject.headers)
-        size = sum(known.header.size_bytes for known in subject.headers)
+        needed = sum(standin.needed_bytes(known) for known in headers)
+        size = sum(known.header.size_bytes for known in headers)
         ui.note(f"stand-ins for {of_file(size)} of weights take at most {needed / 1e6:.0f} MB of disk")
         with ui.busy() as say:
-            for known in subject.headers:
+            for known in headers:
                 say(f"writing a stand-in for {known.header.name}")
                 own = folder / known.sparse.name.split(".", 1)[0]
                 own.mkdir(exist_ok=True)
@@ -208,7 +179,7 @@ def _show(document: RehearseDocument) -> None:
     from ggufspec.reports import rehearse as report
 
     out = ui.out()
-    planned.show_shapes(out, document.pair)
+    show_shapes(out, document.pair)
     out.print(report.runs(document))
     if document.expected:
         out.print(report.curve(document))

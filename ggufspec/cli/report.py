@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ggufspec import foreign
-from ggufspec.cli import options, ui
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
 from ggufspec.errors import GgufspecError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.reports.reading import Result
@@ -23,11 +25,8 @@ Files = Annotated[
 
 def report(
     files: Files = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the page to this file.")] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--export-markdown", metavar="FILE", help="Write the tables as Markdown.")
-    ] = None,
-    results: options.Results = None,
+    *,
+    given: Annotated[Settings, takes("results", "html", "export_markdown")],
 ) -> int:
     """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
 
@@ -35,22 +34,20 @@ def report(
     that are given; plans lend their predictions to the measurements of the same models. --json gives all of them as
     one document, which a report on another machine takes as a file.
     """
-    from ggufspec.files import check_writable, write_whole
+    from ggufspec.files import write_whole
     from ggufspec.reports import report as reports
     from ggufspec.reports import sections
     from ggufspec.reports.page import page
     from ggufspec.schema.base import to_json
     from ggufspec.schema.report import ReportDocument
 
-    for path in (html, markdown):
-        if path is not None:
-            check_writable(path)
-    found, left_out = _given(files) if files else _kept(results)
+    inputs.check_exports(given)
+    found, left_out = _given(files) if files else _kept(given.results)
     machines = sections.report(list(found.values()))
-    if html is not None:  # before anything is printed: its reader may go, as head does
-        write_whole(html, page(list(found.values())))
-    if markdown is not None:
-        write_whole(markdown, reports.markdown(machines))
+    if given.html is not None:  # before anything is printed: its reader may go, as head does
+        write_whole(given.html, page(list(found.values())))
+    if given.export_markdown is not None:
+        write_whole(given.export_markdown, reports.markdown(machines))
     if ui.flags().json:
         bodies = {name: _body(document) for name, document in found.items()}
         ui.data(to_json(ReportDocument(bodies, left_out)))

@@ -6,11 +6,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ggufspec.cli import given, options, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
 from ggufspec.display import visible
 from ggufspec.errors import StopError, UsageError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import Result, Spec
@@ -22,33 +23,35 @@ if TYPE_CHECKING:
 
 def run(
     *,
-    files: given.Files,
-    question: given.Question,
-    predict: options.MaxTokens = 128,
-    placing: given.Placing,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
+    given: Annotated[
+        Settings,
+        takes(
+            *(
+                "profile",
+                "files",
+                "hub",
+                "prompt",
+                "answer",
+                "predict",
+                "target-only",
+                "placement",
+                "devices",
+                "drafting",
+            ),
+            *("context", "sampling"),
+            predict={"default": 128},
+        ),
+    ],
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
     from ggufspec.bench import trial
     from ggufspec.worker import Interrupted
 
-    chosen, spec = prepare(
-        files,
-        question,
-        placing,
-        drafting,
-        decoding,
-        choosing,
-        predict,
-        no_draft=no_draft,
-    )
+    pair, spec = prepare(given)
     spec = replace(spec, stream=not ui.flags().json)
     interrupted = False
     try:
-        with ui.loading(chosen.name) as begin:
+        with ui.loading(pair.name) as begin:
 
             def show(event: dict[str, Any]) -> None:
                 if event["event"] == "token":
@@ -64,30 +67,15 @@ def run(
         ui.data("")
     if result is None or not result.answers:
         raise StopError("interrupted before there was an answer")
-    document = _document(chosen.describe(), spec, result, interrupted)
-    if ui.flags().json:
-        from ggufspec.schema.base import to_json
-
-        ui.data(to_json(document))
-    else:
-        show_statistics(document)
+    document = _document(pair.describe(), spec, result, interrupted)
+    ui.result(document, lambda: show_statistics(document))
     if interrupted:
         ui.failure("interrupted", "")
         return 130
     return 0
 
 
-def prepare(
-    files: given.Files,
-    question: given.Question,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
-    max_tokens: int,
-    *,
-    no_draft: bool,
-) -> tuple[Pair, Spec]:
+def prepare(given: Settings) -> tuple[Pair, Spec]:
     """The pair, its files here, and the trial that gives one answer, its layers placed.
 
     Raises:
@@ -95,48 +83,40 @@ def prepare(
     """
     from ggufspec.bench.trial import Spec
 
-    text = question.text()
-    chosen, decoder = paired(files, placing, drafting, decoding, no_draft=no_draft)
+    text = inputs.prompt(given)
+    pair, options = prepare_pair(given)
     spec = Spec(
-        target=chosen.target,
-        draft=chosen.draft,
-        options=decoder,
-        sampling=choosing.drawn().sampling(),
+        target=pair.target,
+        draft=pair.draft,
+        options=options,
+        sampling=api.sampling(inputs.with_seed(given)),
         prompts=(text,),
-        max_tokens=max_tokens,
-        stop=tuple(question.stop or ()),
-        grammar=question.rules(),
+        max_tokens=given.value("predict"),
+        stop=given.stop or (),
+        grammar=inputs.grammar(given),
         stream=True,
-        rpc=tuple(placing.rpc or ()),
+        rpc=given.rpc or (),
     )
-    return chosen, spec
+    return pair, spec
 
 
-def paired(
-    files: given.Files,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    *,
-    no_draft: bool,
-) -> tuple[Pair, DecoderOptions]:
+def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
     """The pair, its files here, and how it is placed and decoded.
 
     Raises:
         GgufspecError: an option does not fit the others, a file is missing or damaged.
     """
-    drafter = options.Drafter.NONE if no_draft else drafting.drafter
-    chosen = files.choose(no_draft=drafter in ("lookup", "none"))
-    if chosen.draft is None:
-        if drafter in ("draft", "both"):
+    if given.no_draft:
+        given = replace(given, drafter="none")
+    pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
+    if pair.draft is None:
+        if given.drafter in ("draft", "both"):
             raise UsageError(
-                f"--drafter {drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
+                f"--drafter {given.drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
             )
-        if drafter is None and drafting.lookup_corpus is not None:
-            raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter lookup")
-    drafting = replace(drafting, drafter=drafter)
-    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting)
-    return chosen, places.pair
+        if given.drafter is None and given.lookup_corpus is not None:
+            raise UsageError("--lookup-corpus without a draft model needs --drafter lookup", "--drafter lookup")
+    return pair, inputs.resolve(pair, given).pair
 
 
 def _print(text: str) -> None:

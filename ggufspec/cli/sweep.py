@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ggufspec.cli import given, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import Swept
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError
+from ggufspec.settings import OPTIONS, Settings, names
 
 if TYPE_CHECKING:
     from ggufspec.bench.sweep import Experiment, Sweep, Value
@@ -16,46 +19,34 @@ if TYPE_CHECKING:
     from ggufspec.models.profile import Pair
     from ggufspec.schema.sweep import SweepDocument
 
-_AT_EACH = ("gpu_layers", "n_cpu_moe")  # values that the target alone runs at too
+_AT_EACH = ("gpu_layers", "n_cpu_moe")  # values that target-only runs at too
 
 
-def asked(several: given.Several | None, *, sweep: bool) -> given.Several | None:
-    """The option to sweep; None for a bench of one setting.
+def check(swept: Swept | None, *, sweep: bool) -> None:
+    """Refuse a list without ``--sweep``, and ``--sweep`` without a list.
 
     Raises:
-        UsageError: a list without ``--sweep``, or ``--sweep`` without a list.
+        UsageError: it is one of these.
     """
-    if several is not None and not sweep:
-        shown = ",".join(shown for shown, _ in several.values)
-        raise UsageError(f"{several.flag} {shown} is a list", "add --sweep to measure each of the values")
-    if sweep and several is None:
-        flags = ", ".join(flag for _, flag in given.SWEEPABLE.values())
+    if swept is not None and not sweep:
+        shown = ",".join(shown for shown, _ in swept.values)
+        raise UsageError(f"{swept.option.flag} {shown} is a list", "add --sweep to measure each of the values")
+    if sweep and swept is None:
+        flags = ", ".join(OPTIONS[name].flag for name in names(sweep=True))
         raise UsageError(
             "--sweep needs an option with several values",
             f"ggufspec bench --sweep --draft-max 1,2,4,8; a list may be given to one of {flags}",
         )
-    return several
 
 
-def prepare(
-    chosen: Pair,
-    spec: Spec,
-    several: given.Several,
-    placing: given.Placing,
-    decoding: given.Decoding,
-    drafting: given.Drafting,
-    *,
-    repetitions: int,
-) -> Experiment:
+def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, *, repetitions: int) -> Experiment:
     """Place the pair for each of the values.
 
     Args:
-        chosen: the pair.
+        pair: the pair.
         spec: what is the same for all of them; its options are not looked at.
-        several: the option and its values.
-        placing: the command line's other options.
-        decoding: the same.
-        drafting: the same.
+        swept: the option and its values.
+        given: the command line's other options.
         repetitions: trials of each run.
 
     Raises:
@@ -64,70 +55,55 @@ def prepare(
     from ggufspec.bench.sweep import Experiment, Value, value
     from ggufspec.schema.base import Failure
 
-    several, notes = _distinct(several, chosen)
+    swept, notes = _distinct(swept, pair)
     decoders = [  # all of them first: a typo is no row
-        planned.decoder(chosen.settings, several.put(decoding, one), several.put(drafting, one))
-        for _, one in several.values
+        api.decoder_options(swept.put(given, one).over(pair.settings)) for _, one in swept.values
     ]
-    at_each = several.key in _AT_EACH
+    at_each = swept.option.name in _AT_EACH
     values: list[Value] = []
-    for (shown, one), decoder in zip(several.values, decoders, strict=True):
+    for (shown, one), decoder in zip(swept.values, decoders, strict=True):
         try:
-            places = planned.settle(
-                planned.of_pair(chosen),
-                several.put(placing, one),
-                several.put(decoding, one),
-                several.put(drafting, one),
-                rival=not at_each,
-            )
+            resolved = inputs.resolve(pair, swept.put(given, one), rival=not at_each)
         except GgufspecError as error:
             values.append(Value(shown, None, None, Failure(error.message, error.hint)))
             continue
-        draft = chosen.draft if decoder.needs_draft else None
-        values.append(
-            value(shown, replace(spec, draft=draft, options=places.pair), places.pair if at_each else places.alone)
-        )
-    return Experiment(
-        chosen.describe(),
-        several.key,
-        tuple(values),
-        repetitions,
-        notes + _notes(several, values),
-        ui.flags().verbose,
-    )
+        trial = replace(spec, draft=pair.draft if decoder.needs_draft else None, options=resolved.pair)
+        values.append(value(shown, trial, resolved.pair if at_each else resolved.alone))
+    notes += _notes(swept, values)
+    return Experiment(pair.describe(), swept.option.name, tuple(values), repetitions, notes, ui.flags().verbose)
 
 
-def _distinct(several: given.Several, chosen: Pair) -> tuple[given.Several, tuple[str, ...]]:
+def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
     """The option without numbers of layers that mean what another one means, and a note where there were some."""
-    from ggufspec.decoding.planned import layers_asked
     from ggufspec.llamacpp.options import offloaded
     from ggufspec.models.source import read_headers
 
-    file = {"gpu_layers": chosen.target, "gpu_layers_draft": chosen.draft}.get(several.key)
+    file = {"gpu_layers": pair.target, "gpu_layers_draft": pair.draft}.get(swept.option.name)
     if file is None:
-        return several, ()
+        return swept, ()
     layers = read_headers([file])[0].header.layers
-    meant: dict[int | None, tuple[str, str]] = {}
-    for shown, one in several.values:
-        count = layers_asked(one)
+    meant: dict[int | None, tuple[str, Any]] = {}
+    for shown, one in swept.values:
+        count = api.layers_of(one)
         meant.setdefault(None if count is None else offloaded(count, layers), (shown, one))
     left = tuple(meant.values())
-    same = [shown for shown, _ in several.values if shown not in dict(left)]
+    same = [shown for shown, _ in swept.values if shown not in dict(left)]
     if not same:
-        return several, ()
-    note = f"{several.flag} {meant[layers][0]} is all {layers} layers; so are {', '.join(same)}, which were left out"
-    return replace(several, values=left), (note,)
+        return swept, ()
+    first = meant[layers][0]
+    note = f"{swept.option.flag} {first} is all {layers} layers; so are {', '.join(same)}, which were left out"
+    return replace(swept, values=left), (note,)
 
 
-def _notes(several: given.Several, values: list[Value]) -> tuple[str, ...]:
-    if several.key in _AT_EACH:
-        return (f"target-only ran at each value of {several.flag} too, not at its own best placement",)
+def _notes(swept: Swept, values: list[Value]) -> tuple[str, ...]:
+    if swept.option.name in _AT_EACH:
+        return (f"target-only ran at each value of {swept.option.flag} too, not at its own best placement",)
     places = {one.alone.options.placement for one in values if one.alone}
     own = any(one.pair and one.alone and one.pair.options.placement != one.alone.options.placement for one in values)
     return ("target-only ran at its own best placement",) if own and len(places) == 1 else ()
 
 
-def measure(experiment: Experiment, exports: given.Exports, *, results: Path | None, fresh: bool) -> int:
+def measure(experiment: Experiment, given: Settings) -> int:
     """Measure every value, show and keep what came of it; trials of an interrupted run are not made again.
 
     Raises:
@@ -142,9 +118,9 @@ def measure(experiment: Experiment, exports: given.Exports, *, results: Path | N
 
     pair = file_name(experiment.pair["name"])
     path = (
-        results or writable(results_folder())
+        given.results or writable(results_folder())
     ) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
-    with RunLog(path, LOG, fresh=fresh) as log:
+    with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)
         for note in (*log.notes, *_resumed(sweep)):
             ui.note(note)
@@ -159,7 +135,7 @@ def measure(experiment: Experiment, exports: given.Exports, *, results: Path | N
         document = sweep.document(interrupted=interrupted)
         kept = path.with_suffix(".json")
         failed = None if interrupted else _replace(path, kept, to_json(document) + "\n")
-    code = _report(document, exports)
+    code = _report(document, given)
     if interrupted:
         ui.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
         return 130
@@ -195,18 +171,15 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
     return (f"{counted(count, 'trial')} of an interrupted run taken over; --fresh measures all of them again",)
 
 
-def _report(document: SweepDocument, exports: given.Exports) -> int:
+def _report(document: SweepDocument, given: Settings) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
     from ggufspec.reports import sweep as report
-    from ggufspec.schema.base import to_json
 
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        _show(document)
+    ui.result(document, lambda: _show(document))
+    if not ui.flags().json:
         for note in document.notes:
             ui.note(note)
-    failed = exports.write(document, markdown=report.markdown, csv=report.comma_separated)
+    failed = inputs.write_exports(given, document, markdown=report.markdown, csv=report.comma_separated)
     if failed:
         return failed.exit_code
     return 0 if report.best(document) else 1

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import given, options, ui
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
 from ggufspec.cli.run import prepare, show_statistics
 from ggufspec.errors import StopError
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import Result
@@ -30,9 +32,6 @@ def _range(text: str) -> str:
 
 def trace(
     *,
-    files: given.Files,
-    question: given.Question,
-    predict: options.MaxTokens = 32,
     rounds: Annotated[
         str | None,
         typer.Option("--rounds", metavar="N|N-M|N-", parser=_range, help="Print these rounds only.  [all]"),
@@ -41,36 +40,38 @@ def trace(
         int,
         typer.Option("--likeliest", metavar="N", min=0, max=_LIKELIEST, help="Of a row, list the N likeliest tokens."),
     ] = _LIKELIEST,
-    placing: given.Placing,
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Target-only: no draft, no lookup.")] = False,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", metavar="FILE", help="Write a page: the text by who wrote it, all rounds, for any browser."
+    given: Annotated[
+        Settings,
+        takes(
+            *(
+                "profile",
+                "files",
+                "hub",
+                "prompt",
+                "answer",
+                "predict",
+                "target-only",
+                "placement",
+                "devices",
+                "drafting",
+            ),
+            *("context", "sampling"),
+            "html",
+            predict={"default": 32},
+            html={"help": "Write a page: the text by who wrote it, and all rounds, for any browser."},
         ),
-    ] = None,
+    ],
 ) -> int:
-    """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why."""
+    """Show every round of one answer, token by token. Of each: p and q, what the rule made of them, and why.
+
+    With --json a line for every round, then one for the answer; or the failure.
+    """
     from ggufspec.bench import traced
-    from ggufspec.files import check_writable
     from ggufspec.schema.base import to_line
     from ggufspec.worker import Interrupted
 
-    if html is not None:
-        check_writable(html)
-    chosen, spec = prepare(
-        files,
-        question,
-        placing,
-        drafting,
-        decoding,
-        choosing,
-        predict,
-        no_draft=no_draft,
-    )
+    inputs.check_exports(given)
+    pair, spec = prepare(given)
     seen: list[TracedRound] = []
     tokens: list[Written] = []
 
@@ -85,7 +86,7 @@ def trace(
 
     interrupted = False
     try:
-        with ui.loading(chosen.name) as begin:
+        with ui.loading(pair.name) as begin:
             result: Result | None = traced.measure(
                 spec, on_round=on_round, on_token=tokens.append, verbose=ui.flags().verbose
             )
@@ -93,13 +94,13 @@ def trace(
         result, interrupted = stopped.partial, True
     if result is None or not result.answers:
         raise StopError("interrupted before the answer was there")
-    document = _document(chosen.describe(), spec, result, tokens, len(seen), interrupted)
+    document = _document(pair.describe(), spec, result, tokens, len(seen), interrupted)
     if ui.flags().json:
         ui.data(to_line(document))
     else:
         _print_answer(document)
-    if html is not None:
-        _write(html, document, seen)
+    if given.html is not None:
+        _write(given.html, document, seen)
     if not ui.flags().json:
         show_statistics(document)
     if interrupted:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import given, options, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
+from ggufspec.cli.plan import measure_if_due
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError
+from ggufspec.settings import Settings, names
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
@@ -22,15 +26,7 @@ if TYPE_CHECKING:
     from ggufspec.tune.run import Experiment, Now, Tuning, Watch
     from ggufspec.tune.space import Free
 
-_TUNED = (  # of a profile: they are searched anew, an earlier winner's too
-    "threads",
-    "drafter",
-    "draft_policy",
-    "draft_max",
-    "flash_attn",
-    "n_cpu_moe",
-    "ubatch_size",
-)
+_TUNED = names(tune=True, profile=True)  # of a profile: searched anew, an earlier winner's too
 _CACHE = ("cache_type_k", "cache_type_v")  # the same, where --allow-kv says so
 _SHOWN = 10  # settings, without --explain
 _FEWEST = 3  # trials side by side, for an interval to say something
@@ -47,10 +43,6 @@ def _seconds(text: str) -> str:
 
 def tune(
     *,
-    files: given.Files,
-    prompt: options.PromptText = None,
-    file: options.PromptFile = None,
-    predict: options.MaxTokens = 64,
     budget: Annotated[
         str | None,
         typer.Option(
@@ -60,17 +52,6 @@ def tune(
     threshold: Annotated[
         float, typer.Option("--threshold", metavar="PERCENT", min=0, max=50, help="Stop when no setting promises more.")
     ] = 0.1,
-    allow_kv: Annotated[
-        str | None,
-        typer.Option("--allow-kv", metavar="TYPE,TYPE", help="Cache types to try too, which may cost quality: q8_0."),
-    ] = None,
-    repetitions: Annotated[
-        int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="Trials of each finalist, interleaved.")
-    ] = 3,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
     save: Annotated[
         str | None, typer.Option("--save", metavar="NAME", help="The profile to write.  [PAIR, or the target's name]")
     ] = None,
@@ -78,9 +59,15 @@ def tune(
     explain: Annotated[
         bool, typer.Option("--explain", help="Explain why this setting won, and what was learned.")
     ] = False,
-    exports: given.Exports,
-    results: options.Results = None,
-    fresh: options.Fresh = False,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "prompt", "predict", "repetitions", "allow_kv", "placement", "devices"),
+            *("drafting", "context", "sampling", "results", "exports"),
+            predict={"default": 64},
+            repetitions={"default": 3, "help": "Trials of each finalist, interleaved."},
+        ),
+    ],
 ) -> int:
     """Find the fastest setting of a pair on this machine. Layers, drafts, threads, flash attention and more are tried.
 
@@ -99,31 +86,18 @@ def tune(
 
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
-    own_prompt = options.read_prompt(prompt, file)
-    exports.check()
-    alone = drafting.drafter in ("lookup", "none")
-    chosen = files.choose(no_draft=alone)
-    tuned = None if files.model or files.hf_repo else files.pair or "demo"
-    own_draft = chosen.draft is not None and bool(files.model_draft or files.hf_repo_draft)
-    name = profile_name(save, tuned, chosen, own_draft=own_draft)
-    made_from = None if no_save else template(name, None if own_draft else tuned, chosen)
-    experiment = prepare(
-        chosen,
-        placing,
-        drafting,
-        decoding,
-        choosing,
-        prompts=own_prompt,
-        predict=predict,
-        budget=budget,
-        threshold=threshold,
-        allow_kv=allow_kv,
-        repetitions=repetitions,
-    )
-    folder = results or writable(results_folder())
+    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    inputs.check_exports(given)
+    pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
+    tuned = None if given.model or given.hf_repo else given.pair or "demo"
+    own_draft = pair.draft is not None and bool(given.model_draft or given.hf_repo_draft)
+    name = profile_name(save, tuned, pair, own_draft=own_draft)
+    made_from = None if no_save else template(name, None if own_draft else tuned, pair)
+    experiment = prepare(pair, given, prompt=own_prompt, budget=budget, threshold=threshold)
+    folder = given.results or writable(results_folder())
     path = log_path(folder, experiment)
     interrupted = False
-    with RunLog(path, LOG, fresh=fresh) as log:
+    with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         run = Tuning(experiment, log)
         if run.resumed:
             ui.note(f"going on with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
@@ -139,7 +113,7 @@ def tune(
         if not no_save and not interrupted and document.winner is not None and run.compared:
             base, count = experiment.spec.options, len(run.kept)
             try:
-                saved = save_profile(document, name, made_from, chosen, base, count)
+                saved = save_profile(document, name, made_from, pair, base, count)
                 document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error
@@ -148,84 +122,61 @@ def tune(
         write_whole(kept, to_json(document) + "\n")
     except GgufspecError as error:
         failed = failed or error
-    return _report(document, exports, name, failed, kept=kept, explain=explain)
+    return _report(document, given, name, failed, kept=kept, explain=explain)
 
 
-def prepare(
-    chosen: Pair,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    choosing: given.Choosing,
-    *,
-    prompts: str | None,
-    predict: int,
-    budget: str | None,
-    threshold: float,
-    allow_kv: str | None,
-    repetitions: int,
-) -> Experiment:
+def prepare(pair: Pair, given: Settings, *, prompt: str | None, budget: str | None, threshold: float) -> Experiment:
     """Plan, and make the space around the plan.
 
     Args:
-        chosen: the pair.
-        placing: layers that are given are not searched; so with the next two.
-        drafting: who guesses, and how far.
-        decoding: context, threads and cache.
-        choosing: how a token is chosen.
-        prompts: the user's own prompt; None: some bundled ones.
-        predict: tokens of each answer.
+        pair: the pair.
+        given: the command line; what it gives is not searched.
+        prompt: the user's own; None: some bundled ones.
         budget: as ``--budget`` has it.
         threshold: in percent.
-        allow_kv: cache types that may be tried besides.
-        repetitions: of the final.
 
     Raises:
         GgufspecError: nothing fits, a header cannot be read, or nothing is left to search.
     """
+    from ggufspec.api import with_placement
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec
-    from ggufspec.decoding.placing import placed
     from ggufspec.hardware.host import physical_cores
     from ggufspec.tune.run import Experiment
     from ggufspec.tune.space import candidates, nearest
 
-    searched = _TUNED + _CACHE * (allow_kv is not None)
-    settings = chosen.settings.model_copy(update=dict.fromkeys(searched))
-    base = planned.decoder(settings, decoding, drafting)
-    pair = planned.of_pair(replace(chosen, settings=settings, target_gpu_layers=None, gpu_layers_draft=None))
-    asked = planned.asked_of(pair, placing, drafting, allow_kv=allow_kv)
-    cores = base.threads or physical_cores()
-    planned.calibrate_if_due(cores, asked.rpc, fixed=base.threads > 0)
-    where = planned.site(asked, cores)
-    made = planned.make(pair, base, asked, where=where)
-    free = _free(base, asked, placing, drafting, decoding, with_draft=chosen.draft is not None)
+    free_of = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
+    spec = replace(pair, settings=replace(pair.settings, **dict.fromkeys(free_of)))
+    base = api.decoder_options(given.over(spec.settings))
+    measure_if_due(base.threads, physical_cores(), given.rpc or ())
+    made = inputs.make_plan(spec, given)
+    free = _free(base, given, with_draft=pair.draft is not None)
     space = candidates(made.plan, base, free)
     if not space:
         raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
-    by_itself = nearest(space, replace(placed(base, made.plan.alone), drafters=()), drafted=False)
+    by_itself = nearest(space, replace(with_placement(base, made.plan.alone), drafters=()), drafted=False)
     option = made.plan.pair
-    at_pair = nearest(space, placed(base, option, draft_max=asked.draft_max), drafted=True) if option else None
+    at_pair = nearest(space, with_placement(base, option, draft_max=given.draft_max), drafted=True) if option else None
     if option is None:
-        at_pair = nearest(space, replace(placed(base, made.plan.alone), drafters=("lookup",)), drafted=True)
+        at_pair = nearest(space, replace(with_placement(base, made.plan.alone), drafters=("lookup",)), drafted=True)
     first = (at_pair, by_itself) if made.plan.choice == "speculative" else (by_itself, at_pair)
-    texts = (prompts,) if prompts is not None else tuple(one.text for one in PROMPTS[::_EVERY])
+    texts = (prompt,) if prompt is not None else tuple(one.text for one in PROMPTS[::_EVERY])
     return Experiment(
-        pair=pair.describe(),
+        pair=made.described(),
         spec=Spec(
-            target=chosen.target,
-            draft=chosen.draft,
+            target=pair.target,
+            draft=pair.draft,
             options=base,
-            sampling=choosing.drawn().sampling(),
+            sampling=api.sampling(inputs.with_seed(given)),
             prompts=texts,
-            max_tokens=predict,
-            rpc=tuple(placing.rpc or ()),
+            max_tokens=given.value("predict"),
+            rpc=given.rpc or (),
         ),
         space=tuple(space),
         first=tuple(index for index in first if index is not None),
         threshold=threshold / 100,
         budget_s=None if budget is None else _in_seconds(budget),
-        repeats=repetitions,
+        repeats=given.value("repetitions"),
         notes=(*made.plan.notes, *_busy()),
         verbose=ui.flags().verbose,
     )
@@ -247,38 +198,32 @@ def _in_seconds(text: str) -> float:
     return float(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else float(text) * _UNITS["m"]
 
 
-def _free(
-    base: DecoderOptions,
-    asked: planned.Asked,
-    placing: given.Placing,
-    drafting: given.Drafting,
-    decoding: given.Decoding,
-    *,
-    with_draft: bool,
-) -> Free:
+def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
     """What the command line leaves open."""
     from ggufspec.hardware.host import physical_cores
     from ggufspec.tune.space import Free, policies, thread_counts
 
     drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
-    if base.accept != "exact" or drafting.drafter is not None:
-        drafters = (str(drafting.drafter or "both"),)
+    if base.accept != "exact" or given.drafter is not None:
+        drafters = (str(given.drafter or "both"),)
     lengths = policies(type(base)().draft_max)
-    if drafting.draft_policy is not None:
-        lengths = tuple(one for one in lengths if one[0] == drafting.draft_policy)
-    if drafting.draft_max is not None:
-        lengths = tuple(dict.fromkeys((policy, drafting.draft_max) for policy, _ in lengths))
+    if given.draft_policy is not None:
+        lengths = tuple(one for one in lengths if one[0] == given.draft_policy)
+    if given.draft_max is not None:
+        lengths = tuple(dict.fromkeys((policy, given.draft_max) for policy, _ in lengths))
     return Free(
         threads=(base.threads,) if base.threads else thread_counts(physical_cores()),
         drafters=drafters,
         policies=lengths,
-        flash_attn=(base.flash_attn,) if decoding.flash_attn else ("auto", "off"),
-        **({"ubatch_sizes": (base.ubatch_size,)} if decoding.ubatch_size else {}),
-        kv_types=tuple(dict.fromkeys(((base.cache_type_k, base.cache_type_v), *asked.kv_types))),
-        gpu_layers=asked.layers.gpu_layers,
-        gpu_layers_draft=asked.draft_layers.gpu_layers,
-        n_cpu_moe=placing.n_cpu_moe,
-        within_budget=placing.headroom is not None,
+        flash_attn=(base.flash_attn,) if given.flash_attn else ("auto", "off"),
+        **({"ubatch_sizes": (base.ubatch_size,)} if given.ubatch_size else {}),
+        kv_types=tuple(
+            dict.fromkeys(((base.cache_type_k, base.cache_type_v), *((name, name) for name in given.allow_kv or ())))
+        ),
+        gpu_layers=api.layers_of(given.gpu_layers),
+        gpu_layers_draft=api.layers_of(given.gpu_layers_draft),
+        n_cpu_moe=given.n_cpu_moe,
+        within_budget=given.headroom is not None,
     )
 
 
@@ -320,7 +265,7 @@ def _live() -> Iterator[Watch]:
 
 def _report(
     document: TuneDocument,
-    exports: given.Exports,
+    given: Settings,
     name: str,
     failed: GgufspecError | None,
     *,
@@ -341,7 +286,7 @@ def _report(
             ui.note(note)
     if failed:
         ui.failure(failed.message, failed.hint)
-    failed = exports.write(document, markdown=report.markdown, csv=report.comma_separated) or failed
+    failed = inputs.write_exports(given, document, markdown=report.markdown, csv=report.comma_separated) or failed
     if document.interrupted:
         ui.failure("interrupted; what is shown was measured before", "the same command goes on")
         return 130

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.theme import Theme
 
     from ggufspec.cli.terminal import Console
+    from ggufspec.schema.base import Document
 
 
 _flags = Flags()
@@ -84,6 +85,16 @@ def data(text: str) -> None:
         text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def result(document: Document, show: Callable[[], None]) -> None:
+    """Print what a command found: the document with ``--json``, else what ``show`` prints of it."""
+    if _flags.json:
+        from ggufspec.schema.base import to_json
+
+        data(to_json(document))
+    else:
+        show()
 
 
 def note(text: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import given, options, planned, ui
+from ggufspec import api
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
 from ggufspec.display import counted, of_file
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.settings import DRAFTERS, OPTIONS, Settings
 
 if TYPE_CHECKING:
     from ggufspec.bench.trial import LoadedModel
@@ -23,16 +26,11 @@ if TYPE_CHECKING:
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
 _BLOCK_BYTES = 2**22
-_DRAFTERS = tuple(name for name in options.Drafter if name is not options.Drafter.NONE)
+_DRAFTERS = (*DRAFTERS, "both")
 
 
 def verify(
     *,
-    files: given.Files,
-    predict: Annotated[
-        int | None,
-        typer.Option("-n", "--predict", metavar="N", min=1, help=f"Tokens of an answer at most.  [{_TOKENS}]"),
-    ] = None,
     prompts: Annotated[
         int | None, typer.Option("--prompts", metavar="N", min=1, help="How many of the bundled prompts.  [8, all]")
     ] = None,
@@ -49,7 +47,7 @@ def verify(
         ),
     ] = False,
     drafter: Annotated[
-        list[options.Drafter] | None,
+        list[str] | None,
         typer.Option(
             "--drafter",
             metavar="|".join(_DRAFTERS),
@@ -59,25 +57,17 @@ def verify(
     accept: Annotated[
         str | None, typer.Option("--accept", metavar="RULE", help="Check this rule only.  [exact and residual]")
     ] = None,
-    placing: given.Placing,
-    decoding: given.Decoding,
-    temp: Annotated[
-        float, typer.Option("--temp", metavar="T", help="Temperature of the answers that are not greedy; above 0.")
-    ] = 0.8,
-    top_k: options.TopK = 40,
-    top_p: options.TopP = 0.95,
-    min_p: options.MinP = 0.05,
-    seed: options.Seed = 0,
-    repeat_penalty: options.RepeatPenalty = 1.0,
-    repeat_last_n: options.RepeatLastN = 64,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
     no_hash: Annotated[
         bool, typer.Option("--no-hash", help="Do not read the files for their SHA-256; the certificate names none.")
     ] = False,
-    export_json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the JSON document to this file.")
-    ] = None,
+    given: Annotated[
+        Settings,
+        takes(
+            *("profile", "files", "hub", "predict", "placement", "devices", "context", "sampling", "export_json"),
+            predict={"shown": str(_TOKENS)},
+            temp={"default": 0.8, "shown": "0.8", "help": "Temperature of the answers that are not greedy; above 0."},
+        ),
+    ],
 ) -> int:
     """Certify that speculation changed nothing. Every drafter against the target alone, same prompts, same seeds.
 
@@ -88,49 +78,35 @@ def verify(
     does 2 tokens/s. --quick asks for some 1,000, -n, --prompts and --seeds for anything between.
     """
     from ggufspec.bench.prompts import PROMPTS
-    from ggufspec.decoding.sampling import Sampling
-    from ggufspec.files import check_writable
     from ggufspec.verify.certificate import EVERY_POLICY, TWO_POLICIES, Spec
 
     rules = _rules(accept)
-    if temp <= 0:
-        raise UsageError(f"--temp {temp} is greedy; greedy answers are checked anyway", "--temp 0.8 is usual")
-    if export_json is not None:
-        check_writable(export_json)
-    chosen = files.choose()
-    drafting = given.Drafting(
-        drafter=options.Drafter.BOTH if chosen.draft else options.Drafter.LOOKUP,
-        draft_max=max(policy.draft_max for policy in EVERY_POLICY),
-    )
-    places = planned.settle(planned.of_pair(chosen), placing, decoding, drafting)
+    if given.value("temp") <= 0:
+        raise UsageError(f"--temp {given.temp} is greedy; greedy answers are checked anyway", "--temp 0.8 is usual")
+    inputs.check_exports(given)
+    pair = inputs.pair(given)
+    checked = _drafters(drafter, pair)
+    longest = max(policy.draft_max for policy in EVERY_POLICY)
+    placed = replace(given, drafter="both" if pair.draft else "lookup", draft_max=longest)
+    resolved = inputs.resolve(pair, placed)
     if prompts is not None and prompts > len(PROMPTS):
         raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
     count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
     spec = Spec(
-        target=chosen.target,
-        draft=chosen.draft,
-        options=places.pair,
-        drafters=_drafters(drafter, chosen),
+        target=pair.target,
+        draft=pair.draft,
+        options=resolved.pair,
+        drafters=checked,
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
-        max_tokens=predict or (_QUICK_TOKENS if quick else _TOKENS),
-        sampling=Sampling(
-            temperature=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=options.drawn(seed),
-            repeat_penalty=repeat_penalty,
-            repeat_last_n=repeat_last_n,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-        ),
+        max_tokens=given.predict or (_QUICK_TOKENS if quick else _TOKENS),
+        sampling=api.sampling(inputs.with_seed(given)),
         seeds=seeds or (_QUICK_SEEDS if quick else _SEEDS),
         policies=TWO_POLICIES if quick else EVERY_POLICY,
-        rpc=tuple(placing.rpc or ()),
+        rpc=given.rpc or (),
     )
     result, read = _measure(spec, no_hash=no_hash)
-    return _report(_document(chosen, spec, result, read), export_json)
+    return _report(_document(pair, spec, result, read), given.export_json)
 
 
 def _rules(accept: str | None) -> tuple[str, ...]:
@@ -153,19 +129,20 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     return (accept,)
 
 
-def _drafters(asked: list[options.Drafter] | None, chosen: Pair) -> tuple[str, ...]:
-    """Those that are asked for, or all that the pair has: without a draft the lookup.
+def _drafters(asked: list[str] | None, pair: Pair) -> tuple[str, ...]:
+    """The drafters that are asked for, or all that the pair has: without a draft model the lookup.
 
     Raises:
-        UsageError: one needs a draft and there is none, or nobody is to be checked.
+        UsageError: one needs a draft model and there is none, or there is no such drafter.
     """
-    if options.Drafter.NONE in (asked or ()):
+    if "none" in (asked or ()):
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
-    if chosen.draft is None:
-        if any(name is not options.Drafter.LOOKUP for name in asked or ()):
+    chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in asked or ()))
+    if pair.draft is None:
+        if any(name != "lookup" for name in chosen):
             raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
-        return (options.Drafter.LOOKUP.value,)
-    return tuple(dict.fromkeys(name.value for name in asked or _DRAFTERS))
+        return ("lookup",)
+    return chosen or _DRAFTERS
 
 
 def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, dict[str, list[dict[str, object]]]]:

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ggufspec.cli import options, ui
-from ggufspec.errors import StopError, UsageError, WorkerError
+from ggufspec.cli import ui
+from ggufspec.cli.parameters import takes
+from ggufspec.errors import StopError, WorkerError
+from ggufspec.settings import Settings
 
 SCHEMA = "ggufspec/worker@1"
 
@@ -20,11 +22,12 @@ def worker(
         str, typer.Option("--host", metavar="ADDRESS", help="Serve here; 0.0.0.0 is the whole network.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="0 picks a free one.")] = 50052,
-    threads: options.Threads = None,
     device: Annotated[
         list[str] | None,
         typer.Option("--device", metavar="NAME", help="Serve this device; may be repeated.  [all GPUs, else the CPU]"),
     ] = None,
+    *,
+    given: Annotated[Settings, takes("threads")],
 ) -> int:
     """Serve this machine's devices to another machine, until Ctrl-C.
 
@@ -34,12 +37,10 @@ def worker(
     from ggufspec.hardware import host as machine
     from ggufspec.llamacpp import serve
 
-    if threads is not None and threads < 1:
-        raise UsageError(f"-t {threads} is not a valid number of threads", "-t 1 or more")
     address = serve.ipv4_address(host)
     if not ipaddress.ip_address(address).is_loopback:
         _warn(address)
-    spec = serve.Spec(address, port, threads or machine.physical_cores(), tuple(dict.fromkeys(device or ())))
+    spec = serve.Spec(address, port, given.threads or machine.physical_cores(), tuple(dict.fromkeys(device or ())))
     serving = False
 
     def announce(event: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.options import DRAFT_MAX, FIXED_DRAFT_MAX, DecoderOptions
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
@@ -41,6 +41,7 @@ from ggufspec.hardware.host import free_memory_bytes
 from ggufspec.llamacpp.hook import Borrowed, LlamaDraftModel, calling, close_with, forget_scores, scores_bytes
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.models.compat import MAX_SIZE_DIFFERENCE
+from ggufspec.settings import DRAFT_MAX, FIXED_DRAFT_MAX
 
 __all__ = ["DraftModel", "scores_bytes"]
 

@@ -9,24 +9,17 @@ from typing import TypedDict
 
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import physical_cores
-from ggufspec.llamacpp.options import (
-    MAX_CONTEXT,
-    MAX_THREADS,
-    MAX_WIDTH,
-    REWIND_BY,
-    ContextOptions,
-    Placement,
-    check_flash_attention,
-    check_kv_type,
-    check_micro_batch,
+from ggufspec.llamacpp.options import REWIND_BY, ContextOptions, Placement
+from ggufspec.settings import (
+    DRAFT_MAX,
+    DRAFTERS,
+    OPTIONS,
+    RULES,
+    check_drafters,
+    drafter_text,
 )
-from ggufspec.settings import DRAFTERS, check_drafters, drafter_text
 
-POLICIES = ("adaptive", "fixed")
-DRAFT_MAX = 15  # tokens; the longest draft of a round, where nobody says another
-FIXED_DRAFT_MAX = 4  # the same of the fixed policy, without a plan
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
-RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # the acceptance rules; those with a number are lossy
 MAX_TOP_K = 1000
 
 
@@ -88,25 +81,12 @@ class DecoderOptions:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        if self.ctx_size < 2:
-            raise UsageError(f"a context of {self.ctx_size} tokens is too small", "-c 2048 is usual")
-        if self.ctx_size > MAX_CONTEXT:
-            raise UsageError(f"a context of {self.ctx_size} tokens is more than any model has", "-c 2048 is usual")
-        if not 1 <= self.draft_max < MAX_WIDTH:
-            raise UsageError(
-                f"a draft length of {self.draft_max} is not possible: 1 to {MAX_WIDTH - 1} fit one target batch",
-                "--draft-max 4 is usual; --no-draft is target-only",
-            )
+        for name in self.__dataclass_fields__:
+            if name in OPTIONS:
+                OPTIONS[name].check(getattr(self, name))
         check_drafters(self.drafters)
-        check_one_of(self.draft_policy, POLICIES, "draft policy")
         if self.lookup_corpus is not None and not any(DRAFTERS[name].needs_corpus for name in self.drafters):
             raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
-        if not 0 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"{self.threads} threads cannot run", "leave -t out for one per physical core")
-        check_kv_type(self.cache_type_k)
-        check_kv_type(self.cache_type_v)
-        check_flash_attention(self.flash_attn)
-        check_micro_batch(self.ubatch_size)
         check_rule(self.accept)
 
     @property

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    PrivateAttr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from ggufspec import foreign, worker
+from ggufspec import settings as settings_
 from ggufspec.cache import config_folder
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.llamacpp.options import MAX_CONTEXT
 from ggufspec.models.download import here
 from ggufspec.models.hub import HubFile, stays_inside
+from ggufspec.settings import Option, Settings
 
 _LONGEST_NAME = 100
 _MOST = 2**63 - 1  # of a TOML integer
@@ -64,23 +79,35 @@ class ModelSource(_Strict):
     cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
 
-class Settings(_Strict):
-    """What the profile sets; None leaves it to the command's default.
+class _Keys(_Strict):
+    @model_validator(mode="before")
+    @classmethod
+    def _with_new_names(cls, data: Any) -> Any:
+        return settings_.renamed(data)
 
-    ``acceptance`` is the share of drafted tokens to expect, for plans made before anything was measured.
-    """
 
-    ctx_size: Annotated[int, Field(ge=2, le=MAX_CONTEXT)] | None = None
-    draft_max: Annotated[int, Field(ge=1, le=_MOST)] | None = None
-    cache_type_k: str | None = None
-    cache_type_v: str | None = None
-    flash_attn: str | None = None
-    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
-    threads: Annotated[int, Field(ge=1, le=_MOST)] | None = None
-    drafter: Literal["draft", "lookup", "both", "none"] | None = None
-    draft_policy: Literal["adaptive", "fixed"] | None = None
-    n_cpu_moe: Annotated[int, Field(ge=0, le=_MOST)] | None = None
-    ubatch_size: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+def _check(row: Option) -> AfterValidator:
+    def check(value: Any) -> Any:
+        try:
+            return row.check(value)
+        except UsageError as error:
+            raise ValueError(error.message) from None
+
+    return AfterValidator(check)
+
+
+def settings_model(rows: Iterable[Option]) -> type[BaseModel]:
+    """What ``[settings]`` may have: a key for each of the rows that profiles have."""
+    fields: dict[str, Any] = {row.name: (Annotated[row.kind, _check(row)] | None, None) for row in rows if row.profile}
+    return create_model("Settings", __base__=_Keys, **fields)
+
+
+_SETTINGS = settings_model(settings_.OPTIONS.values())
+
+
+def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ARG001 - pydantic's signature
+    """Validates the keys that profiles have; the value is the record that commands and Python have, too."""
+    return no_info_after_validator_function(lambda keys: Settings(**keys.model_dump()), handler(_SETTINGS))
 
 
 class Measuring(_Strict):
@@ -130,7 +157,7 @@ class Profile(_Strict):
     source: str
     target: ModelSource
     draft: ModelSource | None = None
-    settings: Settings = Field(default_factory=Settings)
+    settings: Annotated[Settings, GetPydanticSchema(_settings)] = Field(default_factory=Settings)
     bench: Measuring = Field(default_factory=Measuring)
     tuned: Tuned | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
@@ -138,6 +165,12 @@ class Profile(_Strict):
     @property
     def folder(self) -> Path:
         return self._folder
+
+    @property
+    def placed_settings(self) -> Settings:
+        """The settings with the layers of both models."""
+        draft = self.draft.gpu_layers if self.draft else None
+        return replace(self.settings, gpu_layers=self.target.gpu_layers, gpu_layers_draft=draft)
 
     @property
     def note(self) -> str:
@@ -159,15 +192,21 @@ class Profile(_Strict):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A target and a draft whose files are here. ``note`` is the profile's: what every result must be read with."""
+class PairSpec:
+    """A pair by where its files are: here, at a URL or in the hub; and what its profile sets."""
 
     name: str
+    target: str | Path | HubFile
+    draft: str | Path | HubFile | None
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair(PairSpec):
+    """A target and a draft whose files are here. ``note`` is the profile's: what every result must be read with."""
+
     target: Path
     draft: Path | None
-    target_gpu_layers: int | None = None
-    gpu_layers_draft: int | None = None
-    settings: Settings = field(default_factory=Settings)
     bench: Measuring = field(default_factory=Measuring)
     note: str = ""
 
@@ -298,9 +337,7 @@ def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
         profile.name,
         target,
         draft,
-        profile.target.gpu_layers,
-        profile.draft.gpu_layers if profile.draft else None,
-        profile.settings,
+        profile.placed_settings,
         profile.bench,
         profile.note,
     )
@@ -376,7 +413,7 @@ def demo_pair() -> tuple[Path, Path]:
     return pair.target, pair.draft
 
 
-_TABLES = {"target": ModelSource, "draft": ModelSource, "settings": Settings, "bench": Measuring, "tuned": Tuned}
+_TABLES = {"target": ModelSource, "draft": ModelSource, "settings": _SETTINGS, "bench": Measuring, "tuned": Tuned}
 
 
 def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError:
@@ -384,6 +421,7 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     # A mistyped key is missing too: say that it is unknown, since only that names what was typed.
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"])
+    key = _as_written(text, key)
     line = _line(text, key)
     place = f"{path}:{line}" if line else str(path)
     if first["type"] == "extra_forbidden":
@@ -397,6 +435,13 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
         return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
     told = first["msg"].removeprefix("Value error, ")
     return GgufspecError(f"{place}: {key or 'profile'}: {told}", "correct the value in the file")
+
+
+def _as_written(text: str, key: str) -> str:
+    """The key, or its old name where that is what the file has."""
+    table, _, name = key.rpartition(".")
+    olds = (old for old, new in settings_.OLD_NAMES.items() if new == name)
+    return next((f"{table}.{old}" for old in olds if re.search(rf"^\s*{old}\s*=", text, re.MULTILINE)), key)
 
 
 def _line(text: str, key: str) -> int | None:

@@ -20,12 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import save
 from processes import rpc_worker
 
+from ggufspec import api
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import speed
 from ggufspec.bench.trial import attempt
-from ggufspec.cli import given
+from ggufspec.cli import inputs
 from ggufspec.cli.tune import prepare
+from ggufspec.settings import Settings
 from ggufspec.tune.run import LOG, Experiment, Tuning
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
@@ -34,24 +36,11 @@ LEADERS, REPEATS = 8, 5
 
 def experiment(endpoint: str) -> Experiment:
     """The demo pair with 20 MB of a card, one thread."""
-    from ggufspec.cli.planned import Asked, site
-    from ggufspec.decoding.placing import Layers
-
-    free = site(Asked(Layers(), Layers(), rpc=(endpoint,)), 1).machine.cards[0].free_bytes
-    return prepare(
-        given.Files().choose(),
-        given.Placing(rpc=[endpoint], headroom=str(free - CARD_BYTES)),
-        given.Drafting(draft_policy=None),
-        given.Decoding(threads=1, flash_attn="on"),
-        given.Choosing(),
-        prompts=None,
-        predict=24,
-        budget=None,
-        threshold=0.1,
-        allow_kv=None,
-        repetitions=3,
-        verbose=False,
+    free = api.site(Settings(rpc=(endpoint,)), 1).machine.cards[0].free_bytes
+    given = Settings(
+        rpc=(endpoint,), headroom=str(free - CARD_BYTES), threads=1, flash_attn="on", predict=24, repetitions=3
     )
+    return prepare(inputs.pair(given), given, prompt=None, budget=None, threshold=0.1)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import shapes
 
+from ggufspec.api import question
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.placing import question
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
 from ggufspec.models.header import interpret

@@ -1,0 +1,630 @@
+r"""From settings to a loaded pair: what the commands call, and the entry points for people who write Python.
+
+Three lines from an installed package to tokens that say where they come from:
+
+>>> from ggufspec import load_pair
+>>> with load_pair("demo", threads=1) as decoder:
+...     answer = list(decoder.generate("import os\n\ndef ", max_tokens=24))
+>>> {emitted.source for emitted in answer} <= {"draft", "lookup", "target", "bonus"}
+True
+
+In order: a pair spec (:func:`spec_of`, :func:`spec_of_files`), its files here (:func:`pair_of_files`,
+:func:`files_of`), a plan (:func:`make_plan`), the decoder's options with their placements (:func:`resolve`), the
+decoder (:func:`load_pair`). Keywords are the rows of :data:`ggufspec.settings.OPTIONS` that Python has. What is given
+goes over the profile, the profile over the plan, the plan over the defaults. Nothing is printed; ``on_event`` is told
+of what takes long. A failure is a :class:`ggufspec.errors.GgufspecError`, whose ``hint`` is the next thing to try, in
+the command line's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ggufspec import foreign, settings
+from ggufspec.display import of_file
+from ggufspec.errors import UsageError
+from ggufspec.settings import DRAFT_MAX, FIXED_DRAFT_MAX, Settings, parse_drafters
+
+if TYPE_CHECKING:
+    from ggufspec.decoding.decoder import SpeculativeDecoder
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.decoding.sampling import Sampling
+    from ggufspec.models.header import ModelHeader
+    from ggufspec.models.hub import HubFile
+    from ggufspec.models.profile import Pair, PairSpec, Profile
+    from ggufspec.models.source import Known
+    from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
+    from ggufspec.planning.survey import Site
+    from ggufspec.schema.plan import PlanDocument
+
+OnEvent = Callable[[dict[str, Any]], None]
+Fetch = Callable[[Sequence["HubFile"], str], Sequence[Path]]  # files of what it names, fetched where they are not here
+
+_LOOK_BYTES = 2**16
+
+
+# ---- which pair ------------------------------------------------------------------------------------------------------
+
+
+def spec_of(pair: str | Path | Profile | PairSpec, on_event: OnEvent | None = None) -> PairSpec:
+    """The spec of a profile, of its name or path; its files need not be here.
+
+    Raises:
+        ModelError: a file that is not on the hub is not here.
+        GgufspecError: there is no such profile, or an expanded model cannot be made.
+    """
+    from ggufspec.models.profile import PairSpec, Profile, load_profile, sources
+
+    if isinstance(pair, PairSpec):
+        return pair
+    profile = pair if isinstance(pair, Profile) else load_profile(pair)
+    target, draft = sources(profile, on_event)
+    return PairSpec(profile.name, target, draft, profile.placed_settings)
+
+
+def spec_of_files(given: Settings, on_event: OnEvent | None = None) -> PairSpec:
+    """The spec that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` name.
+
+    Raises:
+        UsageError: two of them contradict.
+        GgufspecError: as :func:`spec_of`.
+    """
+    from ggufspec.models.hub import hub_file
+    from ggufspec.models.profile import PairSpec
+
+    _check_sources(given)
+    draft = hub_file(given.hf_repo_draft) if given.hf_repo_draft else given.model_draft
+    if given.model is not None or given.hf_repo is not None:
+        target = hub_file(given.hf_repo) if given.hf_repo else str(given.model)
+        return PairSpec(Path(given.model or str(given.hf_repo)).stem, target, draft)
+    spec = spec_of(given.pair or "demo", on_event)
+    if draft is None:
+        return spec
+    return replace(spec, draft=draft, settings=replace(spec.settings, gpu_layers_draft=None))
+
+
+def pair_of_files(
+    given: Settings,
+    fetch: Fetch,
+    *,
+    no_draft: bool = False,
+    need_draft: bool = False,
+    on_event: OnEvent | None = None,
+) -> Pair:
+    """The pair that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` name, its files here and checked.
+
+    Args:
+        given: the command line.
+        fetch: is given the models of the hub and what to call them.
+        no_draft: leave the draft away.
+        need_draft: refuse a pair without one.
+        on_event: told of expanded models that are made.
+
+    Raises:
+        GgufspecError: a profile or a file is not there or is no GGUF file, or the user does not want to fetch it.
+    """
+    from ggufspec.models.hub import hub_file
+    from ggufspec.models.profile import Pair, load_profile, on_hub, resolve
+
+    _check_sources(given)
+    draft, draft_repo = (None, None) if no_draft else (given.model_draft, given.hf_repo_draft)
+    own_draft = draft is not None or draft_repo is not None
+    hub_draft = hub_file(draft_repo) if draft_repo else None
+    if given.model is not None or given.hf_repo is not None:
+        if need_draft and not own_draft:
+            raise _no_draft()
+        wanted = hub_file(given.hf_repo) if given.hf_repo else None
+        paths = list(fetch([source for source in (wanted, hub_draft) if source], "the pair"))
+        target = paths.pop(0) if wanted else Path(str(given.model))
+        pair = Pair(target.stem, target, paths.pop(0) if hub_draft else Path(draft) if draft else None)
+    else:
+        profile = load_profile(given.pair or "demo")
+        if need_draft and not own_draft and profile.draft is None:
+            raise _no_draft()
+        if no_draft or own_draft:
+            profile = profile.model_copy(update={"draft": None})
+        models = [on_hub(model) for model in (profile.target, profile.draft) if model]
+        paths = list(fetch([source for source in (*models, hub_draft) if source], f"profile {profile.name!r}"))
+        pair = resolve(profile, on_event)
+        if own_draft:
+            pair = replace(pair, draft=paths[-1] if hub_draft else Path(str(draft)))
+    return _checked(pair)
+
+
+def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_event: OnEvent | None = None) -> Pair:
+    """The pair with its files here and checked; with ``download`` they are fetched from the hub first.
+
+    Raises:
+        UsageError: there is no such profile.
+        ModelError: a file is not here, or is no GGUF file; the hint is the command that fetches it.
+        GgufspecError: the hub cannot be reached, or the disk is too small.
+    """
+    from ggufspec.models.download import fetch, here, look
+    from ggufspec.models.profile import Pair, Profile, load_profile, on_hub, resolve
+
+    if isinstance(pair, Pair):
+        return _checked(replace(pair, target=Path(pair.target), draft=Path(pair.draft) if pair.draft else None))
+    profile = pair if isinstance(pair, Profile) else load_profile(pair)
+    models = [source for model in (profile.target, profile.draft) if model and (source := on_hub(model))]
+    if download and (missing := [source for source in models if here(source) is None]):
+        fetch(look(missing), on_event)
+    return _checked(resolve(profile, on_event))
+
+
+def _checked(pair: Pair) -> Pair:
+    from ggufspec.llamacpp.model import check_gguf
+
+    for file in (pair.target, pair.draft):
+        if file is not None:
+            check_gguf(file)
+    return pair
+
+
+def _check_sources(given: Settings) -> None:
+    """Refuse two targets, or two drafts."""
+    if given.model is not None and given.hf_repo is not None:
+        raise UsageError("both -m (or GGUFSPEC_MODEL) and -hf are given", "give one of them")
+    if given.model_draft is not None and given.hf_repo_draft is not None:
+        raise UsageError("both -md (or GGUFSPEC_MODEL_DRAFT) and -hfd are given", "give one of them")
+    if given.pair is not None and (given.model is not None or given.hf_repo is not None):
+        other = "-hf" if given.hf_repo else "-m (or GGUFSPEC_MODEL)"
+        raise UsageError(f"both a PAIR and {other} are given", "give one of them")
+
+
+def _no_draft() -> UsageError:
+    return UsageError(
+        "a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup"
+    )
+
+
+# ---- settings of the decoder -----------------------------------------------------------------------------------------
+
+
+def decoder_options(wanted: Settings) -> DecoderOptions:
+    """Settings as the decoder takes them, checked before a model is loaded. Everything on the CPU: the plan places it.
+
+    Args:
+        wanted: what is given over the profile's.
+
+    Raises:
+        UsageError: options contradict each other, or the corpus cannot be read.
+    """
+    from ggufspec.decoding.options import DecoderOptions
+
+    if wanted.lookup_corpus is not None:
+        _check_text(wanted.lookup_corpus)  # a typo is not to cost the time to load the models
+    placed = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe")
+    same = [name for name in DecoderOptions.__dataclass_fields__ if name in settings.OPTIONS and name not in placed]
+    options = wanted.given(same)
+    if wanted.drafter is not None:
+        options["drafters"] = parse_drafters(wanted.drafter)
+    if wanted.draft_policy == "fixed":
+        options.setdefault("draft_max", FIXED_DRAFT_MAX)
+    return DecoderOptions(**options)
+
+
+def sampling(given: Settings) -> Sampling:
+    """How a token is chosen, as the decoder takes it.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+    from ggufspec.decoding.sampling import Sampling
+
+    values = {name: given.value(name) for name in settings.names(group="sampling")}
+    return Sampling(temperature=values.pop("temp"), **values)
+
+
+def layers_of(value: int | str | None) -> int | None:
+    """A number of layers as the plan takes it: -1 is all, None leaves it to the plan."""
+    return max(value, -1) if isinstance(value, int) else None
+
+
+def _check_text(file: Path) -> None:
+    """Whether a text that something else will read is there and begins as one.
+
+    Raises:
+        UsageError: it cannot be read, or is no UTF-8.
+    """
+    import codecs
+
+    beginning = foreign.read_bytes(file, _LOOK_BYTES, failure=UsageError, cut=True)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(beginning)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error}", "convert it to UTF-8") from None
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan, and what it was made of. ``headers`` are the target's and the draft's."""
+
+    plan: Plan
+    pair: PairSpec
+    headers: tuple[Known, ...]
+    acceptance_from: str
+
+    def described(self) -> dict[str, Any]:
+        """The pair for the JSON documents: names of files, and the models' shapes."""
+        named: dict[str, Any] = {"name": self.pair.name, "target": str(self.pair.target)}
+        named |= {"draft": str(self.pair.draft) if self.pair.draft else None}
+        return named | {
+            f"{role}_shape": _shape(known.header)
+            for role, known in zip(("target", "draft"), self.headers, strict=False)
+        }
+
+    def document(self, *, sweep: bool = False) -> PlanDocument:
+        """The document of ``plan --json``; with ``sweep`` both ways over the target's layers: eight steps, the ends
+        and what was chosen.
+        """
+        from ggufspec.planning import search
+        from ggufspec.planning.describe import document
+
+        rows = search.sweep(self.plan) if sweep else ()
+        return document(self.plan, self.described(), self.acceptance_from, rows)
+
+
+def _shape(header: ModelHeader) -> str:
+    experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
+    return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {of_file(header.weight_bytes())})"
+
+
+def site(wanted: Settings, threads: int) -> Site:
+    """The machine to plan for: the cards named, or those that are here.
+
+    Raises:
+        UsageError: a size is none, a card is not known, or cards that are here are mixed with others.
+    """
+    from ggufspec.cache import cache_folder
+    from ggufspec.planning import survey
+
+    headroom = survey.DEFAULT_HEADROOM_BYTES
+    if wanted.headroom is not None:
+        headroom = survey.parse_size(wanted.headroom, "--headroom")
+    if not (wanted.gpu or wanted.vram):
+        return survey.here(wanted.rpc or (), headroom_bytes=headroom, folder=cache_folder(), threads=threads)
+    if wanted.rpc:
+        raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
+    sizes = [survey.parse_size(size, "--vram") for size in wanted.vram or ()]
+    return survey.imagined(wanted.gpu or (), sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads)
+
+
+def make_plan(
+    pair: PairSpec,
+    given: Settings = Settings(),
+    *,
+    where: Site | None = None,
+    options: DecoderOptions | None = None,
+    on_event: OnEvent | None = None,
+    verbose: bool = False,
+) -> PlanResult:
+    """Read the headers and make the plan; what a card was seen to take beyond the formula is kept for later ones.
+
+    Args:
+        pair: whose headers are read.
+        given: what is fixed, over the pair's own settings.
+        where: the machine; by default what ``given`` says.
+        options: context, types and threads where they are not those of ``given``; their placements are not looked at.
+        on_event: told of headers that are read: :func:`ggufspec.models.source.read_headers`.
+        verbose: show llama.cpp's log of the dry runs.
+
+    Raises:
+        GgufspecError: a header cannot be read, the draft cannot serve the target, nothing fits, an option is absurd.
+    """
+    from ggufspec.cache import cache_folder
+    from ggufspec.hardware.host import physical_cores
+    from ggufspec.models.source import read_headers
+    from ggufspec.models.vocabulary import check_pair
+    from ggufspec.planning import search
+    from ggufspec.planning.confirm import Confirmer, UnconfirmedError
+    from ggufspec.planning.history import expected_acceptance, record_shortfall
+
+    wanted = given.over(pair.settings)
+    options = options or decoder_options(wanted)
+    threads = options.threads or physical_cores()
+    where = where or site(wanted, threads)
+    sources: list[Any] = [pair.target, *([pair.draft] if pair.draft else [])]
+    headers = tuple(read_headers(sources, None, on_event))
+    target, draft = headers[0], headers[1] if pair.draft else None
+    warnings = check_pair(target, draft) if draft else ()
+    acceptance, acceptance_from = given.acceptance, "given with --acceptance"
+    if acceptance is None:
+        acceptance, acceptance_from = expected_acceptance(
+            cache_folder(),
+            target.header.fingerprint,
+            draft.header.fingerprint if draft else "",
+            pair.settings.acceptance,
+        )
+    both = [(known.header, known.skeleton) for known in headers]
+    asked = question(both[0], both[1] if draft else None, options, acceptance, wanted)
+    asked, machine = _known_here(asked, where, threads)
+    confirm = Confirmer(
+        where.machine.described, paper=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose
+    )
+    try:
+        plan = search.make_plan(asked, machine, confirm)
+    except UnconfirmedError as error:
+        plan = search.make_plan(asked, machine)
+        warnings = (*warnings, f"{error.message}: the formula answered; `ggufspec doctor` says how to build one")
+    plan = replace(plan, notes=(*plan.notes, *warnings))
+    for card in where.machine.cards:
+        short = plan.alone.used(card.name).total - plan.alone.formula[card.name].total
+        before = asked.alone.shortfall.get(card.name, 0)
+        record_shortfall(cache_folder(), target.header.architecture, card.description, short + before)
+    return PlanResult(plan, pair, headers, acceptance_from)
+
+
+def question(
+    target: tuple[ModelHeader, Path],
+    draft: tuple[ModelHeader, Path] | None,
+    options: DecoderOptions,
+    acceptance: float,
+    wanted: Settings = Settings(),
+) -> Question:
+    """What to plan for. Beside a draft, target-only is always placed as well as it can be.
+
+    Args:
+        target: its header, and the metadata-only GGUF of it.
+        draft: the same of the draft, or None.
+        options: context, types, threads and width; their placements are not looked at.
+        acceptance: the acceptance rate to expect.
+        wanted: layers where they are fixed, cache types that the plan may choose, the longest draft.
+
+    Raises:
+        UsageError: experts are asked for where there are none.
+    """
+    from ggufspec.planning.plan import Question, Subject
+
+    if wanted.n_cpu_moe and not target[0].experts:
+        raise UsageError(f"{target[0].name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
+    longest = wanted.draft_max or DRAFT_MAX
+    widest = replace(options, draft_max=longest)
+    layers, split = layers_of(wanted.gpu_layers), wanted.tensor_split or ()
+    fixed = Subject(*target, widest.context(with_draft=draft is not None), layers, split, wanted.n_cpu_moe)
+    return Question(
+        target=fixed,
+        alone=Subject(*target, widest.context(with_draft=False)) if draft else fixed,
+        draft=Subject(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None,
+        acceptance=acceptance,
+        kv_types=tuple((name, name) for name in wanted.allow_kv or ()),
+        draft_max=longest,
+    )
+
+
+def _known_here(asked: Question, where: Site, threads: int) -> tuple[Question, Machine]:
+    """The question with what was seen of such cards, and of these models in a rehearsal on this machine."""
+    from ggufspec.cache import cache_folder
+    from ggufspec.planning import rehearsed
+    from ggufspec.planning.history import known_shortfall
+
+    machine, rehearsals = where.machine, []
+    identity = rehearsed.identity(machine.cards)
+
+    def known(subject: Subject) -> Subject:
+        architecture = subject.header.architecture
+        missed = {card.name: known_shortfall(cache_folder(), architecture, card.description) for card in machine.cards}
+        subject = replace(subject, shortfall={name: size for name, size in missed.items() if size})
+        if where.paper:
+            return subject
+        points = rehearsed.known(cache_folder(), subject.header, threads, identity)
+        pace = rehearsed.pace(points, subject.header, machine.speed, machine.card_names)
+        if pace is not None:
+            rehearsals.append(f"{subject.header.name} as rehearsed here on {pace.dates[-1]}")
+        return replace(subject, pace=pace)
+
+    asked = replace(
+        asked, alone=known(asked.alone), target=known(asked.target), draft=known(asked.draft) if asked.draft else None
+    )
+    origin = "; ".join([machine.speed.origin, *dict.fromkeys(rehearsals)])
+    return asked, replace(machine, speed=replace(machine.speed, origin=origin))
+
+
+# ---- resolved settings -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """How a pair runs: its options with their placements, those of the best target-only run, and the plan.
+
+    ``plan`` is None where nothing was left to plan: without a card, or with all layers given.
+    """
+
+    pair: DecoderOptions
+    alone: DecoderOptions
+    cards: tuple[str, ...] = ()
+    plan: PlanDocument | None = None
+
+
+def resolve(
+    pair: PairSpec,
+    given: Settings = Settings(),
+    *,
+    options: DecoderOptions | None = None,
+    rival: bool = False,
+    on_event: OnEvent | None = None,
+    verbose: bool = False,
+) -> Resolved:
+    """Where the layers of a pair go, and with ``rival`` those of the best target-only run.
+
+    Layers that are given by number are taken as they are; what is left to ``auto`` is planned. A draft model that does
+    not draft, since only the lookup does or nothing, is not placed.
+
+    Args:
+        pair: its files may be in the hub still.
+        given: over the pair's own settings.
+        options: as in :func:`make_plan`.
+        rival: plan the best target-only run too.
+        on_event: as in :func:`make_plan`.
+        verbose: as in :func:`make_plan`.
+
+    Raises:
+        GgufspecError: a value is out of range, nothing fits, or a header cannot be read.
+    """
+    from ggufspec.hardware.host import physical_cores
+
+    wanted = given.over(pair.settings)
+    options = options or decoder_options(wanted)
+    if not options.needs_draft:
+        pair = replace(pair, draft=None)
+    layers, draft_layers = layers_of(wanted.gpu_layers), layers_of(wanted.gpu_layers_draft)
+    fixed = replace(
+        options,
+        gpu_layers=layers or 0,
+        split=wanted.tensor_split or (),
+        n_cpu_moe=wanted.n_cpu_moe or 0,
+        gpu_layers_draft=draft_layers or 0,
+    )
+    all_given = layers is not None and (draft_layers is not None or pair.draft is None)
+    if all_given and not rival:
+        return Resolved(fixed, fixed)
+    where = site(wanted, options.threads or physical_cores())
+    if not where.machine.cards:
+        return Resolved(fixed, fixed)
+    if all_given:  # only the rival is left to plan
+        free = replace(pair.settings, gpu_layers=None, n_cpu_moe=None)
+        pair = replace(pair, draft=None, settings=free)
+        given = replace(given, gpu_layers=None, tensor_split=None, n_cpu_moe=None)
+    made = make_plan(pair, given, where=where, options=options, on_event=on_event, verbose=verbose)
+    document, cards = made.document(), where.machine.card_names
+    alone = with_placement(options, made.plan.alone, draft_max=options.draft_max)
+    if all_given:
+        return Resolved(fixed, alone, cards, document)
+    if pair.draft is not None and made.plan.pair is None:
+        raise UsageError(made.plan.why(), "--no-draft runs target-only; plan shows what fits")
+    option = made.plan.pair or made.plan.alone
+    return Resolved(with_placement(options, option, draft_max=wanted.draft_max), alone, cards, document)
+
+
+def with_placement(options: DecoderOptions, option: Option, *, draft_max: int | None = None) -> DecoderOptions:
+    """``options`` at the placement that a plan found. A fixed draft length is the plan's, unless one is given."""
+    draft = option.draft
+    planned = option.draft_length if options.draft_policy == "fixed" else None
+    return replace(
+        options,
+        gpu_layers=option.target.gpu_layers,
+        split=option.target.split,
+        n_cpu_moe=option.target.n_cpu_moe,
+        gpu_layers_draft=draft.gpu_layers if draft else 0,
+        draft_split=draft.split if draft else (),
+        draft_max=draft_max or planned or options.draft_max,
+        cache_type_k=option.context.cache_type_k,
+        cache_type_v=option.context.cache_type_v,
+    )
+
+
+# ---- for people who write Python -------------------------------------------------------------------------------------
+
+
+def plan_pair(
+    pair: str | Path | Profile | Pair = "demo",
+    *,
+    gpu: str | Sequence[str] = (),
+    vram: int | str | Sequence[int | str] = (),
+    acceptance: float | None = None,
+    allow_kv: Sequence[str] = (),
+    sweep: bool = False,
+    on_event: OnEvent | None = None,
+    verbose: bool = False,
+    **options: Any,
+) -> PlanDocument:
+    """What fits, where each layer goes, how fast it will be, and whether the draft is worth its memory.
+
+    Needs no download: headers are read from the hub by range, a few MB a model, and kept. Needs no card: ``gpu`` or
+    ``vram`` names one; without them this machine's are planned for.
+
+    >>> from ggufspec import plan_pair
+    >>> plan = plan_pair("demo", vram="24GiB", ctx_size=512)
+    >>> (plan.target.gpu_layers, plan.target.layers)  # the output layer is one more than the blocks
+    (9, 8)
+    >>> plan.predicted["target_only_tokens_per_s"] > 0
+    True
+    >>> [device.name for device in plan.devices]
+    ['GPU0', 'CPU']
+
+    Args:
+        pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
+        gpu: names of cards that are not here: ``RTX 4090``.
+        vram: memory of cards that are not here: bytes, or ``24GiB``.
+        acceptance: the acceptance rate to expect, 0 to 1; otherwise what was measured before, or the profile's.
+        allow_kv: types of the target's cache that the plan may choose besides the ones given.
+        sweep: predict tokens/s over the target's layers too.
+        on_event: told of progress: ``{"event": "reading", "file": …, "bytes": …}``.
+        verbose: let llama.cpp's log of the dry runs through to standard error.
+        options: rows of :class:`ggufspec.settings.Settings` that Python has: ``ctx_size``, ``gpu_layers``, …
+
+    Returns:
+        The document of ``ggufspec plan --json``: bytes by device, tokens/s of both ways, the choice and why;
+        :func:`ggufspec.schema.base.to_json` makes JSON of it.
+
+    Raises:
+        UsageError: a name, an option or a size is none.
+        GgufspecError: a header cannot be read, the draft cannot serve the target, or nothing fits.
+    """
+    simulated = {
+        "gpu": gpu or None,
+        "vram": vram or None,
+        "acceptance": acceptance,
+        "allow_kv": tuple(allow_kv) or None,
+    }
+    given = settings.of_keywords(options, **simulated)
+    return make_plan(spec_of(pair), given, on_event=on_event, verbose=verbose).document(sweep=sweep)
+
+
+def load_pair(
+    pair: str | Path | Profile | Pair = "demo",
+    *,
+    download: bool = False,
+    on_event: OnEvent | None = None,
+    **options: Any,
+) -> SpeculativeDecoder:
+    r"""A decoder of a pair, loaded where the plan for this machine puts its layers.
+
+    >>> from ggufspec import Sampling, load_pair
+    >>> with load_pair("demo", threads=1, ctx_size=512) as decoder:
+    ...     for emitted in decoder.generate("class ", max_tokens=8, sampling=Sampling(temperature=0.8, seed=7)):
+    ...         assert emitted.source in ("draft", "lookup", "target", "bonus")
+    >>> decoder.statistics.tokens
+    8
+
+    Leaving the ``with`` block, or ``close()``, frees both models and their caches.
+
+    Args:
+        pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
+        download: fetch what is on the hub and not here, which may be many GB; without it such a pair is an error.
+        on_event: told of progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one at a
+            time, and ``{"event": "reading", "file": …, "bytes": …}``.
+        options: rows of :class:`ggufspec.settings.Settings` that Python has: ``drafter``, ``ctx_size``, …
+
+    Raises:
+        UsageError: a name or an option is none, or a drafter needs a draft and there is none.
+        ModelError: a file is not here or damaged, or the draft's vocabulary is another.
+        GgufspecError: nothing fits, or the hub cannot be reached.
+    """
+    from ggufspec.cache import cache_folder
+    from ggufspec.decoding.decoder import SpeculativeDecoder
+    from ggufspec.llamacpp import devices
+
+    given = settings.of_keywords(options)
+    files = files_of(pair, download=download, on_event=on_event)
+    check_drafter(files, given)
+    resolved = resolve(files, given, on_event=on_event)
+    for endpoint in given.rpc or ():
+        devices.add_rpc_worker(endpoint)
+    return SpeculativeDecoder(files.target, files.draft, resolved.pair, cache=cache_folder())
+
+
+def check_drafter(pair: Pair, given: Settings) -> None:
+    """Refuse a drafter that needs a draft model for a pair without one.
+
+    Raises:
+        UsageError: it does; the hint is in Python's words.
+    """
+    wanted = parse_drafters(given.drafter or "none")
+    if pair.draft is None and any(settings.DRAFTERS[name].needs_model for name in wanted):
+        raise UsageError(f"the drafter {given.drafter!r} needs a draft model, and none is given", "drafter='lookup'")

@@ -1,0 +1,205 @@
+"""What commands share between their options and their work: the pair, the prompt, the grammar, progress of a plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ggufspec import api, foreign
+from ggufspec.cli import ui
+from ggufspec.display import visible
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.settings import Settings
+
+if TYPE_CHECKING:
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.models.hub import HubFile
+    from ggufspec.models.profile import Pair, PairSpec
+    from ggufspec.schema.base import Document
+
+_Document = TypeVar("_Document", bound="Document")
+
+MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
+
+
+# ---- the pair --------------------------------------------------------------------------------------------------------
+
+
+def pair_spec(given: Settings) -> PairSpec:
+    """The pair that is given, wherever its files are: :func:`ggufspec.api.spec_of_files`."""
+    with ui.making() as tell:
+        return api.spec_of_files(given, tell)
+
+
+def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -> Pair:
+    """The pair that is given, its files here: :func:`ggufspec.api.pair_of_files`.
+
+    What is missing and on the hub is fetched, after asking unless ``-y`` is given.
+    """
+    from ggufspec.cli import pull
+
+    def fetch(sources: Sequence[HubFile], name: str) -> Sequence[Path]:
+        draft_repo = None if no_draft else given.hf_repo_draft
+        return pull.have(sources, name, pull.command(given.pair, given.hf_repo, draft_repo))
+
+    with ui.making() as tell:
+        return api.pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=tell)
+
+
+def resolve(
+    spec: PairSpec, given: Settings, *, options: DecoderOptions | None = None, rival: bool = False
+) -> api.Resolved:
+    """:func:`ggufspec.api.resolve` with progress."""
+    with planning() as tell:
+        return api.resolve(spec, given, options=options, rival=rival, on_event=tell, verbose=ui.flags().verbose)
+
+
+def make_plan(spec: PairSpec, given: Settings = Settings(), *, options: DecoderOptions | None = None) -> api.PlanResult:
+    """:func:`ggufspec.api.make_plan` with progress."""
+    with planning() as tell:
+        return api.make_plan(spec, given, options=options, on_event=tell, verbose=ui.flags().verbose)
+
+
+@contextmanager
+def planning() -> Iterator[api.OnEvent]:
+    """Shows what takes long while headers are read: the events of :func:`ggufspec.api.make_plan`."""
+    with ui.busy() as say:
+        yield lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
+
+
+# ---- the prompt and its answer ---------------------------------------------------------------------------------------
+
+
+def prompt(given: Settings) -> str:
+    """The prompt.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    text = read_prompt(given.prompt, given.file)
+    if not text:
+        raise UsageError("there is no prompt", 'give one with -p "…", -f FILE, or -p - for standard input')
+    return text
+
+
+def read_prompt(text: str | None, file: Path | None) -> str | None:
+    """The prompt that ``-p`` and ``-f`` mean; None when neither is given.
+
+    Raises:
+        UsageError: both are given, or the file cannot be read.
+    """
+    if text is not None and file is not None:
+        raise UsageError("both -p and -f are given", "give one of them")
+    if text == "-" or file == Path("-"):
+        data = sys.stdin.buffer.read(MOST_TEXT_BYTES + 1)
+        if len(data) > MOST_TEXT_BYTES:
+            raise UsageError("standard input has more text than any context holds", "a shorter prompt")
+        return _utf8(data, "standard input")
+    if file is not None:
+        return _read(file)
+    return None if text is None else _utf8(os.fsencode(text), "the prompt")
+
+
+def grammar(given: Settings) -> str:
+    """The grammar that the options mean, in llama.cpp's GBNF; empty when none is given.
+
+    Raises:
+        UsageError: more than one is given, a file cannot be read, it is no grammar, or a schema cannot be made one.
+    """
+    from ggufspec.llamacpp.grammar import check_grammar, schema_to_grammar
+
+    names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+    found = given.given(names)
+    if len(found) > 1:
+        raise UsageError("more than one grammar is given", "give one of --grammar, --grammar-file, -j and -jf")
+    for name, value in found.items():
+        text = _read(value) if isinstance(value, Path) else value
+        if name.startswith("json"):
+            text = schema_to_grammar(text)
+        check_grammar(text)
+        return text
+    return ""
+
+
+def with_seed(given: Settings) -> Settings:
+    """The same with a seed that is drawn where it is -1, as in llama.cpp; a note says which."""
+    if given.seed != -1:
+        return given
+    from ggufspec.decoding.sampling import random_seed
+
+    seed = random_seed()
+    ui.note(f"seed {seed}: -s {seed} gives the same again")
+    return replace(given, seed=seed)
+
+
+def _read(file: Path) -> str:
+    return foreign.read_text(file, MOST_TEXT_BYTES, failure=UsageError)
+
+
+def _utf8(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not UTF-8 text: {error}", "convert it to UTF-8") from None
+
+
+# ---- exports ---------------------------------------------------------------------------------------------------------
+
+
+def check_exports(given: Settings) -> None:
+    """Find out before the run that a file of ``--export-json`` and its like could not be written.
+
+    Raises:
+        GgufspecError: a file cannot be written.
+    """
+    from ggufspec.files import check_writable
+
+    for path in given.given(("export_json", "export_markdown", "export_csv", "html")).values():
+        check_writable(path)
+
+
+def write_exports(
+    given: Settings, document: _Document, *, markdown: Callable[[_Document], str], csv: Callable[[_Document], str]
+) -> GgufspecError | None:
+    """Write the exports that are asked for. One that fails, on a full disk say, is reported and costs no other.
+
+    Args:
+        given: has the files.
+        document: the result.
+        markdown: makes its table.
+        csv: makes its lines.
+
+    Returns:
+        the first failure, if there was one.
+    """
+    import json
+
+    from ggufspec.files import write_whole
+    from ggufspec.schema.base import to_json
+
+    def page(one: _Document) -> str:
+        from ggufspec.reports.page import render
+
+        return render([json.loads(to_json(one))])
+
+    writers: tuple[tuple[Path | None, Callable[[_Document], str]], ...] = (
+        (given.export_json, lambda one: to_json(one) + "\n"),
+        (given.export_markdown, markdown),
+        (given.export_csv, lambda one: visible(csv(one))),
+        (given.html, page),
+    )
+    first: GgufspecError | None = None
+    for path, render in writers:
+        if path is None:
+            continue
+        try:
+            write_whole(path, render(document))
+        except GgufspecError as error:
+            first = first or error
+            ui.failure(error.message, error.hint)
+    return first

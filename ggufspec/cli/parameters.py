@@ -1,0 +1,175 @@
+"""From rows of the table of options to the parameters of a command, and from what was parsed to settings.
+
+A command has a parameter ``given: Annotated[Settings, takes("placement", "sampling", ...)]``: groups of options, or
+options by name. :func:`command` shows Typer an option for each, and gives the command their values as one
+:class:`~ggufspec.settings.Settings`. A parameter of type ``Swept | None`` makes it a command that sweeps: then one
+option may have a list.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+from ggufspec.cli import ui
+from ggufspec.errors import UsageError
+from ggufspec.settings import FLAGS, OPTIONS, VARIABLES, Flags, Option, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """Which options a command takes: groups or names, and what is special about some of them."""
+
+    wanted: tuple[str, ...]
+    changes: Mapping[str, Mapping[str, Any]]
+
+    def rows(self, table: Mapping[str, Option] = OPTIONS) -> list[Option]:
+        """The rows, in the table's order."""
+        chosen = (row for row in table.values() if row.group in self.wanted or row.name in self.wanted)
+        return [replace(row, **self.changes.get(row.name, {})) for row in chosen]
+
+
+def takes(*wanted: str, **changes: Mapping[str, Any]) -> Takes:
+    """The options of a command: ``takes("sampling", "ctx_size", temp={"default": 0.8})``."""
+    return Takes(wanted, changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The option that has a list, and its values: (as typed, as parsed), each once."""
+
+    option: Option
+    values: tuple[tuple[str, Any], ...]
+
+    def put(self, settings: Settings, value: Any) -> Settings:
+        """The settings with one of the values."""
+        return replace(settings, **{self.option.name: value})
+
+
+def parameter(row: Option) -> inspect.Parameter:
+    """An option as Typer takes it. Values stay texts: :class:`~ggufspec.settings.Settings` reads and checks them."""
+    kind: Any = bool if row.kind is bool else list[str] if row.repeated else Path if row.kind is Path else str
+    about: dict[str, Any] = {"metavar": row.form or None, "help": row.described, "show_default": False}
+    if row.choices or row.words:
+        about["autocompletion"] = _completion(row.choices or row.words)
+    if not row.flags:
+        about["autocompletion"] = profile_names
+    if row.variable:
+        about |= {"envvar": f"GGUFSPEC_{row.variable}", "show_envvar": False}
+    made = typer.Option(*row.flags, **about) if row.flags else typer.Argument(**about)
+    default, annotation = (False, kind) if kind is bool else (None, kind | None)
+    return inspect.Parameter(
+        row.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, made]
+    )
+
+
+def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """For a shell: the words that begin with what is typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in known if name.startswith(incomplete)]
+
+    return complete
+
+
+def profile_names(incomplete: str) -> list[str]:
+    """For a shell that completes PAIR: names of profiles. Where none begins so, the shell offers its files."""
+    from ggufspec.models.profile import known_profiles
+
+    return _completion(known_profiles())(incomplete)
+
+
+def own_profile_names(incomplete: str) -> list[str]:
+    """The same where only the user's own will do."""
+    from ggufspec.models.profile import own_profiles
+
+    return _completion(own_profiles())(incomplete)
+
+
+def settings_of(
+    rows: Iterable[Option], parsed: dict[str, Any], *, sweeps: bool = False, context: typer.Context | None = None
+) -> tuple[Settings, Swept | None]:
+    """The values of these options, taken out of ``parsed``, and the option with a list, whose first value is in them.
+
+    Raises:
+        UsageError: a value is refused, or two options have lists.
+    """
+    values: dict[str, Any] = {}
+    swept: list[Swept] = []
+    for row in rows:
+        value = parsed.pop(row.name)
+        if value in (None, False, [], ()):
+            value = None if row.default == OPTIONS.get(row.name, row).default else row.default  # the command's own
+        try:
+            if sweeps and row.sweep and isinstance(value, str):
+                found = row.parse_list(value)
+                value = found[0][1]
+                if len(found) > 1:
+                    swept.append(Swept(row, tuple(found)))
+            values[row.name] = row.check(value)
+        except UsageError as error:
+            raise _from_environment(row, error, context) from None
+    if len(swept) > 1:
+        flags = " and ".join(one.option.flag for one in swept)
+        raise UsageError(f"{flags} have lists", "sweep one option at a time: give the others one value")
+    return Settings(**values), swept[0] if swept else None
+
+
+def _from_environment(row: Option, error: UsageError, context: typer.Context | None) -> UsageError:
+    import os
+
+    source = context.get_parameter_source(row.name) if context else None
+    if source is None or source.name != "ENVIRONMENT":
+        return error
+    name = f"GGUFSPEC_{row.variable}"
+    return UsageError(error.message, f"the value comes from the environment: {name}={os.environ.get(name)}")
+
+
+def command(function: Callable[..., int], *, asks: bool = False) -> Callable[..., int]:
+    """``function`` as Typer shall see it: a parameter of settings stands for the options that it takes.
+
+    Every command has ``--json``, ``-q`` and ``-v``, and with ``asks`` it has ``-y``: :func:`ggufspec.cli.ui.flags` has
+    them while it runs.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    flags = [row for row in FLAGS.values() if asks or row.group != "yes"]
+    shown = [inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    given, swept, rows = "", "", []
+    for name, one in signature.parameters.items():
+        if get_origin(one.annotation) is Annotated and isinstance(get_args(one.annotation)[1], Takes):
+            given, rows = name, get_args(one.annotation)[1].rows()
+            shown += map(parameter, rows)
+        elif one.annotation == Swept | None:
+            swept = name
+        else:
+            shown.append(one.replace(kind=one.KEYWORD_ONLY))
+    shown += map(parameter, flags)
+
+    @functools.wraps(function)
+    def gathering(*, context_: typer.Context | None = None, **parsed: Any) -> int:
+        ui.begin(Flags(**{row.name: parsed.pop(row.name) for row in flags}))
+        if given:
+            parsed[given], found = settings_of(rows, parsed, sweeps=bool(swept), context=context_)
+            if swept:
+                parsed[swept] = found
+        return function(**parsed)
+
+    gathering.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    gathering.__annotations__ = {}  # the signature has them
+    return gathering
+
+
+def epilog(*examples: str) -> str:
+    """The end of a command's help."""
+    shown = "\n".join(f"  {example}" for example in examples)
+    variables = f"{', '.join(VARIABLES[:-1])} and {VARIABLES[-1]}"
+    return (
+        f"\b\nExamples:\n{shown}\n\nOptions can be set as GGUFSPEC_… variables too, such as GGUFSPEC_NGL=45: "
+        f"{variables}. A flag wins over a variable, a variable over the profile, the profile over the default."
+    )
