@@ -19,6 +19,15 @@ from ggufspec.models.profile import demo_pair
 from ggufspec.models.source import Known, read_headers
 from ggufspec.models.sparse import Fill
 
+# (target, draft); the first is that of the notebook that this project began with.
+PAIRS = {
+    "70b+8b": (Model("llama3-70b", "Q3_K_S"), Model("llama3-8b", "Q3_K_L")),
+    "14b+0.5b": (Model("qwen2.5-14b", "Q4_K_M"), Model("qwen2.5-0.5b", "Q8_0")),
+    "8b+1b": (Model("llama3-8b", "Q4_K_M"), Model("llama3.2-1b", "Q8_0")),
+    "small": (Model("small", "Q4_K_M"), Model("small-draft", "Q8_0")),
+    "tiny": (Model("tiny", "Q3_K_S"), Model("tiny-draft", "Q3_K_L")),
+}
+
 TARGET, DRAFT, HOPELESS = "target", "draft", "hopeless"
 
 # Bits a weight of a file type's mixture, about: what a file takes is known exactly once it is made.
@@ -67,7 +76,7 @@ class Pair:
 
 
 def _pair(name: str) -> Pair:
-    target, draft = grown.PAIRS[name]
+    target, draft = PAIRS[name]
     return Pair(name, File(target), File(draft, DRAFT))
 
 

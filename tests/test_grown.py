@@ -22,6 +22,7 @@ from ggufspec.llamacpp.gguf import Gguf, parse
 from ggufspec.llamacpp.quantize import quantize, to_numbers
 from ggufspec.models import expansion_file as grown
 from ggufspec.models import sparse
+from lab.evidence_models import PAIRS
 
 LONG = replace(grown.SHAPES["llama3-8b"], vocab=4096)  # 3.7 GB at Q3_K_L, with a small vocabulary
 
@@ -148,18 +149,17 @@ def acceptance(target: Path, draft: Path) -> float:
 
 def test_a_pair_of_three_bits_is_accepted_nearly_as_often(target: Path, draft: Path, tmp_path: Path) -> None:
     events = []
-    pair = grown.make_pair("tiny", tmp_path, on_event=events.append)
-    assert [path.name for path in pair] == ["grown-tiny-Q3_K_S.gguf", "grown-tiny-draft-Q3_K_L.gguf"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in pair)
+    models = grown.Model("tiny", "Q3_K_S"), grown.Model("tiny-draft", "Q3_K_L")
+    pair = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    for small, model, path in zip((target, draft), models, pair, strict=True):
+        grown.make(small, model, path, on_event=events.append)
     assert {event["event"] for event in events} == {"writing"}
-    told = grown.needed_pair("tiny")
-    assert [needed.size_bytes for needed in told] == [path.stat().st_size for path in pair]
     own, small = acceptance(*pair), acceptance(target, draft)
     assert own > 0.6 * small > 0.2
 
 
 def test_every_pair_is_of_shapes_with_one_vocabulary() -> None:
-    for target, draft in grown.PAIRS.values():
+    for target, draft in PAIRS.values():
         big, small = grown.SHAPES[target.shape], grown.SHAPES[draft.shape]
         assert abs(big.vocab - small.vocab) <= 128  # common/speculative.cpp
         assert big.parameters() > 4 * small.parameters()
@@ -173,9 +173,6 @@ def test_bad_input(target: Path, draft: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no shape named '70b'") as unknown:
         grown.make(target, grown.Model("70b", "F16"), tmp_path / "big.gguf")
     assert "llama3-70b" in unknown.value.hint
-    with pytest.raises(UsageError, match="no pair of shapes named '70b'") as unknown:
-        grown.make_pair("70b", tmp_path)
-    assert "70b+8b" in unknown.value.hint
     with pytest.raises(UsageError, match="'Q9_K'"):
         grown.grow(target, shape, "Q9_K", tmp_path / "big.gguf")
     with pytest.raises(UsageError, match="width 128 < 320"):
@@ -208,21 +205,6 @@ def test_a_full_disk_leaves_nothing(target: Path, tmp_path: Path, monkeypatch) -
     assert not list(tmp_path.iterdir())
 
 
-def test_of_a_pair_both_are_there_or_neither(tmp_path: Path, monkeypatch) -> None:
-    make = grown.make
-
-    def failing(small: Path, model: grown.Model, *rest, **more) -> grown.Result:
-        if model.shape == "tiny-draft":
-            assert list(tmp_path.iterdir())
-            raise KeyboardInterrupt
-        return make(small, model, *rest, **more)
-
-    monkeypatch.setattr(grown, "make", failing)
-    with pytest.raises(KeyboardInterrupt):
-        grown.make_pair("tiny", tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 MAKE = """
 import signal, sys
 from dataclasses import replace
@@ -238,7 +220,7 @@ grown.grow(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks")
 def test_an_interruption_leaves_nothing(number: signal.Signals, target: Path, tmp_path: Path) -> None:
     program = [sys.executable, "-c", MAKE, str(target), str(tmp_path / "big.gguf")]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as parent:
-        assert eventually(lambda: any(path.stat().st_blocks > 100 for path in tmp_path.iterdir()))
+        assert eventually(lambda: any(path.stat().st_blocks > 100 for path in tmp_path.glob("*/big.gguf")))
         assert workers(parent.pid)
         os.kill(parent.pid, number)
         _, stderr = parent.communicate()

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     made = tmp_path / "out"
     made.mkdir()
     yield made
-    assert not list(made.glob("*.part"))
+    assert not list(made.glob("ggufspec-scratch-*"))
 
 
 def test_the_grid(cli: Cli, target: Path, folder: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_help_lists_the_types_and_no_other(cli: Cli, columns: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--types", "Q9_9"), ("'Q9_9' is no file type", "did you mean Q")),
+        (("--types", "Q9_9"), ("'Q9_9' is not a file type", "did you mean Q")),
         (("--types", "Q4_K_X"), ("Q4_K_X", "did you mean Q4_K_")),
         (("--types", "q4km"), ("q4km", "did you mean Q4_K_M", "--help lists all")),
         (("--types", "%%%"), ("'%%%'", "F32, F16, BF16, Q8_0", "Q2_K")),
@@ -131,13 +131,13 @@ def test_nothing_half_written_is_left(cli: Cli, target: Path, folder: Path, how:
     types = "Q5_K_M,Q5_K_S,Q6_K,Q3_K_L,Q3_K_M,IQ3_S,Q2_K"
     command = ("quantize", target, "--types", types, "-o", folder, "--json")
     with cli.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
-        assert eventually(lambda: list(folder.glob("*.part")))
+        assert eventually(lambda: list(folder.glob("ggufspec-scratch-*")))
         running = workers(parent.pid)
         parent.send_signal(how)
         stdout, stderr = parent.communicate()
     assert "Traceback" not in stderr
     assert all_end(running)
-    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob("ggufspec-scratch-*"))
     assert all(path.read_bytes()[:4] == b"GGUF" for path in folder.iterdir())
     if how is signal.SIGINT:
         assert parent.returncode == 130

@@ -129,15 +129,12 @@ def _write(source: Path, path: Path, name: str, threads: int, *, requantize: boo
     from ggufspec.llamacpp import quantize as job
 
     spec = job.Spec(source.absolute(), (name,), threads, path, requantize)
-    try:
-        with ui.progress() as progress:
-            result = worker.call(
-                job.__name__,
-                spec,
-                job.Result,
-                on_event=lambda event: progress(event["done"], event["of"], f"{name} {event['name']}"),
-                verbose=ui.flags().verbose,
-            )
-    finally:  # the child may have been ended in the middle
-        path.with_name(path.name + job.PART).unlink(missing_ok=True)
+    with ui.progress() as progress:
+        result = worker.call(
+            job.__name__,
+            spec,
+            job.Result,
+            on_event=lambda event: progress(event["done"], event["of"], f"{name} {event['name']}"),
+            verbose=ui.flags().verbose,
+        )
     return result.tensor_bytes[name]

@@ -12,10 +12,11 @@ import functools
 import logging
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 from ggufspec import worker
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.files import replacing
 from ggufspec.llamacpp.gguf import type_number
 from ggufspec.llamacpp.library import complaints, forget_complaints, load, logger
 
@@ -137,8 +139,6 @@ def type_keys(name: str) -> dict[str, int]:
     return {"general.file_type": int(number), "general.quantization_version": _VERSION}
 
 
-PART = ".part"
-
 # ---- as a job ---------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +146,7 @@ PART = ".part"
 class Spec:
     """What :func:`quantize` is asked for; without ``target`` only the sizes are worked out.
 
-    The target appears when it is whole; until then it is ``target`` with ``PART`` at its end.
+    The target appears when it is complete.
     """
 
     source: Path
@@ -175,32 +175,37 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     After a stop nothing half-written is left, however long llama.cpp goes on writing.
     """
     sizes: dict[str, int] = {}
-    part = None if spec.target is None else spec.target.with_name(spec.target.name + PART)
-    if part is not None:
-        threading.Thread(target=_remove_after, args=(stopping, part), daemon=True).start()
     for type_name in spec.types:
         name = check_type(type_name)
 
         def read(line: str, name: str = name) -> None:
-            if (found := _TENSOR.match(line)) and part is not None:
+            if (found := _TENSOR.match(line)) and spec.target is not None:
                 emit({"event": "tensor", "type": name, "done": int(found[1]), "of": int(found[2]), "name": found[3]})
             elif found := _SIZE.search(line):
                 sizes[name] = round(float(found[1]) * 2**20)
 
         with _listening(read):
-            if part is not None and spec.target is not None:
-                quantize(spec.source, part, name, spec.threads, requantize=spec.requantize)
-                with suppress(FileNotFoundError):  # a stop came first
-                    part.replace(spec.target)
+            if spec.target is not None:
+                _write(spec, spec.target, name, stopping)
             elif not _call(spec.source, spec.source, name, 1, requantize=True, dry=True):
                 raise _refused(spec.source, name)
     return Result(sizes)
 
 
-def _remove_after(stopping: threading.Event, part: Path) -> None:
+def _write(spec: Spec, target: Path, name: str, stopping: threading.Event) -> None:
+    try:
+        with replacing(target) as part:
+            threading.Thread(target=_remove_after, args=(stopping, part.parent), daemon=True).start()
+            quantize(spec.source, part, name, spec.threads, requantize=spec.requantize)
+    except OSError as error:
+        if not stopping.is_set():
+            raise ModelError(f"{target} cannot be written: {error.strerror}", f"df -h {target.parent}") from None
+
+
+def _remove_after(stopping: threading.Event, folder: Path) -> None:
     stopping.wait()
-    while True:  # until the process ends: llama.cpp may be about to open it
-        part.unlink(missing_ok=True)
+    while True:  # until the process ends: llama.cpp may be about to open its file
+        shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.05)
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,6 @@ from ggufspec.models import sparse
 from ggufspec.models.expansion import Array, Equal, Placed
 from ggufspec.models.expansion_layout import Floats, Shape, fit, read
 from ggufspec.models.files import LocalFile
-from ggufspec.models.profile import demo_pair
 from ggufspec.models.source import read_prefix
 from ggufspec.models.sparse import Fill, Piece
 
@@ -68,15 +66,6 @@ class Model:
     shape: str
     type: str
 
-
-# (target, draft); the first is that of the notebook that this project began with.
-PAIRS = {
-    "70b+8b": (Model("llama3-70b", "Q3_K_S"), Model("llama3-8b", "Q3_K_L")),
-    "14b+0.5b": (Model("qwen2.5-14b", "Q4_K_M"), Model("qwen2.5-0.5b", "Q8_0")),
-    "8b+1b": (Model("llama3-8b", "Q4_K_M"), Model("llama3.2-1b", "Q8_0")),
-    "small": (Model("small", "Q4_K_M"), Model("small-draft", "Q8_0")),
-    "tiny": (Model("tiny", "Q3_K_S"), Model("tiny-draft", "Q3_K_L")),
-}
 
 _CHUNK_NUMBERS = 1 << 21  # built at once
 _BESIDE_BYTES = 8192  # of disk that a run of rows takes beside its own, at its two ends
@@ -175,11 +164,7 @@ def grow(
     if path.exists() and small.exists() and path.samefile(small):
         raise UsageError(f"{path} would overwrite the model it is made from", "give the new file another name")
     spec = Spec(small.absolute(), shape, check_type(type_name), path.absolute(), fill, seed, hopeless, refine)
-    try:
-        return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
-    finally:  # the child may have been ended in the middle
-        with suppress(OSError):
-            sparse.part_of(path).unlink()
+    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
 
 
 def make(
@@ -207,56 +192,6 @@ def make(
         on_event=on_event,
         verbose=verbose,
     )
-
-
-def needed_pair(name: str, fill: Fill = "holes") -> tuple[Needed, Needed]:
-    """What target and draft of ``PAIRS`` would take.
-
-    Raises:
-        UsageError: there is no pair of that name.
-    """
-    target, draft = (
-        needed(small, SHAPES[model.shape], model.type, fill, refine=True)
-        for small, model in zip(demo_pair(), _pair(name), strict=True)
-    )
-    return target, draft
-
-
-def make_pair(
-    name: str,
-    folder: Path,
-    fill: Fill = "holes",
-    *,
-    on_event: worker.Emit | None = None,
-    verbose: bool = False,
-) -> tuple[Path, Path]:
-    """Target and draft of ``PAIRS``, grown from the pair that ships, as grown-SHAPE-TYPE.gguf in ``folder``.
-
-    Both are there afterwards, or neither.
-
-    Raises:
-        UsageError: there is no pair of that name.
-        GgufspecError: as :func:`grow`.
-        Interrupted: Ctrl-C.
-    """
-    made: list[Path] = []
-    try:
-        for small, model in zip(demo_pair(), _pair(name), strict=True):
-            path = folder / f"grown-{model.shape}-{model.type}.gguf"
-            make(small, model, path, fill, on_event=on_event, verbose=verbose)
-            made.append(path)
-    except BaseException:
-        for path in made:
-            path.unlink(missing_ok=True)
-        raise
-    target, draft = made
-    return target, draft
-
-
-def _pair(name: str) -> tuple[Model, Model]:
-    if name not in PAIRS:
-        raise UsageError(f"there is no pair of shapes named {name!r}", "one of " + ", ".join(PAIRS))
-    return PAIRS[name]
 
 
 # ---- in the child ---------------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from ggufspec import worker
 from ggufspec.errors import GgufspecError, StopError
+from ggufspec.files import replacing
 from ggufspec.hardware.host import free_disk_bytes
 from ggufspec.llamacpp.quantize import random_blocks
 
@@ -23,7 +24,6 @@ Fill = Literal["holes", "blocks"]
 Piece = tuple[int, bytes | memoryview]
 """A place in the file and what is written there."""
 
-_PART = ".part"  # at the end of a file's name until it is whole
 _ROOM = 64 << 20  # that must be left on the disk
 _WRITE_BYTES = 16 << 20
 _PATTERN_NUMBERS = 256 * 1028  # 257 rows of 1024: neighbouring rows of usual lengths differ
@@ -45,27 +45,18 @@ def check_room(folder: Path, needed_bytes: int, name: str) -> None:
         )
 
 
-def part_of(path: Path) -> Path:
-    """What ``path`` is called until it is whole."""
-    return path.with_name(path.name + _PART)
-
-
 @contextmanager
 def appearing(path: Path) -> Iterator[Path]:
-    """Where to write ``path``, which appears when the block is done; on a failure or a stop nothing is left.
+    """:func:`ggufspec.files.replacing`, with an error that tells the user what to do.
 
     Raises:
-        GgufspecError: it cannot be written.
+        GgufspecError: the file cannot be written.
     """
-    part = part_of(path)
     try:
-        yield part
-        part.replace(path)
+        with replacing(path) as part:
+            yield part
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {path.parent}") from None
-    finally:
-        with suppress(OSError):
-            part.unlink()
 
 
 def fill(part: Path, name: str, pieces: Iterable[Piece], emit: worker.Emit, stopping: threading.Event) -> int:
