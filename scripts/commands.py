@@ -97,7 +97,7 @@ def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Pa
         commands=[(key, child.get_short_help_str(WIDTH)) for key, child in children.items()],
         examples=examples,
         note=note,
-        switches=[(f"/{key} {one.form}".strip(), one.does) for key, one in SWITCHES.items()] if name == "chat" else [],
+        switches=[(one.typed(key), one.does) for key, one in SWITCHES.items()] if name == "chat" else [],
         formatted=shown.getvalue().rstrip(),
     )
     for key, child in children.items():

@@ -111,7 +111,7 @@ def test_of_long_code_the_end_is_shown_and_then_all_of_it() -> None:
     live = Rendered(console(terminal))
     live.push(code, "target")
     live.refresh()
-    assert terminal.text.splitlines() == ["```python", *(f"value{number} = {number}" for number in range(93, 100))]
+    assert terminal.text.splitlines() == [f"value{number} = {number}" for number in range(92, 100)]
     live.push("```\n\ndone\n", "target")
     live.finish()
     assert terminal.text == f"{code}```\n\ndone"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,17 @@ class Script:
         self.is_open = False
 
 
+@contextlib.contextmanager
+def idle() -> Iterator[Callable[[str], None]]:
+    yield lambda _: None
+
+
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
     def start(script: Script, *, quiet: bool = False, streams: bool = True, **settings: Any) -> Talk:
         spec = Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(ctx_size=512))
-        screen = Screen(Console(theme=markdown.THEME, highlight=False), False, streams=streams, quiet=quiet)
+        out, err = Console(theme=markdown.THEME, highlight=False), Console(stderr=True, highlight=False)
+        screen = Screen(out, err, lambda text: err.print(text, soft_wrap=True), idle, False, streams, quiet)
         made = Talk(spec, Settings(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
         made._session = script  # type: ignore[assignment]
         made.open()
@@ -215,7 +222,7 @@ def test_a_comparison_that_is_stopped_keeps_what_is_there(
     (turn,) = chat.conversation.turns
     assert turn.answer == "t"
     assert chat.stopped
-    assert "both together" not in capsys.readouterr().err.partition("Tokens/s")[2]
+    assert "speculative" not in capsys.readouterr().err.partition("Tokens/s")[2]
     assert [run.name for run in chat.document().turns[0].compared] == ["target-only", "draft-only"]
 
 
@@ -328,6 +335,7 @@ def test_a_conversation_from_a_file(talk: Callable[..., Talk], tmp_path: Path) -
 
 def test_notes_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
-    screen = Screen(Console(file=written, theme=markdown.THEME, width=40), True)
+    console = Console(file=written, theme=markdown.THEME, width=40)
+    screen = Screen(console, console, console.print, idle, True)
     screen.gap()
     assert written.getvalue() == "\n"

@@ -13,6 +13,7 @@ from ggufspec.chat.conversation import (
     SCHEMA,
     Conversation,
     Turn,
+    document,
     fit,
     load,
     room_for_answer,
@@ -20,7 +21,7 @@ from ggufspec.chat.conversation import (
 )
 from ggufspec.errors import GgufspecError, UsageError
 
-TWO = Conversation("Be brief.", (Turn("one", "1", (7, 8)), Turn("two", "2", stopped=True)))
+TWO = Conversation("Be brief.", (Turn("one", "1", tokens=(7, 8)), Turn("two", "2", stopped=True)))
 
 
 def words(conversation: Conversation) -> int:
@@ -149,7 +150,7 @@ def test_the_context_of_the_hint_holds_it(tokens: int, max_tokens: int, ctx_size
 
 def test_a_file_keeps_what_was_said(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
-    save(path, TWO, pair={"name": "demo"}, settings={"temperature": 0.5})
+    save(path, document(TWO, {"name": "demo"}, {"temperature": 0.5}))
     body = json.loads(path.read_text(encoding="utf-8"))
     assert body["schema"] == SCHEMA == "ggufspec/chat@1"
     assert (body["pair"], body["settings"]) == ({"name": "demo"}, {"temperature": 0.5})
@@ -159,10 +160,10 @@ def test_a_file_keeps_what_was_said(tmp_path: Path) -> None:
 @given(st.text(max_size=20), st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20), st.booleans()), max_size=4))
 def test_every_text_comes_back(tmp_path_factory: pytest.TempPathFactory, system: str, said: list) -> None:
     path = tmp_path_factory.mktemp("chat") / "chat.json"
-    conversation = Conversation(system, tuple(Turn(user, answer, (), stopped) for user, answer, stopped in said))
-    save(path, conversation)
+    conversation = Conversation(system, tuple(Turn(user, answer, stopped) for user, answer, stopped in said))
+    save(path, document(conversation, {}, {}))
     assert load(path) == conversation
-    save(path, conversation.ask("open"))
+    save(path, document(conversation.ask("open"), {}, {}))
     assert load(path) == conversation.ask("open")
 
 
@@ -209,4 +210,4 @@ def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(GgufspecError, match="is not UTF-8 text"):
         load(tmp_path / "binary")
     with pytest.raises(GgufspecError, match="cannot be written"):
-        save(tmp_path / "none" / "chat.json", TWO)
+        save(tmp_path / "none" / "chat.json", document(TWO, {}, {}))

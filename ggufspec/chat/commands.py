@@ -80,6 +80,16 @@ class Settings:
         return tuple(name for name, does in drafts.items() if does)
 
     @property
+    def draft_policy(self) -> str:
+        """``fixed`` where a draft length is set, else ``adaptive``."""
+        return "adaptive" if self.gamma is None else "fixed"
+
+    @property
+    def draft_max(self) -> int:
+        """The longest draft of a round."""
+        return self.auto_most if self.gamma is None else self.gamma
+
+    @property
     def renders(self) -> bool:
         """Whether answers are rendered as Markdown: a text that goes on without the template is none, most likely."""
         return self.chat if self.markdown is None else self.markdown
@@ -127,6 +137,10 @@ class About:
     choices: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
     path: bool = False
+
+    def typed(self, name: str) -> str:
+        """How the command of that name is typed."""
+        return f"/{name} {self.form}".strip()
 
 
 def _row(name: str, flag: str) -> Option:

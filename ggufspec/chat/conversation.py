@@ -5,8 +5,9 @@ Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,15 @@ _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A question and its answer.
+class Turn(ChatTurn):
+    """A question and its answer, as documents have it; ``answer`` is None while the model has not been asked.
 
     Args:
-        user: what the user said.
-        answer: what the model said; None while it has not been asked.
         tokens: ids of the answer as they were emitted, its end token included, so that a cache that holds them is of
             use in the next turn; empty where they are not known, in a conversation from a file say.
-        stopped: the user cut the answer short.
     """
 
-    user: str
-    answer: str | None = None
     tokens: tuple[int, ...] = ()
-    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +46,15 @@ class Conversation:
         """With one more question; a last one that was never answered is replaced."""
         return replace(self, turns=(*self.answered, Turn(text)))
 
-    def reply(self, text: str, tokens: tuple[int, ...] = (), *, stopped: bool = False) -> Conversation:
-        """With an answer to the last turn.
+    def reply(self, text: str, tokens: tuple[int, ...] = (), **more: Any) -> Conversation:
+        """With an answer to the last turn; ``more`` are other fields of :class:`Turn`.
 
         Raises:
             ValueError: no question is open.
         """
         if not self.open:
             raise ValueError("there is no question to answer")
-        last = replace(self.turns[-1], answer=text, tokens=tokens, stopped=stopped)
+        last = replace(self.turns[-1], answer=text, tokens=tokens, **more)
         return replace(self, turns=(*self.turns[:-1], last))
 
     def undo(self) -> Conversation:
@@ -138,11 +133,8 @@ def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_si
     kept = 1  # from the end, so that a long past costs nothing
     while kept < turns and fits(max(0, turns - 2 * kept)):
         kept = min(turns, 2 * kept)
-    enough = turns - kept
-    least = max(0, enough - kept) + 1 if enough else 0  # fewer are known not to be enough
-    while least < enough:
-        middle = (least + enough) // 2
-        least, enough = (least, middle) if fits(middle) else (middle + 1, enough)
+    few = range(max(0, turns - 2 * kept), turns - kept)
+    enough = few.start + bisect_left(few, True, key=fits)
     return Fitted(conversation.without(enough), enough)
 
 
@@ -153,7 +145,7 @@ def _context_for(tokens: int, max_tokens: int) -> int:
 
 
 def document(
-    conversation: Conversation, *, pair: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+    conversation: Conversation, pair: Mapping[str, Any], settings: Mapping[str, Any], **more: Any
 ) -> ChatDocument:
     """The conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
 
@@ -161,24 +153,20 @@ def document(
         conversation: what was said.
         pair: what it was said with; for the reader only.
         settings: how; for the reader only.
+        more: other fields of the document.
     """
-    turns = tuple(ChatTurn(turn.user, turn.answer, turn.stopped) for turn in conversation.turns)
-    return ChatDocument(dict(pair or {}), dict(settings or {}), conversation.system, turns)
+    names = [field.name for field in fields(ChatTurn)]
+    turns = tuple(ChatTurn(**{name: getattr(turn, name) for name in names}) for turn in conversation.turns)
+    return ChatDocument(dict(pair), dict(settings), conversation.system, turns, **more)
 
 
-def save(
-    path: Path,
-    conversation: Conversation,
-    *,
-    pair: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> None:
+def save(path: Path, document: ChatDocument) -> None:
     """Write a conversation to a file, whole or not at all.
 
     Raises:
         GgufspecError: it cannot be written.
     """
-    write_whole(path, to_json(document(conversation, pair=pair, settings=settings)) + "\n")
+    write_whole(path, to_json(document) + "\n")
 
 
 def load(path: Path) -> Conversation:
@@ -203,22 +191,22 @@ def _parse(body: object, name: str) -> Conversation:
         hint = "a newer ggufspec wrote it: update" if known else _HINT
         raise GgufspecError(f"{name} is {schema!r}, and a conversation is {SCHEMA!r}", hint)
     try:
-        said = plain.load(_File, body)
+        file = plain.load(_File, body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise GgufspecError(f"{name} is a damaged conversation: {where}: {first['msg']}", _HINT) from None
-    unanswered = [number for number, turn in enumerate(said.turns[:-1], 1) if turn.answer is None]
+    unanswered = [number for number, turn in enumerate(file.turns[:-1], 1) if turn.answer is None]
     if unanswered:
         raise GgufspecError(f"{name} is a damaged conversation: turn {unanswered[0]} has no answer", _HINT)
-    everything = [said.system, *(text for turn in said.turns for text in (turn.user, turn.answer or ""))]
+    everything = [file.system, *(text for turn in file.turns for text in (turn.user, turn.answer or ""))]
     if any("\ud800" <= character <= "\udfff" for text in everything for character in text):
         raise GgufspecError(f"{name} is a damaged conversation: it has half a character (a lone surrogate)", _HINT)
-    return Conversation(said.system, tuple(Turn(turn.user, turn.answer, (), turn.stopped) for turn in said.turns))
+    return Conversation(file.system, tuple(Turn(turn.user, turn.answer, turn.stopped) for turn in file.turns))
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _FileTurn:
     """One turn of the file."""
 
     user: str
@@ -230,5 +218,5 @@ class _Said:
 class _File:
     """What is read of the file."""
 
-    turns: list[_Said]
+    turns: list[_FileTurn]
     system: str = ""

@@ -8,27 +8,45 @@ from typing import TYPE_CHECKING, Any
 from ggufspec.display import counted, visible
 from ggufspec.reports.tables import first_token, shown_speed
 from ggufspec.reports.trace import milliseconds, quoted
-from ggufspec.schema.chat import ChatFigures, ChatRun
+from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from ggufspec.decoding.decoder import Statistics
+
 _STOPS = {"length": "cut at /length", "context": "the context is full", "grammar": "the grammar permits no more"}
-WAYS = {"target-only": "target alone", "draft-only": "draft model alone", "speculative": "both together"}
 
 
-def took(
-    figures: ChatFigures, *, rule: str = "", stop_reason: str = "", stopped: bool = False, dropped: int = 0
-) -> str:
+def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None:
+    """What an answer took, as documents have it."""
+    if statistics is None:
+        return None
+    return ChatFigures(
+        prompt_tokens=statistics.prompt_tokens,
+        prompt_read=statistics.prompt_read,
+        prompt_s=statistics.prompt_s,
+        tokens=statistics.tokens,
+        tokens_per_s=statistics.tokens / statistics.decode_s if statistics.decode_s > 0 else 0.0,
+        rounds=statistics.rounds,
+        drafted=statistics.drafted,
+        accepted=statistics.accepted,
+        lookup_drafted=statistics.lookup_drafted,
+        lookup_accepted=statistics.lookup_accepted,
+        lossy=lossy,
+        prompt_tokens_per_s=statistics.prompt_decoded / statistics.prompt_s if statistics.prompt_s > 0 else 0.0,
+        time_to_first_token_s=statistics.time_to_first_token_s,
+    )
+
+
+def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
     """The line under an answer.
 
     Args:
         figures: of the answer.
+        turn: with the answer.
         rule: that was lossy; empty if none was.
-        stop_reason: why it ended.
-        stopped: whether the user ended it.
-        dropped: oldest turns that were left out.
     """
     parts = [counted(figures.tokens, "token")]
     if figures.tokens:
@@ -41,12 +59,12 @@ def took(
         parts.append(first_token(figures.time_to_first_token_s))
     if rule:
         parts.append(f"lossy: {rule}")
-    if dropped:
-        parts.append(f"{counted(dropped, 'oldest turn')} left out")
-    if stopped:
+    if turn.dropped:
+        parts.append(f"{counted(turn.dropped, 'oldest turn')} left out")
+    if turn.stopped:
         parts.append("stopped")
-    elif stop_reason in _STOPS:
-        parts.append(_STOPS[stop_reason])
+    elif turn.stop_reason in _STOPS:
+        parts.append(_STOPS[turn.stop_reason])
     return ", ".join(parts)
 
 
@@ -60,7 +78,7 @@ def comparison(runs: Iterable[ChatRun]) -> Table:
     for run in runs:
         figures = run.figures
         table.add_row(
-            WAYS[run.name] + (" (lossy)" if figures.lossy else ""),
+            run.name + (" (lossy)" if figures.lossy else ""),
             str(figures.tokens),
             shown_speed(figures.tokens_per_s),
             f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
@@ -98,6 +116,21 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     for word, meaning in rows:
         table.add_row(Text(word, style="bold"), Text(visible(meaning)))
     return table
+
+
+def legend(styles: Mapping[str, str]) -> Text:
+    """What the colours of a tinted answer mean."""
+    from rich.text import Text
+
+    text = Text("written by: ", style="dim")
+    for source, word in (
+        ("draft", "draft model"),
+        ("lookup", "n-gram lookup"),
+        ("target", "target"),
+        ("bonus", "bonus"),
+    ):
+        text.append(word, style=styles.get(source, "none")).append("  ")
+    return text
 
 
 def round_line(told: Mapping[str, Any]) -> Text:

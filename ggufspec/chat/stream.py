@@ -30,7 +30,7 @@ class Stream(Protocol):
         ...
 
 
-def tints(console: Console) -> dict[str, str]:
+def source_styles(console: Console) -> dict[str, str]:
     """The styles of tokens by who wrote them; the target's own have none."""
     return _SOURCE_STYLES if console.color_system and not console.no_color else _SOURCE_STYLES_WITHOUT_COLOUR
 
@@ -63,7 +63,7 @@ class Tinted(Plain):
     """As it comes, coloured by who wrote it."""
 
     def _write(self, text: str, source: str) -> None:
-        style = tints(self._console).get(source, "none")
+        style = source_styles(self._console).get(source, "none")
         self._console.print(Text(visible(text), style), end="", soft_wrap=True)
 
 

@@ -106,8 +106,17 @@ def _talk(chosen: Pair, spec: Spec, settings: Switches, *, interactive: bool, st
     from ggufspec.chat.markdown import THEME
     from ggufspec.chat.talk import Screen, Talk
 
-    screen = Screen(ui.out(THEME), interactive, streams=streams, quiet=ui.flags().quiet)
+    screen = Screen(
+        ui.out(THEME), ui.err(), _say, ui.busy, interactive=interactive, streams=streams, quiet=ui.flags().quiet
+    )
     return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
+
+
+def _say(text: str) -> None:
+    """Print a sentence on standard error, with ``-q`` too."""
+    from rich.text import Text
+
+    ui.err().say(Text(text, "dim"))
 
 
 def _converse(talk: Talk) -> int:

@@ -132,13 +132,13 @@ def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
 def _print_answer(document: TraceDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.chat.stream import tints
+    from ggufspec.chat.stream import source_styles
     from ggufspec.reports import trace
 
     out = ui.out()
     out.print()
     out.print(Text("answer:", style="bold"))
-    for line in trace.answer(document.tokens, tints(out)):
+    for line in trace.answer(document.tokens, source_styles(out)):
         out.print(line, soft_wrap=True)
 
 

@@ -67,7 +67,7 @@ class ChatTurn:
     """
 
     user: str
-    answer: str | None
+    answer: str | None = None
     stopped: bool = False
     dropped: Count = 0
     stop_reason: str = ""
