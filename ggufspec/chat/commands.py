@@ -143,6 +143,12 @@ class About:
         return f"/{name} {self.form}".strip()
 
 
+def _help(name: str) -> str:
+    """The help of an option, as a phrase."""
+    text = OPTIONS[name].help.removesuffix(".")
+    return text[0].lower() + text[1:]
+
+
 def _row(name: str, flag: str) -> Option:
     """The row of an option, whose messages name it as it is typed here."""
     row = OPTIONS[name]
@@ -193,24 +199,24 @@ COMMANDS: dict[str, About] = {
             "K and P look at the probabilities before the temperature, as llama.cpp's do.",
         ),
     ),
-    "temp": About("T", OPTIONS["temp"].help),
+    "temp": About("T", _help("temp")),
     "penalties": About(
         "NAME X …|off",
         "make what was said less likely",
-        {"off": "", **{name: row.help for name, row in PENALTIES.items()}},
+        {"off": "", **{name: _help(row.name) for name, row in PENALTIES.items()}},
         (
-            *(f"{name}: {row.help}" for name, row in PENALTIES.items()),
+            *(f"{name}: {_help(row.name)}" for name, row in PENALTIES.items()),
             "What is not named stays as it is: /penalties repeat 1.1 last-n 256",
         ),
     ),
     "ngram": About("on|off|only", "whether the n-gram lookup drafts too, not at all, or alone"),
-    "length": About("N", OPTIONS["predict"].help),
-    "seed": About("N", OPTIONS["seed"].help),
+    "length": About("N", _help("predict")),
+    "seed": About("N", _help("seed")),
     "accept": About(
         "RULE",
         "the acceptance rule: " + ", ".join(rule.partition(":")[0] for rule in RULES),
         {rule.partition(":")[0] + (":" if ":" in rule else ""): "" for rule in RULES},
-        (OPTIONS["accept"].help, "top-k:N accepts the target's N likeliest tokens, typical:EPS what is typical."),
+        (_help("accept"), "top-k:N accepts the target's N likeliest tokens, typical:EPS what is typical."),
     ),
     "chat": About("on|off", "use the chat template; off: the text goes on"),
     "cache": About("on|off", "keep the context from turn to turn"),
@@ -376,7 +382,7 @@ def _with_penalties(settings: Settings, argument: str) -> Settings:
         if name not in PENALTIES:
             raise _unknown("penalty", name, [*PENALTIES, "off"])
         row = PENALTIES[name]
-        usual = f"/penalties {name} {row.default:g}, or /penalties off; {row.help}"
+        usual = f"/penalties {name} {row.default:g}, or /penalties off; {_help(row.name)}"
         changes[row.name] = replace(row, flags=(name,), usual=usual).check(number)
     return _with_sampling(settings, changes)
 
