@@ -135,7 +135,7 @@ def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], cli:
     after(session, "/load damaged.json", "no whole JSON")
     after(session, "word " * 600, "the context holds 512")
     session.type("/gam")
-    session.until("drafted tokens a round")  # the menu
+    session.until("the draft length: N tokens")  # the menu
     session.type("\t")
     session.until(lambda text: "\n> /gamma" in text.rpartition("next: ")[2])
     session.say(" 4")
