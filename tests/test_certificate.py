@@ -23,7 +23,7 @@ from ggufspec.decoding.sampling import Sampling, candidates
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check
 from ggufspec.verify import certificate
-from ggufspec.verify.certificate import ADAPTIVE, DEFAULT, EVERY_POLICY, STRICT, Answer, Ask, Spec
+from ggufspec.verify.certificate import ADAPTIVE, DEFAULT, EVERY_POLICY, STRICT, Answer, Request, Spec
 
 WARM = Sampling(temperature=0.8, seed=3)
 BARE = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -35,7 +35,7 @@ SPEC = Spec(Path("t"), Path("d"), DecoderOptions(), ("draft", "both"), ("exact",
 
 
 def test_identical_answers_are_greedy_and_of_every_seed():
-    asks = certificate.identical_asks(SPEC)
+    asks = certificate.identical_requests(SPEC)
     assert [(ask.prompt, ask.rule, ask.sampling.seed) for ask in asks[:4]] == [
         (0, "greedy", 3),
         (0, "coupled", 3),
@@ -47,15 +47,15 @@ def test_identical_answers_are_greedy_and_of_every_seed():
 
 def test_drawn_answers_share_no_randomness():
     """With one seed for all prompts the same uniform variables would decide every answer."""
-    asks = [ask for leg in range(3) for ask in certificate.drawn_asks(SPEC, leg)]
+    asks = [ask for leg in range(3) for ask in certificate.sampled_requests(SPEC, leg)]
     assert len({ask.sampling.seed for ask in asks}) == len(asks) == 3 * 2 * 3
     assert [sum(ask.prompt == prompt for ask in asks) for prompt in (0, 1)] == [9, 9]
 
 
 def test_a_seed_at_the_end_of_its_range_goes_on_at_its_beginning():
     last = replace(SPEC, sampling=replace(WARM, seed=2**64 - 1))
-    assert [ask.sampling.seed for ask in certificate.identical_asks(last)[1:4]] == [2**64 - 1, 0, 1]
-    assert len({ask.sampling.seed for ask in certificate.drawn_asks(last, 2)}) == 6
+    assert [ask.sampling.seed for ask in certificate.identical_requests(last)[1:4]] == [2**64 - 1, 0, 1]
+    assert len({ask.sampling.seed for ask in certificate.sampled_requests(last, 2)}) == 6
 
 
 def a_round(drafted, drafters, accepted, emitted):
@@ -69,13 +69,13 @@ def test_what_the_lookup_offered_is_known_up_to_the_first_wrong_token():
         a_round((1, 2), ("draft", "lookup"), 2, (1, 2, 3)),
         a_round((4, 4), ("lookup", "lookup"), 2, (4,)),  # the answer ended with the first of them
     ]
-    assert certificate.offered_tokens(rounds) == {0: 7, 1: 8, 4: 2, 6: 4}
+    assert certificate.proposed_tokens(rounds) == {0: 7, 1: 8, 4: 2, 6: 4}
 
 
 # ---- identity
 
 
-ASKS = (Ask(0, GREEDY), Ask(1, GREEDY), Ask(0, WARM))
+ASKS = (Request(0, GREEDY), Request(1, GREEDY), Request(0, WARM))
 ALONE = {ask: (1, 2, 3, number) for number, ask in enumerate(ASKS)}
 
 
@@ -202,12 +202,12 @@ def test_a_token_at_the_border_of_a_truncation_is_near():
 
 
 def test_what_may_be_true_of_a_token():
-    events = certificate.places([ROW], 1, BARE, offered=3)
+    events = certificate.places([ROW], 1, BARE, proposed=3)
     chances = {name: chance for name, (chance, _) in events.items()}
-    assert chances == pytest.approx({"likeliest": 0.5, "second": 0.3, "others": 0.2, "offered": 0.05})
+    assert chances == pytest.approx({"likeliest": 0.5, "second": 0.3, "others": 0.2, "proposed": 0.05})
     assert [name for name, (_, true) in events.items() if true] == ["second"]
-    assert [name for name, (_, true) in certificate.places([ROW], 3, BARE, 3).items() if true] == ["others", "offered"]
-    assert "offered" not in certificate.places([ROW], 3, BARE, None)
+    assert [name for name, (_, true) in certificate.places([ROW], 3, BARE, 3).items() if true] == ["others", "proposed"]
+    assert "proposed" not in certificate.places([ROW], 3, BARE, None)
 
 
 def test_what_the_draft_favours():
@@ -220,8 +220,13 @@ def test_what_the_draft_favours():
 
 
 def test_a_token_that_is_certain():
-    events = certificate.places([ROW], 0, replace(BARE, top_k=1), offered=2)
-    assert events == {"likeliest": (1.0, True), "second": (0.0, False), "others": (0.0, False), "offered": (0.0, False)}
+    events = certificate.places([ROW], 0, replace(BARE, top_k=1), proposed=2)
+    assert events == {
+        "likeliest": (1.0, True),
+        "second": (0.0, False),
+        "others": (0.0, False),
+        "proposed": (0.0, False),
+    }
     assert certificate.places([ROW], 2, replace(BARE, top_k=1), None)["others"] == (0.0, True)  # it cannot have been
 
 
@@ -299,7 +304,7 @@ def judgement(words, **how):
     for rows, token, offered in words.emit(**how):
         for name, event in certificate.places(rows, token, WARM, offered).items():
             events.setdefault(name, []).append(event)
-    answers = [Answer(Ask(0, WARM), (0,) * len(events["likeliest"]), drafted=1)]
+    answers = [Answer(Request(0, WARM), (0,) * len(events["likeliest"]), drafted=1)]
     return certificate.judge_distribution("draft", "residual", ("fixed 1",), answers, events, tests=4)
 
 
@@ -373,7 +378,7 @@ def test_without_strict_mode_the_default_mode_carries_it():
 def test_what_claims_nothing_is_named():
     passed, text = certificate.judge([check("passed"), check("not possible", drafter="lookup")])
     assert passed
-    assert text.endswith("Some checks claim nothing, since no token was drafted: lookup.")
+    assert text.endswith("Some checks prove nothing, since no token was drafted: lookup.")
 
 
 def test_an_interrupted_run_gives_none():

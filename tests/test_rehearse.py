@@ -1,4 +1,4 @@
-"""``ggufspec rehearse``: headers from a hub on loopback, stand-ins, what was measured, and why not."""
+"""``ggufspec rehearse``: headers from a hub on loopback, dummy weights, what was measured, and why not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server import serving
 from ggufspec.bench import batch_timing, rehearse
 from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models import dummy_weights as standin
+from ggufspec.models import dummy_weights
 from ggufspec.models.source import read_headers
 from ggufspec.planning import rehearsed
 from ggufspec.planning.calibration import from_catalogue
@@ -58,10 +58,10 @@ def test_a_pair_that_is_not_here(cli: Cli, hub, target: Path, draft: Path) -> No
     document = done.document()
     assert next(iter(document)) == "schema"
     assert document["schema"] == "ggufspec/rehearse@1"
-    assert document["label"] == "measured on stand-in weights; acceptance assumed"
-    assert sum(hub.sent.values()) == document["standins"]["bytes_read"] < 2.2e6 < target.stat().st_size / 5
-    assert 0 < document["standins"]["disk_bytes"] < 2e6
-    assert document["standins"]["files"] == []
+    assert document["label"] == "measured on dummy weights; acceptance assumed"
+    assert sum(hub.sent.values()) == document["dummy_weights"]["bytes_read"] < 2.2e6 < target.stat().st_size / 5
+    assert 0 < document["dummy_weights"]["disk_bytes"] < 2e6
+    assert document["dummy_weights"]["files"] == []
 
     (run,) = document["runs"]
     assert run["name"] == "pair"
@@ -80,14 +80,14 @@ def test_a_pair_that_is_not_here(cli: Cli, hub, target: Path, draft: Path) -> No
     assert all(row["gain"] == pytest.approx(row["tokens_per_s"] / rival) for row in document["expected"])
 
     home = Path(cli.environment["HOME"])
-    assert not list(home.rglob("standins/*"))  # nothing is left
+    assert not list(home.rglob("dummy_weights/*"))  # nothing is left
     plan = cli("plan", *pair, "--json", **online).document()
     assert f"{target.name} as rehearsed here on" in plan["speed"]
 
 
 @pytest.mark.full
 def test_what_a_killed_rehearsal_left_goes_with_the_next_one(cli: Cli) -> None:
-    folder = Path(cli.environment["HOME"], ".cache", "ggufspec", "standins")
+    folder = Path(cli.environment["HOME"], ".cache", "ggufspec", "dummy_weights")
     with cli.start("rehearse", "demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
         assert eventually(lambda: list(folder.rglob("*.gguf")))
         parent.kill()
@@ -103,16 +103,16 @@ def test_in_a_terminal(cli: Cli, columns: int) -> None:
     assert child.exitstatus == 0
     assert max(map(len, lines)) <= max(columns, 90)
     text = "\n".join(lines)
-    assert "stand-ins for 22 MB of weights take at most" in text
-    assert "Measured on stand-in weights; acceptance assumed." in text
+    assert "dummy weights for 22 MB of weights take at most" in text
+    assert "Measured on dummy weights; acceptance assumed." in text
     for word in ("Acceptance", "50%", "90%", "T(n) / T(1)", "0/9", "0/3", "Target-only at 0/9 layers reaches"):
         assert word in text
 
 
 def test_kept_files_are_said_and_load(cli: Cli) -> None:
     document = cli("rehearse", "demo", *SHORT, "--keep", "--json").document()
-    assert len(document["standins"]["files"]) == 2
-    answer = cli("run", "-m", document["standins"]["files"][0], "-p", "x", "-n", "2", "--json")
+    assert len(document["dummy_weights"]["files"]) == 2
+    answer = cli("run", "-m", document["dummy_weights"]["files"][0], "-p", "x", "-n", "2", "--json")
     assert len(answer.document()["tokens"]) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_model_of_a_billion_parameters_that_is_not_here(cli: Cli, tmp_path: Pa
     (run,) = done.document()["runs"]
     assert run["target"]["bytes"]["CPU"]["weights"] > 0.6e9
     assert run["ram_bytes"] > 0.6e9
-    assert done.document()["standins"]["disk_bytes"] < 40e6
+    assert done.document()["dummy_weights"]["disk_bytes"] < 40e6
 
 
 def test_a_model_that_is_too_large_is_refused_with_figures(cli: Cli, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_nothing(cli: Cli) -> None:
     home = Path(cli.environment["HOME"])
     command = ("rehearse", "demo", "-r", "100000000", "--json")
     with cli.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
-        assert eventually(lambda: list(home.rglob("standins/*/*/*.gguf")) and workers(parent.pid))
+        assert eventually(lambda: list(home.rglob("dummy_weights/*/*/*.gguf")) and workers(parent.pid))
         running = workers(parent.pid)
         parent.send_signal(signal.SIGINT)
         stdout, stderr = parent.communicate()
@@ -191,7 +191,7 @@ def test_ctrl_c_leaves_nothing(cli: Cli) -> None:
     assert json.loads(stdout)["schema"] == "ggufspec/error@1"
     assert "Traceback" not in stderr
     assert all_end(running)
-    assert not list(home.rglob("standins/*"))
+    assert not list(home.rglob("dummy_weights/*"))
 
 
 # ---- the job
@@ -203,7 +203,7 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
     made = []
     for index, known in enumerate(models):
         (tmp_path / str(index)).mkdir()
-        made.append(standin.make(known, tmp_path / str(index)).path)
+        made.append(dummy_weights.make(known, tmp_path / str(index)).path)
     parts = tuple(batch_timing.Part(path, Placement(), context, (1,)) for path in (*made, target, draft))
     timed = batch_timing.measure(batch_timing.Spec(parts, depth=8, rounds=1)).parts
     assert [part.bytes for part in timed[:2]] == [part.bytes for part in timed[2:]]

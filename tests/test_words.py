@@ -44,6 +44,7 @@ WORDS = {
 # (path, what may stay there): field names of files that are kept, and other people's words.
 ALLOWED: dict[str, str] = {
     "profiles/demo/README.md": r"grown|stand-in",
+    "ggufspec/bench/passages.py": r"asleep|door",  # the text that quality is measured on
 }
 
 

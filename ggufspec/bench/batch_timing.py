@@ -1,7 +1,7 @@
 """Times models at given placements, loaded together: seconds of a batch by width. A job for a child process.
 
-What the files hold does not matter: stand-in weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
-cost.
+The values of the weights do not matter: dummy weights (:mod:`ggufspec.models.dummy_weights`) decode at the real ones'
+speed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many targets with many drafts: every cell at its own best placement, by turns, and what each target is worth."""
+"""Many targets with many drafts: every cell at its own best placement, interleaved, and each target's quality."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Experiment:
     Args:
         targets: their files.
         drafts: theirs.
-        contenders: every cell, the target alone of each target among them.
+        contenders: every cell, target-only of each target among them.
         repetitions: trials of each cell; up to :data:`MORE` times as many more of those that lead.
-        settings: what was asked for, for the document.
+        settings: for the document.
         rows: where the reference's probabilities are kept while qualities are measured; None measures none.
         rpc: RPC workers.
         verbose: let llama.cpp's log through.
@@ -145,12 +145,12 @@ class Comparison:
     def _repeat(self, contenders: Sequence[Contender], repetition: int) -> None:
         for contender in in_turn(contenders, repetition):
             assert contender.spec is not None
-            self._tell(contender.name)
+            self._show(contender.name)
             if result := self.trials.measure(contender.key, contender.spec, repetition):
                 self.measured[contender].append(result)
             self._done += 1
 
-    def _tell(self, what: str) -> None:
+    def _show(self, what: str) -> None:
         self._progress(self._done, self._total, what)
 
     # ---- quality
@@ -174,7 +174,7 @@ class Comparison:
         try:
             for subject in subjects:
                 found: Quality | Failure | None
-                self._tell(f"quality of {subject.name}")
+                self._show(f"quality of {subject.name}")
                 spec = self._quality_spec(subject, reference or subject, rows)
                 key = _quality_key(spec, subject, reference or subject)
                 found = self._log.load(key, Quality) or self._log.load(key, Failure, failed=True)
@@ -215,7 +215,7 @@ class Comparison:
             rpc=self.experiment.rpc,
         )
 
-    # ---- what it says
+    # ---- the document
 
     def _speeds(self, contender: Contender) -> dict[int, float]:
         """Tokens/s by repetition."""
@@ -281,27 +281,27 @@ class Comparison:
         return paired_ratios([ours[i] for i in both], [theirs[i] for i in both]) if both else None
 
     def _warnings(self, leaders: Sequence[Contender]) -> list[str]:
-        told: list[str] = []
+        warnings: list[str] = []
         counts = {len(self._speeds(one)) for one in leaders}
         if len(leaders) > 1:
             best = max(leaders, key=lambda one: spread(list(self._speeds(one).values())).median)
             others = [one.name for one in leaders if one is not best]
             names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
-            told.append(
+            warnings.append(
                 f"the ranking is unsure: after {counted(max(counts), 'trial')} each the interval of {best.name} "
                 f"overlaps {'that' if len(others) == 1 else 'those'} of {names}"
             )
         elif counts and max(counts) < _FEWEST:
-            told.append(
+            warnings.append(
                 f"the ranking is unsure: {counted(max(counts), 'trial')} of each cell "
                 f"{'gives' if max(counts) == 1 else 'give'} no interval; -r 5 is usual"
             )
-        told += self.trials.disturbances()
+        warnings += self.trials.disturbances()
         for one in self._contenders:
             failure, good = self.trials.failure(one.key), len(self._speeds(one))
             if failure is not None and good:
-                told.append(f"{one.name} failed after {counted(good, 'trial')}: {failure.error}")
-        return told
+                warnings.append(f"{one.name} failed after {counted(good, 'trial')}: {failure.error}")
+        return warnings
 
 
 def _quality_key(spec: quality.Spec, subject: Subject, reference: Subject) -> str:

@@ -22,7 +22,7 @@ from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument,
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)
-_FEWEST_BITS = 1.6  # of a file that anybody offers
+_FEWEST_BITS = 1.6  # of any published quantisation
 _PROCESS_BYTES = 256 << 20  # Python and llama.cpp themselves
 
 Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], Sequence[ByDevice | str]]
@@ -40,7 +40,7 @@ class Stage:
 
 
 def stages(plan: Plan, confirm: Confirm) -> list[Stage]:
-    """What to rehearse: the pair where the plan puts it, the target alone at its own best, half of that, and none.
+    """What to rehearse: the pair where the plan puts it, target-only at its own best, half of that, and none.
 
     A stage that another one answers is left out: without a card there is one.
     """
@@ -81,7 +81,7 @@ def lacking(plan: Plan, stage: Stage) -> ModelError | None:
         f"{stage.target.offloaded(header.blocks)}/{header.layers} target layers on a card "
         f"(weights {of_memory(need.weights)}, KV {of_memory(need.kv)}, compute {of_memory(need.compute)}), "
         f"and {of_memory(max(free, 0))} are free: {of_memory(short)} too few. "
-        "Only more layers on cards or less to hold help"
+        "More layers on cards, or smaller files, would help"
     )
     ways = [f"{of_memory(short)} more on cards (--rpc HOST:PORT adds another machine's)"]
     if fitting >= _FEWEST_BITS:
@@ -144,18 +144,18 @@ def document(
     *,
     pair: dict[str, Any],
     settings: dict[str, Any],
-    standins: dict[str, Any],
+    dummy_weights: dict[str, Any],
     notes: Sequence[str] = (),
 ) -> RehearseDocument:
     """What was measured and what it means.
 
     Args:
         plan: the plan that was rehearsed.
-        runs: the stages; the first has the target's curve.
+        runs: the stages; the first has the target's batch latencies.
         pair: names and files.
-        settings: what was asked for.
-        standins: what stood for the weights.
-        notes: what else the user should know.
+        settings: the request.
+        dummy_weights: what was read and written for them.
+        notes: for the user.
     """
     main = runs[0].target
     assert main is not None
@@ -166,15 +166,15 @@ def document(
     rows: tuple[Expected, ...] = ()
     even = None
     if draft is not None:
-        curve = {width: seconds.median for width, seconds in main.batch_s.items()}
-        draft_s, most = draft.batch_s[1].median, min(plan.question.draft_max, max(curve) - 1)
-        rows = tuple(expectations(curve, draft_s, rival.median, most))
-        even = break_even_acceptance(lambda n: interpolate(curve, n), draft_s, rival.median, most)
+        latencies = {width: seconds.median for width, seconds in main.batch_s.items()}
+        draft_s, most = draft.batch_s[1].median, min(plan.question.draft_max, max(latencies) - 1)
+        rows = tuple(expectations(latencies, draft_s, rival.median, most))
+        even = break_even_acceptance(lambda n: interpolate(latencies, n), draft_s, rival.median, most)
     return RehearseDocument(
         pair=pair,
         machine=machine(),
         settings=settings,
-        standins=standins,
+        dummy_weights=dummy_weights,
         runs=tuple(runs),
         rival_tokens_per_s=rival,
         expected=rows,
@@ -184,26 +184,26 @@ def document(
     )
 
 
-def expectations(curve: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:
+def expectations(latencies: dict[int, float], draft_s: float, rival: float, most: int) -> Iterator[Expected]:
     """What the pair reaches at each of ``ACCEPTANCES``, at its best draft length.
 
     Args:
-        curve: seconds of a target batch by width.
+        latencies: seconds of a target batch by width.
         draft_s: seconds of a drafted token.
         rival: tokens/s of target-only.
         most: the longest draft.
     """
     for acceptance in ACCEPTANCES:
-        best = best_length(lambda n: interpolate(curve, n), draft_s, acceptance, most, least=1)
+        best = best_length(lambda n: interpolate(latencies, n), draft_s, acceptance, most, least=1)
         yield Expected(acceptance, best.length, best.tokens_per_s, best.tokens_per_s / rival)
 
 
 def _why(best: RehearsedModel, rows: Sequence[Expected], even: float | None) -> str:
     rival = best.tokens_per_s.median
     layers = f"{best.gpu_layers}/{best.layers + 1}"
-    said = f"Target-only at {layers} layers reaches {rival:.{0 if rival >= 100 else 1}f} t/s here"
+    text = f"Target-only at {layers} layers reaches {rival:.{0 if rival >= 100 else 1}f} t/s here"
     if not rows:
-        return f"{said}."
+        return f"{text}."
     if even is None:
-        return f"{said}; no acceptance would make this draft worth it."
-    return f"{said}; the pair is faster from {even:.0%} acceptance on."
+        return f"{text}; no acceptance rate would make this draft worth it."
+    return f"{text}; the pair is faster above {even:.0%} acceptance."

@@ -45,7 +45,7 @@ class Experiment:
 
     Args:
         pair: as :meth:`ggufspec.models.profile.Pair.describe` tells of it.
-        option: its name in documents, ``draft_max`` say.
+        option: its name in documents, ``draft_max``, for example.
         values: of the option, in the order in which they are shown.
         repetitions: trials of each run.
         notes: for the document.

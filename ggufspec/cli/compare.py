@@ -54,8 +54,8 @@ def compare(
     """Compare many pairs by speed, memory, energy and quality. Speedup and acceptance are there too, and the
     quality is each quantisation's.
 
-    Every cell runs at its own best placement, by turns with the others. What fails is a row with its reason. The same
-    command goes on where it was stopped. Quality is judged against the largest target.
+    Every cell runs at its own best placement, in turn with the others. A failure is a row with its reason. The same
+    command resumes an interrupted run. Quality is measured against the largest target.
     """
     from ggufspec.bench.compare import LOG, Comparison
     from ggufspec.bench.run_log import RunLog
@@ -88,7 +88,7 @@ def compare(
 
 
 def _learn(comparison: Comparison, places: contenders.Places) -> None:
-    """Later plans know what was seen of acceptance."""
+    """Later plans use the measured acceptance."""
     from ggufspec.bench.learned import learn
 
     for contender, results in comparison.measured.items():
@@ -156,9 +156,9 @@ def _show(document: CompareDocument, sort: Sort) -> None:
     for reason in report.failures(document):
         out.print(Text.assemble(("failed ", "bold red"), reason))
     out.print(Text(report.verdict(document), style="bold"))
-    told = ["* is the best of its column", "± is the 95 % interval"]
+    legend = ["* is the best of its column", "± is the 95 % interval"]
     if tokens := next((model.quality.tokens for model in document.targets if model.quality), 0):
-        told.append(f"quality by a bundled text of {tokens:,} tokens")
-    out.print(f"{'; '.join(told)}.", style="dim")
+        legend.append(f"quality by a bundled text of {tokens:,} tokens")
+    out.print(f"{'; '.join(legend)}.", style="dim")
     for warning in document.warnings:
         out.print(Text(f"Warning: {warning}.", style="yellow"))

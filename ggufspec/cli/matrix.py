@@ -74,7 +74,7 @@ def matrix(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
 
 
 def _with_alone(pairings: Sequence[Pairing]) -> list[Pairing]:
-    """Each target alone, then its pairings; a profile's own settings hold for its target alone too.
+    """Target-only of each target, then its pairings; a profile's settings hold for its target-only too.
 
     Raises:
         UsageError: two profiles are about the same cell, or give one target's own run different settings.

@@ -1,4 +1,4 @@
-"""``ggufspec rehearse``: this machine's real speed for a pair that is not downloaded, on stand-in weights."""
+"""``ggufspec rehearse``: this machine's real speed for a pair that is not downloaded, on dummy weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ggufspec.settings import Settings
 if TYPE_CHECKING:
     from ggufspec.bench.batch_timing import Result
     from ggufspec.bench.rehearse import Stage
-    from ggufspec.models.dummy_weights import Result as Standin
+    from ggufspec.models.dummy_weights import Result as DummyWeights
     from ggufspec.models.source import Known
     from ggufspec.planning.plan import Plan
     from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
@@ -44,7 +44,7 @@ def rehearse(
         ),
     ],
 ) -> int:
-    """Measure a pair's speed before it is downloaded. It runs on stand-in weights of the same shape.
+    """Measure a pair's speed before it is downloaded. It runs on dummy weights of the same shape.
 
     Only headers are read, some MB. Speed, memory and the cost of verifying are real; acceptance, which takes real
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
@@ -61,7 +61,7 @@ def rehearse(
     stages = rehearsal.stages(plan, confirm)
     if error := rehearsal.lacking(plan, stages[0]):
         raise error
-    with _standins(headers, keep=keep) as made:
+    with _dummy_weights(headers, keep=keep) as made:
         runs = [_run(plan, stage, made, depth=depth, rounds=given.value("repetitions"), rpc=rpc) for stage in stages]
     _keep(plan, stages, runs, api.decoder_options(given.over(pair.settings)).threads or physical_cores())
     shown = rehearsal.document(
@@ -69,7 +69,7 @@ def rehearse(
         runs,
         pair=made_plan.described(),
         settings=asdict(plan.question.target.context) | {"depth": depth, "draft_max": plan.question.draft_max},
-        standins={
+        dummy_weights={
             "bytes_read": sum(known.bytes_read for known in headers),
             "disk_bytes": sum(one.disk_bytes for one in made),
             "files": [str(one.path) for one in made] if keep else [],
@@ -86,14 +86,14 @@ def rehearse(
 
 
 @contextmanager
-def _standins(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Standin]]:
-    """Stand-ins for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
+def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[DummyWeights]]:
+    """Dummy weights for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
     from ggufspec.cache import cache_folder, writable
     from ggufspec.errors import GgufspecError
     from ggufspec.files import scratch
-    from ggufspec.models import dummy_weights as standin
+    from ggufspec.models import dummy_weights
 
-    root = cache_folder() / "standins"
+    root = cache_folder() / "dummy_weights"
     root = root if keep else writable(root)
     with ExitStack() as stack:
         try:
@@ -101,22 +101,22 @@ def _standins(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Standin]
             folder = Path(tempfile.mkdtemp(dir=root)) if keep else stack.enter_context(scratch(root))
         except OSError as error:
             raise GgufspecError(f"{root} cannot be written: {error.strerror}", f"df -h {root.parent}") from None
-        made: list[Standin] = []
+        made: list[DummyWeights] = []
 
         def forget() -> None:
             if len(made) < len(headers):  # something went wrong
                 shutil.rmtree(folder, ignore_errors=True)
 
         stack.callback(forget)
-        needed = sum(standin.needed_bytes(known) for known in headers)
+        needed = sum(dummy_weights.needed_bytes(known) for known in headers)
         size = sum(known.header.size_bytes for known in headers)
-        ui.note(f"stand-ins for {of_file(size)} of weights take at most {needed / 1e6:.0f} MB of disk")
+        ui.note(f"dummy weights for a model of {of_file(size)} take at most {needed / 1e6:.0f} MB of disk")
         with ui.busy() as say:
             for known in headers:
-                say(f"writing a stand-in for {known.header.name}")
+                say(f"writing dummy weights for {known.header.name}")
                 own = folder / known.sparse.name.split(".", 1)[0]
                 own.mkdir(exist_ok=True)
-                made.append(standin.make(known, own, verbose=ui.flags().verbose))
+                made.append(dummy_weights.make(known, own, verbose=ui.flags().verbose))
         if keep:
             ui.note(f"the dummy files stay in {folder}")
         yield made
@@ -125,7 +125,7 @@ def _standins(headers: Sequence[Known], *, keep: bool) -> Iterator[list[Standin]
 def _run(
     plan: Plan,
     stage: Stage,
-    made: list[Standin],
+    made: list[DummyWeights],
     *,
     depth: int,
     rounds: int,
@@ -142,13 +142,13 @@ def _run(
     name = stage.name.replace("_", "-")
     with ui.busy() as say:
 
-        def tell(event: dict[str, Any]) -> None:
+        def report(event: dict[str, Any]) -> None:
             if event["event"] == "round":
                 say(f"timing {name}: round {event['number']} of {event['of']}")
             else:
                 say(f"{event['event']} for {name}")
 
-        result: Result = measure(spec, on_event=tell, verbose=ui.flags().verbose)
+        result: Result = measure(spec, on_event=report, verbose=ui.flags().verbose)
     return rehearsal.run_of(stage, result, plan)
 
 
@@ -188,7 +188,7 @@ def _show(document: RehearseDocument) -> None:
     out.print(Text(document.why, style="bold green" if is_worth_it else "bold"))
     out.print(f"{document.label[0].upper()}{document.label[1:]}.", style="dim")
     if ui.flags().verbose:
-        read, disk = document.standins["bytes_read"], document.standins["disk_bytes"]
+        read, disk = document.dummy_weights["bytes_read"], document.dummy_weights["disk_bytes"]
         out.print(f"{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.", style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))

@@ -69,10 +69,10 @@ def verify(
         ),
     ],
 ) -> int:
-    """Certify that speculation changed nothing. Every drafter against the target alone, same prompts, same seeds.
+    """Certify that speculation changed nothing. Every drafter against target-only, same prompts, same seeds.
 
-    Strict mode has to give the same tokens to the bit; default mode too, but for near ties within rounding; what the
-    residual rule draws has to have the target's own distribution. The exit code is 0 only if all of it holds.
+    Strict mode has to give the same tokens to the bit; default mode too, except at near ties within rounding; samples
+    of the residual rule have to follow the target's own distribution. The exit code is 0 only if all of it holds.
 
     The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
     does 2 tokens/s. --quick asks for some 1,000, -n, --prompts and --seeds for anything between.
@@ -110,7 +110,7 @@ def verify(
 
 
 def _rules(accept: str | None) -> tuple[str, ...]:
-    """The lossless rules, or the one that is asked for.
+    """The lossless rules, or the one given.
 
     Raises:
         UsageError: it is lossy, or there is no such rule.
@@ -154,11 +154,11 @@ def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, dict[str, list[dict[
         with ui.progress() as progress:
             files = _files(spec, progress, no_hash=no_hash)
 
-            def tell(event: dict[str, Any]) -> None:
+            def report(event: dict[str, Any]) -> None:
                 if event["event"] == "progress":
                     progress(event["done"], event["total"], event["what"])
 
-            return measure(spec, on_event=tell, verbose=ui.flags().verbose), files
+            return measure(spec, on_event=report, verbose=ui.flags().verbose), files
     except Interrupted as stop:
         if not stop.partial.checks:
             raise StopError("interrupted before anything was checked") from None

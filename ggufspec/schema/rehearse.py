@@ -55,12 +55,12 @@ class RehearseDocument:
     pair: dict[str, Any]
     machine: dict[str, Any]
     settings: dict[str, Any]
-    standins: dict[str, Any]
+    dummy_weights: dict[str, Any]
     runs: tuple[RehearsedRun, ...]
     rival_tokens_per_s: Spread
     expected: tuple[Expected, ...]
     break_even_acceptance: float | None
     why: str
     notes: tuple[str, ...] = ()
-    label: str = "measured on stand-in weights; acceptance assumed"
+    label: str = "measured on dummy weights; acceptance assumed"
     schema: str = field(default="ggufspec/rehearse@1")

@@ -24,7 +24,7 @@ from ggufspec.schema.tune import TunedSetting
 from ggufspec.tune.search import Done, Next, Search
 from ggufspec.tune.space import Candidate, difference
 
-LOG = "ggufspec/tune-journal@2"
+LOG = "ggufspec/tune-log@1"
 _LOAD_BYTES_PER_S = 1e9  # a guess, until something was loaded
 _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", "buffer")
 _SAME = 1.0

@@ -1,13 +1,13 @@
-"""The certificate that speculation changed nothing: what is asked of the models, and what the answers mean. Pure.
+"""The certificate that speculation changed nothing: which answers it needs, and how they are judged. Pure.
 
-Three sections, each against the target alone. In strict mode every drafter must give its tokens to the bit. In default
-mode an answer may leave it only at a near tie (:mod:`ggufspec.bench.divergence`). Answers that the residual rule drew
-cannot be the same, only of the same distribution: the target reads them, and how often a token was the likeliest, the
-second, another one, one that the draft favours, or the one that the lookup had offered, is held against the target's
-own probabilities. By the rule's promise such a count is one of independent events of known chance, so that its p-value
-is exact, however rare the event.
+Three sections, each against target-only. In strict mode every drafter must give its tokens to the bit. In default
+mode an answer may differ only at a near tie (:mod:`ggufspec.bench.divergence`). Answers that the residual rule sampled
+cannot be the same, only of the same distribution: the target scores them, and how often a token was the likeliest, the
+second, another one, one that the draft favours, or the one that the lookup had proposed, is compared with the target's
+own probabilities. If the rule is right, such a count is one of independent events of known probability, so that its
+p-value is exact, however rare the event.
 
-The job that asks is :mod:`ggufspec.verify.run`.
+The job is :mod:`ggufspec.verify.run`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRICT, DEFAULT, DISTRIBUTION = "strict", "default", "distribution"
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible"
 TARGET_ONLY = "target-only"
 LOSSLESS = ("exact", "residual")  # the rules that promise to change nothing
-FALSE_ALARM = 1e-4  # chance that the distributions of a faultless decoder fail, all of them together
+FALSE_ALARM = 1e-4  # probability that a correct decoder fails any of the distribution checks
 
 Events = Mapping[str, Sequence[tuple[float, bool]]]  # by name: chance and outcome, token by token
 
@@ -83,8 +83,8 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """An answer to ask for: which prompt, and how tokens are chosen."""
+class Request:
+    """A request for an answer: which prompt, and how tokens are chosen."""
 
     prompt: int
     sampling: Sampling
@@ -97,57 +97,59 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came; ``offered`` is what the lookup had offered for the answer's tokens, by their index."""
+    """One answer; ``proposed`` is what the lookup had proposed for the answer's tokens, by their index."""
 
-    ask: Ask
+    request: Request
     tokens: tuple[int, ...]
     drafted: int = 0
     accepted: int = 0
-    offered: Mapping[int, int] = field(default_factory=dict)
+    proposed: Mapping[int, int] = field(default_factory=dict)
 
 
-Answers = Mapping[Ask, tuple[int, ...]]
-Parting = tuple[Ask, tuple[int, ...]]  # an answer up to the token that is not the target's
+Answers = Mapping[Request, tuple[int, ...]]
+Divergent = tuple[Request, tuple[int, ...]]  # an answer up to the token that is not the target's
 
 
-def identical_asks(spec: Spec) -> list[Ask]:
-    """Answers that have to be the target's own: greedy, and with every seed."""
+def identical_requests(spec: Spec) -> list[Request]:
+    """Requests whose answers have to be the target's own: greedy, and with every seed."""
     samplings = [replace(spec.sampling, temperature=0.0)]
     samplings += [_seeded(spec.sampling, number) for number in range(spec.seeds)]
-    return [Ask(prompt, sampling) for prompt in range(len(spec.prompts)) for sampling in samplings]
+    return [Request(prompt, sampling) for prompt in range(len(spec.prompts)) for sampling in samplings]
 
 
-def drawn_asks(spec: Spec, leg: int) -> list[Ask]:
-    """Answers of one distribution. No two have a seed in common: with the same randomness they would be no samples."""
+def sampled_requests(spec: Spec, leg: int) -> list[Request]:
+    """Requests for samples of one distribution. No two have a seed in common: they would not be independent."""
     count = len(spec.prompts) * spec.seeds
-    return [Ask(number % len(spec.prompts), _seeded(spec.sampling, leg * count + number)) for number in range(count)]
+    return [
+        Request(number % len(spec.prompts), _seeded(spec.sampling, leg * count + number)) for number in range(count)
+    ]
 
 
 def _seeded(sampling: Sampling, number: int) -> Sampling:
     return replace(sampling, seed=(sampling.seed + number) % 2**64)
 
 
-def answers_asked(spec: Spec) -> int:
-    """How many answers a run asks for."""
+def answers_needed(spec: Spec) -> int:
+    """How many answers a run takes."""
     exact, residual = "exact" in spec.rules, "residual" in spec.rules
-    identical = len(identical_asks(spec)) * (2 + len(spec.drafters) * (len(spec.policies) + len(TWO_POLICIES)))
-    drawn = len(drawn_asks(spec, 0)) * (exact + residual * len(spec.drafters) * len(TWO_POLICIES))
+    identical = len(identical_requests(spec)) * (2 + len(spec.drafters) * (len(spec.policies) + len(TWO_POLICIES)))
+    drawn = len(sampled_requests(spec, 0)) * (exact + residual * len(spec.drafters) * len(TWO_POLICIES))
     return exact * identical + drawn
 
 
-def offered_tokens(rounds: Iterable[Round]) -> dict[int, int]:
-    """What the lookup offered for the answer's tokens, where everything before was kept.
+def proposed_tokens(rounds: Iterable[Round]) -> dict[int, int]:
+    """What the lookup proposed for the answer's tokens, where everything before was accepted.
 
-    It follows from the text before, as the target's probabilities do; a token that a draft has drawn does not.
+    A proposal depends only on the text before it, as the target's probabilities do; a sampled token does not.
     """
-    offered, length = {}, 0
+    proposed, length = {}, 0
     for one in rounds:
-        reached = one.drafted[: len(one.emitted)]  # the kept ones, and the one that was not
-        for place, (token, name) in enumerate(zip(reached, one.drafters, strict=False)):
+        reached = one.drafted[: len(one.emitted)]  # the accepted ones, and the one that was rejected
+        for position, (token, name) in enumerate(zip(reached, one.drafters, strict=False)):
             if name == "lookup":
-                offered[length + place] = token
+                proposed[length + position] = token
         length += len(one.emitted)
-    return offered
+    return proposed
 
 
 def first_difference(expected: Sequence[int], given: Sequence[int]) -> int | None:
@@ -163,19 +165,19 @@ def compare(
     drafter: str,
     alone: Answers,
     given: Mapping[Policy, Sequence[Answer]],
-    explained: Mapping[Parting, Divergence] | None = None,
+    explained: Mapping[Divergent, Divergence] | None = None,
 ) -> list[Check]:
-    """A check for the greedy answers and one for those with coupled noise.
+    """A check for the greedy answers and one for those with coupled sampling.
 
-    A policy that drafted nothing, as the adaptive one does where no draft pays, shows nothing: its answers are compared
-    and are not counted among those that the check rests on.
+    A policy that drafted nothing, as the adaptive one does where no draft is worth it, proves nothing: its answers are
+    compared, but not counted.
 
     Args:
         section: ``strict`` or ``default``.
         drafter: its name.
-        alone: what the target said.
-        given: what came with the drafter.
-        explained: for the default mode, what was found out about answers that differ.
+        alone: the target-only answers.
+        given: the answers with the drafter, by policy.
+        explained: for the default mode, the measured divergences.
     """
     return [_compare(section, drafter, rule, alone, given, explained or {}) for rule in ("greedy", "coupled")]
 
@@ -186,20 +188,20 @@ def _compare(
     rule: str,
     alone: Answers,
     given: Mapping[Policy, Sequence[Answer]],
-    explained: Mapping[Parting, Divergence],
+    explained: Mapping[Divergent, Divergence],
 ) -> Check:
-    answers = [(policy, answer) for policy, some in given.items() for answer in some if answer.ask.rule == rule]
+    answers = [(policy, answer) for policy, some in given.items() for answer in some if answer.request.rule == rule]
     differences = []
     for policy, answer in answers:
-        expected = alone[answer.ask]
+        expected = alone[answer.request]
         at = first_difference(expected, answer.tokens)
         if at is None:
             continue
-        about = explained.get((answer.ask, answer.tokens[: at + 1]))
+        about = explained.get((answer.request, answer.tokens[: at + 1]))
         differences.append(
             Difference(
-                prompt=answer.ask.prompt,
-                seed=answer.ask.sampling.seed if rule == "coupled" else None,
+                prompt=answer.request.prompt,
+                seed=answer.request.sampling.seed if rule == "coupled" else None,
                 policy=str(policy),
                 position=at,
                 target_only=expected[at] if at < len(expected) else None,
@@ -226,10 +228,10 @@ def _check(
     answers: Sequence[Answer],
     differences: Sequence[Difference] = (),
 ) -> Check:
-    """A check of answers; where no token was drafted there is nothing that it could claim."""
+    """A check of answers; it proves nothing if no token was drafted."""
     drafted = sum(answer.drafted for answer in answers)
     idle = status == PASSED and not drafted and drafter != TARGET_ONLY
-    seeds = {answer.ask.sampling.seed for answer in answers if answer.ask.rule == "coupled"}
+    seeds = {answer.request.sampling.seed for answer in answers if answer.request.rule == "coupled"}
     return Check(
         section=section,
         drafter=drafter,
@@ -247,19 +249,19 @@ def _check(
 
 
 def places(
-    rows: Sequence[Logits], token: int, sampling: Sampling, offered: int | None
+    rows: Sequence[Logits], token: int, sampling: Sampling, proposed: int | None
 ) -> dict[str, tuple[float, bool]]:
-    """What may be true of a token, the chance of it by the target's logits, and whether it is.
+    """Events that may be true of a token: their probability by the target's logits, and whether they are.
 
     Args:
         rows: (vocab,) penalised logits of the target, and of the draft where there is one.
-        token: what was emitted.
+        token: the emitted one.
         sampling: temperature and truncations.
-        offered: what the lookup had offered before, if it had.
+        proposed: the lookup's proposal for it, if any.
 
     Returns:
-        ``likeliest``, ``second`` and ``others``, of the target; ``favoured``, one of those that the draft thinks more
-        likely than the target does: most faults show there; ``offered``, the lookup's.
+        ``likeliest``, ``second`` and ``others``, of the target; ``favoured``, one of those to which the draft
+        gives a higher probability than the target: most faults show there; ``proposed``, the lookup's.
     """
     target = Distribution.of(candidates(rows[0], sampling))
     order = np.argsort(-target.probabilities, kind="stable")
@@ -273,8 +275,8 @@ def places(
         known = target.at(draft.ids)
         favoured = draft.probabilities > known
         events["favoured"] = min(1.0, float(known[favoured].sum())), token in draft.ids[favoured]
-    if offered is not None:
-        events["offered"] = float(target.at(np.array([offered]))[0]), token == offered
+    if proposed is not None:
+        events["proposed"] = float(target.at(np.array([proposed]))[0]), token == proposed
     return events
 
 
@@ -302,10 +304,10 @@ def judge_distribution(
     """Whether answers have the target's distribution.
 
     Args:
-        drafter: who drafted.
-        rule: by which the tokens were drawn.
-        policies: how far was drafted.
-        answers: what came.
+        drafter: its name.
+        rule: by which the tokens were sampled.
+        policies: draft policies.
+        answers: of this drafter and rule.
         events: by name, (chance, whether it is so) of tokens in these answers.
         tests: distributions that are judged in all; they share the chance of a false alarm.
     """
@@ -327,7 +329,7 @@ def judge(checks: Sequence[Check], *, interrupted: bool = False) -> tuple[bool, 
         named = "; ".join(f"{check.section}, {check.drafter}, {check.rule}" for check in failed)
         return (
             False,
-            f"FAILED: {len(failed)} of {len(checks)} checks ({named}). Speculation changes what the target says.",
+            f"FAILED: {len(failed)} of {len(checks)} checks ({named}). Speculation changes the output.",
         )
     if interrupted:
         return False, f"No certificate: interrupted after {len(checks)} checks, of which none had failed."
@@ -342,5 +344,5 @@ def judge(checks: Sequence[Check], *, interrupted: bool = False) -> tuple[bool, 
         text += " but near ties in the default mode; --strict has none"
     idle = sorted({check.drafter for check in checks if check.status == NOT_POSSIBLE and check.answers})
     if idle:
-        text += f". Some checks claim nothing, since no token was drafted: {', '.join(idle)}"
+        text += f". Some checks prove nothing, since no token was drafted: {', '.join(idle)}"
     return True, text + "."

@@ -1,4 +1,4 @@
-"""Asks the models what a certificate needs, and judges it. A job for a child process (:mod:`ggufspec.worker`)."""
+"""Runs the checks of a certificate. A job for a child process (:mod:`ggufspec.worker`)."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from ggufspec.verify.certificate import (
     TWO_POLICIES,
     Answer,
     Answers,
-    Ask,
+    Divergent,
     Events,
-    Parting,
     Policy,
+    Request,
     Spec,
-    answers_asked,
+    answers_needed,
     compare,
-    drawn_asks,
     first_difference,
-    identical_asks,
+    identical_requests,
     judge_distribution,
-    offered_tokens,
     places,
+    proposed_tokens,
+    sampled_requests,
 )
 
 
@@ -60,11 +60,11 @@ class Result:
 
 
 class _StoppedError(Exception):
-    """The parent asks for an end."""
+    """The parent requests for an end."""
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Ask and judge in this process; events ``progress`` and ``check`` tell how far it is."""
+    """Request and judge in this process; events ``progress`` and ``check`` tell how far it is."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     job = _Job(spec, emit, stopping)
@@ -80,7 +80,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
 
 
 def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Result:
-    """Ask and judge in a child process.
+    """Request and judge in a child process.
 
     Raises:
         GgufspecError: a model does not load, llama.cpp died.
@@ -95,7 +95,7 @@ def measure(spec: Spec, *, on_event: worker.Emit, verbose: bool = False) -> Resu
 
     try:
         return worker.call(__name__, spec, Result, on_event=listen, verbose=verbose)
-    except worker.Interrupted as stop:  # a large model may be too slow to say a last word
+    except worker.Interrupted as stop:  # a large model may be too slow to answer in time
         raise worker.Interrupted(stop.partial or Result(tuple(seen), None, None, (), finished=False)) from None
 
 
@@ -109,51 +109,51 @@ class _Job:
         self.notes: list[str] = []
         self.models: tuple[LoadedModel | None, LoadedModel | None] = (None, None)
         self._emit, self._stopping = emit, stopping
-        self._done, self._total = 0, answers_asked(spec)
+        self._done, self._total = 0, answers_needed(spec)
 
     def strict(self) -> None:
         """The same tokens, in one width class."""
         drafter = "all"
         try:
-            alone = self._alone(identical_asks(self.spec), strict=True)
+            alone = self._alone(identical_requests(self.spec), strict=True)
             for drafter in self.spec.drafters:
                 given = {
-                    policy: self._ask(identical_asks(self.spec), drafter, policy, strict=True)
+                    policy: self._answers(identical_requests(self.spec), drafter, policy, strict=True)
                     for policy in self.spec.policies
                 }
-                self._tell(compare(STRICT, drafter, alone, given))
+                self._add(compare(STRICT, drafter, alone, given))
         except ModelError as error:
             if "strict mode cannot be kept" not in error.message:
                 raise
-            self._tell([Check(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
+            self._add([Check(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
 
     def default(self) -> None:
         """The same tokens, or a near tie."""
-        asks = identical_asks(self.spec)
-        alone = self._alone(asks)
+        requests = identical_requests(self.spec)
+        alone = self._alone(requests)
         given = {
-            drafter: {policy: self._ask(asks, drafter, policy) for policy in TWO_POLICIES}
+            drafter: {policy: self._answers(requests, drafter, policy) for policy in TWO_POLICIES}
             for drafter in self.spec.drafters
         }
         answers = [answer for by_policy in given.values() for some in by_policy.values() for answer in some]
         explained = self._explain(alone, answers)
         for drafter, by_policy in given.items():
-            self._tell(compare(DEFAULT, drafter, alone, by_policy, explained))
+            self._add(compare(DEFAULT, drafter, alone, by_policy, explained))
 
-    def _explain(self, alone: Answers, answers: Iterable[Answer]) -> dict[Parting, Divergence]:
-        """Each way in which an answer left the target's, once."""
-        cases: dict[Parting, divergence.Case] = {}
+    def _explain(self, alone: Answers, answers: Iterable[Answer]) -> dict[Divergent, Divergence]:
+        """Each divergence from target-only, once."""
+        cases: dict[Divergent, divergence.Case] = {}
         for answer in answers:
-            ask, expected = answer.ask, alone[answer.ask]
+            request, expected = answer.request, alone[answer.request]
             at = first_difference(expected, answer.tokens)
             if at is not None and at < min(len(expected), len(answer.tokens)):
-                prompt = self.spec.prompts[ask.prompt]
-                cases[ask, answer.tokens[: at + 1]] = divergence.Case(
-                    len(cases), prompt, expected, answer.tokens[: at + 1], ask.sampling
+                prompt = self.spec.prompts[request.prompt]
+                cases[request, answer.tokens[: at + 1]] = divergence.Case(
+                    len(cases), prompt, expected, answer.tokens[: at + 1], request.sampling
                 )
         if not cases:
             return {}
-        self._say("measuring the noise between widths")
+        self._progress("measuring the noise between widths")
         spec = divergence.Spec(self.spec.target, self.spec.options, tuple(cases.values()))  # devices are known here
         found = divergence.run(spec, self._emit, self._stopping)
         if self._stopping.is_set():
@@ -161,25 +161,25 @@ class _Job:
         return dict(zip(cases, found, strict=True))
 
     def distribution(self) -> None:
-        """The target's own probabilities, for what the residual rule drew; target-only's samples are the control."""
+        """The target's own probabilities of what the residual rule sampled; target-only samples are the control."""
         legs: dict[tuple[str, str], dict[Policy | None, list[Answer]]] = {}
         if "exact" in self.spec.rules:
-            legs[TARGET_ONLY, "coupled"] = {None: self._ask(drawn_asks(self.spec, 0), None)}
+            legs[TARGET_ONLY, "coupled"] = {None: self._answers(sampled_requests(self.spec, 0), None)}
         if "residual" in self.spec.rules:
             for drafter in self.spec.drafters:
                 legs[drafter, "residual"] = {
-                    policy: self._ask(drawn_asks(self.spec, 1 + number), drafter, policy, accept="residual")
+                    policy: self._answers(sampled_requests(self.spec, 1 + number), drafter, policy, accept="residual")
                     for number, policy in enumerate(TWO_POLICIES)
                 }
         with ExitStack() as stack:
             readers = self._readers(stack)
             for (drafter, rule), by_policy in legs.items():
-                self._say(f"reading: {drafter}, {rule}")
+                self._progress(f"reading: {drafter}, {rule}")
                 answers = [answer for some in by_policy.values() for answer in some]
                 events = self._read(readers, answers)
                 drafted = [policy for policy, some in by_policy.items() if any(answer.drafted for answer in some)]
                 policies = tuple(str(policy) for policy in drafted or by_policy if policy)
-                self._tell([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
+                self._add([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
     def _readers(self, stack: ExitStack) -> list[Context]:
         """The target, and the draft if there is one: its view of a text says where a fault would be seen best."""
@@ -194,33 +194,33 @@ class _Job:
     def _read(self, readers: Sequence[Context], answers: Iterable[Answer]) -> Events:
         events: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         for answer in answers:
-            prompt = readers[0].model.tokenize(self.spec.prompts[answer.ask.prompt])
+            prompt = readers[0].model.tokenize(self.spec.prompts[answer.request.prompt])
             rows = zip(*(_rows(reader, prompt, answer.tokens) for reader in readers), strict=True)
-            penalties = Penalties(answer.ask.sampling)
+            penalties = Penalties(answer.request.sampling)
             penalties.follow(0, (*prompt, *answer.tokens))
             for index, views in enumerate(rows):
                 for view in views:
                     penalties.apply(view, len(prompt) + index)
-                offered = answer.offered.get(index)
-                for name, event in places(views, answer.tokens[index], answer.ask.sampling, offered).items():
+                proposed = answer.proposed.get(index)
+                for name, event in places(views, answer.tokens[index], answer.request.sampling, proposed).items():
                     events[name].append(event)
             if self._stopping.is_set():
                 raise _StoppedError
         return events
 
-    def _alone(self, asks: Sequence[Ask], *, strict: bool = False) -> Answers:
-        return {answer.ask: answer.tokens for answer in self._ask(asks, None, strict=strict)}
+    def _alone(self, requests: Sequence[Request], *, strict: bool = False) -> Answers:
+        return {answer.request: answer.tokens for answer in self._answers(requests, None, strict=strict)}
 
-    def _ask(
+    def _answers(
         self,
-        asks: Sequence[Ask],
+        requests: Sequence[Request],
         drafter: str | None,
         policy: Policy = ADAPTIVE,
         *,
         strict: bool = False,
         accept: str = "exact",
     ) -> list[Answer]:
-        """Answers of one drafter under one policy; without a drafter, of the target alone in a decoder of its own."""
+        """Answers of one drafter under one policy; without a drafter, of target-only in a decoder of its own."""
         spec = self.spec
         own = None if drafter in (None, "lookup") else spec.draft
         options = replace(
@@ -234,26 +234,26 @@ class _Job:
         what = f"{'strict' if strict else accept if accept != 'exact' else 'default'}: " + (
             f"{drafter}, {policy}" if drafter else TARGET_ONLY
         )
-        self._say(what)
+        self._progress(what)
         with SpeculativeDecoder(spec.target, own, options, cache=cache_folder()) as decoder:
             self.models = (_loaded(decoder.target), _loaded(decoder.draft) or self.models[1])
             answers = []
-            for ask in asks:
-                answers.append(self._answer(decoder, ask, alone="" if drafter else "target"))
+            for request in requests:
+                answers.append(self._answer(decoder, request, alone="" if drafter else "target"))
                 self._done += 1
-                self._say(what)
-            if drafter and not any(answer.drafted for answer in answers):  # it may have found that it does not pay
-                self.notes.append(f"{what}: not one token was drafted, so that it is not among the checks")
+                self._progress(what)
+            if drafter and not any(answer.drafted for answer in answers):  # it may have found drafting not worth it
+                self.notes.append(f"{what}: not one token was drafted, so that it is not counted")
                 self.notes += decoder.notes if policy is not ADAPTIVE else ()
         return answers
 
-    def _answer(self, decoder: SpeculativeDecoder, ask: Ask, *, alone: str) -> Answer:
+    def _answer(self, decoder: SpeculativeDecoder, request: Request, *, alone: str) -> Answer:
         rounds: list[Round] = []
         tokens = []
         for emitted in decoder.generate(
-            self.spec.prompts[ask.prompt],
+            self.spec.prompts[request.prompt],
             max_tokens=self.spec.max_tokens,
-            sampling=ask.sampling,
+            sampling=request.sampling,
             alone=alone,
             rounds=rounds,
         ):
@@ -261,14 +261,14 @@ class _Job:
             if self._stopping.is_set():
                 raise _StoppedError
         drafted, accepted = sum(len(one.drafted) for one in rounds), sum(one.accepted for one in rounds)
-        return Answer(ask, tuple(tokens), drafted, accepted, offered_tokens(rounds))
+        return Answer(request, tuple(tokens), drafted, accepted, proposed_tokens(rounds))
 
-    def _say(self, what: str) -> None:
+    def _progress(self, what: str) -> None:
         if self._stopping.is_set():
             raise _StoppedError
         self._emit({"event": "progress", "done": self._done, "total": self._total, "what": what})
 
-    def _tell(self, checks: Iterable[Check]) -> None:
+    def _add(self, checks: Iterable[Check]) -> None:
         for check in checks:
             self.checks.append(check)
             self._emit({"event": "check", "check": asdict(check)})
