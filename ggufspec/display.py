@@ -57,3 +57,9 @@ def gib(size: float) -> str:
 def counted(number: int, thing: str) -> str:
     """A number of things: ``1 token``, ``2,048 tokens``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    """Three figures or so."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{digits}f}" if abs(value) < 1e7 else f"{value:.3g}"

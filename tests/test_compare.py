@@ -20,6 +20,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import Settings
 from ggufspec.reports import compare as report
+from ggufspec.reports import table
 from ggufspec.reports.compare import Sort
 from ggufspec.schema.base import Failure, Run, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality
@@ -480,15 +481,15 @@ def told(**more):
 
 def test_the_best_of_each_column_is_marked():
     document = told()
-    titles = [column.title for column in report.columns(document)]
-    assert titles == ["Layers", "Tokens/s", "Speedup", "VRAM", "Load", "J/token"]  # nothing was drafted
-    best = {
-        (row.target, row.draft): [title for title, is_best in zip(titles, row.best, strict=True) if is_best]
-        for row in report.rows(document)
-    }
-    assert best[("model-Q4_0", "–")] == ["Tokens/s", "Load"]
-    assert best[("model-F16", "draft")] == ["VRAM"]  # a speedup without a rival is the best of nothing
-    assert best[("model-F16", "–")] == []
+    shown = report.results(document)
+    titles = [column.label for column in shown.columns]
+    assert titles == [
+        *("Target", "Draft", "Tokens/s", "Speedup", "GPU layers", "VRAM", "Load", "J/token", "Mean KL")  # none drafted
+    ]
+    best = {cells[:2]: {titles[c] for r, c in shown.best if r == n} for n, cells in enumerate(shown.cells)}
+    assert best[("model-Q4_0", "–")] == {"Tokens/s", "Load"}
+    assert best[("model-F16", "draft")] == {"VRAM", "Mean KL"}  # a speedup without a rival is the best of nothing
+    assert best[("model-F16", "–")] == {"Mean KL"}
 
 
 @pytest.mark.parametrize(
@@ -519,7 +520,7 @@ def test_every_order_works_with_nothing_to_order_by():
 def test_the_verdict_names_the_price():
     text = report.verdict(told())
     assert text.startswith("Fastest: model-Q4_0 (target-only), 30.0 ± 3.0 tokens/s.")
-    assert "the same likeliest token as model-F16 in 91.0% of places (mean KL 0.0200" in text
+    assert "Its likeliest token is that of model-F16 in 91.0% of positions (mean KL 0.0200" in text
 
 
 def test_failures_with_one_reason_are_told_once():
@@ -578,7 +579,8 @@ def test_the_table_fits_the_terminal(width):
     )
     console = Console(width=200, no_color=True)
     with console.capture() as capture:
-        console.print(report.terminal(document, Sort.MATRIX, width))
+        names = report.names_of(document, max(12, width // 4))
+        console.print(table.terminal(report.results(document, Sort.MATRIX, names), width))
     lines = capture.get().splitlines()
     assert max(len(line.rstrip()) for line in lines) <= max(width, 80)
     assert any(line.split()[:1] == ["F16"] for line in lines)

@@ -24,7 +24,7 @@ from server import Server, serving
 import ggufspec
 from ggufspec.cli import ui
 from ggufspec.cli.terminal import Console
-from ggufspec.reports.tables import escaped
+from ggufspec.reports.table import escaped
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[bold][/red]:smile:"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")

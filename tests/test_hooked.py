@@ -16,8 +16,8 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.models.profile import Pair
-from ggufspec.reports import tables
-from ggufspec.reports.page import render
+from ggufspec.reports import bench as report
+from ggufspec.reports.html.page import render
 from ggufspec.reports.reading import parse
 from ggufspec.schema.base import SpeculativeRun, to_json
 
@@ -117,7 +117,7 @@ def test_our_own_engine_has_no_such_keys(bench):
 
 def test_both_ways_are_in_one_table(bench):
     document = measured(bench)
-    rows = {row[0]: row for row in tables.rows(document)}
+    rows = {row[0]: row for row in report.results(document).cells}
     assert list(rows) == ["target-only", "draft-only", "speculative", "Llama alone", "Llama + hook"]
     assert (rows["speculative"][3], rows["Llama + hook"][3], rows["Llama alone"][3]) == ("2.50×", "2.40×", "")
     assert document.hook.text == (
@@ -127,7 +127,7 @@ def test_both_ways_are_in_one_table(bench):
     page = render([json.loads(to_json(document))])
     assert "Llama + hook" in page
     assert document.hook.text in page
-    lines = list(csv.DictReader(tables.comma_separated(document).splitlines()))
+    lines = list(csv.DictReader(report.comma_separated(document).splitlines()))
     assert [line["run"] for line in lines[::3]] == RUNS
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ggufspec.display import of_memory
 from ggufspec.reports import plan as report
+from ggufspec.reports import table
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 GIB = 2**30
@@ -92,17 +93,22 @@ def test_sizes(size, text):
     ("rate", "text"), [(None, "–"), (0.123, "0.12"), (3.456, "3.46"), (33.33, "33.3"), (1234.5, "1234")]
 )
 def test_rates(rate, text):
-    assert report.rate(rate) == text
+    assert report.predicted(rate) == text
 
 
 def test_the_table_says_what_differs_from_the_usual():
     special = PlannedModel("a.gguf", 49, 48, (), 12, "q8_0", "q4_0", {"GPU0": {}})
-    rows = report.rows(document(special, model(1)))
+    rows = report.options(document(special, model(1))).cells
     assert rows[0] == ("target-only", "49/49, experts of 12 on CPU, KV q8_0/q4_0", "", "", "≈ 3.46")
     assert rows[1][2:] == ("45/81", "3", "≈ 33.3")
 
 
 def test_a_sweep_has_a_dash_where_nothing_fits():
     plan = document(model(1), sweep=(SweepRow(0, 1.0, None), SweepRow(81, None, None)))
-    table = report.sweep(plan)
-    assert [list(column.cells) for column in table.columns] == [["0/81", "81/81"], ["1.00", "–"], ["–", "–"], ["", ""]]
+    shown = table.terminal(report.sweep(plan))
+    assert [[str(cell) for cell in column.cells] for column in shown.columns] == [
+        ["0/81", "81/81"],
+        ["1.00", "–"],
+        ["–", "–"],
+        ["", ""],
+    ]

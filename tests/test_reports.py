@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ggufspec.errors import GgufspecError
 from ggufspec.files import check_writable, write_whole
-from ggufspec.reports import tables
+from ggufspec.reports import bench, table
 from ggufspec.schema.base import ErrorDocument, Run, SpeculativeRun, Spread, to_json
 from ggufspec.schema.bench import BenchDocument, Divergence, Verdict
 from ggufspec.schema.run import RunDocument
@@ -122,8 +122,12 @@ def test_the_error_document_keeps_its_contract():
     assert told == {"schema": "ggufspec/error@1", "error": "it broke", "hint": "ls"}
 
 
+def labels(document):
+    return tuple(column.label for column in bench.results(document).columns)
+
+
 def test_a_row_per_run_that_was_measured():
-    assert tables.rows(document()) == [
+    assert bench.results(document()).cells == [
         ("target-only", "45/81", "2.00 ± 0.10", "", "", "", ""),
         ("speculative", "45/81 + 33/33", "12.3 ± 0.6", "6.17×", "62%", "2.50", "80% 50%"),
     ]
@@ -131,28 +135,28 @@ def test_a_row_per_run_that_was_measured():
 
 def test_nothing_drafted_is_not_nothing_accepted():
     idle = replace(PAIR, drafted=0, accepted=0, acceptance_rate=0.0, accepted_by_position=())
-    rows = tables.rows(document(runs={"speculative": idle}))
+    rows = bench.results(document(runs={"speculative": idle})).cells
     assert rows == [("speculative", "45/81 + 33/33", "12.3 ± 0.6", "6.17×", "–", "2.50", "")]
 
 
 def test_a_lookup_has_no_layers():
     lookup = replace(PAIR, gpu_layers_draft=0, draft_layers=0)
-    assert tables.rows(document(runs={"speculative": lookup}))[0][1] == "45/81"
+    assert bench.results(document(runs={"speculative": lookup})).cells[0][1] == "45/81"
 
 
 LOSSY = document(runs={"target_only": ALONE, "draft_only": ALONE, "speculative": replace(PAIR, lossy=True)})
 
 
 def test_a_lossy_run_is_labelled_everywhere():
-    assert [row[0] for row in tables.rows(LOSSY)] == ["target-only", "draft-only", "speculative (lossy)"]
-    assert "| speculative (lossy) |" in tables.markdown(LOSSY)
-    lines = csv.DictReader(io.StringIO(tables.comma_separated(LOSSY)))
+    assert [row[0] for row in bench.results(LOSSY).cells] == ["target-only", "draft-only", "speculative (lossy)"]
+    assert "| speculative (lossy) |" in bench.markdown(LOSSY)
+    lines = csv.DictReader(io.StringIO(bench.comma_separated(LOSSY)))
     assert [line["lossy"] for line in lines] == ["False"] * 6 + ["True"] * 3
     assert json.loads(to_json(LOSSY))["runs"]["speculative"]["lossy"] is True
 
 
 def test_no_gain_without_a_speedup():
-    assert tables.rows(document(speedup=None))[1][3] == ""
+    assert bench.results(document(speedup=None)).cells[1][3] == ""
 
 
 @pytest.mark.parametrize(
@@ -160,29 +164,29 @@ def test_no_gain_without_a_speedup():
 )
 def test_a_number_is_as_long_as_it_is_sure(median, shown):
     run = Run(0, 8, 1, Spread(median, (median - 1, median + 0.5), (median - 1, median + 0.5)), 1.0, 0, 0, 0.0)
-    assert tables.rows(document(runs={"target_only": run}))[0][2] == shown
+    assert bench.results(document(runs={"target_only": run})).cells[0][2] == shown
 
 
 def test_one_trial_has_no_spread():
     run = Run(0, 8, 1, Spread(2.0, (2.0, 2.0), (2.0,)), 1.0, 0, 0, 0.0)
-    assert tables.rows(document(runs={"target_only": run}))[0][2] == "2.00"
+    assert bench.results(document(runs={"target_only": run})).cells[0][2] == "2.00"
 
 
 def test_markdown_has_the_same_cells_and_the_verdict():
-    lines = tables.markdown(document()).splitlines()
+    lines = bench.markdown(document()).splitlines()
     assert lines[1] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines[:4]]
-    assert [cells[0], *cells[2:]] == [tables.COLUMNS, *tables.rows(document())]
+    assert [cells[0], *cells[2:]] == [labels(document()), *bench.results(document()).cells]
     assert lines[4:] == ["", "Worth it: 6.17×. A round gives 2.50 tokens."]
 
 
 def test_markdown_begins_with_what_it_must_be_read_with():
     pair = {"name": "mine", "note": "An expanded pair."}
-    assert tables.markdown(document(pair=pair)) == f"An expanded pair.\n\n{tables.markdown(document())}"
+    assert bench.markdown(document(pair=pair)) == f"An expanded pair.\n\n{bench.markdown(document())}"
 
 
 def test_csv_has_a_line_per_trial_with_raw_numbers():
-    lines = list(csv.DictReader(io.StringIO(tables.comma_separated(document()))))
+    lines = list(csv.DictReader(io.StringIO(bench.comma_separated(document()))))
     assert [(line["run"], line["trial"], float(line["tokens_per_s"])) for line in lines] == [
         ("target_only", "1", 1.9),
         ("target_only", "2", 2.0),
@@ -197,59 +201,59 @@ def test_csv_has_a_line_per_trial_with_raw_numbers():
     assert lines[3]["time_to_first_token_s"] == ""
 
 
-@pytest.mark.parametrize("bench", [document(), LOSSY], ids=["exact", "lossy"])
-def test_the_terminal_shows_all_but_the_positions_in_80_columns(bench):
+@pytest.mark.parametrize("one", [document(), LOSSY], ids=["exact", "lossy"])
+def test_the_terminal_shows_all_but_the_positions_in_80_columns(one):
     out = Console(file=io.StringIO(), width=80)
-    out.print(tables.terminal(bench))
+    out.print(table.terminal(bench.results(one)))
     shown = out.file.getvalue()
-    assert all(cell in shown for row in (tables.COLUMNS, *tables.rows(bench)) for cell in row[:-1])
+    assert all(cell in shown for row in (labels(one), *bench.results(one).cells) for cell in row[:-1])
 
 
 def test_where_there_is_no_gpu_the_terminal_shows_no_layers():
     runs = {"target_only": replace(ALONE, gpu_layers=0), "speculative": replace(PAIR, gpu_layers=0, gpu_layers_draft=0)}
-    bench, out = document(runs=runs), Console(file=io.StringIO(), width=80)
-    out.print(tables.terminal(bench))
+    one, out = document(runs=runs), Console(file=io.StringIO(), width=80)
+    out.print(table.terminal(bench.results(one)))
     shown = out.file.getvalue()
     assert "GPU layers" not in shown
     assert "0/81" not in shown
-    assert all(cell in shown for row in tables.rows(bench) for cell in (row[0], *row[2:-1]))
+    assert all(cell in shown for row in bench.results(one).cells for cell in (row[0], *row[2:-1]))
 
 
 def test_only_the_first_positions_are_shown():
     long = replace(PAIR, accepted_by_position=(0.5,) * 15)
-    assert tables.rows(document(runs={"speculative": long}))[0][-1] == "50% " * 8 + "…"
+    assert bench.results(document(runs={"speculative": long})).cells[0][-1] == "50% " * 8 + "…"
 
 
 def test_the_line_about_the_text():
     """A near tie is no other text; what is unexplained is counted too."""
     settings = {"prompts": 4}
-    told = tables.same_text(document(settings=settings))
+    told = bench.same_text(document(settings=settings))
     assert told == (
         "The same text with and without a draft: 96 tokens. Without --strict 1 of 4 answers differ, "
         "1 of them at a near tie that rounding decides."
     )
     wrong = replace(document().divergences[0], explained=False)
-    assert "2 of 4 answers differ, 1 of them" in tables.same_text(
+    assert "2 of 4 answers differ, 1 of them" in bench.same_text(
         document(settings=settings, divergences=(wrong, *document().divergences))
     )
-    assert tables.same_text(document(divergences=())) == "The same text with and without a draft: 96 tokens."
-    assert tables.same_text(document(divergences=(), identical_output=False)).startswith("NOT the same text")
+    assert bench.same_text(document(divergences=())) == "The same text with and without a draft: 96 tokens."
+    assert bench.same_text(document(divergences=(), identical_output=False)).startswith("NOT the same text")
     unchecked = document(identical_output=None, identity_check={"note": "its memory is recurrent"})
-    assert tables.same_text(unchecked) == "Whether a draft changes the text was not checked: its memory is recurrent."
-    assert tables.same_text(document(identical_output=None, identity_check={"note": ""})) == ""
+    assert bench.same_text(unchecked) == "Whether a draft changes the text was not checked: its memory is recurrent."
+    assert bench.same_text(document(identical_output=None, identity_check={"note": ""})) == ""
 
 
 def test_the_line_about_prompts():
     """A result of an earlier version does not have the wait; a prompt of one token has no speed."""
     waits = replace(PAIR, prompt_tokens=24, time_to_first_token_s=0.0123)
-    assert tables.prompts(document(runs={"target_only": ALONE, "draft_only": None, "speculative": waits})) == (
+    assert bench.prompts(document(runs={"target_only": ALONE, "draft_only": None, "speculative": waits})) == (
         "Prompts: target-only 24 tokens at 30.0/s, first token after 1.23 s; "
         "speculative 24 tokens at 31.0/s, first token after 12 ms."
     )
     single = replace(ALONE, prompt_tokens=0, time_to_first_token_s=0.0042)
-    assert tables.prompts(document(runs={"target_only": single})) == "Prompts: target-only first token after 4.2 ms."
+    assert bench.prompts(document(runs={"target_only": single})) == "Prompts: target-only first token after 4.2 ms."
     old = replace(ALONE, prompt_tokens=0, time_to_first_token_s=None)
-    assert tables.prompts(document(runs={"target_only": old, "speculative": None})) == ""
+    assert bench.prompts(document(runs={"target_only": old, "speculative": None})) == ""
 
 
 # files

@@ -20,6 +20,7 @@ from ggufspec.bench.trial import Attempt
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
+from ggufspec.reports import table
 from ggufspec.reports import tune as report
 from ggufspec.schema.base import Failure, to_json
 from ggufspec.schema.tune import TuneDocument
@@ -313,11 +314,12 @@ def test_tables(experiment: Experiment, machine: simulator.Simulated, tmp_path: 
 
     run, document = tune(experiment, tmp_path / "j", Trials(machine))
     console = Console(width=80, record=True)
-    console.print(report.terminal(document.trials, winner=document.winner, baseline=document.baseline, best=5))
+    shown = report.trials(document.trials, winner=document.winner, baseline=document.baseline, best=5)
+    console.print(table.terminal(shown))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert sum(line.rstrip().endswith("best") for line in text.splitlines()) == 1
-    assert report.markdown(document).count("**best**") == 1
+    assert report.markdown(document).count("| best |") == 1
     lines = report.comma_separated(document).splitlines()
     assert len(lines) == len(run.kept) + 1
     assert sum(",final," in line for line in lines) == sum(kept.repetition > 0 for kept in run.kept)

@@ -15,7 +15,7 @@ from typing import Any
 from ggufspec.decoding.options import check_rule, is_lossy
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
-from ggufspec.reports.tables import penalties
+from ggufspec.reports.values import penalties
 from ggufspec.settings import OPTIONS, RULES, Option, names
 
 MODES = {"speculative": "", "target": "target", "drafter": "draft"}  # by command: which model answers alone

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.display import counted, visible
-from ggufspec.reports.tables import first_token, shown_speed
+from ggufspec.display import counted, number, visible
 from ggufspec.reports.trace import milliseconds, quoted
+from ggufspec.reports.values import first_token
 from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
     """
     parts = [counted(figures.tokens, "token")]
     if figures.tokens:
-        parts.append(f"{shown_speed(figures.tokens_per_s)} tokens/s")
+        parts.append(f"{number(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
         parts += [f"{figures.accepted / figures.drafted:.0%} accepted", f"{_per_round(figures):.2f} tokens/round"]
     read = f"{figures.prompt_read:,} of {counted(figures.prompt_tokens, 'prompt token')} read"
-    parts.append(read + (f" at {shown_speed(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
+    parts.append(read + (f" at {number(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
     if figures.time_to_first_token_s is not None:
         parts.append(first_token(figures.time_to_first_token_s))
     if rule:
@@ -80,7 +80,7 @@ def comparison(runs: Iterable[ChatRun]) -> Table:
         table.add_row(
             run.name + (" (lossy)" if figures.lossy else ""),
             str(figures.tokens),
-            shown_speed(figures.tokens_per_s),
+            number(figures.tokens_per_s),
             f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
             f"{_per_round(figures):.2f}" if figures.drafted else "–",
             _text(run),

@@ -134,13 +134,13 @@ def bench(
 
 def _report(document: BenchDocument, given: Settings) -> int:
     """Print first, then write the files: a full disk costs a file and not the result."""
-    from ggufspec.reports import tables
+    from ggufspec.reports import bench as report
 
     ui.result(document, lambda: _show(document))
     if not ui.flags().json:
         for note in (*document.notes, *(document.hook.notes if document.hook else ())):
             ui.note(note)
-    failed = inputs.write_exports(given, document, markdown=tables.markdown, csv=tables.comma_separated)
+    failed = inputs.write_exports(given, document, markdown=report.markdown, csv=report.comma_separated)
     if document.interrupted:
         ui.failure("interrupted; what is shown was measured before", "")
         return 130
@@ -150,7 +150,8 @@ def _report(document: BenchDocument, given: Settings) -> int:
 def _show(document: BenchDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.reports import tables
+    from ggufspec.reports import bench as report
+    from ggufspec.reports import table, values
 
     out = ui.out()
     if note := document.pair.get("note"):
@@ -161,10 +162,10 @@ def _show(document: BenchDocument) -> None:
             name, size = Path(str(document.pair[role])).name, f"{placed['size_bytes'] / 1e6:,.0f} MB"
             about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
             out.print(Text.assemble((f"{role:<6} ", "bold"), f"{name}  ", (f"({about})", "dim")))
-    out.print(tables.conditions(document.settings), style="dim")
-    out.print(tables.terminal(document))
+    out.print(values.conditions(document.settings), style="dim")
+    out.print(table.terminal(report.results(document)))
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
-    for line in (document.verdict.why, tables.same_text(document), tables.prompts(document)):
+    for line in (document.verdict.why, report.same_text(document), report.prompts(document)):
         if line:
             out.print(Text(line, style="dim"))
     if document.hook is not None:

@@ -148,11 +148,13 @@ def _show(document: CompareDocument, sort: Sort) -> None:
     from rich.text import Text
 
     from ggufspec.reports import compare as report
+    from ggufspec.reports import table
 
     out = ui.out()
-    if any(model.quality or model.failure for model in document.targets):
-        out.print(report.targets(document, out.width))
-    out.print(report.terminal(document, sort, out.width))
+    names = report.names_of(document, max(12, out.width // 4))
+    if report.has_quality(document):
+        out.print(table.terminal(report.quality(document, names[0]), out.width))
+    out.print(table.terminal(report.results(document, sort, names, grouped=True), out.width))
     for reason in report.failures(document):
         out.print(Text.assemble(("failed ", "bold red"), reason))
     out.print(Text(report.verdict(document), style="bold"))

@@ -183,7 +183,7 @@ def write_exports(
     from ggufspec.schema.base import to_json
 
     def page(one: _Document) -> str:
-        from ggufspec.reports.page import render
+        from ggufspec.reports.html.page import render
 
         return render([json.loads(to_json(one))])
 

@@ -108,14 +108,15 @@ def _show(document: PlanDocument) -> None:
 
     from ggufspec.planning.calibration import DEFAULT_OVERHEAD_BYTES
     from ggufspec.reports import plan as report
+    from ggufspec.reports import table
 
     out = ui.out()
     show_shapes(out, document.pair)
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
-    out.print(report.table(document))
+    out.print(table.terminal(report.options(document)))
     if len(document.sweep) > 1:
-        out.print(report.sweep(document))
+        out.print(table.terminal(report.sweep(document)))
     elif document.sweep:
         out.print(
             "No card is here: nothing is offloaded, whatever -ngl says. --gpu or --vram sweeps over a card's layers."

@@ -45,6 +45,7 @@ def list_profiles() -> int:
     from ggufspec.models.catalogue import catalogue
     from ggufspec.models.profile import user_folder
     from ggufspec.reports import profiles as report
+    from ggufspec.reports import table
     from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import ProfilesDocument
 
@@ -55,7 +56,7 @@ def list_profiles() -> int:
         ui.data(to_json(document))
         return 0
     out = ui.out()
-    out.print(report.table(document, out.width))
+    out.print(table.terminal(report.listing(document, out.width)))
     for row in shown:
         if row.error:
             ui.note(row.error)
@@ -184,6 +185,7 @@ def check(
     """
     from ggufspec.models.profile import known_profiles
     from ggufspec.reports import profiles as report
+    from ggufspec.reports import table
     from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import CheckDocument
 
@@ -197,7 +199,7 @@ def check(
     if ui.flags().json:
         ui.data(to_json(document))
     else:
-        ui.out().print(report.checks(document))
+        ui.out().print(table.terminal(report.checks(document)))
     return 0 if document.ok else 1
 
 

@@ -169,7 +169,7 @@ def _bars() -> Iterator[Emit]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column
 
-    from ggufspec.reports.tables import shortened
+    from ggufspec.reports.values import shortened
 
     room = max(12, err.width - 48)  # that the other columns leave
     columns = (

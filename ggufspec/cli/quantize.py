@@ -98,9 +98,10 @@ def quantize(
 
         ui.data(to_json(document))
     else:
-        from ggufspec.reports.quantize import table
+        from ggufspec.reports import table
+        from ggufspec.reports.quantize import results
 
-        ui.out().print(table(document))
+        ui.out().print(table.terminal(results(document)))
     return 0
 
 

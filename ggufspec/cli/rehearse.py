@@ -177,13 +177,14 @@ def _show(document: RehearseDocument) -> None:
     from rich.text import Text
 
     from ggufspec.reports import rehearse as report
+    from ggufspec.reports import table
 
     out = ui.out()
     show_shapes(out, document.pair)
-    out.print(report.runs(document))
+    out.print(table.terminal(report.runs(document)))
     if document.expected:
-        out.print(report.curve(document))
-        out.print(report.expected(document))
+        out.print(table.terminal(report.batches(document)))
+        out.print(table.terminal(report.expected(document)))
     is_worth_it = document.break_even_acceptance is not None
     out.print(Text(document.why, style="bold green" if is_worth_it else "bold"))
     out.print(f"{document.label[0].upper()}{document.label[1:]}.", style="dim")

@@ -37,7 +37,7 @@ def report(
     from ggufspec.files import write_whole
     from ggufspec.reports import report as reports
     from ggufspec.reports import sections
-    from ggufspec.reports.page import page
+    from ggufspec.reports.html.page import page
     from ggufspec.schema.base import to_json
     from ggufspec.schema.report import ReportDocument
 

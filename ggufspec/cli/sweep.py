@@ -189,15 +189,15 @@ def _show(document: SweepDocument) -> None:
     from rich.text import Text
 
     from ggufspec.reports import sweep as report
-    from ggufspec.reports import tables
+    from ggufspec.reports import table, values
 
     out = ui.out()
     for role in ("target", "draft"):
         if document.pair.get(role):
             out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
     if "threads" in document.settings:  # absent where no value had a placement
-        out.print(Text(tables.conditions(document.settings, document.option), style="dim"))
-    out.print(report.terminal(document, out.width))
+        out.print(Text(values.conditions(document.settings, document.option), style="dim"))
+    out.print(table.terminal(report.results(document, out.width), out.width))
     for line in report.failures(document):
         out.print(Text(line, style="red"))
     out.print(Text(report.summary(document), style="bold"))

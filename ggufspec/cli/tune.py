@@ -242,7 +242,8 @@ def _live() -> Iterator[Watch]:
     from rich.spinner import Spinner
     from rich.text import Text
 
-    from ggufspec.reports import tune as table
+    from ggufspec.reports import table
+    from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
 
     with Live(console=out, transient=True, refresh_per_second=8) as live:
@@ -255,7 +256,10 @@ def _live() -> Iterator[Watch]:
             spent = f"{now.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
             line = Spinner("dots", Text(f" trial {len(tuning.kept) + 1}, {spent}: {now.doing}", overflow="ellipsis"))
             live.update(
-                Group(table.terminal(rows, winner=document.winner, baseline=document.baseline, last=room), line)
+                Group(
+                    table.terminal(report.trials(rows, winner=document.winner, baseline=document.baseline, last=room)),
+                    line,
+                )
                 if rows
                 else line
             )
@@ -299,6 +303,7 @@ def _report(
 def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
     from rich.text import Text
 
+    from ggufspec.reports import table
     from ggufspec.reports import tune as report
 
     out = ui.out()
@@ -312,14 +317,15 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         style="dim",
     )
     fewer = len(document.trials) if explain else _SHOWN
-    out.print(report.terminal(document.trials, winner=document.winner, baseline=document.baseline, best=fewer))
+    shown = report.trials(document.trials, winner=document.winner, baseline=document.baseline, best=fewer)
+    out.print(table.terminal(shown))
     if len(document.trials) > fewer:
         out.print(f"{fewer} of {len(document.trials)} settings; --explain and --json have all.", style="dim")
     if document.winner is not None:
         best = document.trials[document.winner]
         assert best.tokens_per_s is not None
         lead = "so far" if document.interrupted else "The fastest"
-        out.print(Text(f"{lead.capitalize()}: {report.words(best.setting)}.", style="bold green"))
+        out.print(Text(f"{lead.capitalize()}: {report.setting_name(best.setting)}.", style="bold green"))
         out.print(Text(_gain(document)))
     if explain:
         for sentence in document.explanation:

@@ -274,8 +274,9 @@ def _report(document: VerifyDocument, export_json: Path | None) -> int:
 def _show(document: VerifyDocument) -> None:
     from rich.text import Text
 
+    from ggufspec.reports import table
     from ggufspec.reports import verify as report
-    from ggufspec.reports.tables import penalties
+    from ggufspec.reports.values import penalties
 
     out = ui.out()
     for role in ("target", "draft"):
@@ -297,7 +298,7 @@ def _show(document: VerifyDocument) -> None:
         checks = [check for check in document.checks if check.section == name]
         if checks:
             out.print(f"\n{title}", style="bold")
-            out.print(report.section(checks))
+            out.print(table.terminal(report.section(checks)))
             for check in checks:
                 for line in report.details(check):
                     out.print(Text(line, style="red" if check.status == "failed" else "dim"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggufspec.display import of_memory
+from ggufspec.display import number, of_memory
+from ggufspec.reports import table
+from ggufspec.reports.table import Table
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
 # What memory is for: (key, word, mark, colour). Marks differ, so that a bar can be read without colour.
@@ -87,29 +88,27 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
     return [bar, *legend]
 
 
-COLUMNS = ("Option", "Target", "Draft", "Draft length", "Tokens/s")
+def options(document: PlanDocument) -> Table:
+    """Both options; the choice is bold. A predicted speed has no spread, hence the sign."""
+    shown = {name.replace("_", "-"): option for name, option in document.options.items() if option is not None}
+    rows = tuple(
+        (
+            name,
+            _layers(option.target),
+            _layers(option.draft) if option.draft else "",
+            str(option.draft_length) if option.draft else "",
+            f"≈ {number(option.tokens_per_s)}",
+        )
+        for name, option in shown.items()
+    )
+    columns = table.columns("Option", "Target", "Draft", "Draft length", "Tokens/s")
+    leading = frozenset(index for index, name in enumerate(shown) if name == document.choice)
+    return Table("Both options", columns, rows, leading=leading)
 
 
-def rows(document: PlanDocument) -> list[tuple[str, ...]]:
-    """One row of cells per option, in :data:`COLUMNS`; a predicted speed has no spread, hence the sign."""
-    found: list[tuple[str, ...]] = []
-    for name, option in document.options.items():
-        if option is not None:
-            draft = _layers(option.draft) if option.draft else ""
-            length = str(option.draft_length) if option.draft else ""
-            found.append((name.replace("_", "-"), _layers(option.target), draft, length, _speed(option)))
-    return found
-
-
-def _speed(option: PlannedOption) -> str:
-    return f"≈ {rate(option.tokens_per_s)}"
-
-
-def rate(tokens_per_s: float | None) -> str:
-    """Predicted tokens/s, two figures or so."""
-    if tokens_per_s is None:
-        return "–"
-    return f"{tokens_per_s:.{0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2}f}"
+def predicted(tokens_per_s: float | None) -> str:
+    """Predicted tokens/s; a dash where it does not fit."""
+    return "–" if tokens_per_s is None else number(tokens_per_s)
 
 
 def _layers(model: PlannedModel) -> str:
@@ -123,38 +122,19 @@ def _layers(model: PlannedModel) -> str:
     return text
 
 
-def table(document: PlanDocument) -> Table:
-    """Both options; the choice is bold."""
-    made = _table(COLUMNS)
-    for row in rows(document):
-        made.add_row(*row, style="bold" if row[0] == document.choice else None)
-    return made
-
-
 def sweep(document: PlanDocument) -> Table:
     """Tokens/s over target layers; the placements that were chosen for both options are marked."""
-    made = _table(("Target layers", "Target-only t/s", "Speculative t/s", "Planned"))
-    for row in document.sweep:
+    rows, leading = [], set()
+    for index, row in enumerate(document.sweep):
         planned = [
             name.replace("_", "-")
             for name, option in document.options.items()
             if option is not None and option.target.gpu_layers == row.gpu_layers
         ]
-        speeds = (row.target_only_tokens_per_s, row.speculative_tokens_per_s)
-        made.add_row(
-            f"{row.gpu_layers}/{document.target.layers + 1}",
-            *(rate(speed) for speed in speeds),
-            "both" if len(planned) > 1 else "".join(planned),
-            style="bold" if document.choice in planned else None,
-        )
-    return made
-
-
-def _table(columns: tuple[str, ...]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 or column == "Planned" else "right")
-    return made
+        if document.choice in planned:
+            leading.add(index)
+        speeds = (predicted(row.target_only_tokens_per_s), predicted(row.speculative_tokens_per_s))
+        mark = "both" if len(planned) > 1 else "".join(planned)
+        rows.append((f"{row.gpu_layers}/{document.target.layers + 1}", *speeds, mark))
+    columns = table.columns("Target layers", "Target-only t/s", "Speculative t/s", table.word("Planned"))
+    return Table("Tokens/s over target layers", columns, tuple(rows), leading=frozenset(leading))

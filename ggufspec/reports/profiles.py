@@ -1,15 +1,24 @@
-"""Profiles as documents, and as tables for people."""
+"""Profiles for people."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ggufspec.display import of_file
-from ggufspec.reports.tables import shortened
-from ggufspec.schema.profiles import CheckDocument, ProfileDocument, ProfileModel, ProfileRow, ProfilesDocument
+from ggufspec.reports import table
+from ggufspec.reports.table import Column, Table
+from ggufspec.reports.values import shortened
+from ggufspec.schema.profiles import (
+    CheckDocument,
+    ProfileCheck,
+    ProfileDocument,
+    ProfileModel,
+    ProfileRow,
+    ProfilesDocument,
+)
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 FITS = {
     "whole": "fits whole",
@@ -46,48 +55,47 @@ def _model(model: ProfileModel | None) -> tuple[str, str]:
     return model.file.rpartition("/")[2].removesuffix(".gguf"), of_file(model.size_bytes)
 
 
-def table(document: ProfilesDocument, width: int) -> Table:
-    """The list, a line each; where that is wider than ``width`` columns a draft is below its target."""
+def listing(document: ProfilesDocument, width: int) -> Table:
+    """A row for each profile; where that is wider than ``width`` columns a draft is below its target."""
     cells = rows(document)
-    heads = ("Profile", "Target", "Size", "Draft", "Size", "Here")
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    if sum(widths) + _between(len(heads)) <= width:
-        made = _table(*heads, right=(2, 4))
-        for row in cells:
-            made.add_row(*row)
-        return made
-    room = max(16, width - widths[0] - max(widths[2], widths[4]) - widths[5] - _between(4))
-    made = _table("Profile", "Target and draft", "Size", "Here", right=(2,))
-    for name, target, target_size, draft, draft_size, here in cells:
-        models = "\n".join(shortened(model, room) for model in (target, draft) if model)
-        made.add_row(name, models, f"{target_size}\n{draft_size}", here)
-    return made
-
-
-def _between(columns: int) -> int:
-    """What stands between the cells of a row of :func:`_table`, and at its ends."""
-    return 3 * columns - 1
+    columns = table.columns("Profile", table.word("Target"), "Size", table.word("Draft"), "Size", table.word("Here"))
+    widths = [max(map(len, column)) for column in zip([one.label for one in columns], *cells, strict=True)]
+    if sum(widths) + 3 * len(columns) - 1 <= width:
+        return Table("Profiles", columns, tuple(cells))
+    room = max(16, width - widths[0] - max(widths[2], widths[4]) - widths[5] - 11)
+    stacked = tuple(
+        (
+            name,
+            "\n".join(shortened(model, room) for model in (target, draft) if model),
+            f"{target_size}\n{draft_size}",
+            here,
+        )
+        for name, target, target_size, draft, draft_size, here in cells
+    )
+    return Table("Profiles", (columns[0], table.word("Target and draft"), *columns[4:]), stacked)
 
 
 def checks(document: CheckDocument) -> Table:
-    """One row per profile, and below it what is wrong."""
-    from rich.text import Text
-
-    made = _table("Profile", "Target", "Draft", "Found", right=(1, 2))
-    for row in document.checks:
-        said = [Text(problem, "bold red") for problem in row.problems]
-        said += [Text(warning, "yellow") for warning in row.warnings]
-        said += [Text(f"next: {hint}", "dim") for hint in dict.fromkeys(row.hints) if hint]
-        found = Text("\n").join(said) if said else Text("good", "green")
-        made.add_row(row.name, of_file(row.target_bytes), of_file(row.draft_bytes), found)
-    return made
+    """A row for each profile, and what is wrong with it."""
+    columns = table.columns("Profile", "Target", "Draft", Column("Found", _found, "left", wraps=True, style=_colour))
+    rows = tuple((row.name, of_file(row.target_bytes), of_file(row.draft_bytes), row) for row in document.checks)
+    return Table("Checks", columns, rows)
 
 
-def facts(document: ProfileDocument) -> Table:
+def _found(row: ProfileCheck) -> str:
+    hints = (f"next: {hint}" for hint in dict.fromkeys(row.hints) if hint)
+    return "\n".join((*row.problems, *row.warnings, *hints)) or "good"
+
+
+def _colour(row: ProfileCheck) -> str:
+    return "bold red" if row.problems else "yellow" if row.warnings else "green"
+
+
+def facts(document: ProfileDocument) -> RichTable:
     """One profile in two columns."""
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
-    made = Table.grid(padding=(0, 2, 0, 0))
+    made = RichTable.grid(padding=(0, 2, 0, 0))
     made.add_column(no_wrap=True, style="bold")
     made.add_column(overflow="fold")
     row = document.profile
@@ -126,18 +134,3 @@ def _source(model: ProfileModel | None) -> str:
     source = "" if model.read or not model.size_bytes else "by the profile"
     known = ", ".join(filter(None, (of_file(model.size_bytes), layers, source)))
     return f"{where}  ({known})" if known else where
-
-
-def _table(*columns: str, right: tuple[int, ...]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for index, column in enumerate(columns):
-        made.add_column(
-            column,
-            justify="right" if index in right else "left",
-            no_wrap=index == 0 or index in right,
-            overflow="fold",
-        )
-    return made

@@ -15,6 +15,7 @@ from ggufspec.schema.compare import CompareDocument
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.sweep import SweepDocument
 from ggufspec.schema.tune import TuneDocument
+from ggufspec.settings import OLD_NAMES, renamed
 
 Result: TypeAlias = BenchDocument | CompareDocument | PlanDocument | SweepDocument | TuneDocument
 
@@ -62,12 +63,14 @@ def parse(body: object, name: str = "a result") -> Result:
     from ggufspec import plain
 
     try:
-        body = _printable(body)
+        body = renamed(_printable(body))
     except RecursionError:
         raise GgufspecError(f"{name} is nested too deeply for a result", "make it again, or leave it out") from None
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
         raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
+    if body.get("option") in OLD_NAMES:  # of a sweep
+        body = {**body, "option": OLD_NAMES[body["option"]]}
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     for part in ("settings", "machine", "plan"):  # which have no schema of their own

@@ -1,63 +1,46 @@
-"""A rehearsal as a document, and for people: what the pair reaches by acceptance, and what was measured for it."""
+"""A rehearsal for people: what the pair reaches by acceptance, and what was measured for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ggufspec.display import of_memory
-from ggufspec.reports.plan import rate
-from ggufspec.schema.base import Spread
+from ggufspec.display import number, of_memory
+from ggufspec.reports import table
+from ggufspec.reports.table import Table
+from ggufspec.reports.values import with_spread
 from ggufspec.schema.rehearse import RehearseDocument
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def expected(document: RehearseDocument) -> Table:
     """Tokens/s by acceptance; rows that beat target-only are bold."""
-    made = _table(("Acceptance", "Draft length", "Tokens/s", "Against target-only"))
-    for row in document.expected:
-        cells = (f"{row.acceptance:.0%}", str(row.draft_length), rate(row.tokens_per_s), f"{row.gain:.2f}×")
-        made.add_row(*cells, style="bold" if row.gain > 1 else None)
-    return made
+    rows = tuple(
+        (f"{row.acceptance:.0%}", str(row.draft_length), number(row.tokens_per_s), f"{row.gain:.2f}×")
+        for row in document.expected
+    )
+    gains = frozenset(index for index, row in enumerate(document.expected) if row.gain > 1)
+    columns = table.columns("Acceptance", "Draft length", "Tokens/s", "Against target-only")
+    return Table("Expected", columns, rows, leading=gains)
 
 
 def runs(document: RehearseDocument) -> Table:
-    """What was measured: each model where it was, alone or beside the other."""
-    made = _table(("Run", "Model", "GPU layers", "Tokens/s", "Load", "RAM", "VRAM"))
+    """What was measured: each model where it was, target-only or beside the other."""
+    rows = []
     for run in document.runs:
         memory = (of_memory(run.ram_bytes), of_memory(run.vram_bytes) if run.vram_bytes else "–")
         for role, model in (("target", run.target), ("draft", run.draft)):
             if model is not None:
+                first = role == "target"
                 layers = f"{model.gpu_layers}/{model.layers + 1}"
-                shown = memory if role == "target" else ("", "")
-                name = run.name.replace("_", "-") if role == "target" else ""
-                made.add_row(name, role, layers, with_spread(model.tokens_per_s), f"{model.load_s:.1f} s", *shown)
-    return made
+                speeds = (with_spread(model.tokens_per_s), f"{model.load_s:.1f} s")
+                name = run.name.replace("_", "-") if first else ""
+                rows.append((name, role, layers, *speeds, *(memory if first else ("", ""))))
+    columns = table.columns("Run", "Model", "GPU layers", "Tokens/s", "Load", "RAM", "VRAM")
+    return Table("Runs", columns, tuple(rows))
 
 
-def curve(document: RehearseDocument) -> Table:
-    """T(n) of the target: milliseconds of a batch of n tokens, and how many times those of one."""
-    made = _table(("Batch of", "Milliseconds", "T(n) / T(1)"))
+def batches(document: RehearseDocument) -> Table:
+    """The target's batch latency in milliseconds, and how many times that of one token."""
     target = next(run.target for run in document.runs if run.target is not None)
-    for width, seconds in target.batch_s.items():
-        ratio = seconds.median / target.batch_s[1].median
-        made.add_row(str(width), with_spread(seconds, 1e3), f"{ratio:.2f}")
-    return made
-
-
-def with_spread(value: Spread, scale: float = 1.0) -> str:
-    """Median and the larger half of its interval, in ``scale`` of its unit."""
-    median, half = scale * value.median, scale * max(value.median - value.ci95[0], value.ci95[1] - value.median)
-    digits = 0 if median >= 100 else 1 if median >= 10 else 2
-    return f"{median:.{digits}f}" if len(value.samples) < 2 else f"{median:.{digits}f} ± {half:.{digits}f}"
-
-
-def _table(columns: tuple[str, ...]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
-    return made
+    rows = tuple(
+        (str(width), with_spread(seconds, 1e3), f"{seconds.median / target.batch_s[1].median:.2f}")
+        for width, seconds in target.batch_s.items()
+    )
+    return Table("Batch latency", table.columns("Batch of", "Milliseconds", "T(n) / T(1)"), rows)

@@ -6,27 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ggufspec.display import counted, of_memory
-from ggufspec.reports import (
-    compare,
-    figures,
-    figures_compare,
-    figures_runs,
-    figures_tune,
-    sweep,
-    tables,
-    tables_compare,
-)
-from ggufspec.reports.figures import Figure, Row, Table, base_name, times
-from ggufspec.reports.plan import rate
+from ggufspec.display import counted, number, of_memory
+from ggufspec.reports import bench, compare, plan, sweep, tune, values
+from ggufspec.reports.html import figures, figures_compare, figures_runs, figures_tune
+from ggufspec.reports.html.figures import Figure, Row
 from ggufspec.reports.reading import Result
-from ggufspec.reports.tables import with_spread
+from ggufspec.reports.table import Table, columns, words
+from ggufspec.reports.values import base_name, times, with_spread
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.compare import CompareDocument
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.schema.sweep import SweepDocument
 from ggufspec.schema.tune import TuneDocument
+from ggufspec.settings import OPTIONS
 
 _FEWEST = 3  # trials of which an interval can be told
 
@@ -150,51 +143,48 @@ def _versions(machine: dict[str, Any]) -> list[tuple[str, str]]:
     return [("Versions", ", ".join(found))] if found else []
 
 
-_SETTINGS = (
-    ("ctx_size", "Context"),
-    ("cache_type_k", "K cache"),
-    ("cache_type_v", "V cache"),
-    ("flash_attn", "Flash attention"),
-    ("ubatch_size", "Micro-batch"),
-    ("threads", "Threads"),
-    ("drafter", "Drafter"),
-    ("draft_policy", "Draft policy"),
-    ("draft_max", "Draft length at most"),
-    ("accept", "Acceptance rule"),
-    ("temperature", "Temperature"),
-    ("prompts", "Prompts"),
-    ("max_tokens", "Tokens an answer"),
-    ("repetitions", "Trials each"),
-    ("space", "Settings to choose from"),
-    ("repeats", "Trials of each finalist"),
-    ("budget_s", "Budget, seconds"),
+_OTHER_SETTINGS = {
+    "temperature": "Temperature",
+    "prompts": "Prompts",
+    "max_tokens": "Tokens an answer",
+    "repetitions": "Trials each",
+    "space": "Settings to choose from",
+    "repeats": "Trials of each finalist",
+    "budget_s": "Budget, seconds",
+}
+_OPTIONS = (
+    *("ctx_size", "cache_type_k", "cache_type_v", "flash_attn", "ubatch_size", "threads"),
+    *("drafter", "draft_policy", "draft_max", "accept"),
 )
 
 
 def _settings(settings: dict[str, Any]) -> list[tuple[str, str]]:
     found = []
-    for key, name in _SETTINGS:
+    for key, name in ({key: _heading(OPTIONS[key].label) for key in _OPTIONS} | _OTHER_SETTINGS).items():
         value = settings.get(key)
         if value is not None and value != "" and not isinstance(value, (dict, list)):
             shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
             found.append((name, shown))
-    if penalised := tables.penalties(settings):
+    if penalised := values.penalties(settings):
         found.append(("Penalties", penalised))
     return found
+
+
+def _heading(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 # ---- compare, bench, sweep, tune, plan ------------------------------------------------------------------------------
 
 
 def _compare(document: CompareDocument, plans: Sequence[PlanDocument]) -> Section:
-    names = figures_compare.names_of(document)
+    targets, drafts = compare.names_of(document)
     best = next((cell for cell in compare.ordered(document, compare.Sort.SPEED) if cell.run is not None), None)
-    qualities = tables_compare.quality(document)
     failures = sum(cell.run is None and cell.failure is not None for cell in document.cells)
     title = counted(len(document.targets), "target")
     if document.drafts:
         title += f" × {counted(len(document.drafts), 'draft')}"
-    stem = figures.common_stem([base_name(name) for name in names.targets]).rstrip("-_. ")
+    stem = values.common_stem([base_name(name) for name in targets]).rstrip("-_. ")
     if stem:
         title += f" of {stem}"
     if failures:
@@ -205,7 +195,10 @@ def _compare(document: CompareDocument, plans: Sequence[PlanDocument]) -> Sectio
         compare.verdict(document),
         bool(best and _is_gain(best.speedup)),
         (*_models(document), *_settings(document.settings), *_versions(document.machine)),
-        (tables_compare.cells(document), *([qualities] if qualities else [])),
+        (
+            compare.results(document, compare.Sort.SPEED, (targets, drafts)),
+            *([compare.quality(document, targets)] if compare.has_quality(document) else []),
+        ),
         tuple(figures_compare.of_compare(document, plans)),
         (*document.warnings, *_lossy(cell.run for cell in document.cells)),
         _notes(document.notes, document.interrupted),
@@ -216,9 +209,9 @@ def _compare(document: CompareDocument, plans: Sequence[PlanDocument]) -> Sectio
 
 def _models(document: CompareDocument) -> list[tuple[str, str]]:
     """The whole names of what has a short one."""
-    names = figures_compare.names_of(document)
+    targets, drafts = compare.names_of(document)
     found = []
-    for word, short in (("Targets", names.targets), ("Drafts", names.drafts)):
+    for word, short in (("Targets", targets), ("Drafts", drafts)):
         if short:
             found.append((word, ", ".join(base_name(name) for name in short)))
     return found
@@ -235,9 +228,8 @@ def _pair(pair: dict[str, Any]) -> str:
 def _bench(document: BenchDocument, plans: Sequence[PlanDocument]) -> Section:
     run = document.runs.get("speculative")
     gain = times(document.speedup)
-    columns, rows = tables.COLUMNS[:-1], tuple(row[: len(tables.COLUMNS) - 1] for row in tables.rows(document))
     notes, warnings = document.notes, _lossy(document.runs.values())
-    if prompts := tables.prompts(document):
+    if prompts := bench.prompts(document):
         notes += (prompts,)
     checked = document.identity_check.get("note", "checked in strict mode")
     if document.identical_output:
@@ -259,7 +251,7 @@ def _bench(document: BenchDocument, plans: Sequence[PlanDocument]) -> Section:
         f"{document.verdict.text} {document.verdict.why}".strip(),
         document.verdict.worth_it,
         (*_settings(document.settings), *_versions(document.machine)),
-        (Table("Results", columns, rows),),
+        (bench.results(document),),
         tuple(figures_runs.of_bench(document, plans)),
         warnings,
         _notes(notes, document.interrupted),
@@ -273,9 +265,6 @@ def _sweep(document: SweepDocument, plans: Sequence[PlanDocument]) -> Section:
     best = sweep.best(document)
     run = (best.speculative or best.target_only) if best else None
     alone = max((one.target_only.tokens_per_s.median for one in document.points if one.target_only), default=0.0)
-    failures = tuple(
-        f"{name} {point.value}: {point.failure.error}" for point in document.points if point.failure is not None
-    )
     return Section(
         "sweep",
         f"Sweep of {name}: {_pair(document.pair)}",
@@ -285,9 +274,9 @@ def _sweep(document: SweepDocument, plans: Sequence[PlanDocument]) -> Section:
             *_settings({k: v for k, v in document.settings.items() if k != document.option}),
             *_versions(document.machine),
         ),
-        (),
+        (sweep.results(document).filled(),),
         tuple(figures_runs.of_sweep(document, plans)),
-        (*failures, *_lossy(point.speculative for point in document.points)),
+        _lossy(point.speculative for point in document.points),
         _notes(document.notes, document.interrupted),
         with_spread(run.tokens_per_s) if run else "",
         times(best.speedup) if best else "",
@@ -297,23 +286,17 @@ def _sweep(document: SweepDocument, plans: Sequence[PlanDocument]) -> Section:
 def _tune(document: TuneDocument, plans: Sequence[PlanDocument]) -> Section:
     trials = {trial.index: trial for trial in document.trials}
     winner = trials.get(document.winner) if document.winner is not None else None
-    lead, speed, gain = "No trial came through.", "", times(document.gain)
+    lead, speed, gain = "No trial succeeded.", "", times(document.gain)
     rows: list[Row] = []
     if winner is not None and winner.tokens_per_s is not None:
         speed = with_spread(winner.tokens_per_s)
-        lead = f"Fastest: {figures_tune.setting_name(winner.setting)}: {speed} tokens/s"
-        lead += f", {figures.over(document.gain, figures.FIRST)}." if gain else "."
-    for word, index in (
-        ("winner", document.winner),
-        ("planner's first choice", document.baseline),
-        ("best without a draft", document.target_only),
-    ):
+        lead = f"Fastest: {tune.setting_name(winner.setting)}: {speed} tokens/s"
+        lead += f", {values.over(document.gain, figures.FIRST)}." if gain else "."
+    for word, index in tune.roles(document):
         trial = trials.get(index) if index is not None else None
         if trial is not None:
             predicted, measured = figures_tune.trial_row(trial, document)[2:4]
-            rows.append(
-                (word, measured, predicted, figures_tune.setting_name(trial.setting))
-            )  # a phone shows the first
+            rows.append((word, measured, predicted, tune.setting_name(trial.setting)))  # a phone shows the first
     failed = [trial for trial in document.trials if trial.tokens_per_s is None]
     notes = [f"Stopped: {document.stopped}." if document.stopped else ""]
     notes.append(f"Saved as {document.saved}." if document.saved else "")
@@ -324,7 +307,7 @@ def _tune(document: TuneDocument, plans: Sequence[PlanDocument]) -> Section:
         lead,
         _is_gain(document.gain),
         (*_settings(_not_searched(document)), *_versions(document.machine)),
-        (Table("Results", ("", "Tokens/s", "Predicted", "Setting"), tuple(rows)),) if rows else (),
+        (Table("Results", columns("", "Tokens/s", "Predicted", words("Setting")), tuple(rows)),) if rows else (),
         tuple(figures_tune.of_tune(document, plans)),
         (),
         _notes((*filter(None, notes), *document.explanation, *document.notes), document.interrupted),
@@ -336,26 +319,23 @@ def _tune(document: TuneDocument, plans: Sequence[PlanDocument]) -> Section:
 def _not_searched(document: TuneDocument) -> dict[str, Any]:
     """What holds for every trial."""
     settings = document.settings | (asdict(document.trials[0].setting) if document.trials else {})
-    varied = figures_tune.varied(document)
+    varied = tune.varied(document)
     return {key: value for key, value in settings.items() if key not in varied}
 
 
 def _plan(document: PlanDocument) -> Section:
-    from ggufspec.reports import plan
-
     chosen = document.options.get(document.choice.replace("-", "_"))
-    table = Table("Both options", plan.COLUMNS, tuple(plan.rows(document)))
     return Section(
         "plan",
         f"Plan for {_pair(document.pair)}",
         f"{document.choice}: {document.why}",
         document.choice == "speculative",
         tuple(_settings(document.settings)),
-        (table,),
+        (plan.options(document),),
         tuple(figures_runs.of_plan(document)),
         (),
         _notes(document.notes, False),
-        f"≈ {rate(chosen.tokens_per_s)}" if chosen else "",
+        f"≈ {number(chosen.tokens_per_s)}" if chosen else "",
         "",
     )
 

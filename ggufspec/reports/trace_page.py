@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ggufspec.display import counted, visible
-from ggufspec.reports import page, trace
-from ggufspec.reports.tables import penalties
+from ggufspec.reports import trace
+from ggufspec.reports.html import page
 from ggufspec.reports.trace import Row
+from ggufspec.reports.values import penalties
 from ggufspec.schema.rounds import TracedRound
 from ggufspec.schema.trace import TraceDocument
 

@@ -1,124 +1,131 @@
-"""A tuning as a table: for the terminal while it runs and after, as Markdown, as CSV."""
+"""The report of a tuning: its trials as a table, while it runs and after, and settings in words."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ggufspec.display import counted
-from ggufspec.reports.tables import escaped, with_spread
+from ggufspec.display import counted, number
+from ggufspec.reports import table
+from ggufspec.reports.table import Column, Table
+from ggufspec.reports.values import with_spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-COLUMNS = ("#", "Layers", "Drafter", "Draft", "Threads", "Other", "Predicted", "Tokens/s")
-_WHO = {"draft": "model", "lookup": "lookup", "both": "both", "none": "–"}
-_USUAL = (512, "auto", "f16")  # micro-batch, flash attention, cache
+_DRAFTERS = {"draft": "model", "lookup": "lookup", "both": "both", "none": "–"}
+_USUAL = {"n_cpu_moe": 0, "flash_attn": "auto", "ubatch_size": 512, "cache_type_k": "f16", "cache_type_v": "f16"}
 
 
-def layers(setting: TunedSetting) -> str:
+def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:
+    """A setting in a line, without what is as usual. ``varied`` leaves out keys that are the same in every trial."""
+    parts = {"gpu_layers": f"ngl {setting.gpu_layers}"}
+    if not setting.drafted:
+        parts["drafted"] = "no draft"
+    else:
+        if setting.drafter != "lookup":
+            parts["gpu_layers_draft"] = f"ngld {setting.gpu_layers_draft}"
+        names = {"draft": "draft model", "lookup": "lookup", "both": "draft model and lookup"}
+        parts["drafter"] = names.get(setting.drafter, setting.drafter)
+        most = "up to " if setting.draft_policy == "adaptive" else ""
+        parts["draft_max"] = f"{setting.draft_policy} {most}{setting.draft_max}"
+    parts["threads"] = counted(setting.threads, "thread")
+    parts |= {
+        "n_cpu_moe": f"experts of {setting.n_cpu_moe} on CPU",
+        "cache_type_k": f"KV {setting.cache_type_k}/{setting.cache_type_v}",
+        "flash_attn": f"flash attention {setting.flash_attn}",
+        "ubatch_size": f"micro-batch {setting.ubatch_size}",
+    }
+    unusual = {key for key, usual in _USUAL.items() if getattr(setting, key) != usual}
+    unusual |= {"cache_type_k"} if "cache_type_v" in unusual else set()
+    left_out = _USUAL.keys() - unusual
+    if varied is not None:
+        left_out |= parts.keys() - varied - {"gpu_layers", "drafted", "drafter", "draft_max"}
+    return ", ".join(text for key, text in parts.items() if key not in left_out)
+
+
+def varied(document: TuneDocument) -> frozenset[str]:
+    """Keys of settings that are not the same in every trial."""
+    settings = [asdict(trial.setting) for trial in document.trials]
+    return frozenset(key for key in (settings or [{}])[0] if len({str(each[key]) for each in settings}) > 1)
+
+
+def roles(document: TuneDocument) -> tuple[tuple[str, int | None], ...]:
+    """(what it is, index) of the trials that are named."""
+    return (
+        ("winner", document.winner),
+        ("planner's first choice", document.baseline),
+        ("best without a draft", document.target_only),
+    )
+
+
+def _layers(setting: TunedSetting) -> str:
     """Target layers, draft layers behind a plus."""
     own = setting.drafted and setting.drafter != "lookup"
     return f"{setting.gpu_layers} + {setting.gpu_layers_draft}" if own else str(setting.gpu_layers)
 
 
-def length(setting: TunedSetting) -> str:
-    """How far is drafted."""
+def _length(setting: TunedSetting) -> str:
     if not setting.drafted:
         return "–"
     return f"{'≤ ' if setting.draft_policy == 'adaptive' else ''}{setting.draft_max}"
 
 
-def other(setting: TunedSetting) -> str:
+def _other(setting: TunedSetting) -> str:
     """What is not as usual."""
-    said = []
-    if setting.n_cpu_moe:
-        said.append(f"ncmoe {setting.n_cpu_moe}")
-    if setting.flash_attn != _USUAL[1]:
-        said.append(f"fa {setting.flash_attn}")
-    if setting.cache_type_k != _USUAL[2] or setting.cache_type_v != _USUAL[2]:
-        said.append(f"kv {setting.cache_type_k}")
-    if setting.ubatch_size != _USUAL[0]:
-        said.append(f"ub {setting.ubatch_size}")
-    return " ".join(said)
+    short = {"n_cpu_moe": "ncmoe", "flash_attn": "fa", "cache_type_k": "kv", "ubatch_size": "ub"}
+    found = {key: getattr(setting, key) for key in short}
+    if setting.cache_type_v != setting.cache_type_k:
+        found["cache_type_k"] = f"{setting.cache_type_k}/{setting.cache_type_v}"
+    return " ".join(f"{short[key]} {value}" for key, value in found.items() if value != _USUAL[key])
 
 
-def words(setting: TunedSetting) -> str:
-    """A setting in one line."""
-    own = setting.drafted and setting.drafter != "lookup"
-    who = {"draft": "the draft model", "lookup": "the n-gram lookup", "both": "draft model and lookup"}
-    parts = [f"{setting.gpu_layers} target layers on the card" if setting.gpu_layers else "the target on the CPU"]
-    if own and setting.gpu_layers + setting.gpu_layers_draft:
-        parts.append(f"{setting.gpu_layers_draft} of the draft")
-    if setting.drafted:
-        far = "as far as it pays, at most" if setting.draft_policy == "adaptive" else "always"
-        parts.append(f"{who[setting.drafter]} drafting {far} {setting.draft_max}")
-    else:
-        parts.append("no draft")
-    parts.append(counted(setting.threads, "thread"))
-    rest = other(setting)
-    return ", ".join([*parts, rest] if rest else parts)
+COLUMNS = (
+    Column("#"),
+    Column("Layers", _layers),
+    Column("Drafter", lambda setting: _DRAFTERS[setting.drafter], "left"),
+    Column("Draft", _length),
+    Column("Threads", lambda setting: str(setting.threads)),
+    Column("Other", _other, "left", wraps=True),
+    Column("Predicted", number),
+    Column("Tokens/s", lambda spread: with_spread(spread) if spread else "failed"),
+    table.word(""),
+)
 
 
-def row(trial: TuneTrial) -> tuple[str, ...]:
-    """The cells of a trial, in :data:`COLUMNS`."""
-    setting = trial.setting
-    measured = "failed" if trial.tokens_per_s is None else with_spread(trial.tokens_per_s)
-    return (
-        str(trial.index + 1),
-        layers(setting),
-        _WHO[setting.drafter],
-        length(setting),
-        str(setting.threads),
-        other(setting),
-        _digits(trial.predicted_tokens_per_s),
-        measured,
-    )
-
-
-def _digits(value: float) -> str:
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
-
-
-def terminal(
-    trials: Sequence[TuneTrial],
+def trials(
+    found: Sequence[TuneTrial],
     *,
     winner: int | None = None,
     baseline: int | None = None,
     last: int | None = None,
     best: int | None = None,
 ) -> Table:
-    """A rich table of trials, 80 columns wide at most.
+    """A row for each trial.
 
     Args:
-        trials: in the order in which they were made.
+        found: in the order in which they were made.
         winner: index of the one that won, or leads.
         baseline: index of what was planned.
         last: show only the last so many, with the winner and what was planned.
         best: show only so many, with the same two: the winner, then those of the final, the fastest first.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for index, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if index in (2, 5) else "right", no_wrap=index != 5)
-    table.add_column("", no_wrap=True)
-    shown = [t for t in trials if last is None or t.index in (winner, baseline) or t.index >= len(trials) - last]
+    shown = [t for t in found if last is None or t.index in (winner, baseline) or t.index >= len(found) - last]
     if best is not None:
-        shown = sorted(trials, key=lambda t: (t.index == winner, _repeated(t), _median(t)), reverse=True)
+        shown = sorted(found, key=lambda t: (t.index == winner, _repeated(t), _median(t)), reverse=True)
         shown = [t for place, t in enumerate(shown) if place < best or t.index in (winner, baseline)]
+    rows = []
     for trial in shown:
         mark = "best" if trial.index == winner else "planned" if trial.index == baseline else ""
         mark = mark or ("final" if best is not None and _repeated(trial) else "")
-        style = "bold green" if trial.index == winner else "" if trial.tokens_per_s else "red"
-        table.add_row(*(Text(cell) for cell in row(trial)), mark, style=style)
-    return table
+        setting = (trial.setting,) * 5
+        rows.append((trial.index + 1, *setting, trial.predicted_tokens_per_s, trial.tokens_per_s or False, mark))
+    return Table(
+        "Trials",
+        COLUMNS,
+        tuple(rows),
+        {n: "failed" for n, trial in enumerate(shown) if trial.tokens_per_s is None},
+        frozenset(number for number, trial in enumerate(shown) if trial.index == winner),
+    )
 
 
 def _median(trial: TuneTrial) -> float:
@@ -140,27 +147,28 @@ def failures(document: TuneDocument) -> list[str]:
 
 
 def markdown(document: TuneDocument) -> str:
-    """A Markdown table and why."""
-    lines = ["| " + " | ".join((*COLUMNS, "")) + " |", "|" + " --- |" * (len(COLUMNS) + 1)]
-    for trial in document.trials:
-        mark = "**best**" if trial.index == document.winner else "planned" if trial.index == document.baseline else ""
-        lines.append("| " + " | ".join((*map(escaped, row(trial)), mark)) + " |")
-    lines += ["", *(f"- {escaped(sentence)}" for sentence in (*document.explanation, *failures(document)))]
-    return "\n".join(lines) + "\n"
+    """The table and why."""
+    shown = trials(document.trials, winner=document.winner, baseline=document.baseline)
+    sentences = (*document.explanation, *failures(document))
+    return "\n".join([table.markdown(shown), "", *(f"- {table.escaped(sentence)}" for sentence in sentences)]) + "\n"
 
 
 def comma_separated(document: TuneDocument) -> str:
-    """One line for each measurement; those of the final, which are held against each other, say so."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    """A line per measurement; those of the final, which are held against each other, are marked."""
     names = [*asdict(document.trials[0].setting)] if document.trials else []
-    writer.writerow(("trial", *names, "predicted_tokens_per_s", "tokens_per_s", "part", "failure"))
+    heads = ("trial", *names, "predicted_tokens_per_s", "tokens_per_s", "part", "failure")
+    return table.comma_separated(heads, _lines(document))
+
+
+def _lines(document: TuneDocument) -> Iterator[dict[str, Any]]:
     for trial in document.trials:
-        setting = asdict(trial.setting).values()
-        last = "final" if trial.searched else "search"
-        measured: Sequence[float | str] = trial.tokens_per_s.samples if trial.tokens_per_s else [""]
-        samples = [*((sample, "search") for sample in trial.searched), *((sample, last) for sample in measured)]
-        why = trial.failure.error if trial.failure else ""
-        for sample, part in samples:
-            writer.writerow((trial.index + 1, *setting, f"{trial.predicted_tokens_per_s:.4f}", sample, part, why))
-    return text.getvalue()
+        line = asdict(trial.setting) | {
+            "trial": trial.index + 1,
+            "predicted_tokens_per_s": f"{trial.predicted_tokens_per_s:.4f}",
+            "failure": trial.failure.error if trial.failure else "",
+        }
+        for sample in trial.searched:
+            yield line | {"tokens_per_s": sample, "part": "search"}
+        part = "final" if trial.searched else "search"
+        for last in trial.tokens_per_s.samples if trial.tokens_per_s else (None,):
+            yield line | {"tokens_per_s": last, "part": part}

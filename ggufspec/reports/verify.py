@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from ggufspec.reports import table
+from ggufspec.reports.table import Column, Table
 from ggufspec.schema.verify import Check, Difference
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 TITLES = {
     "strict": "Strict mode: the same tokens as target-only, to the bit",
     "default": "Default mode: the same tokens, or a near tie within rounding",
     "distribution": "Distribution: tokens against the target's own probabilities",
 }
-COLUMNS = ("", "Drafter", "Rule", "Answers", "Tokens", "Kept", "")
 _MARKS = {"passed": ("PASS", "green"), "failed": ("FAIL", "bold red"), "not possible": ("–", "dim")}
 _MOST = 3  # differences that are shown of a check
 
 
 def section(checks: Sequence[Check]) -> Table:
-    """The checks of one section, 80 columns wide at most. ``Kept`` are drafted tokens that became part of answers."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for index, column in enumerate(COLUMNS):
-        table.add_column(column, justify="right" if 3 <= index <= 5 else "left", no_wrap=True)
-    for check in checks:
-        mark, style = _MARKS[check.status]
-        counts = (f"{number:,}" if number else "" for number in (check.answers, check.tokens, check.accepted))
-        table.add_row(Text(mark, style), check.drafter, check.rule, *counts, remark(check))
-    return table
+    """The checks of one section. ``Accepted`` are drafted tokens that became part of answers."""
+    columns = (
+        Column("", lambda status: _MARKS[status][0], "left", style=lambda status: _MARKS[status][1]),
+        table.word("Drafter"),
+        table.word("Rule"),
+        *(Column(label, lambda count: f"{count:,}") for label in ("Answers", "Tokens", "Accepted")),
+        table.word(""),
+    )
+    rows = tuple(
+        (
+            check.status,
+            check.drafter,
+            check.rule,
+            *(count or None for count in (check.answers, check.tokens, check.accepted)),
+            remark(check),
+        )
+        for check in checks
+    )
+    return Table("Checks", columns, rows)
 
 
 def remark(check: Check) -> str:

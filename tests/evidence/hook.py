@@ -17,7 +17,7 @@ from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.models.profile import Pair, demo_pair
-from ggufspec.reports.tables import COLUMNS, rows
+from ggufspec.reports.bench import results
 
 TARGETS = ("demo", "F16", "Q8_0", "Q4_0")
 
@@ -44,7 +44,8 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     bench = versus.Bench(versus.Experiment(files, spec, arguments.r, engine="hook"))
     bench.run(lambda done, total, what: print(f"{files.name} {done}/{total} {what}", flush=True))
     document = bench.document()
-    for row in (COLUMNS, *rows(document)):
+    table = results(document)
+    for row in ([column.label for column in table.columns], *table.cells):
         print("  ".join(f"{cell:>14}" for cell in row[:-1]))
     assert document.hook is not None
     print(document.hook.text, flush=True)

@@ -13,8 +13,8 @@ import kept_results
 import pytest
 from test_trace_page import made
 
-from ggufspec.reports.page import page as render_page
-from ggufspec.reports.page import render
+from ggufspec.reports.html.page import page as render_page
+from ggufspec.reports.html.page import render
 from ggufspec.reports.reading import parse
 from ggufspec.reports.sections import report
 from ggufspec.reports.trace_page import render as render_trace

@@ -6,27 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ggufspec.reports.figures import (
-    ALONE,
+from ggufspec.reports.compare import names_of
+from ggufspec.reports.html.figures import (
     HOST,
+    TARGET_ONLY,
     Figure,
     Mark,
     acceptance,
     at,
-    base_name,
     cards_of,
     interval,
     layers,
     memory,
-    over,
-    shorter,
     swept,
-    times,
 )
-from ggufspec.reports.tables import layers as layers_of
-from ggufspec.reports.tables import with_spread
+from ggufspec.reports.values import base_name, over, times, with_spread
+from ggufspec.reports.values import layers as layers_of
 from ggufspec.schema.base import Run, SpeculativeRun
-from ggufspec.schema.compare import Cell, CompareDocument, Quality
+from ggufspec.schema.compare import Cell, CompareDocument, Quality, cell_name
 from ggufspec.schema.plan import PlanDocument
 
 
@@ -39,19 +36,15 @@ class Names:
 
     def cell(self, cell: Cell) -> str:
         """The cell in a table or as a bar."""
-        target = self.targets[cell.target]
-        return f"{target} + {self.drafts[cell.draft]}" if cell.draft else f"{target} alone"
+        return cell_name(self.targets[cell.target], self.drafts[cell.draft] if cell.draft else None)
 
     def series(self, draft: str | None) -> str:
         """The draft as a series of a plot."""
-        return f"with {self.drafts[draft]}" if draft else ALONE
+        return f"with {self.drafts[draft]}" if draft else TARGET_ONLY
 
 
-def names_of(document: CompareDocument) -> Names:
-    """Short names of everything that the comparison or its cells name."""
-    targets = [*(model.name for model in document.targets), *(cell.target for cell in document.cells)]
-    drafts = [*(model.name for model in document.drafts), *(cell.draft for cell in document.cells if cell.draft)]
-    return Names(shorter(list(dict.fromkeys(targets))), shorter(list(dict.fromkeys(drafts))))
+def _names(document: CompareDocument) -> Names:
+    return Names(*names_of(document))
 
 
 def on_cards(document: CompareDocument) -> bool:
@@ -74,14 +67,14 @@ def of_compare(document: CompareDocument, plans: Sequence[PlanDocument] = ()) ->
 
 
 def _drafts(document: CompareDocument) -> tuple[str, ...]:
-    """Names of series: the target alone, then the drafts in the order in which they were given."""
-    names = names_of(document)
-    return (ALONE, *(names.series(draft) for draft in names.drafts))
+    """Names of series: target-only, then the drafts in the order in which they were given."""
+    names = _names(document)
+    return (TARGET_ONLY, *(names.series(draft) for draft in names.drafts))
 
 
 def _measured(document: CompareDocument) -> Iterator[tuple[Cell, Run, Mark]]:
-    """Cells that came through, as marks at x = 0."""
-    names = names_of(document)
+    """Cells that were measured, as marks at x = 0."""
+    names = _names(document)
     several = len({cell.target for cell in document.cells}) > 1
     for cell in document.cells:
         if cell.run is not None:
@@ -103,7 +96,7 @@ def _cell_speeds(document: CompareDocument) -> Figure | None:
     found = sorted(_measured(document), key=lambda item: -item[2].y)
     if not found:
         return None
-    names = names_of(document)
+    names = _names(document)
     marks = [at(mark, names.cell(cell), panel="") for cell, _, mark in found]
     rows = tuple(
         (names.cell(cell), with_spread(run.tokens_per_s), times(cell.speedup) if cell.draft else "")
@@ -130,7 +123,7 @@ def _quality(document: CompareDocument) -> Figure | None:
     found = [(cell, run, mark) for cell, run, mark in _measured(document) if cell.target in known]
     if not found or len(known) < 2:
         return None
-    names = names_of(document)
+    names = _names(document)
     marks, rows = [], []
     best = {name: max((mark.y for cell, _, mark in found if cell.target == name), default=0.0) for name in known}
     for cell, run, mark in found:
@@ -186,7 +179,7 @@ def _frontier(points: Iterable[tuple[float, float]]) -> tuple[tuple[float, float
 
 
 def _cell_memory(document: CompareDocument) -> Figure | None:
-    cards, names = on_cards(document), names_of(document)
+    cards, names = on_cards(document), _names(document)
     bars = [
         (names.cell(cell), device, parts)
         for cell in document.cells
@@ -201,7 +194,7 @@ def _cell_memory(document: CompareDocument) -> Figure | None:
 
 
 def _cell_acceptance(document: CompareDocument) -> Figure | None:
-    names = names_of(document)
+    names = _names(document)
     several = len({cell.target for cell in document.cells}) > 1
     curves = []
     for cell in document.cells:
@@ -212,7 +205,7 @@ def _cell_acceptance(document: CompareDocument) -> Figure | None:
 
 
 def _cell_layers(document: CompareDocument, plans: Sequence[PlanDocument]) -> Figure | None:
-    names = names_of(document)
+    names = _names(document)
     marks, rows = [], []
     for cell, run, mark in _measured(document):
         marks.append(at(mark, run.gpu_layers, told=f"{mark.told}, {layers_of(run)} layers on the GPU"))
@@ -230,7 +223,7 @@ def _cell_layers(document: CompareDocument, plans: Sequence[PlanDocument]) -> Fi
 
 def _series_of(plan: PlanDocument, document: CompareDocument) -> Iterator[str]:
     """The series of the comparison's draft that the plan is for."""
-    names = names_of(document)
+    names = _names(document)
     for draft in document.drafts:
         if plan.draft is not None and base_name(draft.file) == base_name(plan.draft.file):
             yield names.series(draft.name)

@@ -3,57 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
-from ggufspec.display import counted
-from ggufspec.reports.figures import (
-    ALONE,
+from ggufspec.display import number
+from ggufspec.reports.html.figures import (
     EXPECTED,
+    TARGET_ONLY,
     Figure,
     Mark,
     Row,
     interval,
     layers,
     matching,
-    number,
     scale_of,
     swept,
 )
-from ggufspec.reports.tables import with_spread
+from ggufspec.reports.table import word, words
+from ggufspec.reports.tune import roles, setting_name, varied
+from ggufspec.reports.values import with_spread
 from ggufspec.schema.plan import PlanDocument
-from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
-
-
-def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:
-    """A setting in a line. ``varied`` leaves out the keys that are the same in every trial."""
-    parts = {"gpu_layers": f"ngl {setting.gpu_layers}"}
-    if not setting.drafted:
-        parts["drafted"] = "no draft"
-    else:
-        if setting.drafter != "lookup":
-            parts["gpu_layers_draft"] = f"ngld {setting.gpu_layers_draft}"
-        words = {"draft": "draft model", "lookup": "lookup", "both": "draft model and lookup"}
-        parts["drafter"] = words.get(setting.drafter, setting.drafter)
-        most = "up to " if setting.draft_policy == "adaptive" else ""
-        parts["draft_max"] = f"{setting.draft_policy} {most}{setting.draft_max}"
-    if setting.n_cpu_moe:
-        parts["n_cpu_moe"] = f"experts of {setting.n_cpu_moe} on CPU"
-    if setting.cache_type_k != "f16" or setting.cache_type_v != "f16":
-        parts["cache_type_k"] = f"KV {setting.cache_type_k}/{setting.cache_type_v}"
-    parts["flash_attn"] = f"flash attention {setting.flash_attn}"
-    parts["threads"] = counted(setting.threads, "thread")
-    if setting.ubatch_size:
-        parts["ubatch_size"] = f"micro-batch {setting.ubatch_size}"
-    always = {"gpu_layers", "drafted", "drafter", "draft_max"}
-    return ", ".join(text for key, text in parts.items() if varied is None or key in varied | always)
-
-
-def varied(document: TuneDocument) -> frozenset[str]:
-    """Keys of settings that are not the same in every trial."""
-    settings = [asdict(trial.setting) for trial in document.trials]
-    if not settings:
-        return frozenset()
-    return frozenset(key for key in settings[0] if len({str(each[key]) for each in settings}) > 1)
+from ggufspec.schema.tune import TuneDocument, TuneTrial
 
 
 def _number(trial: TuneTrial) -> int:
@@ -63,16 +31,7 @@ def _number(trial: TuneTrial) -> int:
 
 def trial_row(trial: TuneTrial, document: TuneDocument) -> Row:
     """One measurement as cells: number, setting, predicted, measured, what became of it."""
-    roles = [
-        word
-        for word, index in (
-            ("winner", document.winner),
-            ("planner's first choice", document.baseline),
-            ("best without a draft", document.target_only),
-        )
-        if index == trial.index
-    ]
-    remark = ", ".join(roles) or trial.why
+    remark = ", ".join(role for role, index in roles(document) if index == trial.index) or trial.why
     if trial.failure is not None:
         remark = trial.failure.error if trial.tokens_per_s is None else f"{remark}; once: {trial.failure.error}"
     return (
@@ -84,7 +43,7 @@ def trial_row(trial: TuneTrial, document: TuneDocument) -> Row:
     )
 
 
-TRIAL_COLUMNS = ("Trial", "Setting", "Predicted", "Tokens/s", "Remarks")
+TRIAL_COLUMNS = ("Trial", words("Setting"), "Predicted", "Tokens/s", words("Remarks"))
 
 
 def of_tune(document: TuneDocument, plans: Sequence[PlanDocument] = ()) -> Iterator[Figure]:
@@ -102,14 +61,14 @@ def of_tune(document: TuneDocument, plans: Sequence[PlanDocument] = ()) -> Itera
         for t in document.trials
     ]
     if lines or len({mark.x for mark in marks}) > 1:
-        figure = layers(marks, lines, rows, (ALONE, "with draft"), "Trial")
+        figure = layers(marks, lines, rows, (TARGET_ONLY, "with draft"), "Trial")
         if figure is not None:
             yield figure
     yield from _lengths(document)
 
 
 def _trial_mark(trial: TuneTrial, document: TuneDocument, x: float, series: str = "") -> Mark:
-    series = series or ("with draft" if trial.setting.drafted else ALONE)
+    series = series or ("with draft" if trial.setting.drafted else TARGET_ONLY)
     what = f"Trial {_number(trial)}, {setting_name(trial.setting, varied(document))}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
@@ -166,7 +125,7 @@ def _search(document: TuneDocument) -> Figure:
         (*predicted, *marks),
         TRIAL_COLUMNS,
         tuple(trial_row(trial, document) for trial in document.trials),
-        (ALONE, "with draft", EXPECTED),
+        (TARGET_ONLY, "with draft", EXPECTED),
         frontier=tuple(frontier),
         whole=True,
     )
@@ -187,7 +146,7 @@ def _lengths(document: TuneDocument) -> Iterator[Figure]:
         "drafted tokens a round, at most",
         "tokens/s",
         tuple(marks),
-        ("Trial", "Policy", "Draft length", "Tokens/s"),
+        ("Trial", word("Policy"), "Draft length", "Tokens/s"),
         tuple(
             (
                 str(_number(t)),

@@ -12,8 +12,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 
 from ggufspec.errors import GgufspecError
-from ggufspec.reports.figures import Figure
-from ggufspec.reports.vega import SHAPES, colours_of, cycle, specification
+from ggufspec.reports.html.figures import Figure
+from ggufspec.reports.html.vega import SHAPES, colours_of, cycle, specification
 
 WIDE, NARROW = 660, 330  # CSS pixels of a drawing
 _VEGA_LITE = "5.21"

@@ -1,4 +1,4 @@
-"""A figure in Vega-Lite's words. Pure: :mod:`ggufspec.reports.charts` has it drawn.
+"""A figure in Vega-Lite's words. Pure: :mod:`ggufspec.reports.html.charts` has it drawn.
 
 Names from outside are data, never expressions.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ggufspec.reports.figures import EXPECTED, PARTS, Figure, Mark
+from ggufspec.reports.html.figures import EXPECTED, PARTS, Figure, Mark
 
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "triangle-right", "triangle-left", "cross")
 _LETTER = 7.2  # CSS pixels of an average letter of 12, in a wide font

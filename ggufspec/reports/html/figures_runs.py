@@ -4,43 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ggufspec.reports.figures import (
+from ggufspec.reports.html.figures import (
     HOST,
     Figure,
     Mark,
     acceptance,
-    acceptance_of,
     interval,
     layers,
     matching,
     memory,
-    over,
     scale_of,
     swept,
-    times,
 )
-from ggufspec.reports.tables import layers as layers_of
-from ggufspec.reports.tables import with_spread
+from ggufspec.reports.table import words
+from ggufspec.reports.values import accepted, mode_name, over, times, with_spread
+from ggufspec.reports.values import layers as layers_of
 from ggufspec.schema.base import Run, SpeculativeRun
 from ggufspec.schema.bench import BenchDocument
 from ggufspec.schema.plan import PlanDocument, PlannedModel
 from ggufspec.schema.sweep import SweepDocument
-
-_MODES = {
-    "target_only": "target-only",
-    "target_only_at_pair": "target-only, the pair's layers",
-    "draft_only": "draft-only",
-    "speculative": "speculative",
-    "llama_target_only": "Llama alone",
-    "llama_hook": "Llama + hook",
-}
+from ggufspec.settings import OPTIONS
 
 
 def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Iterator[Figure]:
-    """Figures of one bench. The draft alone is left out: its speed says nothing of the target's."""
-    runs = {
-        _MODES.get(mode, mode): run for mode, run in document.runs.items() if run is not None and mode != "draft_only"
-    }
+    """Figures of one bench. Draft-only is left out: its speed says nothing of the target's."""
+    runs = {mode_name(mode): run for mode, run in document.runs.items() if run is not None and mode != "draft_only"}
     series = tuple(runs)
     marks = [_run_mark(mode, run, mode) for mode, run in runs.items()]
     if marks:
@@ -60,9 +48,7 @@ def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Ite
     figure = acceptance(curves, series)
     if figure is not None:
         yield figure
-    lines = [
-        line for plan in matching(document.pair, plans) for line in swept(plan, "speculative", alone="target-only")
-    ]
+    lines = [line for plan in matching(document.pair, plans) for line in swept(plan, "speculative")]
     points = [_run_mark(mode, run, run.gpu_layers) for mode, run in runs.items()]
     if lines or len({mark.x for mark in points}) > 1:
         rows = [(mode, layers_of(run), with_spread(run.tokens_per_s)) for mode, run in runs.items()]
@@ -95,7 +81,7 @@ def of_plan(document: PlanDocument) -> Iterator[Figure]:
     figure = memory("VRAM" if cards else "Memory", bars, limits if len(limits) == 1 else (), "the budget")
     if figure is not None:
         yield figure
-    lines = swept(document, "speculative", alone="target-only")
+    lines = swept(document, "speculative")
     figure = layers([], lines, [], ("target-only", "speculative"), "Option")
     if figure is not None:
         yield figure
@@ -106,24 +92,9 @@ def _parts(role: str, model: PlannedModel | None, device: str) -> dict[str, int]
     return {f"{role} {kind}": used.get(kind, 0) for kind in ("weights", "kv", "compute")}
 
 
-OPTION_WORDS = {
-    "gpu_layers": "GPU layers",
-    "gpu_layers_draft": "the draft's GPU layers",
-    "n_cpu_moe": "experts on CPU",
-    "draft_max": "draft length",
-    "draft_policy": "draft policy",
-    "accept": "acceptance rule",
-    "ctx_size": "context",
-    "cache_type_k": "K cache",
-    "cache_type_v": "V cache",
-    "flash_attn": "flash attention",
-    "ubatch_size": "micro-batch",
-}
-
-
 def option_name(option: str) -> str:
     """An option's name for people."""
-    return OPTION_WORDS.get(option, option.lstrip("-").replace("_", "-"))
+    return OPTIONS[option].label if option in OPTIONS else option.replace("_", "-")
 
 
 def of_sweep(document: SweepDocument, plans: Sequence[PlanDocument] = ()) -> Iterator[Figure]:
@@ -148,11 +119,11 @@ def of_sweep(document: SweepDocument, plans: Sequence[PlanDocument] = ()) -> Ite
         why = point.failure.error if point.failure else ""
         if why:
             marks.append(Mark("failed", x, 0.0, f"{word} {point.value}: {why}", kind="failed"))
-        rows.append((point.value, *cells, times(point.speedup), acceptance_of(point.speculative), why))
+        rows.append((point.value, *cells, times(point.speedup), accepted(point.speculative), why))
     lines = []
     if option == "gpu_layers" and numbers:
         for plan in matching(document.pair, plans):
-            lines += swept(plan, "speculative", alone="target-only")
+            lines += swept(plan, "speculative")
     title = {"draft_max": "Draft length against tokens/s", "gpu_layers": "Tokens/s over GPU layers"}
     if marks:
         yield Figure(
@@ -165,7 +136,7 @@ def of_sweep(document: SweepDocument, plans: Sequence[PlanDocument] = ()) -> Ite
             "drafted tokens a round, at most" if option == "draft_max" else word,
             "tokens/s",
             (*lines, *marks),
-            (word[0].upper() + word[1:], "Target-only", "Speculative", "Speedup", "Accepted", "Failure"),
+            (word[0].upper() + word[1:], "Target-only", "Speculative", "Speedup", "Accepted", words("Failure")),
             tuple(rows),
             names,
             whole=numbers,

@@ -1,22 +1,23 @@
 """What results look like as figures: marks with their words, apart from how they are drawn. Pure.
 
-The page (:mod:`ggufspec.reports.charts`) and the terminal (:mod:`ggufspec.reports.plots`) draw the same figures.
+:mod:`ggufspec.reports.html.charts` draws them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal
 
-from ggufspec.display import of_memory
-from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.display import number, of_memory
+from ggufspec.reports.table import Column, Table, columns, word
+from ggufspec.reports.values import accepted, base_name
+from ggufspec.schema.base import SpeculativeRun, Spread
 from ggufspec.schema.plan import PlanDocument
 
-ALONE = "target alone"
+TARGET_ONLY = "target-only"
 EXPECTED = "expected before it"
 FIRST = "the planner's first choice"
 HOST = "CPU"
@@ -35,17 +36,7 @@ PARTS = (
 )
 
 Row = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells for people. ``best`` are (row, column) of what leads its column; ``failed`` rows end in a reason."""
-
-    title: str
-    columns: Row
-    rows: tuple[Row, ...]
-    best: frozenset[tuple[int, int]] = frozenset()
-    failed: frozenset[int] = frozenset()
+Heads = tuple[str | Column, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +98,7 @@ class Figure:
     x: str
     y: str
     marks: tuple[Mark, ...]
-    columns: Row
+    columns: Heads
     rows: tuple[Row, ...]
     series: tuple[str, ...]
     frontier: tuple[tuple[float, float], ...] = field(default=())
@@ -115,60 +106,10 @@ class Figure:
     whole: bool = False
     scale: Literal["linear", "log", "sqrt"] = "linear"
 
-
-def times(value: Spread | None) -> str:
-    """A ratio with its interval: 1.42× (1.39 to 1.45)."""
-    if value is None:
-        return ""
-    if len(value.samples) < 2:
-        return f"{value.median:.2f}×"
-    return f"{value.median:.2f}× ({value.ci95[0]:.2f} to {value.ci95[1]:.2f})"
-
-
-def over(value: Spread | None, rival: str) -> str:
-    """A ratio in a sentence: 1.42× target-only (1.39 to 1.45)."""
-    ratio, space, ends = times(value).partition(" ")
-    return f"{ratio} {rival}{space}{ends}" if ratio else ""
-
-
-def _digits(value: float) -> int:
-    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-
-
-def number(value: float) -> str:
-    """Three figures or so."""
-    return f"{value:.{_digits(value)}f}" if abs(value) < 1e7 else f"{value:.3g}"
-
-
-def acceptance_of(run: Run | None) -> str:
-    """The share of drafted tokens that the target kept; a dash where none was drafted."""
-    if not isinstance(run, SpeculativeRun):
-        return ""
-    return f"{run.acceptance_rate:.0%}" if run.drafted else "–"
-
-
-def base_name(value: object) -> str:
-    """The file's own name, without folder and ending."""
-    name = str(value or "").replace("\\", "/").rpartition("/")[2]
-    return name.removesuffix(".gguf")
-
-
-def common_stem(names: Sequence[str]) -> str:
-    """What all names begin with, in whole words; empty for a single one."""
-    split = [re.split(r"(?<=[-/ ])|(?<=\.)(?!\d)", name) for name in dict.fromkeys(names)]
-    common = 0
-    if len(split) > 1:
-        while all(len(words) > common + 1 for words in split) and len({words[common] for words in split}) == 1:
-            common += 1
-    return "".join(split[0][:common]) if split else ""
-
-
-def shorter(names: Sequence[str]) -> dict[str, str]:
-    """What tells names apart: folders, the ending and the words that all of them begin with are left out."""
-    plain = {name: base_name(name) for name in names}
-    stem = common_stem(list(plain.values()))
-    found = {name: text[len(stem) :] for name, text in plain.items()}
-    return found if len(set(found.values())) == len(found) else {name: name for name in names}
+    @property
+    def table(self) -> Table:
+        """What it shows, as texts."""
+        return Table(self.title, columns(*self.columns), self.rows)
 
 
 def interval(value: Spread) -> tuple[float | None, float | None]:
@@ -246,7 +187,7 @@ def memory(
         "",
         "GiB",
         tuple(marks),
-        ("Pairing", *(("Device",) if len(devices) > 1 else ()), "Total", "Target's", "Draft's", "Overhead"),
+        ("Pairing", *((word("Device"),) if len(devices) > 1 else ()), "Total", "Target's", "Draft's", "Overhead"),
         tuple(rows),
         series + others,
     )
@@ -266,13 +207,11 @@ def acceptance(curves: Sequence[tuple[str, str, str, SpeculativeRun]], series: t
     rows = []
     for pairing, _, _, run in curves:
         shares = [f"{share:.0%}" for share in run.accepted_by_position[:longest]]
-        rows.append(
-            (pairing, acceptance_of(run), f"{run.tokens_per_round:.2f}", *shares, *[""] * (longest - len(shares)))
-        )
+        rows.append((pairing, accepted(run), f"{run.tokens_per_round:.2f}", *shares, *[""] * (longest - len(shares))))
     return Figure(
         "acceptance",
         "Acceptance by position",
-        "The share of drafted tokens that the target kept, by their place in the draft.",
+        "The share of drafted tokens that the target accepted, by their place in the draft.",
         "lines",
         "position in the draft",
         "accepted",
@@ -285,11 +224,11 @@ def acceptance(curves: Sequence[tuple[str, str, str, SpeculativeRun]], series: t
     )
 
 
-def swept(plan: PlanDocument, draft: str | None, panel: str = "", alone: str = ALONE) -> list[Mark]:
-    """The plan's sweep: marks of the target ``alone``, and of ``draft`` if there is one; both name their series."""
+def swept(plan: PlanDocument, draft: str | None, panel: str = "", target_only: str = TARGET_ONLY) -> list[Mark]:
+    """The plan's sweep: marks of target-only, and of ``draft`` if there is one; both name their series."""
     found = []
     for row in plan.sweep:
-        for series, speed in ((alone, row.target_only_tokens_per_s), (draft, row.speculative_tokens_per_s)):
+        for series, speed in ((target_only, row.target_only_tokens_per_s), (draft, row.speculative_tokens_per_s)):
             if speed is not None and series is not None:
                 told = f"{series}, {row.gpu_layers} layers on the GPU: ≈ {number(speed)} tokens/s predicted"
                 found.append(Mark(series, row.gpu_layers, speed, told, panel=panel, kind="predicted"))

@@ -11,7 +11,7 @@ from ggufspec import __version__
 from ggufspec.reports.reading import parse
 
 if TYPE_CHECKING:
-    from ggufspec.reports.figures import Figure
+    from ggufspec.reports.html.figures import Figure
     from ggufspec.reports.reading import Result
 
 
@@ -32,7 +32,7 @@ def page(documents: Sequence[Result]) -> str:
     Raises:
         GgufspecError: the library that draws is not installed.
     """
-    from ggufspec.reports import report, sections
+    from ggufspec.reports import sections
 
     machines = sections.report(documents)
     return filled(
@@ -42,7 +42,6 @@ def page(documents: Sequence[Result]) -> str:
         count=len(documents),
         title=_title(machines),
         plots=_plots,
-        words=dict.fromkeys(report.WORDS, "word") | dict.fromkeys(report.SENTENCES, "words"),
     )
 
 
@@ -57,7 +56,7 @@ def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(
-        loader=PackageLoader("ggufspec.reports"),
+        loader=PackageLoader("ggufspec.reports.html"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -80,7 +79,7 @@ def _title(machines: Sequence[Any]) -> str:
 
 def _plots(figure: Figure) -> dict[str, Any]:
     """The figure drawn for a wide page and for a phone, and its legend."""
-    from ggufspec.reports import charts
+    from ggufspec.reports.html import charts
 
     drawn = {name: charts.draw(figure, width) for name, width in (("wide", charts.WIDE), ("narrow", charts.NARROW))}
     return {name: _markup(svg) for name, svg in drawn.items()} | {"legend": charts.legend(figure)}

@@ -1,0 +1,97 @@
+"""The report of a bench: its table, and what there is to say of texts and prompts."""
+
+from __future__ import annotations
+
+from ggufspec.display import counted
+from ggufspec.reports import table
+from ggufspec.reports.table import Column, Table
+from ggufspec.reports.values import (
+    accepted,
+    layers,
+    mode_name,
+    prompt_figures,
+    ratio,
+    tokens_per_round,
+    with_spread,
+)
+from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.bench import BenchDocument
+
+_POSITIONS = 8  # of a draft that are shown; documents have all of them
+
+
+def results(document: BenchDocument) -> Table:
+    """A row for each run that was measured; the terminal has no acceptance by position, nor layers without a GPU."""
+    gains = {"speculative": document.speedup, "llama_hook": document.hook.speedup if document.hook else None}
+    runs = {mode: run for mode, run in document.runs.items() if run is not None}
+    on_gpu = any(run.gpu_layers or getattr(run, "gpu_layers_draft", 0) for run in runs.values())
+    columns = (
+        table.word("Run"),
+        Column("GPU layers", layers, only="" if on_gpu else "file"),
+        Column("Tokens/s", with_spread),
+        Column("Gain", ratio),
+        Column("Accepted", accepted),
+        Column("Tokens/round", tokens_per_round),
+        Column("Accepted by position", _by_position, only="file"),
+    )
+    rows = tuple(
+        (
+            mode_name(mode) + (" (lossy)" if getattr(run, "lossy", False) else ""),
+            run,
+            run.tokens_per_s,
+            gains.get(mode),
+            run,
+            run,
+            run,
+        )
+        for mode, run in runs.items()
+    )
+    leading = frozenset(number for number, mode in enumerate(runs) if mode == "speculative")
+    return Table("Results", columns, rows, leading=leading)
+
+
+def _by_position(run: Run) -> str:
+    """A long draft's last positions are reached so seldom that their rates say little."""
+    rates = run.accepted_by_position if isinstance(run, SpeculativeRun) else ()
+    return " ".join([*(f"{rate:.0%}" for rate in rates[:_POSITIONS]), *(["…"] if len(rates) > _POSITIONS else [])])
+
+
+def markdown(document: BenchDocument) -> str:
+    """The table and the verdict, and what they must be read with before them."""
+    note = f"{table.escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
+    verdict = table.escaped(f"{document.verdict.text} {document.verdict.why}".strip())
+    return f"{note}{table.markdown(results(document))}\n\n{verdict}\n"
+
+
+def comma_separated(document: BenchDocument) -> str:
+    """A line per trial."""
+    heads = (
+        *("run", "trial", "gpu_layers", "tokens_per_s", "tokens", "acceptance_rate", "tokens_per_round"),
+        *("peak_rss_bytes", "lossy", "prompt_tokens_per_s", "time_to_first_token_s"),
+    )
+    lines = (line for mode, run in document.runs.items() for line in table.trials(run, run=mode))
+    return table.comma_separated(heads, lines)
+
+
+def prompts(document: BenchDocument) -> str:
+    """Prompt speed and time to first token of target-only and of the pair, whose draft reads prompts too, in a line."""
+    found = [(mode_name(mode), document.runs.get(mode)) for mode in ("target_only", "speculative")]
+    parts = [f"{name} {figures}" for name, run in found if run and (figures := prompt_figures(run))]
+    return f"Prompts: {'; '.join(parts)}." if parts else ""
+
+
+def same_text(document: BenchDocument) -> str:
+    """Whether the draft changed the text, in a line; empty where it was not compared."""
+    if document.identical_output is None:
+        why = document.identity_check.get("note")
+        return f"Whether a draft changes the text was not checked: {why}." if why else ""
+    same = "The same text" if document.identical_output else "NOT the same text"
+    line = f"{same} with and without a draft: {document.identity_check['note']}."
+    if document.divergences:
+        explained = sum(one.explained for one in document.divergences)
+        answers = counted(document.settings["prompts"], "answer")
+        line += (
+            f" Without --strict {len(document.divergences)} of {answers} differ, "
+            f"{explained} of them at a near tie that rounding decides."
+        )
+    return line

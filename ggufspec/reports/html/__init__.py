@@ -1,0 +1,1 @@
+"""Results as a page: figures, how they are drawn, and the templates."""

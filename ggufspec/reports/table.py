@@ -1,0 +1,230 @@
+"""The one table that reports are made of, and its three forms: terminal, Markdown, CSV.
+
+Rows hold values; a column knows how a value is shown. A page shows the same table as HTML.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ggufspec.display import visible
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from ggufspec.schema.base import Run
+
+_MARKUP = re.compile(r"[\\`*~|\[\]]|(?<![^\W_])_|_(?![^\W_])")  # within a word an underscore is a letter
+_BEGINS = re.compile(r"^(\s*)(?=[#>+=-](?!\d))|^(\s*\d+)(?=[.)](?:\s|$))")  # a heading, a quotation, an item
+_WRAPPED = 24  # columns of the terminal that a long text needs
+BEST = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column.
+
+    Args:
+        label: its heading, with the unit where its cells have none.
+        text: a value as people read it; a value of None is an empty cell.
+        align: words are at the left, figures at the right.
+        wraps: whether a long text is broken into lines.
+        rank: of a value; the highest is the best of the column. None marks nothing.
+        style: of a value's cell, on the terminal.
+        only: ``terminal`` or ``file``, where it is in one of them alone.
+    """
+
+    label: str
+    text: Callable[[Any], str] = str
+    align: Literal["left", "right"] = "right"
+    wraps: bool = False
+    rank: Callable[[Any], float | None] | None = None
+    style: Callable[[Any], str] | None = None
+    only: Literal["", "terminal", "file"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Args:
+        title: what it shows.
+        columns: what its values are.
+        rows: values. A row that failed has those that name it.
+        failed: why rows failed: ``failed: …``, or ``not measured``.
+        leading: rows that are bold.
+        groups: rows before which a group begins.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    failed: Mapping[int, str] = field(default_factory=dict)
+    leading: frozenset[int] = frozenset()
+    groups: frozenset[int] = frozenset()
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows as texts."""
+        return [
+            tuple("" if value is None else column.text(value) for column, value in zip(self.columns, row, strict=False))
+            for row in self.rows
+        ]
+
+    @property
+    def best(self) -> frozenset[tuple[int, int]]:
+        """(row, column) of the best of each column that has at least two different values."""
+        found: set[tuple[int, int]] = set()
+        for index, column in enumerate(self.columns):
+            if column.rank is None:
+                continue
+            values = {number: row[index] for number, row in enumerate(self.rows) if index < len(row)}
+            ranks = {number: column.rank(value) for number, value in values.items() if value is not None}
+            known = {number: rank for number, rank in ranks.items() if rank is not None}
+            if len(set(known.values())) > 1:
+                found |= {(number, index) for number, rank in known.items() if rank == max(known.values())}
+        return frozenset(found)
+
+    def filled(self, least: int = 1) -> Table:
+        """The table without columns in which no row has anything; the first ``least`` stay."""
+        full = {n for row in self.cells for n, text in enumerate(row) if text not in ("", "–")}
+        kept = [n for n in range(len(self.columns)) if n in full or n < least]
+        rows = tuple(tuple(row[n] for n in kept if n < len(row)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[n] for n in kept), rows=rows)
+
+    def without(self, where: str) -> Table:
+        """The table without columns that are in ``terminal`` or ``file`` alone."""
+        kept = [index for index, column in enumerate(self.columns) if column.only != where]
+        rows = tuple(tuple(row[index] for index in kept if index < len(row)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[index] for index in kept), rows=rows)
+
+    def reasons(self) -> list[str]:
+        """Why rows failed, a line each."""
+        return [f"{' + '.join(filter(None, self.cells[number]))}: {why}" for number, why in self.failed.items()]
+
+
+def columns(*labels: str | Column) -> tuple[Column, ...]:
+    """Columns of texts by their labels: the first at the left, the others at the right."""
+    return tuple(
+        label if isinstance(label, Column) else Column(label, align="right" if index else "left")
+        for index, label in enumerate(labels)
+    )
+
+
+def word(label: str) -> Column:
+    """A column of words."""
+    return Column(label, align="left")
+
+
+def words(label: str) -> Column:
+    """A column of sentences."""
+    return Column(label, align="left", wraps=True)
+
+
+# ---- the terminal ---------------------------------------------------------------------------------------------------
+
+
+def terminal(table: Table, width: int | None = None) -> RichTable:
+    """A rich table; the best of a column has a star.
+
+    Args:
+        table: what is shown.
+        width: columns of the terminal; table columns that do not fit are left out, the first two never.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = table.without("file")
+    cells, best = table.cells, table.best
+    ranked = {column for _, column in best}
+    marked = [
+        [text + (BEST if (n, i) in best else " " if i in ranked and text else "") for i, text in enumerate(row)]
+        for n, row in enumerate(cells)
+    ]
+    shown = list(range(len(table.columns))) if width is None else _fitting(table.columns, marked, width)
+    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for index in shown:
+        column = table.columns[index]
+        made.add_column(column.label, justify=column.align, no_wrap=not column.wraps, overflow="fold")
+    for number, row in enumerate(marked):
+        if number in table.groups:
+            made.add_section()
+        why = table.failed.get(number, "").partition(":")[0]
+        style = "" if not why else "red" if why == "failed" else "dim"
+        line = [Text(row[i], style=_style(table, number, i, best)) for i in shown if i < len(row)]
+        if why and len(line) < len(shown):
+            line.append(Text(why))
+        made.add_row(*line, style=style or ("bold" if number in table.leading else None))
+    return made
+
+
+def _style(table: Table, row: int, column: int, best: frozenset[tuple[int, int]]) -> str:
+    style = table.columns[column].style
+    return "green" if (row, column) in best else style(table.rows[row][column]) if style else ""
+
+
+def _fitting(heads: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns that fit, from the left, those without anything left out."""
+    shown: list[int] = []
+    used = 0
+    for index, column in enumerate(heads):
+        cells = [row[index] for row in rows if index < len(row)]
+        if index and not any(cells):
+            continue
+        widest = max(map(len, (column.label, *cells)))
+        widest = min(widest, _WRAPPED) if column.wraps else widest
+        if index < 2 or used + widest + 2 <= width:
+            used += widest + 2
+            shown.append(index)
+    return shown
+
+
+# ---- Markdown -------------------------------------------------------------------------------------------------------
+
+
+def escaped(text: str) -> str:
+    """A text in one line of Markdown that is nothing but text there: names are a stranger's."""
+    line = visible(text.strip().replace("\n", " ")).replace("&", "&amp;").replace("<", "&lt;")
+    return _BEGINS.sub(r"\g<0>\\", _MARKUP.sub(r"\\\g<0>", line))
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table; the best of a column is bold."""
+    table = table.without("terminal")
+    best = table.best
+    lines = [
+        "| " + " | ".join(escaped(column.label) for column in table.columns) + " |",
+        "| " + " | ".join("---" if column.align == "left" else "---:" for column in table.columns) + " |",
+    ]
+    for number, row in enumerate(table.cells):
+        cells = [f"**{escaped(text)}**" if (number, n) in best else escaped(text) for n, text in enumerate(row)]
+        cells += [escaped(table.failed.get(number, ""))] if len(cells) < len(table.columns) else []
+        cells += [""] * (len(table.columns) - len(cells))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+# ---- CSV ------------------------------------------------------------------------------------------------------------
+
+
+def comma_separated(heads: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
+    """Lines for spreadsheets, numbers unrounded; what a line lacks is empty, what has no head is left out."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, heads, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def trials(run: Run | None, /, **more: Any) -> Iterator[dict[str, Any]]:
+    """A measured run for :func:`comma_separated`: a line per trial, with its number and speed; none without a run."""
+    if run is not None:
+        facts = {"lossy": False} | {one.name: getattr(run, one.name) for one in fields(run)} | more
+        for number, sample in enumerate(run.tokens_per_s.samples, 1):
+            yield facts | {"trial": number, "tokens_per_s": sample}
