@@ -13,7 +13,7 @@ from ggufspec.chat.commands import (
     SHOWN,
     Command,
     Message,
-    Settings,
+    Switches,
     candidates,
     change,
     is_switch,
@@ -25,17 +25,17 @@ from ggufspec.chat.commands import (
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 
-PAIR = Settings(has_draft=True)
-ALONE = Settings(has_draft=False, ngram="off")
+PAIR = Switches(has_draft=True)
+ALONE = Switches(has_draft=False, ngram="off")
 
 
-def changed(line: str, settings: Settings = PAIR) -> Settings:
+def changed(line: str, settings: Switches = PAIR) -> Switches:
     command = read(line)
     assert isinstance(command, Command)
     return change(settings, command)
 
 
-def refused(line: str, settings: Settings = PAIR) -> UsageError:
+def refused(line: str, settings: Switches = PAIR) -> UsageError:
     with pytest.raises(UsageError) as caught:
         changed(line, settings)
     assert caught.value.hint
@@ -258,7 +258,7 @@ def test_what_is_not_loaded_cannot_be_switched_to() -> None:
         (replace(ALONE, ngram="only"), ("lookup",), ""),
     ],
 )
-def test_who_drafts_and_who_answers(settings: Settings, drafters: tuple[str, ...], alone: str) -> None:
+def test_who_drafts_and_who_answers(settings: Switches, drafters: tuple[str, ...], alone: str) -> None:
     assert (settings.drafters, settings.alone) == (drafters, alone)
 
 
@@ -339,6 +339,6 @@ def test_any_argument_is_taken_or_refused(name: str, argument: str) -> None:
         command = read(line)
         assert isinstance(command, Command)
         if is_switch(command.name) and command.argument:
-            assert isinstance(change(PAIR, command), Settings)
+            assert isinstance(change(PAIR, command), Switches)
     except UsageError:
         refused(line)

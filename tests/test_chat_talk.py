@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import markdown
-from ggufspec.chat.commands import Settings
+from ggufspec.chat.commands import Switches
 from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.session import Ready, Reply, Request, Spec
 from ggufspec.chat.talk import Screen, Talk
@@ -77,7 +77,7 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
         spec = Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(ctx_size=512))
         out, err = Console(theme=markdown.THEME, highlight=False), Console(stderr=True, highlight=False)
         screen = Screen(out, err, lambda text: err.print(text, soft_wrap=True), idle, False, streams, quiet)
-        made = Talk(spec, Settings(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
+        made = Talk(spec, Switches(has_draft=True, **settings), screen, name="pair", about={"target": "t.gguf"})
         made._session = script  # type: ignore[assignment]
         made.open()
         return made

@@ -31,7 +31,7 @@ _NEEDS_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Switches:
     """Everything that can be switched while a pair is loaded.
 
     Args:
@@ -298,7 +298,7 @@ def is_switch(name: str) -> bool:
     return name in SHOWN or name in MODES or name == "temp"
 
 
-def change(settings: Settings, command: Command) -> Settings:
+def change(settings: Switches, command: Command) -> Switches:
     """The settings after a switch that was given an argument, or that needs none.
 
     Raises:
@@ -329,11 +329,11 @@ def change(settings: Settings, command: Command) -> Settings:
             return replace(settings, system="" if argument.lower() == "off" else argument)
 
 
-def _with_sampling(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+def _with_sampling(settings: Switches, changes: Mapping[str, Any]) -> Switches:
     return replace(settings, sampling=replace(settings.sampling, **changes))
 
 
-def _with_mode(settings: Settings, name: str) -> Settings:
+def _with_mode(settings: Switches, name: str) -> Switches:
     if name == "drafter" and not settings.has_draft:
         raise UsageError("no draft model is loaded", _NEEDS_DRAFT)
     if name == "speculative" and not settings.drafters:
@@ -341,7 +341,7 @@ def _with_mode(settings: Settings, name: str) -> Settings:
     return replace(settings, mode=name)
 
 
-def _with_gamma(settings: Settings, argument: str) -> Settings:
+def _with_gamma(settings: Switches, argument: str) -> Switches:
     if argument.lower() == "auto":
         return replace(settings, gamma=None)
     try:
@@ -355,7 +355,7 @@ def _with_gamma(settings: Settings, argument: str) -> Settings:
     return replace(settings, gamma=number)
 
 
-def _with_processor(settings: Settings, argument: str) -> Settings:
+def _with_processor(settings: Switches, argument: str) -> Switches:
     name, *numbers = argument.lower().split()
     if name not in PROCESSORS:
         raise _unknown("processor", name, PROCESSORS)
@@ -373,7 +373,7 @@ def _with_processor(settings: Settings, argument: str) -> Settings:
     )
 
 
-def _with_penalties(settings: Settings, argument: str) -> Settings:
+def _with_penalties(settings: Switches, argument: str) -> Switches:
     words = argument.lower().split()
     if words == ["off"]:
         return _with_sampling(settings, {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0})
@@ -387,7 +387,7 @@ def _with_penalties(settings: Settings, argument: str) -> Settings:
     return _with_sampling(settings, changes)
 
 
-def _with_rule(settings: Settings, argument: str) -> Settings:
+def _with_rule(settings: Switches, argument: str) -> Switches:
     rule = ":".join(argument.lower().split())  # /accept top-k 3 too
     try:
         check_rule(rule)
@@ -416,7 +416,7 @@ def _list(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def shown(settings: Settings, name: str) -> str:
+def shown(settings: Switches, name: str) -> str:
     """The present value of a switch, in words."""
     match name:
         case "speculative" | "target" | "drafter":
@@ -448,7 +448,7 @@ def _on_off(value: bool) -> str:
     return "on" if value else "off"
 
 
-def mode(settings: Settings) -> str:
+def mode(settings: Switches) -> str:
     """Who answers, in words."""
     if settings.mode == "speculative" and not settings.drafters:
         return "target-only: speculation is off"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec.chat import commands as chat_commands
 from ggufspec.chat import conversation, report, session
-from ggufspec.chat.commands import COMMANDS, MODES, Command, Settings
+from ggufspec.chat.commands import COMMANDS, MODES, Command, Switches
 from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.stream import Rounds, Stream, source_styles, stream
 from ggufspec.display import counted
@@ -66,7 +66,7 @@ class Screen:
         """Something that was asked for and is no answer: among the answers only where somebody looks."""
         (self.console if self.interactive else self.stderr).print(what)
 
-    def answer(self, settings: Settings) -> Stream:
+    def answer(self, settings: Switches) -> Stream:
         """Where the next answer goes."""
         return stream(self.console, as_markdown=settings.renders and self.interactive, tint=settings.tint)
 
@@ -104,7 +104,7 @@ class Talk:
     def __init__(
         self,
         spec: session.Spec,
-        settings: Settings,
+        settings: Switches,
         screen: Screen,
         *,
         name: str,
@@ -211,7 +211,7 @@ class Talk:
             **more,
         )
 
-    def _ask(self, asked: Conversation, settings: Settings, alone: str, *, cache: bool = True) -> _Answer:
+    def _ask(self, asked: Conversation, settings: Switches, alone: str, *, cache: bool = True) -> _Answer:
         """The answer of one model or both, shown as it comes."""
         if not self._session.is_open:
             self.screen.say("loading the pair again")
@@ -454,7 +454,7 @@ class Talk:
 class _Events:
     """Shows the events of one answer; a context manager, which ends what is shown."""
 
-    def __init__(self, talk: Talk, settings: Settings) -> None:
+    def __init__(self, talk: Talk, settings: Switches) -> None:
         self._talk, self._screen, self._settings = talk, talk.screen, settings
         self._stream: Stream | None = None
         self._waiting = contextlib.ExitStack()

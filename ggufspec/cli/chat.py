@@ -18,7 +18,7 @@ from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from ggufspec.chat.commands import Settings as Switches
+    from ggufspec.chat.commands import Switches
     from ggufspec.chat.session import Spec
     from ggufspec.chat.talk import Talk
     from ggufspec.models.profile import Pair
@@ -78,7 +78,7 @@ def chat(
 
 def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
     """The pair, its files here and placed, and how it is talked to at first."""
-    from ggufspec.chat.commands import Settings as Switches
+    from ggufspec.chat.commands import Switches
     from ggufspec.chat.session import Spec
     from ggufspec.decoding.options import ROWS
 
