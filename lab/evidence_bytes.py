@@ -180,9 +180,9 @@ def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.Result:
 
 
 def largest_tasks(lab: Lab) -> Iterator[Task]:
-    """The target alone, and beside its draft, under a ceiling that holds only a part of it."""
+    """Target-only, and beside its draft, under a ceiling that holds only a part of it."""
     pair = lab.scale.notebook
-    for with_draft, name in ((False, "the target alone"), (True, "beside its draft")):
+    for with_draft, name in ((False, "target-only"), (True, "beside its draft")):
         files = (pair.target, pair.draft) if with_draft else (pair.target,)
         tokens = lab.rates.reading * lab.scale.depth + 16
         once_s = lab.rates.load_s(*files) + tokens * lab.rates.token_s(pair.target, lab.scale.notebook_layers)

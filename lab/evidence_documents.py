@@ -135,7 +135,7 @@ class LargestFound:
 
     Args:
         target: the planner's placement.
-        draft: beside which it is; None for the target alone.
+        draft: beside which it is; None for target-only.
         ctx_size: tokens of context.
         ceiling_bytes: of the device.
         planned: layers that the planner offloads.

@@ -106,7 +106,7 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A speed that was measured: of a target alone, or of a pair with so many drafted tokens a round."""
+    """A speed that was measured: of target-only, or of a pair with so many drafted tokens a round."""
 
     part: str
     what: str

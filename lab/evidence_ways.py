@@ -198,7 +198,7 @@ class _Job:
         repetition: from 0.
         options: placements and all.
         runs: in this order.
-        draft: the draft; None: the target alone.
+        draft: the draft; None: target-only.
         ceiling: of the device; None: its own.
         predicted: the planner's tokens/s.
     """

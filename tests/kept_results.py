@@ -68,7 +68,7 @@ def spread(median: float, noise: float = 0.01, samples: int = 5, seed: int = 0) 
 
 
 def run(speed: float, layers: int, of: int = 80, **changes: Any) -> Run:
-    """A run of the target alone."""
+    """A run of target-only."""
     body = {
         "tokens": 1024,
         "prompt_tokens_per_s": 30 * speed,

@@ -270,7 +270,7 @@ def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int 
 
 
 def first_choices(machine: Simulated) -> list[int]:
-    """The planner's pair and its target alone."""
+    """The planner's pair and target-only."""
     plan, options = machine.plan, machine.options
     pair = with_placement(options, plan.pair, draft_max=15) if plan.pair else None
     alone = replace(with_placement(options, plan.alone, draft_max=15), drafters=())

@@ -158,7 +158,7 @@ def joint(target, length):
 
 
 def is_lossless(target, drafter, length):
-    """Whether a round, continued by the target alone, has the target's law over the first ``length + 1`` tokens.
+    """Whether a round, continued by target-only, has the target's law over the first ``length + 1`` tokens.
 
     By induction over rounds this holds for a text of any length exactly if it holds for one round.
     """

@@ -338,7 +338,7 @@ def test_a_dear_draft_that_was_off_comes_back(name):
 
 
 def speeds(name: str, share: float, process: Process, lookup: Process) -> tuple[float, float, float]:
-    """Tokens per second of (both, the draft alone, the lookup alone)."""
+    """Tokens per second of (both, draft-only, the lookup alone)."""
     worlds = [
         World(CURVES[name], share, *sources[:1], lookup=sources[1])
         for sources in ((process, lookup), (process, None), (None, lookup))

@@ -200,7 +200,7 @@ def test_a_modelfile() -> None:
     ]
     comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
     assert comments == list(export("ollama", PAIR).notes)
-    for words in ("the target alone", "num_gpu counts the output layer", "OLLAMA_KV_CACHE_TYPE=q8_0"):
+    for words in ("target-only", "num_gpu counts the output layer", "OLLAMA_KV_CACHE_TYPE=q8_0"):
         assert any(words in comment for comment in comments)
 
 

@@ -261,7 +261,7 @@ def test_other_settings_in_the_same_folder(measured: tuple[Path, Finished, float
 def test_the_list_says_what_each_will_take(place: Path) -> None:
     finished = run(place, *RPC, "--list", "--only", "b", "--folder", place / "listed")
     assert finished.code == 0
-    assert "b  the target alone: about " in finished.stdout
+    assert "b  target-only: about " in finished.stdout
     assert not (place / "listed").exists()
 
 

@@ -361,7 +361,7 @@ def weights(seed):
 
 
 def laws(monkeypatch, automaton, length, drafted):
-    """The law of texts of ``length`` tokens, a round with so many drafted tokens and then the target alone."""
+    """The law of texts of ``length`` tokens, a round with so many drafted tokens and then target-only."""
     monkeypatch.setattr(speculative, "candidates", Weights)
     target, draft = weights(1), weights(2)
 

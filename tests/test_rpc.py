@@ -137,7 +137,7 @@ def lie(peer: socket.socket) -> None:
 
 
 def test_a_bench_measures_the_rival_at_its_own_placement(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
-    """Four target layers are asked for beside the draft; the target alone may have all of them, and has."""
+    """Four target layers are asked for beside the draft; target-only may have all of them, and has."""
     done = cli("bench", "demo", *FLAGS, "--draft-policy", "fixed", "--rpc", worker[0], "-r", "1", "--json")
     assert (done.code, done.stderr) == (0, "")
     document = done.document()

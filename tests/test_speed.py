@@ -340,7 +340,7 @@ def test_break_even_in_exact_arithmetic():
     assert break_even_acceptance(lambda _: 1.0, 0.0, 1.5, most=1) == pytest.approx(0.5)
     assert break_even_acceptance(lambda _: 1.0, 0.0, 2.01, most=1) is None
     assert break_even_acceptance(lambda _: 1.0, 0.0, 1.0) == 0.0
-    # drafting must catch up by itself: 1 + a in 1.25 s against the same target alone
+    # drafting must catch up by itself: 1 + a in 1.25 s against the same target-only
     assert break_even_acceptance(lambda _: 1.0, 0.25, 1.0, most=1) == pytest.approx(0.25)
 
 

@@ -44,7 +44,7 @@ def lengths(*numbers: int, repetitions: int = 2) -> sweep.Experiment:
 
 
 class Machine:
-    """Does trials by arithmetic: a run with drafts of n tokens does 10 n tokens/s, the target alone 15."""
+    """Does trials by arithmetic: a run with drafts of n tokens does 10 n tokens/s, target-only 15."""
 
     def __init__(self, dies_at: int = 10**9, fails: tuple[int, ...] = ()) -> None:
         self.done: list[int] = []

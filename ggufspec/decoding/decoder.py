@@ -158,7 +158,7 @@ class SpeculativeDecoder:
                 if context is not None and not context.can_rewind:
                     raise ModelError(
                         f"{context.model.path.name} cannot take tokens back: it can be in no pair",
-                        "run the target alone with --no-draft",
+                        "run target-only with --no-draft",
                     )
             self._drafters_made: dict[str, tuple[Path | None, Drafter]] = {}  # by name; with the corpus, if it has one
             self._drafter: ModelDrafter | None = None

@@ -36,7 +36,7 @@ class Settings:
         target: the target's file.
         placement: its layers.
         context: its context; ``threads`` of it are everyone's.
-        draft: the draft's file; None runs the target alone.
+        draft: the draft's file; None runs target-only.
         draft_placement: its layers.
         draft_context: its context, as long as the target's; None is the target's with an f16 cache.
         draft_max: drafted tokens a round at most.
@@ -91,7 +91,7 @@ def llama_speculative_simple(settings: Settings) -> list[str]:
 
 
 def llama_bench(settings: Settings) -> list[str]:
-    """The command of llama.cpp's benchmark: the target alone.
+    """The command of llama.cpp's benchmark: target-only.
 
     Raises:
         UsageError: it has no word for the cache's type, or would split the file's name.
@@ -316,7 +316,7 @@ def _bench_notes(settings: Settings) -> tuple[str, ...]:
     if settings.context.swa_full:
         notes.append("it has no --swa-full: a layer with a sliding window keeps only its window")
     if settings.draft:
-        notes.append("it has no draft: this measures the target alone, placed as beside the draft")
+        notes.append("it has no draft: this measures target-only, placed as beside the draft")
     return tuple(notes)
 
 
@@ -327,7 +327,7 @@ def _ollama_notes(settings: Settings) -> tuple[str, ...]:
         "num_ctx is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve",
     ]
     if settings.draft:
-        notes.append("the target alone: Ollama drafts with MTP and DFlash heads only, not with a model like the draft")
+        notes.append("target-only: Ollama drafts with MTP and DFlash heads only, not with a model like the draft")
     if context.cache_type_k != context.cache_type_v:
         notes.append(f"Ollama has one type for both caches, not {context.cache_type_k} and {context.cache_type_v}")
     elif context.cache_type_k != "f16":

@@ -31,7 +31,7 @@ _DRAFT_STEPS = 8
 
 
 def make_plan(question: Question, machine: Machine, confirm: Confirm | None = None) -> Plan:
-    """Place a pair, and the target alone, as fast as the budget allows.
+    """Place a pair, and target-only, as fast as the budget allows.
 
     Args:
         question: what to place.
@@ -151,7 +151,7 @@ class _Search:
         return self._passes[key]
 
     def choice(self, target: Subject, at: Placement, draft: Subject | None, draft_at: Placement | None) -> Choice:
-        """The best draft length there and what it yields; for a target alone, length 0."""
+        """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
             seconds = self.pass_s(target, at, 1)
             return Choice(0, 1 / seconds, seconds)

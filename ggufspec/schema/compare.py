@@ -44,7 +44,7 @@ class Cell:
 
     Args:
         target: name of a target.
-        draft: name of a draft; None is the target alone.
+        draft: name of a draft; None is target-only.
         run: what was measured, absent if it failed.
         speedup: over the best target-only run of the same target file, paired by repetition; absent for that run.
         bytes: by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,

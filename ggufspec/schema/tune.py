@@ -10,7 +10,7 @@ from ggufspec.schema.base import Amount, Count, Failure, Spread
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """One point of the space that tuning searches. ``drafted`` False is the target alone."""
+    """One point of the space that tuning searches. ``drafted`` False is target-only."""
 
     gpu_layers: Count
     gpu_layers_draft: Count

@@ -6,7 +6,7 @@ Real decoding of the demo pair, its vocabulary padded to 128,256 tokens by scrip
 tokens a round. Around every call of the acceptance rule stands a stop-watch: ``propose`` reads one row, ``verify`` one
 for each token that it emits. The time of both over the tokens that were emitted is the sampler's time per token. It
 depends on the pair, since every drafted token costs a row: so it is given too for a pair whose tokens are each kept
-with a chance of 60 %, from the median rows. Of the target alone a token is one row.
+with a chance of 60 %, from the median rows. Of target-only a token is one row.
 
 The decoding between the rows takes them, and NumPy's code, out of the nearest caches: a row costs about twice what it
 does in a loop of its own. The padding of that pair is never likely, unlike a big model's rare tokens. So each sampling
@@ -169,7 +169,7 @@ def main() -> None:
                     "sampling": name,
                     "goal_s": GOAL_S,
                     "reached": {
-                        "a token of the target alone": figures["row_s"]["verify_median"] <= GOAL_S,
+                        "a token of target-only": figures["row_s"]["verify_median"] <= GOAL_S,
                         "a token of the pair": token_s["at_60_percent"] <= GOAL_S,
                     },
                     "made_row_s": made,

@@ -283,7 +283,7 @@ def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
 
     flags = ("run", "demo", "-p", PROMPT, "-n", "8")
     alone = cli(*flags, "--no-draft")
-    assert "abacus" not in alone.stderr  # a target alone needs no curve
+    assert "abacus" not in alone.stderr  # target-only needs no curve
     drafted = cli(*flags)
     assert (drafted.code, drafted.stdout) == (0, alone.stdout)
     assert f"{pair[0].name} is of another machine (an abacus): measured again\n" in drafted.stderr
