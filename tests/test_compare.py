@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ggufspec.bench import compare, interleaved, trial
+from ggufspec.bench import compare, interleaved, matrix, trial
 from ggufspec.bench.compare import LOG, Comparison, Contender, Experiment, Planned, Subject
 from ggufspec.bench.run_log import RunLog
-from ggufspec.cli import matrix
+from ggufspec.cli.compare import split
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -611,7 +611,7 @@ def file(path):
     ],
 )
 def test_names_of_files(paths, names):
-    assert list(matrix.names([file(path) for path in paths]).values()) == names
+    assert list(matrix.unique_names([file(path) for path in paths]).values()) == names
 
 
 def test_notes_that_differ_in_numbers_are_told_once():
@@ -621,13 +621,13 @@ def test_notes_that_differ_in_numbers_are_told_once():
 
 def test_a_long_list_is_no_name_of_a_file():
     parts = [f"{'x' * 60}-{number}.gguf" for number in range(6)]
-    assert matrix._split(", ".join(parts)) == parts
+    assert split(", ".join(parts)) == parts
 
 
 def test_a_target_alone_has_the_profile_s_settings_and_not_its_placement():
-    pair = matrix.Pairing(file("/m/t.gguf"), file("/m/d.gguf"), Settings(ctx_size=512, n_cpu_moe=3), 45, 2)
-    alone, same = matrix._with_alone([pair])
-    assert (alone.draft, alone.target_gpu_layers, alone.settings) == (None, None, Settings(ctx_size=512))
+    pair = matrix.Pairing(file("/m/t.gguf"), file("/m/d.gguf"), Settings(ctx_size=512, n_cpu_moe=3, gpu_layers=45))
+    alone, same = matrix.with_target_only([pair])
+    assert (alone.draft, alone.settings) == (None, Settings(ctx_size=512))
     assert same is pair
 
 
@@ -636,5 +636,5 @@ def test_two_profiles_that_would_run_one_target_in_two_ways():
     short = matrix.Pairing(target, file("/m/d.gguf"), Settings(ctx_size=512, acceptance=0.5))
     long = matrix.Pairing(target, file("/m/e.gguf"), Settings(ctx_size=1024))
     with pytest.raises(UsageError, match="set another ctx_size"):
-        matrix._with_alone([short, long])
-    assert len(matrix._with_alone([short, replace(long, settings=Settings(ctx_size=512, acceptance=0.9))])) == 3
+        matrix.with_target_only([short, long])
+    assert len(matrix.with_target_only([short, replace(long, settings=Settings(ctx_size=512, acceptance=0.9))])) == 3

@@ -212,7 +212,7 @@ def test_energy_and_what_goes_on_on_a_card(cli: Cli, models: Path, tmp_path: Pat
     document = done.document()
     assert document["cells"][0]["energy_j_per_token"] == 1.5 / 8
     name = "NVIDIA GeForce RTX 4090"
-    assert f"{name}: heat in 1 trial of 1: the cards were held back" in document["warnings"]
+    assert f"{name}: heat in 1 trial of 1: the clocks were reduced" in document["warnings"]
     assert f"{name} was 37% busy before the first trial: something else runs on it" in document["warnings"]
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec.cli import contenders, inputs, ui
-from ggufspec.cli.matrix import matrix
+from ggufspec import api
+from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import profile_names, takes
-from ggufspec.errors import GgufspecError, StopError
+from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.reports.compare import Sort
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from ggufspec.bench.compare import Comparison
+    from ggufspec.bench.matrix import File, Pairing
     from ggufspec.schema.compare import CompareDocument
+
+_EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
 
 
 def compare(
@@ -58,23 +61,25 @@ def compare(
     command resumes an interrupted run. Quality is measured against the largest target.
     """
     from ggufspec.bench.compare import LOG, Comparison
+    from ggufspec.bench.learned import learn
+    from ggufspec.bench.matrix import Matrix
     from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import check_writable
 
     own_prompt = inputs.read_prompt(given.prompt, given.file)
     inputs.check_exports(given)
-    wanted = contenders.Wanted(inputs.with_seed(given), own_prompt)
-    wanted.check()
-    pairings = matrix(pairs, given)
-    stem = (given.results or writable(results_folder())) / f"compare-{wanted.key(pairings)}"
+    _check(given)
+    given = inputs.with_seed(given)
+    matrix = Matrix(_pairings(pairs, given), given, own_prompt, verbose=ui.flags().verbose)
+    stem = (given.results or writable(results_folder())) / f"compare-{matrix.key}"
     path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     interrupted = False
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         check_writable(kept)
         rows = None if no_quality else stem.with_suffix(".rows")
-        experiment, places = contenders.experiment(pairings, wanted, log, rows)
-        comparison = Comparison(experiment, log)
+        with inputs.planning() as on_event:
+            comparison = Comparison(matrix.experiment(log, rows, on_event), log)
         try:
             with ui.progress() as progress:
                 comparison.run(progress)
@@ -82,18 +87,138 @@ def compare(
             if not any(comparison.trials.by_run.values()):
                 raise StopError("interrupted before anything was measured") from None
             interrupted = True
-        _learn(comparison, places)
+        for contender, results in comparison.measured.items():
+            if contender.name in matrix.planned and contender.draft is not None:
+                learn(*matrix.planned[contender.name], results)
     document = comparison.document(interrupted=interrupted)
     return _report(document, sort, given, kept, comparison.trials.resumed)
 
 
-def _learn(comparison: Comparison, places: contenders.Places) -> None:
-    """Later plans use the measured acceptance."""
-    from ggufspec.bench.learned import learn
+def _check(given: Settings) -> None:
+    """Refuse options before anything is fetched.
 
-    for contender, results in comparison.measured.items():
-        if contender.name in places and contender.spec is not None and contender.spec.draft is not None:
-            learn(*places[contender.name], results)
+    Raises:
+        UsageError: a value is out of range, or a name is not known.
+    """
+    if given.drafter in ("lookup", "none"):
+        raise UsageError(
+            f"--drafter {given.drafter} uses no draft file", f"-md {given.drafter} makes it a cell of its own"
+        )
+    api.sampling(given)
+    api.decoder_options(given)
+
+
+def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
+    """Every pairing, each target's target-only run first; what is on the hub and not here is fetched.
+
+    Raises:
+        GgufspecError: nothing is given, a file is not there or given twice.
+    """
+    from ggufspec.bench.matrix import LOOKUP, NONE, Pairing, check_twice, named, with_draft, with_target_only
+
+    if profiles and (given.model is not None or given.hf_repo is not None):
+        raise UsageError(
+            "both profiles and targets are given", "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
+        )
+    targets = [*_files(given.model, "-m"), *_of_hub(given.hf_repo, "-hf")]
+    draft_files = [*_files(given.model_draft, "-md"), *_of_hub(given.hf_repo_draft, "-hfd")]
+    words = {word for text in (given.model_draft, given.hf_repo_draft) for word in split(text)} & {LOOKUP, NONE}
+    given_drafts = bool(draft_files or words)
+    if not (targets or profiles):
+        what = "only drafts are given" if given_drafts else "nothing is given to compare"
+        raise UsageError(f"{what}: the matrix is empty", _EXAMPLE)
+    check_twice(targets, "target")
+    check_twice(draft_files, "draft")
+    drafts: list[File | str | None] = [None, *draft_files, *([LOOKUP] if LOOKUP in words else [])]
+    if not profiles:
+        pairings = [Pairing(target, draft, Settings()) for target in targets for draft in drafts]
+    else:
+        pairings = list(_of_profiles(profiles, own_drafts=not given_drafts))
+        if given_drafts:
+            pairings = [with_draft(one, draft) for one in pairings for draft in drafts]
+    return named(with_target_only(pairings))
+
+
+def split(text: str | None) -> list[str]:
+    """The parts of a list with commas; a file whose own name has one is taken whole."""
+    if text and _is_file(text):
+        return [text]
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # a list may be longer than a name can be
+        return False
+
+
+def _files(text: str | None, flag: str) -> list[File]:
+    from ggufspec.bench.matrix import LOOKUP, NONE, File
+
+    words = (LOOKUP, NONE) if flag == "-md" else ()
+    parts = split(text)
+    if text is not None and not parts:
+        raise UsageError(f"{flag} names no file: the matrix is empty", _EXAMPLE)
+    paths = [_expanded(part) for part in parts if part not in words]
+    for path in paths:
+        if not path.is_file():
+            reason = "is a folder" if path.is_dir() else "does not exist"
+            raise ModelError(f"{path} {reason}", f"ls {path if path.is_dir() else path.parent}")
+    return [File(path, path.absolute()) for path in paths]
+
+
+def _expanded(text: str) -> Path:
+    """With ``~`` as the shell has it, which sees it at the head of a list only."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # of somebody who is not known here
+        return Path(text)
+
+
+def _of_hub(text: str | None, flag: str) -> list[File]:
+    """``USER/REPO:Q3_K_S,Q4_K_M``: a part without a slash is one more quantisation of the repository before it."""
+    from ggufspec.bench.matrix import LOOKUP, NONE, File
+    from ggufspec.models.hub import hub_file
+
+    example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
+    if text is not None and not split(text):
+        raise UsageError(f"{flag} names no repository: the matrix is empty", example)
+    asked, repo = [], ""
+    for part in split(text):
+        if part in (LOOKUP, NONE):
+            continue
+        if "/" in part:
+            repo = part.partition(":")[0]
+            asked.append(part)
+        elif repo:
+            asked.append(f"{repo}:{part}")
+        else:
+            raise UsageError(f"{part!r} names no repository", example)
+    sources = [hub_file(name) for name in asked]
+    again = " && ".join(pull.command(None, name, None) for name in asked)  # pull knows no lists
+    paths = pull.have(sources, "the comparison", again)
+    return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
+
+
+def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairing]:
+    from ggufspec.bench.matrix import File, Pairing
+    from ggufspec.models.profile import load_profile, on_hub, resolve
+
+    for name in profiles:
+        profile = load_profile(name)
+        if not own_drafts:
+            profile = profile.model_copy(update={"draft": None})
+        sources = [source for one in (profile.target, profile.draft) if one and (source := on_hub(one))]
+        pull.have(sources, f"profile {profile.name!r}", pull.command(name, None, None))
+        pair = resolve(profile)
+        files = [
+            File(file, PurePath("/", one.repo, one.file) if one.repo else file.absolute())
+            for file, one in ((pair.target, profile.target), (pair.draft, profile.draft))
+            if file is not None and one is not None
+        ]
+        draft = files[1] if len(files) > 1 else None
+        yield Pairing(files[0], draft, pair.settings)
 
 
 def _report(
