@@ -341,7 +341,7 @@ def make_plan(
             draft.header.fingerprint if draft else "",
             pair.settings.acceptance,
         )
-    both = [(known.header, known.skeleton) for known in headers]
+    both = [(known.header, known.metadata_only) for known in headers]
     asked = question(both[0], both[1] if draft else None, options, acceptance, wanted)
     asked, machine = _known_here(asked, where, threads)
     confirm = Confirmer(

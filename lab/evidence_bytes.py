@@ -127,7 +127,7 @@ def _taken(lab: Lab, kind: str, models: Sequence[_Model], ceiling_bytes: int | N
         for one, model in zip(known, models, strict=True)
     ]
     dry = lab.confirm(
-        [(one.skeleton, model.placement, model.context) for one, model in zip(known, models, strict=True)]
+        [(one.metadata_only, model.placement, model.context) for one, model in zip(known, models, strict=True)]
     )
     refused = next((answer for answer in dry if isinstance(answer, str)), None)
     if refused is not None:

@@ -220,7 +220,10 @@ class Lab:
         if key not in self._plans:
             target, draft = (self.shelf.known(file) for file in (pair.target, pair.draft))
             asked = question(
-                (target.header, target.skeleton), (draft.header, draft.skeleton), self.options(), PRIOR_ACCEPTANCE
+                (target.header, target.metadata_only),
+                (draft.header, draft.metadata_only),
+                self.options(),
+                PRIOR_ACCEPTANCE,
             )
             self._plans[key] = make_plan(
                 asked, self.machine(ceiling_bytes), lambda requests: self.confirm(list(requests))
@@ -240,8 +243,8 @@ class Lab:
             GgufspecError: it is too large.
         """
         requests = [
-            (self.shelf.known(pair.target).skeleton, Placement(-1), self.options().context(with_draft=True)),
-            (self.shelf.known(pair.draft).skeleton, Placement(-1), self.options().draft_context()),
+            (self.shelf.known(pair.target).metadata_only, Placement(-1), self.options().context(with_draft=True)),
+            (self.shelf.known(pair.draft).metadata_only, Placement(-1), self.options().draft_context()),
         ]
         used = self.overhead_bytes
         for answer in self.confirm(requests):

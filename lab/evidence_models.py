@@ -13,7 +13,7 @@ from pathlib import Path
 from ggufspec import worker
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
-from ggufspec.models import expansion_file as grown
+from ggufspec.models import expansion_file
 from ggufspec.models.expansion_file import Model
 from ggufspec.models.profile import demo_pair
 from ggufspec.models.source import Known, read_headers
@@ -52,12 +52,12 @@ class File:
     @property
     def about_bytes(self) -> int:
         """Its size before it is made, a few per cent off."""
-        return int(grown.SHAPES[self.model.shape].parameters() * _BITS.get(self.model.type, 6.0) / 8)
+        return int(expansion_file.SHAPES[self.model.shape].parameters() * _BITS.get(self.model.type, 6.0) / 8)
 
     @property
     def holed_bytes(self) -> int:
         """About what it takes of the disk where the untrained is holes: mostly the padded vocabulary."""
-        shape = grown.SHAPES[self.model.shape]
+        shape = expansion_file.SHAPES[self.model.shape]
         return int(shape.vocab * shape.width * max(_BITS.get(self.model.type, 6.0), _BITS["Q6_K"]) / 8)
 
 
@@ -323,7 +323,7 @@ class Shelf:
             if event.get("of"):
                 self.say(f"making {file.name}: {event['bytes'] / event['of']:.0%}")
 
-        grown.make(
+        expansion_file.make(
             source,
             file.model,
             path,

@@ -24,8 +24,7 @@ from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
-from ggufspec.models import expansion_file as grown
-from ggufspec.models import expansion_layout as fitting
+from ggufspec.models import expansion_file, expansion_layout
 
 # Named by their size with 4096 tokens; what they leave out stays as it is in the source. Heads of 64 throughout, as the
 # demo pair has: 3b and 8b have Llama's matrices and KV bytes with twice as many heads of half the size.
@@ -37,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "3b": {"width": 3072, "layers": 28, "heads": 48, "kv_heads": 16, "ffn": 8192},  # Llama-3.2-3B
     "8b": {"width": 4096, "layers": 32, "heads": 64, "kv_heads": 16, "ffn": 14336},  # Llama-3.1-8B
 }
-SHAPES = SIZES | {name: asdict(shape) for name, shape in grown.SHAPES.items()}
+SHAPES = SIZES | {name: asdict(shape) for name, shape in expansion_file.SHAPES.items()}
 NUMBERS = {
     "width": "width of the residual stream",
     "layers": "blocks",
@@ -88,8 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError("--random-seed is negative", "--random-seed 0")
         given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in NUMBERS}
         chosen = SHAPES.get(arguments.shape, {}) | {name: value for name, value in given.items() if value is not None}
-        shape = replace(fitting.read(arguments.small).shape, **chosen)
-        made = grown.grow(arguments.small, shape, file_type, arguments.out, arguments.fill, seed=arguments.random_seed)
+        shape = replace(expansion_layout.read(arguments.small).shape, **chosen)
+        made = expansion_file.expand(
+            arguments.small, shape, file_type, arguments.out, arguments.fill, seed=arguments.random_seed
+        )
     except GgufspecError as error:
         print(f"grow_pair: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from tiny_llama import PROMPTS, TINY, assert_same_text, decoder, write_tiny
 
-from ggufspec.models import expansion_file as grown
-from ggufspec.models import expansion_layout as fitting
+from ggufspec.models import expansion_file, expansion_layout
 from ggufspec.models.expansion_layout import Shape
 
 TEXTS = (
@@ -33,9 +32,13 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("untied") / "untied.gguf", is_tied=False, has_rope_freqs=True)
 
 
-def grow(small: Path, path: Path, shape: Shape, kind: str = "F16", fill: grown.Fill = "blocks", **more: bool) -> Path:
+def grow(
+    small: Path, path: Path, shape: Shape, kind: str = "F16", fill: expansion_file.Fill = "blocks", **more: bool
+) -> Path:
     """In this process: a child for each would take most of the time."""
-    grown.run(grown.Spec(small, shape, kind, path, fill, **more), lambda event: None, threading.Event())
+    expansion_file.run(
+        expansion_file.Spec(small, shape, kind, path, fill, **more), lambda event: None, threading.Event()
+    )
     return path
 
 
@@ -64,7 +67,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("kind", ["tiny", "untied"])
 def test_a_random_model_has_the_same_logits(
-    kind: str, change: dict[str, int], fill: grown.Fill, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, change: dict[str, int], fill: expansion_file.Fill, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     small = request.getfixturevalue(kind)
     shape = replace(TINY, tied=kind == "tiny")
@@ -115,7 +118,7 @@ AGREE = {"Q8_0": 0.9, "Q4_K_M": 0.7, "Q4_0": 0.6, "Q3_K_L": 0.5, "Q3_K_S": 0.4}
 
 @pytest.mark.parametrize("kind", AGREE)
 def test_a_quantised_trained_model_mostly_says_the_same(kind: str, target: Path, tmp_path: Path) -> None:
-    big = grow(target, tmp_path / "big.gguf", replace(grown.SHAPES["tiny"], layers=9), kind, "holes")
+    big = grow(target, tmp_path / "big.gguf", replace(expansion_file.SHAPES["tiny"], layers=9), kind, "holes")
     with decoder(target) as small, decoder(big) as other:
         same = []
         for text in TEXTS:
@@ -135,9 +138,11 @@ ROOMY = Shape(1792, 9, 16, 4, 2048, 5120, 64, tied=False)
 def test_second_places_change_nothing_but_rounding(
     is_tied: bool, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "_FINE", ())
+    monkeypatch.setattr(expansion_layout, "_FINE", ())
     shape = replace(ROOMY, tied=is_tied)
-    assert fitting.fit(fitting.read(target), shape, "F16").spread == fitting.Spread(512, 1024, 512)
+    assert expansion_layout.fit(expansion_layout.read(target), shape, "F16").spread == expansion_layout.Spread(
+        512, 1024, 512
+    )
     big = grow(target, tmp_path / "big.gguf", shape, "F16", "holes", refine=True)
     with decoder(target) as model:
         prompts = [model.tokenize(text) for text in TEXTS[:2]]

@@ -10,8 +10,7 @@ import pytest
 from tiny_llama import TINY, write_tiny
 
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.models import expansion_file as grown
-from ggufspec.models import expansion_layout as fitting
+from ggufspec.models import expansion_file, expansion_layout
 from ggufspec.models.expansion_layout import Shape
 
 DEMO = Shape(width=320, layers=8, heads=5, kv_heads=1, ffn=896, vocab=4096, head_size=64)
@@ -46,21 +45,21 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_query_heads_meet_their_own_key_value_head(
     small: tuple[int, int], big: tuple[int, int], query_at: tuple[int, ...], kv_of: tuple[int, ...], tiny: Path
 ) -> None:
-    source = replace(fitting.read(tiny), shape=replace(TINY, heads=small[0], kv_heads=small[1]))
-    layout = fitting.fit(source, replace(TINY, heads=big[0], kv_heads=big[1]), "F16")
+    source = replace(expansion_layout.read(tiny), shape=replace(TINY, heads=small[0], kv_heads=small[1]))
+    layout = expansion_layout.fit(source, replace(TINY, heads=big[0], kv_heads=big[1]), "F16")
     assert (layout.query_at, layout.kv_of) == (query_at, kv_of)
     for head, place in enumerate(layout.query_at):
         assert layout.kv_of[place // (big[0] // big[1])] == head // (small[0] // small[1])
 
 
 def test_the_shape_is_read(tiny: Path, untied: Path, target: Path) -> None:
-    assert fitting.read(tiny).shape == TINY
-    assert fitting.read(untied).shape == replace(TINY, tied=False)
-    assert fitting.read(target).shape == DEMO
+    assert expansion_layout.read(tiny).shape == TINY
+    assert expansion_layout.read(untied).shape == replace(TINY, tied=False)
+    assert expansion_layout.read(target).shape == DEMO
 
 
 def test_parameters_are_those_of_the_published_models() -> None:
-    billions = {name: shape.parameters() / 1e9 for name, shape in grown.SHAPES.items()}
+    billions = {name: shape.parameters() / 1e9 for name, shape in expansion_file.SHAPES.items()}
     published = {
         "llama3-70b": 70.55,
         "llama3-8b": 8.03,
@@ -74,7 +73,7 @@ def test_parameters_are_those_of_the_published_models() -> None:
 
 
 def test_parameters_are_the_tensors_numbers() -> None:
-    for shape in grown.SHAPES.values():
+    for shape in expansion_file.SHAPES.values():
         assert shape.parameters() == sum(int(np.prod(numbers)) for numbers in shape.tensors().values())
 
 
@@ -83,10 +82,10 @@ def test_parameters_are_the_tensors_numbers() -> None:
     [({"width": 1536}, "Q3_K_S"), ({"kv_heads": 1}, "Q3_K_S"), ({"ffn": 1792}, "Q3_K_S"), ({}, "Q8_0"), ({}, "F16")],
 )
 def test_second_places_need_room_and_a_coarse_type(change: dict[str, int], kind: str, target: Path) -> None:
-    source = fitting.read(target)
-    assert fitting.fit(source, ROOMY, "Q3_K_S").spread is not None
-    assert fitting.fit(source, ROOMY, "Q3_K_S", refine=False).spread is None
-    assert fitting.fit(source, replace(ROOMY, **change), kind).spread is None
+    source = expansion_layout.read(target)
+    assert expansion_layout.fit(source, ROOMY, "Q3_K_S").spread is not None
+    assert expansion_layout.fit(source, ROOMY, "Q3_K_S", refine=False).spread is None
+    assert expansion_layout.fit(source, replace(ROOMY, **change), kind).spread is None
 
 
 # ---- what is refused ------------------------------------------------------------------------------
@@ -110,20 +109,20 @@ REFUSED = {
 @pytest.mark.parametrize(("change", "kind", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_shape_that_does_not_fit(change: dict[str, int], kind: str, message: str, tiny: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        fitting.fit(fitting.read(tiny), replace(TINY, **change), kind)
+        expansion_layout.fit(expansion_layout.read(tiny), replace(TINY, **change), kind)
 
 
 def test_an_epsilon_without_room_for_the_constant(tiny: Path) -> None:
-    source = fitting.read(tiny)
+    source = expansion_layout.read(tiny)
     shape = replace(TINY, vocab=300, width=64)
-    assert fitting.fit(source, shape, "F16").spread is None
+    assert expansion_layout.fit(source, shape, "F16").spread is None
     with pytest.raises(UsageError, match="epsilon 1e-12 is too small"):
-        fitting.fit(replace(source, eps=1e-12), shape, "F16")
+        expansion_layout.fit(replace(source, eps=1e-12), shape, "F16")
 
 
 def test_an_output_matrix_cannot_be_lost(untied: Path) -> None:
     with pytest.raises(UsageError, match="output matrix of its own"):
-        fitting.fit(fitting.read(untied), TINY, "F16")
+        expansion_layout.fit(expansion_layout.read(untied), TINY, "F16")
 
 
 def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -147,4 +146,4 @@ def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
     )
     for path, message in files.values():
         with pytest.raises(ModelError, match=message):
-            fitting.read(path)
+            expansion_layout.read(path)

@@ -212,17 +212,17 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-def child(count: int, skeletons: int, folder: Path) -> None:
+def child(count: int, files: int, folder: Path) -> None:
     from ggufspec.llamacpp.library import load
     from ggufspec.models.source import MAX_MEMORY
     from ggufspec.worker import limited_memory
 
     load()
     with limited_memory(MAX_MEMORY):
-        _damage(count, skeletons, folder)
+        _damage(count, files, folder)
 
 
-def _damage(count: int, skeletons: int, folder: Path) -> None:
+def _damage(count: int, files: int, folder: Path) -> None:
     from ggufspec.models.header import ModelHeader, interpret
 
     outcomes: Counter[str] = Counter()
@@ -237,7 +237,7 @@ def _damage(count: int, skeletons: int, folder: Path) -> None:
             header = interpret("fuzz.gguf", [gguf.parse(data)], 1 << 30)
             assert isinstance(header, ModelHeader)
             outcomes[f"{what}: header"] += 1
-            if len(good) < skeletons and index % (count // skeletons // 3) == 0:
+            if len(good) < files and index % (count // files // 3) == 0:
                 good.append((index, data))
         except ModelError:
             outcomes[f"{what}: error"] += 1
@@ -245,14 +245,14 @@ def _damage(count: int, skeletons: int, folder: Path) -> None:
             wrong.append(f"case {index}, {what}: {type(error).__name__}: {error}")
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     for index, data in good:
-        tell(f"{index} skeleton")
+        tell(f"{index} metadata-only file")
         try:
-            gguf.write_skeleton([data], folder / "skeleton.gguf")
-            outcomes["skeletons"] += 1
+            gguf.write_metadata_only([data], folder / "metadata-only.gguf")
+            outcomes["files"] += 1
         except ModelError:
-            outcomes["no skeletons"] += 1
+            outcomes["no files"] += 1
         except Exception as error:
-            wrong.append(f"skeleton of case {index}: {type(error).__name__}: {error}")
+            wrong.append(f"metadata-only file of case {index}: {type(error).__name__}: {error}")
     scale = 1 if sys.platform == "darwin" else 1024
     tell(json.dumps({"outcomes": outcomes, "wrong": wrong, "grown_bytes": grown * scale}))
 
@@ -266,7 +266,7 @@ def test_no_damaged_header_harms(tmp_path: Path) -> None:
     assert told["wrong"] == []
     outcomes = told["outcomes"]
     assert sum(count for what, count in outcomes.items() if ":" in what) == CASES
-    assert outcomes["skeletons"] > SKELETONS // 2
+    assert outcomes["files"] > SKELETONS // 2
     assert min(outcomes.get(f"{mutation.__name__}: error", 0) for mutation in MUTATIONS) > 0
     assert sum(count for what, count in outcomes.items() if what.endswith("header")) > CASES // 10
     assert told["grown_bytes"] < 64 << 20

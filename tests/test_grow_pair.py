@@ -12,7 +12,7 @@ import gguf
 import pytest
 from tiny_llama import PROMPTS, assert_same_text, write_tiny
 
-from ggufspec.models import expansion_layout as fitting
+from ggufspec.models import expansion_layout
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,13 +65,13 @@ def test_the_same_seed_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_every_preset_holds_the_demo_target(target: Path) -> None:
-    source = fitting.read(target)
+    source = expansion_layout.read(target)
     sizes = {}
     for name, numbers in grow_pair.SHAPES.items():
         big = replace(source.shape, **numbers)
         if "draft" in name:
             continue
-        fitting.fit(source, replace(big, vocab=max(big.vocab, 5000)), "Q4_K_M")
+        expansion_layout.fit(source, replace(big, vocab=max(big.vocab, 5000)), "Q4_K_M")
         sizes[name] = big.parameters()
     millions = {"50m": 50, "150m": 150, "0.3b": 300, "1b": 1000, "3b": 3000, "8b": 7000}
     assert {name: sizes[name] for name in millions} == {

@@ -28,7 +28,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """(header, skeleton) by the shape's name."""
+    """(header, metadata_only) by the shape's name."""
     folder = tmp_path_factory.mktemp("shapes")
     made = {}
 
@@ -37,9 +37,9 @@ def model(tmp_path_factory):
             path = shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name])
             with path.open("rb") as file:
                 data = file.read(16 << 20)
-            skeleton = folder / f"{name}-skeleton.gguf"
-            gguf.write_skeleton([data], skeleton)
-            made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), skeleton
+            metadata_only = folder / f"{name}-metadata-only.gguf"
+            gguf.write_metadata_only([data], metadata_only)
+            made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), metadata_only
         return made[name]
 
     return get
@@ -58,9 +58,9 @@ def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=
 
 def exact(asked, machine):
     """A dry run that agrees with the formula: what is asked is kept."""
-    headers = {asked.target.skeleton: asked.target.header}
+    headers = {asked.target.metadata_only: asked.target.header}
     if asked.draft:
-        headers[asked.draft.skeleton] = asked.draft.header
+        headers[asked.draft.metadata_only] = asked.draft.header
     seen = []
 
     def confirm(requests):
@@ -298,17 +298,17 @@ def test_bytes_add_up():
 
 
 def test_the_skeleton_answers_as_the_file_does(model, tmp_path):
-    """The dry run of a file with its vocabulary and of its skeleton, to the byte."""
+    """The dry run of a file with its vocabulary and of its metadata_only, to the byte."""
     from ggufspec.llamacpp import dryrun
 
     shape = shapes.SHAPES["llama3-8b-q3_k_l"]
     path = shapes.write(tmp_path / "whole.gguf", shape, tokenizer=True)
     context = DecoderOptions(ctx_size=4096, threads=1).context(with_draft=True)
-    _, skeleton = model("llama3-8b-q3_k_l")
+    _, metadata_only = model("llama3-8b-q3_k_l")
     assert Path(path).stat().st_size > 4e9
     for gpu_layers in (0, 17, 33):
         at = Placement(gpu_layers)
-        asked = tuple(dryrun.Request(file, at, context) for file in (path, skeleton))
+        asked = tuple(dryrun.Request(file, at, context) for file in (path, metadata_only))
         whole, small = dryrun.ask(dryrun.Spec(asked, paper_cards=1)).answers
         assert whole == small
         assert not whole.error

@@ -297,8 +297,8 @@ def test_any_part_stands_for_all(parts: list[Path], tiny: Path, folder: Path, gi
     assert sorted(t.name for t in known.header.tensors) == sorted(t.name for t in TINY.tensors)
     assert known.header.weight_bytes() == read_one(tiny, folder).header.weight_bytes()
     assert known.sparse.name.endswith("-00001-of-00003.gguf")
-    skeleton = gguf.parse(known.skeleton.read_bytes()[:MB])
-    assert len(skeleton.tensors) == len(TINY.tensors)
+    metadata_only = gguf.parse(known.metadata_only.read_bytes()[:MB])
+    assert len(metadata_only.tensors) == len(TINY.tensors)
     assert vocabulary(known.sparse) == TINY.vocabulary
 
 
@@ -371,8 +371,8 @@ def test_a_damaged_entry_is_read_again(tiny: Path, folder: Path) -> None:
         lambda: entry.write_bytes(b"\xff" * 100),
         other_version,
         other_key,
-        lambda: first.skeleton.unlink(),
-        lambda: os.truncate(first.skeleton, 10),
+        lambda: first.metadata_only.unlink(),
+        lambda: os.truncate(first.metadata_only, 10),
         lambda: os.truncate(first.sparse, 10),
         lambda: first.sparse.unlink(),
         lambda: entry.unlink(),
@@ -388,7 +388,7 @@ def test_a_damaged_entry_is_read_again(tiny: Path, folder: Path) -> None:
 def test_an_entry_is_written_whole_or_not_at_all(tiny: Path, folder: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         known = list(pool.map(lambda _: read_one(tiny, folder), range(4)))
-    assert len({each.skeleton for each in known}) == 1
+    assert len({each.metadata_only for each in known}) == 1
     assert known[0].header == known[3].header
     assert not list(folder.glob("new-*"))
     assert len(list(folder.iterdir())) == 4  # the entry's three and which was the last

@@ -56,7 +56,7 @@ def stages(plan: Plan, confirm: Confirm) -> list[Stage]:
             if count not in had:
                 had.add(count)
                 placement = replace(alone.target, gpu_layers=count, split=alone.target.split if count else ())
-                answer = confirm([(plan.question.alone.skeleton, placement, alone.context)])[0]
+                answer = confirm([(plan.question.alone.metadata_only, placement, alone.context)])[0]
                 if not isinstance(answer, str):
                     found.append(Stage(name, placement, alone.context, None, answer))
     return found

@@ -263,7 +263,7 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
     from ggufspec.models.profile import is_made, sources
-    from ggufspec.models.source import read_headers, remembered
+    from ggufspec.models.source import cached_header, read_headers
 
     try:
         if not is_made(profile):
@@ -279,7 +279,7 @@ def _known(profile: Profile) -> tuple[Known | None, Known | None]:
             except GgufspecError:
                 found.append(None)
         else:
-            found.append(remembered(place) if place else None)
+            found.append(cached_header(place) if place else None)
     return found[0], found[1]
 
 

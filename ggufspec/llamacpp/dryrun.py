@@ -38,7 +38,7 @@ CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model, placed and with one context; ``path`` may be a skeleton (:mod:`ggufspec.llamacpp.gguf`)."""
+    """One model, placed and with one context; ``path`` may be a metadata-only file (:mod:`ggufspec.llamacpp.gguf`)."""
 
     path: Path
     placement: Placement

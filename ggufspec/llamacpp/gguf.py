@@ -184,7 +184,7 @@ def _tokens_digest(handle: int) -> str:
     return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in found)).hexdigest() if found else ""
 
 
-def write_skeleton(parts: Sequence[bytes], path: Path) -> None:
+def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
     """Write a sparse file that has the model's shape and nothing else: what the dry run needs.
 
     The vocabulary is left out but for its size (it is most of a header, and loading it most of a dry run), the parts of

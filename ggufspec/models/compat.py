@@ -79,7 +79,7 @@ _TEMPLATES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Compatibility:
     """Whether a draft may serve a target, and why.
 
     Args:
@@ -139,7 +139,7 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences 
     return Differences(len(unlike), token, one.decode("utf-8", "replace"), other.decode("utf-8", "replace"))
 
 
-def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = None) -> Verdict:
+def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = None) -> Compatibility:
     """Whether ``draft`` may serve ``target``, by what their headers say.
 
     Args:
@@ -153,12 +153,12 @@ def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = Non
         what, spec_type = needed
         program = f"llama-server -m TARGET -md DRAFT --spec-type {spec_type}" if spec_type else ""
         reason = f"the draft is {what}: it drafts from the target's hidden states and not from tokens"
-        return Verdict("no", (reason,), program)
+        return Compatibility("no", (reason,), program)
     against = [*_unfit(target, "target"), *_unfit(draft, "draft")] or [*_other_tokens(target, draft, compare)]
     if against:
-        return Verdict("no", tuple(against))
+        return Compatibility("no", tuple(against))
     warnings = tuple(_warnings(target, draft, compare))
-    return Verdict("yes-with-warning" if warnings else "yes", warnings)
+    return Compatibility("yes-with-warning" if warnings else "yes", warnings)
 
 
 def puts_bos(tokenizer: Tokenizer) -> bool:

@@ -21,7 +21,7 @@ from ggufspec.hardware import host
 from ggufspec.models import hub
 from ggufspec.models.files import part_names
 from ggufspec.models.hub import HubFile
-from ggufspec.models.partial_file import SHA256, Digest, Growing
+from ggufspec.models.partial_file import SHA256, Digest, PartialFile
 from ggufspec.worker import Emit
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries that bring nothing
@@ -308,7 +308,7 @@ class _Run:
         if blob.is_file():  # another process brought it
             return 0, self._verify(item, blob)
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with Growing(_partial(blob), Digest(item.etag, item.size_bytes)) as part:
+        with PartialFile(_partial(blob), Digest(item.etag, item.size_bytes)) as part:
             if part.size_bytes > item.size_bytes:
                 part.restart()
             while part.reread():
@@ -322,7 +322,7 @@ class _Run:
             part.path.replace(blob)
             return part.came_bytes, part.digest.sha256()
 
-    def _stream(self, item: Item, part: Growing) -> None:
+    def _stream(self, item: Item, part: PartialFile) -> None:
         """Append what is missing. A connection that breaks or falls silent is taken up where it ended."""
         tries, most = 0, part.size_bytes
         while part.size_bytes < item.size_bytes:
@@ -342,7 +342,7 @@ class _Run:
                 self._tell("waiting", item, part.size_bytes, seconds=pause_s, why=error.message)
                 self.stopping.wait(pause_s)
 
-    def _read(self, item: Item, part: Growing) -> None:
+    def _read(self, item: Item, part: PartialFile) -> None:
         """One request, for all that is missing."""
         begin, size, shown = part.size_bytes, item.size_bytes, str(item.source)
         headers = {"Range": f"bytes={begin}-{size - 1}"} if begin else {}

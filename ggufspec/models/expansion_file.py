@@ -31,8 +31,7 @@ from ggufspec.llamacpp.quantize import (
     to_numbers,
     type_keys,
 )
-from ggufspec.models import expansion as enlarge
-from ggufspec.models import sparse
+from ggufspec.models import expansion, sparse
 from ggufspec.models.expansion import Array, Equal, Placed
 from ggufspec.models.expansion_layout import Floats, Shape, fit, read
 from ggufspec.models.files import LocalFile
@@ -118,7 +117,7 @@ def needed(small: Path, shape: Shape, type_name: str, fill: Fill = "holes", *, r
         shape: what it becomes: one of ``SHAPES``, or another that is in no number smaller.
         type_name: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
         fill: what stands where nothing was trained.
-        refine: see :func:`grow`.
+        refine: see :func:`expand`.
 
     Raises:
         UsageError: the model does not fit into the shape, or there is no such type.
@@ -128,7 +127,7 @@ def needed(small: Path, shape: Shape, type_name: str, fill: Fill = "holes", *, r
     return worker.call(__name__, spec, Result).needed
 
 
-def grow(
+def expand(
     small: Path,
     shape: Shape,
     type_name: str,
@@ -178,10 +177,10 @@ def make(
     on_event: worker.Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """:func:`grow` to one of ``SHAPES``; refined where there is room."""
+    """:func:`expand` to one of ``SHAPES``; refined where there is room."""
     if model.shape not in SHAPES:
         raise UsageError(f"there is no shape named {model.shape!r}", "one of " + ", ".join(SHAPES))
-    return grow(
+    return expand(
         small,
         SHAPES[model.shape],
         model.type,
@@ -201,8 +200,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Grow in this process."""
     small = read(spec.small)
     layout = fit(small, spec.shape, spec.type, refine=spec.refine)
-    tensors = list(enlarge.tensors(small, spec.shape, layout, seed=spec.seed, hopeless=spec.hopeless))
-    keys = enlarge.metadata(small, spec.shape, layout) | type_keys(spec.type)
+    tensors = list(expansion.tensors(small, spec.shape, layout, seed=spec.seed, hopeless=spec.hopeless))
+    keys = expansion.metadata(small, spec.shape, layout) | type_keys(spec.type)
 
     def write_header(path: Path, types: dict[str, str]) -> None:
         wanted = [(tensor.name, types[tensor.name], tensor.shape) for tensor in tensors]
@@ -233,12 +232,12 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     return Result(takes, spec.path, written, peak_rss_bytes())
 
 
-def _size_bytes(tensor: enlarge.Tensor, kind: str) -> int:
+def _size_bytes(tensor: expansion.Tensor, kind: str) -> int:
     length, rows, copies = (*tensor.shape, 1, 1)[:3]
     return row_bytes(kind, length) * rows * copies
 
 
-def _disk_bytes(tensor: enlarge.Tensor, kind: str, fill: Fill) -> int:
+def _disk_bytes(tensor: expansion.Tensor, kind: str, fill: Fill) -> int:
     """What of a tensor is on the disk, rounded up."""
     length, rows, copies = (*tensor.shape, 1, 1)[:3]
     row = row_bytes(kind, length)
@@ -257,7 +256,7 @@ def _runs(rows: Array) -> list[Array]:
 
 
 def _pieces(
-    tensors: list[enlarge.Tensor], types: dict[str, str], starts: dict[str, int], spec: Spec
+    tensors: list[expansion.Tensor], types: dict[str, str], starts: dict[str, int], spec: Spec
 ) -> Iterator[Piece]:
     """All that is written, in order."""
     patterns: dict[str, bytes] = {}
@@ -279,7 +278,7 @@ def _pieces(
             yield from ((start + copy * size + place, data) for copy in range(copies) for place, data in once)
 
 
-def _placed(content: Placed, tensor: enlarge.Tensor, kind: str) -> Iterator[Piece]:
+def _placed(content: Placed, tensor: expansion.Tensor, kind: str) -> Iterator[Piece]:
     length, first = tensor.shape[0], 0
     row, step = row_bytes(kind, length), max(1, _CHUNK_NUMBERS // length)
     numbers = content.make()
@@ -292,7 +291,7 @@ def _placed(content: Placed, tensor: enlarge.Tensor, kind: str) -> Iterator[Piec
             first += len(chunk)
 
 
-def _equal(content: Equal, tensor: enlarge.Tensor, kind: str) -> Iterator[Piece]:
+def _equal(content: Equal, tensor: expansion.Tensor, kind: str) -> Iterator[Piece]:
     length, rows = tensor.shape[0], tensor.shape[1] - content.start
     one = _rows(kind, length, np.full((1, 1), content.value, np.float32), np.array([length - 1]))
     return sparse.repeated(content.start * len(one), one, rows * len(one))

@@ -41,7 +41,7 @@ class Entry:
     header: ModelHeader
 
     def files(self, folder: Path) -> list[Path]:
-        """The skeleton, then the sparse file of each part."""
+        """The metadata-only file, then the sparse file of each part."""
         return [folder / f"{self.key}{ending}" for ending in _endings(self.header.parts)]
 
 
@@ -63,7 +63,7 @@ def latest(folder: Path, locator: str) -> Entry | None:
     return load(folder, key) if re.fullmatch(r"[0-9a-f]{64}", key) else None
 
 
-def remember(folder: Path, found: Found) -> None:
+def mark_latest(folder: Path, found: Found) -> None:
     """Make an entry that is there the last one of its place.
 
     Raises:
@@ -99,7 +99,7 @@ def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[byt
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with scratch(folder) as new:
-            gguf.write_skeleton(prefixes, new / endings[0])
+            gguf.write_metadata_only(prefixes, new / endings[0])
             for ending, prefix, file in zip(endings[1:], prefixes, found.files, strict=True):
                 (new / ending).write_bytes(prefix)
                 os.truncate(new / ending, file.size_bytes)
@@ -111,7 +111,7 @@ def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[byt
             (new / ".json").write_text(text, encoding="ascii")
             for ending in (*endings, ".json"):
                 (new / ending).replace(folder / f"{found.key}{ending}")
-        remember(folder, found)
+        mark_latest(folder, found)
     except OSError as error:
         message = f"the header of {found.origin} cannot be kept in {folder}: {error.strerror}"
         raise GgufspecError(message, f"df -h {folder.parent}") from None

@@ -40,7 +40,7 @@ class Digest:
         return self._sha256.hexdigest() if self.known else None
 
 
-class Growing:
+class PartialFile:
     """A file that is written in order, so that it is the beginning of the whole at any moment, and its digest."""
 
     def __init__(self, path: Path, digest: Digest) -> None:
@@ -50,7 +50,7 @@ class Growing:
         self.size_bytes = path.stat().st_size
         self._file.seek(0)
 
-    def __enter__(self) -> Growing:
+    def __enter__(self) -> PartialFile:
         return self
 
     def __exit__(self, *_: object) -> None:

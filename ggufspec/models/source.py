@@ -20,7 +20,7 @@ from ggufspec.cache import cache_folder, writable
 from ggufspec.errors import GgufspecError, ModelError, StopError, WorkerError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
-from ggufspec.models import header_cache as kept
+from ggufspec.models import header_cache
 from ggufspec.models.files import MOST_PARTS, File, Found, Source, locate, locator, plain
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.models.hub import HubFile, UnreachableError
@@ -31,10 +31,10 @@ __all__ = [
     "HubFile",
     "Known",
     "Source",
+    "cached_header",
     "default_folder",
     "read_headers",
     "read_prefix",
-    "remembered",
 ]
 
 MOST_HEADER_BYTES = 64 << 20
@@ -52,7 +52,7 @@ class Known:
 
     Args:
         header: its shape.
-        skeleton: sparse file for the dry run (:func:`ggufspec.llamacpp.gguf.write_skeleton`).
+        metadata_only: sparse file for the dry run (:func:`ggufspec.llamacpp.gguf.write_metadata_only`).
         sparse: sparse file of the true size with the true header, vocabulary included; of a split model the first part.
         origin: where it is from, for people: no signature, no password.
         bytes_read: what was read for it now; 0 from the cache.
@@ -61,7 +61,7 @@ class Known:
     """
 
     header: ModelHeader
-    skeleton: Path
+    metadata_only: Path
     sparse: Path
     origin: str
     bytes_read: int
@@ -128,17 +128,17 @@ def read_headers(
             names = " or ".join(dict.fromkeys(found.origin for found in missing.values()))
             raise WorkerError(f"llama.cpp died over the header of {names}: {error.message}", _AGAIN) from None
         for (index, found), read in zip(missing.items(), result.read, strict=True):
-            new = kept.load(folder, read.key)
+            new = header_cache.load(folder, read.key)
             if new is None:
                 raise GgufspecError(f"the cached header of {found.origin} is gone", f"ls {folder}")
             known[index] = _known(new, folder, read.bytes_read, from_cache=False)
     return [known[index] for index in range(len(sources))]
 
 
-def remembered(source: Source, folder: Path | None = None) -> Known | None:
+def cached_header(source: Source, folder: Path | None = None) -> Known | None:
     """The header that was last read of a source, or None; neither the file nor a server is asked if it still holds."""
     folder = (folder or default_folder()).absolute()
-    entry = kept.latest(folder, locator(plain(source)))
+    entry = header_cache.latest(folder, locator(plain(source)))
     return _known(entry, folder, stale=True) if entry else None
 
 
@@ -147,27 +147,27 @@ def _kept(source: Source, folder: Path) -> Known | Found:
     source = plain(source)
     place = locator(source)
     unchanging = isinstance(source, HubFile) and _COMMIT.fullmatch(source.revision or "")
-    if unchanging and (entry := kept.latest(folder, place)):
+    if unchanging and (entry := header_cache.latest(folder, place)):
         return _known(entry, folder)
     try:
         found = locate(source)
     except UnreachableError:
-        if entry := kept.latest(folder, place):
+        if entry := header_cache.latest(folder, place):
             return _known(entry, folder, stale=True)
         raise
-    entry = kept.load(folder, found.key)
+    entry = header_cache.load(folder, found.key)
     if entry is None:
         return found
     with contextlib.suppress(OSError):  # a folder that is only read does as well
-        kept.remember(folder, found)
+        header_cache.mark_latest(folder, found)
     return _known(entry, folder)
 
 
 def _known(
-    entry: kept.Entry, folder: Path, bytes_read: int = 0, *, from_cache: bool = True, stale: bool = False
+    entry: header_cache.Entry, folder: Path, bytes_read: int = 0, *, from_cache: bool = True, stale: bool = False
 ) -> Known:
-    skeleton, sparse, *_ = entry.files(folder)
-    return Known(entry.header, skeleton, sparse, entry.origin, bytes_read, from_cache, stale)
+    metadata_only, sparse, *_ = entry.files(folder)
+    return Known(entry.header, metadata_only, sparse, entry.origin, bytes_read, from_cache, stale)
 
 
 # ---- in the child -------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _read(found: Found, folder: Path, progress: Callable[[str, int], None]) -> R
     name = found.files[0].name
     _check_split(name, parts)
     header = interpret(name, parts, sum(file.size_bytes for file in found.files))
-    kept.keep(folder, found, header, prefixes)
+    header_cache.keep(folder, found, header, prefixes)
     return Read(found.key, read)
 
 

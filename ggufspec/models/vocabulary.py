@@ -15,7 +15,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models.catalogue import drafts_for
-from ggufspec.models.compat import Differences, Verdict, differences, judge
+from ggufspec.models.compat import Compatibility, Differences, differences, judge
 from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
 
@@ -34,7 +34,7 @@ class Result:
     found: Differences | None
 
 
-def judge_known(target: Known, draft: Known) -> Verdict:
+def judge_known(target: Known, draft: Known) -> Compatibility:
     """Whether ``draft`` may serve ``target``, their tokens' texts included.
 
     Raises:

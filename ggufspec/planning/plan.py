@@ -53,14 +53,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One model of the question: header, skeleton for the dry run, context, and its layers where they are fixed.
+    """One model of the question: header, metadata-only file for dry runs, context, and its layers where they are fixed.
 
     ``shortfall`` is what the formula is known to miss on a card, by the card's name
     (:mod:`ggufspec.planning.history`); ``pace`` is how fast a rehearsal on this machine found the model.
     """
 
     header: ModelHeader
-    skeleton: Path
+    metadata_only: Path
     context: ContextOptions
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()

@@ -108,9 +108,9 @@ class _Candidate:
 
     def requests(self) -> list[tuple[Path, Placement, ContextOptions]]:
         """What to ask of the dry run: the target first."""
-        asked = [(self.target.skeleton, self.placement, self.target.context)]
+        asked = [(self.target.metadata_only, self.placement, self.target.context)]
         if self.draft is not None and self.draft_placement is not None:
-            asked.append((self.draft.skeleton, self.draft_placement, self.draft.context))
+            asked.append((self.draft.metadata_only, self.draft_placement, self.draft.context))
         return asked
 
 
@@ -189,12 +189,12 @@ class _Search:
                 if len(known) == len(parts) and self._within(known):
                     return self._option(one, known)
         if refusal:
-            skeleton, reason = refusal
+            metadata_only, reason = refusal
             names = {
-                known.skeleton: known.header.name for known in (self.question.draft, self.question.target) if known
+                known.metadata_only: known.header.name for known in (self.question.draft, self.question.target) if known
             }
             hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
-            raise ModelError(f"{names[skeleton]}: {reason}", hint)
+            raise ModelError(f"{names[metadata_only]}: {reason}", hint)
         return None
 
     def _rank(self, one: _Candidate) -> float:

@@ -26,15 +26,15 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """(header, skeleton, file) by name."""
+    """(header, metadata_only, file) by name."""
     folder = tmp_path_factory.mktemp("tiny")
     made = {}
     for name in TINY:
         path = shapes.write(folder / f"{name}.gguf", shapes.SHAPES[name])
-        skeleton = folder / f"{name}-skeleton.gguf"
+        metadata_only = folder / f"{name}-metadata-only.gguf"
         data = path.read_bytes()[: 4 << 20]
-        gguf.write_skeleton([data], skeleton)
-        made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), skeleton, path
+        gguf.write_metadata_only([data], metadata_only)
+        made[name] = interpret(path.name, [gguf.parse(data)], path.stat().st_size), metadata_only, path
     return made
 
 
@@ -73,7 +73,7 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
             more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
             if more.gpu_layers <= asked.target.header.layers:
                 subject = asked.target if option.draft else asked.alone
-                larger = confirm([(subject.skeleton, more, option.context)])[0]
+                larger = confirm([(subject.metadata_only, more, option.context)])[0]
                 beside = option.draft_bytes["RPC0"].total if option.draft else 0
                 assert larger["RPC0"].total + beside > budget
     assert len(wanted) > 20
