@@ -34,7 +34,7 @@ from ggufspec.errors import UsageError
 POLICIES = ("adaptive", "fixed")
 DRAFT_MAX = 15  # tokens a round at most, unless given
 FIXED_DRAFT_MAX = 4  # the same with --draft-policy fixed and no plan
-RULES = ("exact", "residual", "top-k:N", "typical:EPS")  # those with a number are lossy
+MAX_TOP_K = 1000  # of the acceptance rule top-k:N
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
@@ -78,6 +78,101 @@ DRAFTERS = {
     "lookup": Drafter("ggufspec.decoding.drafters.lookup", "n-gram lookup", needs_corpus=True),
 }
 _ALIASES = {"both": ("draft", "lookup"), "none": ()}
+
+
+def _top_k(text: str) -> float:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MAX_TOP_K):
+        raise ValueError(f"needs a number of tokens: 1 to {MAX_TOP_K}")
+    return int(text)
+
+
+def _epsilon(text: str) -> float:
+    reason = "needs a probability: above 0, below 1"
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(reason) from None
+    if not 0 < value < 1:
+        raise ValueError(reason)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of :data:`RULES`.
+
+    Args:
+        form: how ``--accept`` has it: its name, and a number's name where it takes one.
+        made_by: module and class, see :func:`ggufspec.decoding.rules.make_rule`.
+        description: when a drafted token is accepted.
+        lossless: whether the text has the target's distribution.
+        number: reads the number; raises ValueError with the reason. None where it takes none.
+        usual: the hint for a number that is refused.
+    """
+
+    form: str
+    made_by: str
+    description: str
+    lossless: bool = True
+    number: Callable[[str], float] | None = None
+    usual: str = ""
+
+
+# The registry of acceptance rules.
+RULES = {
+    "exact": Rule("exact", "coupled:CoupledRule", "it is the target's own choice, greedy or with shared noise"),
+    "residual": Rule("residual", "speculative:SpeculativeRule", "uniform < min(1, p / q)"),
+    "top-k": Rule(
+        "top-k:N",
+        "lossy:TopKRule",
+        "it is the target's own choice or one of its N likeliest",
+        lossless=False,
+        number=_top_k,
+        usual="--accept top-k:3",
+    ),
+    "typical": Rule(
+        "typical:EPS",
+        "lossy:TypicalRule",
+        "it is the target's own choice or likelier than min(EPS, √EPS · exp(−entropy))",
+        lossless=False,
+        number=_epsilon,
+        usual="--accept typical:0.3",
+    ),
+}
+RULE_FORMS = tuple(rule.form for rule in RULES.values())
+
+
+def parse_rule(text: str) -> tuple[Rule, float | None]:
+    """The rule that ``--accept`` names, and its number if it takes one.
+
+    Raises:
+        UsageError: there is no such rule, or its number is not in range.
+    """
+    name, colon, number = text.partition(":")
+    rule = RULES.get(name)
+    if rule is None or (colon and rule.number is None):
+        raise UsageError(f"there is no acceptance rule {text!r}", "one of " + ", ".join(RULE_FORMS))
+    if rule.number is None:
+        return rule, None
+    try:
+        return rule, rule.number(number)
+    except ValueError as error:
+        raise UsageError(f"{text!r} {error}", rule.usual) from None
+
+
+def check_rule(text: str) -> str:
+    """The same text if it names an acceptance rule.
+
+    Raises:
+        UsageError: it names none.
+    """
+    parse_rule(text)
+    return text
+
+
+def is_lossy(text: str) -> bool:
+    """Whether the text may differ in distribution from the target's own under this rule."""
+    return not parse_rule(text)[0].lossless
 
 
 def parse_drafters(text: str) -> tuple[str, ...]:
@@ -514,6 +609,7 @@ class Settings:
         help="exact and residual are lossless; top-k:N and typical:EPS are lossy.",
         group="drafting",
         metavar="RULE",
+        reader=check_rule,
         default="exact",
         label="acceptance rule",
         sweep=True,

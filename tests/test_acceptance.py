@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.decoding.options import RULES, check_rule, is_lossy
 from ggufspec.decoding.rules import make_rule, speculative
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, log_probabilities
 from ggufspec.decoding.rules.coupled import CoupledRule
-from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule, log_probabilities
+from ggufspec.decoding.rules.distribution import Distribution
+from ggufspec.decoding.rules.lossy import TopKRule, TypicalRule
 from ggufspec.decoding.rules.speculative import (
-    Distribution,
     SpeculativeRule,
     acceptance_probability,
     pick,
@@ -24,6 +23,7 @@ from ggufspec.decoding.rules.speculative import (
 )
 from ggufspec.decoding.sampling import Candidates, Sampling
 from ggufspec.errors import UsageError
+from ggufspec.settings import RULE_FORMS, check_rule, is_lossy
 
 # --- the residual rule: exact enumeration --------------------------------------------------------------------------
 
@@ -428,7 +428,7 @@ def test_rules_by_name():
         assert type(rule) is kind
         assert (rule.name, rule.lossless, rule.may_trim) == (name, name in LOSSLESS, name != "residual")
         assert is_lossy(name) is not rule.lossless
-    assert [name.partition(":")[0] for name in RULES] == [name.partition(":")[0] for name in kinds]
+    assert [name.partition(":")[0] for name in RULE_FORMS] == [name.partition(":")[0] for name in kinds]
     with pytest.raises(UsageError, match="'magic'") as caught:
         make_rule("magic", Sampling())
     assert "exact, residual, top-k:N, typical:EPS" in caught.value.hint

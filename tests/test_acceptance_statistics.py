@@ -8,7 +8,8 @@ from ggufspec.decoding import noise
 from ggufspec.decoding.rules import make_rule, speculative
 from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.rules.coupled import CoupledRule
-from ggufspec.decoding.rules.speculative import Distribution, SpeculativeRule
+from ggufspec.decoding.rules.distribution import Distribution
+from ggufspec.decoding.rules.speculative import SpeculativeRule
 from ggufspec.decoding.sampling import Candidates, Sampling, candidates
 
 SAMPLES = 1_000_000

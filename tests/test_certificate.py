@@ -18,7 +18,8 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import speculative
 from ggufspec.decoding.rules.base import AcceptanceResult
 from ggufspec.decoding.rules.coupled import CoupledRule
-from ggufspec.decoding.rules.speculative import Distribution, UniformDraws, verify_residual
+from ggufspec.decoding.rules.distribution import Distribution
+from ggufspec.decoding.rules.speculative import UniformDraws, verify_residual
 from ggufspec.decoding.sampling import Sampling, candidates
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check

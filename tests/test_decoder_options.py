@@ -8,9 +8,9 @@ import pytest
 
 from ggufspec.api import decoder_options
 from ggufspec.cli import inputs
-from ggufspec.decoding.options import DecoderOptions, check_rule, is_lossy
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.settings import DRAFTERS, POLICIES, Settings, drafter_text, parse_drafters
+from ggufspec.settings import DRAFTERS, POLICIES, Settings, check_rule, drafter_text, is_lossy, parse_drafters
 
 
 @pytest.mark.parametrize(

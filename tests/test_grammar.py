@@ -367,7 +367,7 @@ def laws(monkeypatch, automaton, length, drafted):
 
     def text(chance):
         rule = SpeculativeRule(Sampling(1.0, **FULL), None, Path(automaton))
-        rule._chance = chance
+        rule._draws = chance
 
         def chain(rule, text):
             proposals = []

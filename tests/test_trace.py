@@ -18,8 +18,8 @@ from test_loop import GREEDY, OFF, Automaton, Case, Draft, Scripted, Table, case
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.decoding import loop
-from ggufspec.decoding.rules import make_rule
-from ggufspec.decoding.trace import Trace, likeliest_ids, spelled
+from ggufspec.decoding.rules.base import likeliest_ids
+from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.reports import trace as report
 from ggufspec.schema.base import to_line
 from ggufspec.schema.rounds import Added, Judged, Likely, Own, Seen, Sum, TracedRound
@@ -37,7 +37,8 @@ def listening(trace):
     """The loop with a trace, as the decoder runs it."""
 
     def generate(target, prompt, rule, **more):
-        for round_ in loop.generate(target, prompt, trace.watch(rule), **more):
+        trace.begin(rule)
+        for round_ in loop.generate(target, prompt, rule, **more):
             trace.add(round_)
             yield round_
 
@@ -67,8 +68,8 @@ def test_the_numbers_of_every_rule_give_its_decisions(case):
     trace = run_traced(case)
     for line, round_ in zip(lines(trace), case.rounds, strict=True):
         traced_lines.check(line)
-        assert [place["token"] for place in line["places"]] == list(round_.drafted)
-        assert [place["drafter"] for place in line["places"]] == list(round_.drafters)
+        assert [place["token"] for place in line["drafted"]] == list(round_.drafted)
+        assert [place["drafter"] for place in line["drafted"]] == list(round_.drafters)
         assert tuple(line["emitted"]) == round_.emitted
         if not case.sampling.truncates or case.sampling.temperature == 0:
             traced_lines.check_whole(line)
@@ -92,13 +93,13 @@ def test_with_any_grammar_too(case, edges):
     for line in lines(run_traced(case)):
         traced_lines.check(line)
         assert line["grammar"]
-        for place in line["places"]:
+        for place in line["drafted"]:
             if place["judged"] is None:
                 break
             assert permitted(place["judged"]["target"]) == set(edges[state]) & told(place["judged"]["target"])
             if place["draft"]:
                 assert permitted(place["draft"]) == set(edges[state]) & told(place["draft"])
-            if place["verdict"] == "kept":
+            if place["result"] == "accepted":
                 state = edges[state][place["token"]]
         if line["added"] is not None:
             assert permitted(line["added"]["target"]) == set(edges[state]) & told(line["added"]["target"])
@@ -115,9 +116,9 @@ def test_every_kind_of_verdict_comes_about(accept, sampling):
             table, max_tokens=40, draft=Draft(table, 5, 6), accept=accept, sampling=replace(sampling, seed=seed)
         )
         for round_ in run_traced(case).rounds:
-            verdicts |= {place.verdict for place in round_.places}
+            verdicts |= {place.result for place in round_.drafted}
             sources.add(round_.added.source)
-    assert verdicts == {"kept", "refused", "behind"}
+    assert verdicts == {"accepted", "rejected", "unread"}
     assert sources == {"target", "bonus"}
 
 
@@ -128,12 +129,12 @@ def test_the_check_finds_a_wrong_number():
     for accept, sampling in product(RULES, (GREEDY, BARE)):
         case = Case(table, max_tokens=40, draft=Draft(table, 5, 6), accept=accept, sampling=sampling)
         for line in lines(run_traced(case)):
-            judged = [place for place in line["places"] if place["verdict"] == "refused"]
+            judged = [place for place in line["drafted"] if place["result"] == "rejected"]
             if not judged:
                 continue
             place = judged[0]["judged"]
             if accept == "residual":
-                place["coin"] = 0.0
+                place["uniform"] = 0.0
                 place["p"] = 0.5
             elif accept.startswith("top-k"):
                 place["rank"]["rank"] = 1
@@ -156,7 +157,7 @@ def test_a_trace_is_of_the_last_answer_and_tells_each_round_at_once():
     first = trace.rounds
     assert told == first
     assert [round_.number for round_ in first] == list(range(1, len(first) + 1))
-    assert all(place.text == "" for round_ in first for place in round_.places)
+    assert all(place.text == "" for round_ in first for place in round_.drafted)
     case.run(listening(trace))
     assert trace.rounds is not first
     assert [r.emitted for r in trace.rounds] == [r.emitted for r in first]
@@ -168,8 +169,8 @@ def test_rows_are_copied_while_they_are_valid():
     case = Case(table, max_tokens=12, draft=Draft(table, 6, 5), sampling=BARE)
     text, seen = list(case.prompt), 0
     for round_ in run_traced(case).rounds:
-        for number, place in enumerate(round_.places):
-            context = [*text, *(one.token for one in round_.places[:number])]
+        for number, place in enumerate(round_.drafted):
+            context = [*text, *(one.token for one in round_.drafted[:number])]
             assert place.draft.logit == case.draft(context)[place.token]
             if place.judged:
                 assert place.judged.target.logit == table(context)[place.token]
@@ -178,15 +179,7 @@ def test_rows_are_copied_while_they_are_valid():
     assert seen > 8
 
 
-def test_a_rule_that_is_none_of_ours_is_refused():
-    class Odd:
-        name = "odd"
-
-    with pytest.raises(TypeError, match="'odd'"):
-        Trace().watch(Odd())
-
-
-def test_a_token_behind_the_end_is_told_as_left_away():
+def test_a_token_behind_the_end_is_shown_as_dropped():
     class Ends(Table):
         def __call__(self, _context):
             return np.array([0, 0, 0, 5], np.float32)
@@ -194,14 +187,7 @@ def test_a_token_behind_the_end_is_told_as_left_away():
     case = Case(Ends(5, 4, 0), draft_max=1, others=(lambda: Scripted([(3,)]),))
     (round_,) = run_traced(case).rounds
     assert (round_.emitted, round_.accepted, round_.added.emitted) == ((3,), 1, False)
-    assert report.rows(round_)[-1].verdict == "left away"
-
-
-def test_what_the_rule_is_called_stays():
-    for accept in RULES:
-        rule = make_rule(accept, WARM)
-        watched = Trace().watch(rule)
-        assert (watched.name, watched.lossless, watched.may_trim) == (rule.name, rule.lossless, rule.may_trim)
+    assert report.rows(round_)[-1].result == "dropped"
 
 
 def test_the_likeliest_tokens():
@@ -251,7 +237,7 @@ def test_the_demo_pair_says_the_same_with_a_trace(decoder, accept, drafter):
             traced_lines.check(line)
             assert line["grammar"] == bool(grammar)
             assert line["penalised"] == (sampling is PENALISED)
-            for place in line["places"]:
+            for place in line["drafted"]:
                 assert place["draft"] is None or len(place["draft"]["likeliest"]) == 10
 
 
@@ -279,22 +265,22 @@ def test_what_is_shown_never_says_another_thing_than_the_verdict(case):
         for row in report.rows(round_):
             if found := SIGNED.match(row.rule):
                 assert HOLDS[found[2]](float(found[1]), float(found[3])), row
-                kept = row.kind == "kept"
+                kept = row.kind == "accepted"
                 assert kept == (found[2] == KEEPS.get(case.accept.partition(":")[0])), row
 
 
-def judged(coin=None, ratio=1.0, own=None, sum_=None):
-    return Judged(Seen(0.0, 0.5, ()), ratio, ratio, False, sum=sum_, own=own, coin=coin)
+def judged(uniform=None, ratio=1.0, own=None, sum_=None):
+    return Judged(Seen(0.0, 0.5, ()), ratio, ratio, False, sum=sum_, own=own, uniform=uniform)
 
 
 @pytest.mark.parametrize(
     ("one", "shown"),
     [
-        (judged(coin=0.25, ratio=0.75), "0.250 < 0.750"),
-        (judged(coin=0.75, ratio=0.25), "0.750 ≥ 0.250"),
-        (judged(coin=0.5, ratio=0.5), "0.500 ≥ 0.500"),
-        (judged(coin=0.123456, ratio=0.123457), "0.123456 < 0.123457"),
-        (judged(coin=0.9999, ratio=3.0), "0.9999 < 1.0000"),
+        (judged(uniform=0.25, ratio=0.75), "0.250 < 0.750"),
+        (judged(uniform=0.75, ratio=0.25), "0.750 ≥ 0.250"),
+        (judged(uniform=0.5, ratio=0.5), "0.500 ≥ 0.500"),
+        (judged(uniform=0.123456, ratio=0.123457), "0.123456 < 0.123457"),
+        (judged(uniform=0.9999, ratio=3.0), "0.9999 < 1.0000"),
         (judged(), "nothing permitted"),
         (judged(own=Own(9, "x", 1.0, Sum(0.0, 2.0))), "cut by sampling"),
         (judged(own=Own(9, "x", 1.0, Sum(0.0, 2.0)), sum_=Sum(0.0, 2.0)), "equal: lower id"),
@@ -357,16 +343,16 @@ def test_lines_keep_to_the_terminal(decoder, width):
             assert max(map(cell_len, texts)) <= width
             assert texts[0] == report.heading(round_)
             numbered = [text for text in texts if re.match(r" [0-9+] ", text)]
-            assert len(numbered) == len(round_.places) + 1
+            assert len(numbered) == len(round_.drafted) + 1
             listed = len(SHARE.findall("\n".join(texts)))
-            wanted = sum(10 * (place.draft is not None) + 10 * (place.verdict == "refused") for place in round_.places)
-            assert listed == wanted + 10 * (round_.added.source == "bonus" or not round_.places)
+            wanted = sum(10 * (place.draft is not None) + 10 * (place.result == "rejected") for place in round_.drafted)
+            assert listed == wanted + 10 * (round_.added.source == "bonus" or not round_.drafted)
             assert not any(SHARE.search(line.plain) for line in report.terminal(round_, width, 0))
 
 
 def test_headings():
     own = Added(7, 1, "x", "target", "p", 1.0, 1.0, False, Seen(0.0, 0.5, ()))
-    round_ = TracedRound(3, "exact", 0.0, 0, False, (), own, 0, (1,), 1, 0.0, 0.048, 0.05)
+    round_ = TracedRound(3, "exact", "", True, 0.0, 0, False, (), own, 0, (1,), 1, 0.0, 0.048, 0.05)
     assert report.heading(round_) == "round 3: nothing drafted, verify 48 ms"
     wide = replace(round_, width=4, verify_s=0.0012)
     assert report.heading(wide) == "round 3: nothing drafted, verify 1.2 ms, batch of 4"

@@ -32,11 +32,11 @@ def test_rounds_are_tables_that_keep_to_the_terminal(cli: Cli, columns: int) -> 
     seen = rest(child)
     assert child.exitstatus == 0
     assert "\x1b[1mround 1: " in seen
-    assert "\x1b[32mkept" in seen
+    assert "\x1b[32maccepted" in seen
     text = plain(seen)
     assert max(map(cell_len, text.splitlines())) <= columns
     heads = re.findall(
-        r"^round (\d+): (\d+) drafted, (\d+) kept, draft [\d.]+ ms, verify [\d.]+ ms", text, re.MULTILINE
+        r"^round (\d+): (\d+) drafted, (\d+) accepted, draft [\d.]+ ms, verify [\d.]+ ms", text, re.MULTILINE
     )
     assert [int(head[0]) for head in heads] == list(range(1, len(heads) + 1))
     for _, drafted, kept in heads:
@@ -63,23 +63,23 @@ def test_without_a_terminal_there_is_no_colour_and_the_text_is_run_s(cli: Cli) -
 def test_no_colour_can_be_asked_for(cli: Cli) -> None:
     seen = rest(cli.terminal("trace", "demo", *ASK, "-n", "4", NO_COLOR="1"))
     assert not re.search(r"\x1b\[[\d;]*3[0-7]", seen)
-    assert " kept" in seen or " refused" in seen
+    assert " accepted" in seen or " rejected" in seen
 
 
 def test_only_some_rounds_and_shorter(cli: Cli) -> None:
     done = cli("trace", "demo", *ASK, "--rounds", "2-3", "--likeliest", "0")
     assert re.findall(r"^round (\d+)", done.stdout, re.MULTILINE) == ["2", "3"]
     assert "draft's: " not in done.stdout
-    assert "stays if its logit" in done.stdout
+    assert "accepted if it is the target's own choice" in done.stdout
     assert "written by: " in done.stdout
 
 
 @pytest.mark.parametrize(
     ("accept", "words"),
     [
-        ("top-k:3", "one of the target's 3 likeliest (lossy)"),
-        ("typical:0.3", "above min(0.3, √0.3 · exp(−entropy)) (lossy)"),
-        ("residual", "coin < min(1, p / q)"),
+        ("top-k:3", "one of its 3 likeliest (lossy)"),
+        ("typical:0.3", "likelier than min(0.3, √0.3 · exp(−entropy)) (lossy)"),
+        ("residual", "uniform < min(1, p / q)"),
     ],
 )
 def test_the_rule_is_told(cli: Cli, accept: str, words: str) -> None:
@@ -111,7 +111,7 @@ def test_every_line_gives_its_decisions(cli: Cli, accept: str, temperature: str)
             5,
         )
         traced_lines.check(line)
-        assert all(place["text"] for place in line["places"])
+        assert all(place["text"] for place in line["drafted"])
     assert last["schema"] == "ggufspec/trace@1"
     assert last["rounds"] == len(rounds)
     assert "".join(token["text"] for token in last["tokens"]) == last["text"]
@@ -120,10 +120,10 @@ def test_every_line_gives_its_decisions(cli: Cli, accept: str, temperature: str)
     sources = [
         source
         for line in rounds
-        for source in (*(place["drafter"] for place in line["places"][: line["accepted"]]), line["added"]["source"])
+        for source in (*(place["drafter"] for place in line["drafted"][: line["accepted"]]), line["added"]["source"])
     ]
     assert [token["source"] for token in last["tokens"]] == sources
-    assert last["statistics"]["drafted"] == sum(len(line["places"]) for line in rounds)
+    assert last["statistics"]["drafted"] == sum(len(line["drafted"]) for line in rounds)
     alone = cli("run", "demo", *how).document()
     assert (last["text"], last["stop_reason"]) == (alone["text"], alone["stop_reason"])
 
@@ -139,7 +139,7 @@ def test_with_a_grammar(cli: Cli) -> None:
     rows = [
         row
         for line in rounds
-        for row in (line["added"]["target"], *(place["draft"] for place in line["places"]))
+        for row in (line["added"]["target"], *(place["draft"] for place in line["drafted"]))
         if row
     ]
     assert any(not one["permitted"] for row in rows for one in row["likeliest"])

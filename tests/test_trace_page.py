@@ -60,7 +60,9 @@ def test_every_token_tells_who_wrote_it_and_leads_to_its_round():
     for link, token in zip(links, document.tokens, strict=True):
         assert link["title"].startswith(f"round {token.round}: {token.source}, {report.quoted(token.text)}")
     kept = [link["title"] for link in links if link["class"] == "draft"]
-    assert all(re.search(r", q [\d.e-]+, p [\d.e-]+, p/q [\d.e+-]+, [\d.]+ < [\d.]+, kept$", title) for title in kept)
+    assert all(
+        re.search(r", q [\d.e-]+, p [\d.e-]+, p/q [\d.e+-]+, [\d.]+ < [\d.]+, accepted$", title) for title in kept
+    )
     assert document.text in "".join(page.text)
 
 

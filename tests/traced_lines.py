@@ -37,7 +37,7 @@ def stays(line: Line, place: Line) -> bool:
     kind, _, number = line["rule"].partition(":")
     judged = place["judged"]
     if kind == "residual":
-        return judged["coin"] is not None and judged["coin"] < min(1, judged["p"] / place["q"])
+        return judged["uniform"] is not None and judged["uniform"] < min(1, judged["p"] / place["q"])
     own, mine = judged["own"], judged["sum"]
     if own is None:
         return False
@@ -64,15 +64,15 @@ def check(line: Line) -> None:
     Raises:
         AssertionError: they are not.
     """
-    assert line["schema"] == "ggufspec/trace-round@1"
-    places, added = line["places"], line["added"]
+    assert line["schema"] == "ggufspec/trace-round@2"
+    places, added = line["drafted"], line["added"]
     kept = 0
     for number, place in enumerate(places):
         if number > kept:
-            assert (place["verdict"], place["judged"]) == ("behind", None)
+            assert (place["result"], place["judged"]) == ("unread", None)
         else:
             decided = stays(line, place)
-            assert place["verdict"] == ("kept" if decided else "refused"), place
+            assert place["result"] == ("accepted" if decided else "rejected"), place
             kept += decided
         assert (place["draft"] is None) == (place["drafter"] != "draft")
         assert place["drafter"] == "draft" or place["q"] == 1
@@ -89,7 +89,7 @@ def check(line: Line) -> None:
 
 
 def _check_added(line: Line, kept: int) -> None:
-    added, places = line["added"], line["places"]
+    added, places = line["added"], line["drafted"]
     if added is None:
         assert line["grammar"]
         return
@@ -97,11 +97,11 @@ def _check_added(line: Line, kept: int) -> None:
         drawn = added["drawn"]
         assert drawn["before"] < (1 - drawn["uniform"]) * drawn["total"] <= drawn["reached"]
         assert math.isclose(drawn["reached"] - drawn["before"], added["probability"], abs_tol=1e-9)
-        assert added["law"] == "p" or kept < len(places)
-        if added["law"] == "residual" and places[kept]["drafter"] != "draft":
+        assert added["distribution"] == "p" or kept < len(places)
+        if added["distribution"] == "residual" and places[kept]["drafter"] != "draft":
             assert added["token"] != places[kept]["token"], "all of q is on the token that was refused"
     else:
-        assert (added["law"], added["drawn"]) == ("p", None)
+        assert (added["distribution"], added["drawn"]) == ("p", None)
         assert added["probability"] == added["p"]
         if kept < len(places):
             own = places[kept]["judged"]["own"]
@@ -113,7 +113,7 @@ def _check_noise(line: Line) -> None:
         return
     sums = [
         (place["position"], token, sum_)
-        for place in line["places"]
+        for place in line["drafted"]
         if (judged := place["judged"]) is not None
         for token, sum_ in (
             (place["token"], judged["sum"]),
@@ -156,7 +156,7 @@ def check_whole(line: Line) -> None:
             0
         ]
 
-    for place in line["places"]:
+    for place in line["drafted"]:
         q = law(place["draft"], temperature) if place["draft"] else {place["token"]: 1.0}
         assert near(place["q"], q[place["token"]])
         if (judged := place["judged"]) is None:
@@ -181,8 +181,8 @@ def check_whole(line: Line) -> None:
     if line["rule"] != "residual":
         assert added["token"] == own(added["target"], added["position"])
         return
-    if added["law"] == "residual":
-        refused = line["places"][line["accepted"]]
+    if added["distribution"] == "residual":
+        refused = line["drafted"][line["accepted"]]
         q = law(refused["draft"], temperature) if refused["draft"] else {refused["token"]: 1.0}
         excess = {token: max(value - q.get(token, 0.0), 0.0) for token, value in p.items()}
         p = {token: value / sum(excess.values()) for token, value in excess.items()}

@@ -15,13 +15,14 @@ from ggufspec.bench.interleaved import Progress, Trials, in_turn
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.bench.summary import busy_notes, machine, notes_of, summarise
-from ggufspec.decoding.options import DecoderOptions, is_lossy
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import host
 from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 from ggufspec.schema.plan import PlannedModel, PlannedOption
+from ggufspec.settings import is_lossy
 
 LOG = "ggufspec/compare-log@1"
 MORE = 2  # times the repetitions asked for, at most, where leaders overlap

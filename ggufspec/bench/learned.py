@@ -22,10 +22,10 @@ def learn(pair: PairSpec, resolved: Resolved, results: Sequence[Result]) -> None
     """
     from ggufspec.bench.summary import by_position
     from ggufspec.cache import cache_folder
-    from ggufspec.decoding.options import is_lossy
     from ggufspec.errors import GgufspecError
     from ggufspec.models.source import read_headers
     from ggufspec.planning.history import record_acceptance
+    from ggufspec.settings import is_lossy
 
     every = [answer.statistics for result in results for answer in result.answers]
     if not every or not pair.draft or not resolved.pair.needs_draft or is_lossy(resolved.pair.accept):

@@ -12,9 +12,9 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.bench import trial
 from ggufspec.bench.statistics import spread
-from ggufspec.decoding.options import is_lossy
 from ggufspec.hardware import gpus, host
 from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.settings import is_lossy
 
 BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
 

@@ -13,9 +13,10 @@ from ggufspec.bench.interleaved import Progress, Trials, in_turn
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.bench.summary import alone, busy_notes, machine, notes_of, settings_of, summarise
-from ggufspec.decoding.options import DecoderOptions, is_lossy
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.schema.base import Failure, Run, SpeculativeRun
 from ggufspec.schema.sweep import SweepDocument, SweepPoint
+from ggufspec.settings import is_lossy
 
 LOG = "ggufspec/sweep-log@1"
 

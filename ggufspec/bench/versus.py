@@ -9,12 +9,13 @@ from ggufspec.bench import divergence, hooked, trial
 from ggufspec.bench.interleaved import Progress, in_turn
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.bench.summary import alone, busy_notes, machine, notes_of, plan_of, settings_of, speed, summarise
-from ggufspec.decoding.options import DecoderOptions, is_lossy
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
 from ggufspec.schema.plan import PlanDocument
+from ggufspec.settings import is_lossy
 
 ENGINES = ("own", "hook")
 MODES = ("target_only", "draft_only", "speculative")

@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
-from ggufspec.decoding.options import check_rule, is_lossy
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
 from ggufspec.reports.values import penalties
-from ggufspec.settings import OPTIONS, RULES, Option, names
+from ggufspec.settings import OPTIONS, RULE_FORMS, Option, check_rule, is_lossy, names
 
 MODES = {"speculative": "", "target": "target", "drafter": "draft"}  # by command: which model answers alone
 _MODE_NAMES = {"speculative": "speculative", "target": "target-only", "drafter": "draft-only"}
@@ -214,8 +213,8 @@ COMMANDS: dict[str, About] = {
     "seed": About("N", _help("seed")),
     "accept": About(
         "RULE",
-        "the acceptance rule: " + ", ".join(rule.partition(":")[0] for rule in RULES),
-        {rule.partition(":")[0] + (":" if ":" in rule else ""): "" for rule in RULES},
+        "the acceptance rule: " + ", ".join(rule.partition(":")[0] for rule in RULE_FORMS),
+        {rule.partition(":")[0] + (":" if ":" in rule else ""): "" for rule in RULE_FORMS},
         (_help("accept"), "top-k:N accepts the target's N likeliest tokens, typical:EPS what is typical."),
     ),
     "chat": About("on|off", "use the chat template; off: the text goes on"),
@@ -392,8 +391,8 @@ def _with_rule(settings: Switches, argument: str) -> Switches:
     try:
         check_rule(rule)
     except UsageError as error:
-        near = _nearest_of(rule.partition(":")[0], [each.partition(":")[0] for each in RULES])
-        raise UsageError(error.message, near + f"one of {', '.join(RULES)}; {error.hint}") from None
+        near = _nearest_of(rule.partition(":")[0], [each.partition(":")[0] for each in RULE_FORMS])
+        raise UsageError(error.message, near + f"one of {', '.join(RULE_FORMS)}; {error.hint}") from None
     return replace(settings, accept=rule)
 
 

@@ -126,8 +126,8 @@ def _print(text: str) -> None:
 
 def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool) -> RunDocument:
     from ggufspec.bench.summary import notes_of, settings_of, summarise
-    from ggufspec.decoding.options import is_lossy
     from ggufspec.schema.run import RunDocument
+    from ggufspec.settings import is_lossy
 
     answer = result.answers[0]
     return RunDocument(

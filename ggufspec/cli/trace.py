@@ -146,8 +146,8 @@ def _document(
     pair: dict[str, Any], spec: Any, result: Result, tokens: list[Written], rounds: int, interrupted: bool
 ) -> TraceDocument:
     from ggufspec.bench.summary import notes_of, settings_of, summarise
-    from ggufspec.decoding.options import is_lossy
     from ggufspec.schema.trace import TraceDocument
+    from ggufspec.settings import is_lossy
 
     answer = result.answers[0]
     return TraceDocument(

@@ -115,7 +115,7 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: it is lossy, or there is no such rule.
     """
-    from ggufspec.decoding.options import check_rule
+    from ggufspec.settings import check_rule
     from ggufspec.verify.certificate import LOSSLESS
 
     if accept is None:

@@ -317,7 +317,7 @@ class SpeculativeDecoder:
         constraint = compile_grammar(model, grammar) if grammar else None
         rule = make_rule(self.options.accept, sampling, constraint)
         if trace is not None:
-            rule = trace.watch(rule)
+            trace.begin(rule)
         drafters = [] if alone else self._drafters
         draft_max = self._latency.draft_max if drafters else 0
         policy = self._latency.policy() if drafters else None

@@ -14,13 +14,12 @@ from ggufspec.settings import (
     DRAFT_MAX,
     DRAFTERS,
     OPTIONS,
-    RULES,
     check_drafters,
+    check_rule,
     drafter_text,
 )
 
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
-MAX_TOP_K = 1000
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -173,29 +172,3 @@ def check_one_of(value: str, known: Sequence[str], what: str) -> None:
     """Raise UsageError unless ``value`` is one of those known."""
     if value not in known:
         raise UsageError(f"there is no {what} {value!r}", "one of " + ", ".join(known))
-
-
-def check_rule(name: str) -> None:
-    """Refuse a name that is no acceptance rule's.
-
-    Raises:
-        UsageError: it is none of ``RULES``, or its number is not in range.
-    """
-    kind, _, number = name.partition(":")
-    if kind == "top-k":
-        if not (number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_TOP_K):
-            raise UsageError(f"{name!r} needs a number of tokens: 1 to {MAX_TOP_K}", "--accept top-k:3")
-    elif kind == "typical":
-        try:
-            possible = 0 < float(number) < 1
-        except ValueError:
-            possible = False
-        if not possible:
-            raise UsageError(f"{name!r} needs a threshold: above 0, below 1", "--accept typical:0.3")
-    elif name not in RULES:
-        raise UsageError(f"there is no acceptance rule {name!r}", f"the rules are: {', '.join(RULES)}")
-
-
-def is_lossy(name: str) -> bool:
-    """Whether the text of a rule that passed :func:`check_rule` may differ from the target's own."""
-    return ":" in name

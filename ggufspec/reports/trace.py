@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggufspec.display import counted, visible
-from ggufspec.schema.rounds import Added, Judged, Likely, Own, Place, TracedRound
+from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Own, TracedRound
 from ggufspec.schema.trace import Written
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 WRITERS = {
-    "draft": "offered by the draft model and kept",
-    "lookup": "offered by the n-gram lookup and kept",
-    "bonus": "the target's own behind a draft that was kept whole",
+    "draft": "drafted by the draft model and accepted",
+    "lookup": "drafted by the n-gram lookup and accepted",
+    "bonus": "the target's own behind a draft that was accepted whole",
     "target": "the target's own",
 }
-_VERDICT_STYLES = {"kept": "green", "refused": "red", "behind": "dim", "added": "bold"}
+_STYLES = {"accepted": "green", "rejected": "red", "unread": "dim", "added": "bold"}
 _NUMBERS = 6  # columns of q, p and their ratio
 _RULE = 20  # columns of what was compared, at least
-_VERDICT = 12
+_RESULT = 15
 _FEWEST_DIGITS = 3
 
 
@@ -31,27 +31,27 @@ class Row:
     """A token of a round as cells.
 
     Args:
-        place: number of a drafted token; ``+`` for the target's own.
-        who: offered it, or ``target`` or ``bonus``.
+        number: of a drafted token; ``+`` for the target's own.
+        who: its drafter, or ``target``.
         token: its text in quotes, escaped.
         q: probability with which it was drawn; when greedy the draft's before sampling.
         p: the target's probability of it; when greedy before sampling.
         ratio: p / q.
-        rule: what was compared; never rounded so that it says another thing than the verdict.
-        verdict: what became of it.
-        kind: ``kept``, ``refused``, ``behind`` or ``added``.
-        draft: the draft's likeliest tokens at its place.
+        rule: what was compared; never rounded so that it contradicts the result.
+        result: what became of it.
+        kind: ``accepted``, ``rejected``, ``unread`` or ``added``.
+        draft: the draft's likeliest tokens at its position.
         target: the target's, where the target chose another one or its own.
     """
 
-    place: str
+    number: str
     who: str
     token: str
     q: str
     p: str
     ratio: str
     rule: str
-    verdict: str
+    result: str
     kind: str
     draft: tuple[Likely, ...] = ()
     target: tuple[Likely, ...] = ()
@@ -60,8 +60,8 @@ class Row:
 def heading(round_: TracedRound) -> str:
     """What a round did, in a line."""
     parts = ["nothing drafted"]
-    if count := len(round_.places):
-        parts = [f"{count} drafted", f"{round_.accepted} kept", f"draft {milliseconds(round_.draft_s)}"]
+    if count := len(round_.drafted):
+        parts = [f"{count} drafted", f"{round_.accepted} accepted", f"draft {milliseconds(round_.draft_s)}"]
     parts.append(f"verify {milliseconds(round_.verify_s)}")
     if round_.width > count + 1:
         parts.append(f"batch of {round_.width}")
@@ -72,16 +72,11 @@ def heading(round_: TracedRound) -> str:
 
 def explained(round_: TracedRound) -> str:
     """The rule in a sentence, and what q and p are."""
+    text = f"{round_.rule}: a drafted token is accepted if {round_.description}"
     if round_.rule == "residual":
-        text = "residual: a drafted token stays if coin < min(1, p / q); otherwise one is drawn from max(p − q, 0)"
-    else:
-        choice = "score + noise is the target's highest" if round_.temperature else "logit is the target's highest"
-        text = f"{round_.rule}: a drafted token stays if its {choice}"
-        kind, _, number = round_.rule.partition(":")
-        if kind == "top-k":
-            text += f", or if it is one of the target's {number} likeliest (lossy)"
-        elif kind == "typical":
-            text += f", or if its probability is above min({number}, √{number} · exp(−entropy)) (lossy)"
+        text += "; otherwise one is drawn from max(p − q, 0)"
+    if not round_.lossless:
+        text += " (lossy)"
     text += "; q and p are the draft's and the target's probability of it, "
     text += "before sampling" if _unsampled(round_) else "under the sampling settings; percentages are before sampling"
     if round_.penalised:
@@ -96,71 +91,69 @@ def _unsampled(round_: TracedRound) -> bool:
 
 def rows(round_: TracedRound) -> list[Row]:
     """The drafted tokens of a round in their order, then the target's own."""
-    drafted = [_drafted(round_, number, place) for number, place in enumerate(round_.places, 1)]
+    drafted = [_drafted(round_, number, one) for number, one in enumerate(round_.drafted, 1)]
     return drafted if round_.added is None else [*drafted, _added(round_, round_.added)]
 
 
-def _drafted(round_: TracedRound, number: int, place: Place) -> Row:
-    judged, greedy = place.judged, _unsampled(round_)
-    q: float | None = place.q
-    if place.draft is None:
-        q = place.q if round_.rule == "residual" else None
+def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
+    judged, greedy = one.judged, _unsampled(round_)
+    q: float | None = one.q
+    if one.draft is None:
+        q = one.q if round_.rule == "residual" else None
     elif greedy:
-        q = place.draft.probability
+        q = one.draft.probability
     p = None if judged is None else judged.target.probability if greedy else judged.p
     ratio = None if p is None or not q else p / q
     return Row(
-        place=str(number),
-        who=place.drafter,
-        token=quoted(place.text),
+        number=str(number),
+        who=one.drafter,
+        token=quoted(one.text),
         q=probability(q),
         p=probability(p),
         ratio=probability(ratio),
-        rule=compared(place.token, judged, greedy=greedy) if judged else "",
-        verdict=_verdict(place),
-        kind=place.verdict,
-        draft=place.draft.likeliest if place.draft else (),
-        target=judged.target.likeliest if judged and place.verdict == "refused" else (),
+        rule=compared(one.token, judged, greedy=greedy) if judged else "",
+        result=_result(one),
+        kind=one.result,
+        draft=one.draft.likeliest if one.draft else (),
+        target=judged.target.likeliest if judged and one.result == "rejected" else (),
     )
 
 
-def _verdict(place: Place) -> str:
-    if place.verdict == "behind":
-        return "not read"
-    judged = place.judged
-    lossy = (
-        place.verdict == "kept" and judged is not None and judged.own is not None and judged.own.token != place.token
-    )
-    return f"{place.verdict}, lossy" if lossy else place.verdict
+def _result(one: Drafted) -> str:
+    if one.result == "unread":
+        return "unread"
+    judged = one.judged
+    lossy = one.result == "accepted" and judged is not None and judged.own is not None and judged.own.token != one.token
+    return f"{one.result}, lossy" if lossy else one.result
 
 
 def _added(round_: TracedRound, added: Added) -> Row:
     greedy = _unsampled(round_)
     if added.drawn is not None:
-        rule = "from max(p − q, 0)" if added.law == "residual" else "drawn from p"
+        rule = "from max(p − q, 0)" if added.distribution == "residual" else "drawn from p"
     else:
         rule = _own_choice(added.sum.total if added.sum else 0.0, greedy=greedy, masked=added.masked)
-    verdict = "" if not round_.places else "bonus" if added.source == "bonus" else "instead"
-    refused = added.source == "target" and bool(round_.places)  # its row has the target's likeliest already
+    result = "" if not round_.drafted else "bonus" if added.source == "bonus" else "instead"
+    rejected = added.source == "target" and bool(round_.drafted)  # its row has the target's likeliest already
     return Row(
-        place="+",
+        number="+",
         who="target",
         token=quoted(added.text),
         q="–",
         p=probability(added.target.probability if greedy else added.p),
         ratio="–",
         rule=rule,
-        verdict=verdict if added.emitted else "left away",
+        result=result if added.emitted else "dropped",
         kind="added",
-        target=() if refused else added.target.likeliest,
+        target=() if rejected else added.target.likeliest,
     )
 
 
 def compared(token: int, judged: Judged, *, greedy: bool) -> str:
     """What the rule compared for a drafted token, with digits enough to tell both sides apart."""
-    if judged.coin is not None:
+    if judged.uniform is not None:
         bound = min(1.0, judged.ratio)
-        return _told_apart(judged.coin, "<" if judged.coin < bound else "≥", bound)
+        return _distinct(judged.uniform, "<" if judged.uniform < bound else "≥", bound)
     own = judged.own
     if own is None:
         return "nothing permitted"
@@ -172,7 +165,7 @@ def compared(token: int, judged: Judged, *, greedy: bool) -> str:
     if judged.typical is not None:
         weighed = judged.typical
         sign = ">" if weighed.probability > weighed.bar else "≤"
-        return _told_apart(weighed.probability, sign, weighed.bar)
+        return _distinct(weighed.probability, sign, weighed.bar)
     return _below(judged, own, greedy=greedy)
 
 
@@ -190,10 +183,10 @@ def _below(judged: Judged, own: Own, *, greedy: bool) -> str:
         return "equal: lower id"
     if greedy:
         return f"{more - less:.2g} below" if more - less < 1 else f"{more - less:.2f} below"
-    return _told_apart(less, "<", more, 2)
+    return _distinct(less, "<", more, 2)
 
 
-def _told_apart(a: float, sign: str, b: float, digits: int = _FEWEST_DIGITS) -> str:
+def _distinct(a: float, sign: str, b: float, digits: int = _FEWEST_DIGITS) -> str:
     """Two numbers with so many digits that they differ if they do."""
     while f"{a:.{digits}f}" == f"{b:.{digits}f}" and a != b:
         digits += 1
@@ -237,14 +230,14 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
     """
     from rich.text import Text
 
-    wide = max(8, min(24, width - _RULE - _VERDICT - 3 * _NUMBERS - 16))
+    wide = max(8, min(24, width - _RULE - _RESULT - 3 * _NUMBERS - 16))
     yield Text(heading(round_), style="bold")
-    if round_.places:
+    if round_.drafted:
         yield Text(_line("", "", "token", "q", "p", "p/q", "rule", "", wide).rstrip(), style="dim")
     for row in rows(round_):
-        line = Text(_line(row.place, row.who, row.token, row.q, row.p, row.ratio, row.rule, "", wide))
-        line.append(row.verdict, _VERDICT_STYLES[row.kind])
-        if row.kind == "behind":
+        line = Text(_line(row.number, row.who, row.token, row.q, row.p, row.ratio, row.rule, "", wide))
+        line.append(row.result, _STYLES[row.kind])
+        if row.kind == "unread":
             line.stylize("dim")
         line.rstrip()
         yield line
@@ -254,9 +247,9 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
                 yield Text(text, style="dim")
 
 
-def _line(place: str, who: str, token: str, q: str, p: str, ratio: str, rule: str, verdict: str, wide: int) -> str:
-    numbers = " ".join(f"{number:>{_NUMBERS}}" for number in (q, p, ratio))
-    return f"{place:>2} {who:<6} {fitted(token, wide)} {numbers}  {rule:<{_RULE}} {verdict}"
+def _line(number: str, who: str, token: str, q: str, p: str, ratio: str, rule: str, result: str, wide: int) -> str:
+    numbers = " ".join(f"{one:>{_NUMBERS}}" for one in (q, p, ratio))
+    return f"{number:>2} {who:<6} {fitted(token, wide)} {numbers}  {rule:<{_RULE}} {result}"
 
 
 def fitted(text: str, width: int) -> str:

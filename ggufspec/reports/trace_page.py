@@ -63,12 +63,12 @@ def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
 
 
 def _tokens(document: TraceDocument, rows: dict[int, list[Row]]) -> list[_Token]:
-    tokens, place, number = [], 0, 0
+    tokens, index, number = [], 0, 0
     for one in document.tokens:
-        place = place + 1 if one.round == number else 0
+        index = index + 1 if one.round == number else 0
         number = one.round
-        kept = [row for row in rows.get(number, ()) if row.kind in ("kept", "added")]
-        row = kept[place] if place < len(kept) else None
+        shown = [row for row in rows.get(number, ()) if row.kind in ("accepted", "added")]
+        row = shown[index] if index < len(shown) else None
         if one.text:
             tokens.append(_Token(visible(one.text), one.source, number, _told(one.source, number, row)))
     return tokens
@@ -78,7 +78,7 @@ def _told(source: str, number: int, row: Row | None) -> str:
     parts = [f"round {number}: {source}"]
     if row is not None:
         numbers = (("q", row.q), ("p", row.p), ("p/q", row.ratio))
-        parts += [row.token, *(f"{name} {value}" for name, value in numbers if value != "–"), row.rule, row.verdict]
+        parts += [row.token, *(f"{name} {value}" for name, value in numbers if value != "–"), row.rule, row.result]
     return ", ".join(filter(None, parts))
 
 

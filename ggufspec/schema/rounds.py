@@ -1,15 +1,15 @@
-"""What a trace tells of every round: how each drafted token came about and why it stayed or not.
+"""The rounds of a trace: how each drafted token came about and why it was accepted or not.
 
 One round is one JSON line of ``ggufspec trace --json``. All numbers are written so that they read back the same, and
 the rule's decision can be made again from the line alone:
 
 ``exact``
-    The target's own choice has the highest ``score + noise``, of equal ones the lowest id; a drafted token stays if it
-    is that choice. At temperature 0 the score is the logit less the choice's, and there is no noise. Above it the score
-    is the logarithm of the probability up to a constant, and the noise is a function of seed, position and token
+    The target's own choice has the highest ``score + noise``, of equal ones the lowest id; a drafted token is accepted
+    if it is that choice. At temperature 0 the score is the logit less the choice's, and there is no noise. Above it the
+    score is the logarithm of the probability up to a constant, and the noise is a function of seed, position and token
     (``ggufspec.decoding.noise``).
 ``residual``
-    It stays if ``coin < min(1, p / q)``.
+    It is accepted if ``uniform < min(1, p / q)``.
 ``top-k:N``
     As ``exact``, or if ``rank <= most``.
 ``typical:EPS``
@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-ROUND = "ggufspec/trace-round@1"
+ROUND = "ggufspec/trace-round@2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Likely:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a model's row says of a token: after penalties, before temperature, truncation and grammar.
+    """A token in a model's row: after penalties, before temperature, truncation and grammar.
 
     ``likeliest`` are its ten likeliest tokens. ``logit`` is absent where it is not finite: the token is impossible.
     """
@@ -71,7 +71,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The target's own choice at a place; ``p`` is its probability under the sampling settings."""
+    """The target's own choice at a position; ``p`` is its probability under the sampling settings."""
 
     token: int
     text: str
@@ -101,7 +101,7 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Why a drafted token stayed or not.
+    """Why a drafted token was accepted or not.
 
     Args:
         target: the target's row, and the drafted token in it.
@@ -111,7 +111,7 @@ class Judged:
             sampling would have left was not).
         sum: of the drafted token under the exact rule and the lossy ones; absent if sampling or grammar leaves it out.
         own: the target's own choice under the same rules; absent if the grammar permits nothing.
-        coin: the uniform variable of the residual rule; absent if the grammar permits nothing.
+        uniform: the uniform variable of the residual rule; absent if the grammar permits nothing.
         rank: under ``top-k:N``.
         typical: under ``typical:EPS``.
     """
@@ -122,24 +122,24 @@ class Judged:
     masked: bool
     sum: Sum | None = None
     own: Own | None = None
-    coin: float | None = None
+    uniform: float | None = None
     rank: Rank | None = None
     typical: Typical | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Drafted:
     """One drafted token.
 
     Args:
         position: index in the sequence.
-        drafter: who offered it, ``draft`` or ``lookup``.
+        drafter: who drafted it, ``draft`` or ``lookup``.
         token: its id.
         text: of the token.
         q: the probability with which it was drawn, under the sampling settings; 1 for a lookup, which is not drawn.
         draft: the draft's row; a lookup has none.
-        verdict: ``kept``, ``refused``, or ``behind`` the first that was refused: the target's row was not read then.
-        judged: how the verdict came about; absent behind the first refused.
+        result: ``accepted``, ``rejected``, or ``unread`` behind the first rejection: the target's row was not read.
+        judged: the decision; absent behind the first rejection.
     """
 
     position: int
@@ -148,7 +148,7 @@ class Place:
     text: str
     q: float
     draft: Seen | None
-    verdict: Literal["kept", "refused", "behind"]
+    result: Literal["accepted", "rejected", "unread"]
     judged: Judged | None
 
 
@@ -170,9 +170,9 @@ class Added:
         position: index in the sequence.
         token: its id.
         text: of the token.
-        source: ``bonus`` behind a draft that was kept whole, ``target`` otherwise.
-        law: what it is from: ``p``, the target's distribution, or ``residual``, which is ``max(p - q, 0)`` with sum 1.
-        probability: in that law.
+        source: ``bonus`` behind a draft that was accepted whole, ``target`` otherwise.
+        distribution: what it is from: ``p``, the target's, or ``residual``, which is ``max(p - q, 0)`` with sum 1.
+        probability: in that distribution.
         p: in the target's, under the sampling settings, and the grammar's where it ``masked``.
         masked: as in :class:`Judged`.
         target: the target's row, and this token in it.
@@ -185,7 +185,7 @@ class Added:
     token: int
     text: str
     source: Literal["bonus", "target"]
-    law: Literal["p", "residual"]
+    distribution: Literal["p", "residual"]
     probability: float
     p: float
     masked: bool
@@ -197,31 +197,35 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """``ggufspec/trace-round@1``: one draft and one verification.
+    """``ggufspec/trace-round@2``: one draft and one verification.
 
     Args:
         number: from 1.
         rule: the acceptance rule.
+        description: when it accepts a drafted token.
+        lossless: whether the text has the target's distribution under it.
         temperature: of the sampling settings; 0 is greedy.
         seed: of the sampling settings.
         grammar: whether the answer has one.
-        places: the drafted tokens that were verified.
-        added: the token that follows those that were kept; absent if the grammar permits none.
-        accepted: drafted tokens that were kept.
-        emitted: ids of the tokens that stay.
+        drafted: the drafted tokens that were verified.
+        added: the token that follows those that were accepted; absent if the grammar permits none.
+        accepted: drafted tokens that were accepted.
+        emitted: ids of the tokens that the round added to the text.
         width: tokens in the target's batch, padding included.
-        draft_s: seconds of drafting, and of a draft reading along.
+        draft_s: seconds of drafting, and of drafters catching up.
         verify_s: seconds in the target.
         total_s: seconds of the round.
-        penalised: whether the sampling settings have penalties; all rows are told as these leave them.
+        penalised: whether the sampling settings have penalties; all rows are recorded as these leave them.
     """
 
     number: int
     rule: str
+    description: str
+    lossless: bool
     temperature: float
     seed: int
     grammar: bool
-    places: tuple[Place, ...]
+    drafted: tuple[Drafted, ...]
     added: Added | None
     accepted: int
     emitted: tuple[int, ...]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.rules.speculative import Distribution
+from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Logits, Sampling, candidates
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check, Difference, Place

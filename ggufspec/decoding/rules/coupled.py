@@ -1,69 +1,148 @@
-"""Coupled sampling (shared-seed Gumbel-max): a drafted token is accepted where it is the target's own choice."""
+"""Coupled sampling (shared-seed Gumbel-max): a drafted token is accepted where it is the target's own choice.
+
+Every emitted token is the target's own sample for (seed, position), so any drafter and any stopping rule give the text
+of target-only. At temperature 0 it is the greedy choice.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.noise import choose, choose_full
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, TextRule
+from ggufspec.decoding.noise import choose, choose_full, gumbel
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, TextRule, log_probabilities
+from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates, likeliest
+from ggufspec.schema.rounds import Added, Judged, Own, Sum
 
-Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
+Choice = tuple[int, Candidates | None]  # a token, and what truncation left of the row, if there was any
+Recorded = tuple[int, Candidates | None, Logits | None]  # and the masked row, if the grammar changed the choice
 
 
 class CoupledRule(TextRule):
-    """Greedy at temperature 0, keyed noise above: accept while the draft is the target's own choice.
+    """Accept while the draft is the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
     """
 
-    name = "exact"
-    lossless = True
+    kind = "exact"
     may_trim = True
 
     def __init__(self, sampling: Sampling, path: Path | None = None) -> None:
         super().__init__(sampling, path)
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
-        if self._path is None and self.sampling.truncates:
-            return DraftToken(*self._drawn(likeliest(logits, self.sampling), position))
-        return DraftToken(*(self._choose(logits, position) or self._choose_freely(logits, position)))
+        drafted = DraftToken(*self._draft(logits, position))
+        if self.recorder is not None:
+            recorded = self.recorder.basis.pop() if self.recorder.basis else None
+            self._record_proposal(drafted, logits, position, recorded)
+        return drafted
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
-        return float(self.draft_token(logits, position).token == token)
+        return float(self._draft(logits, position)[0] == token)
 
-    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
-        for i, proposal in enumerate(proposals):
+    def _draft(self, logits: Logits, position: int) -> Choice:
+        if self._path is None and self.sampling.truncates:
+            return self._drawn(likeliest(logits, self.sampling), position)
+        return self._choose(logits, position) or self._choose_freely(logits, position)
+
+    def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
+        for i, one in enumerate(drafted):
             row = self.penalised(rows[i], position + i)
             own = self._choose(row, position + i)
             if own is None:
                 return AcceptanceResult(i, None)
-            if proposal.token != own[0] and not self._keeps(row, proposal.token, position + i):
+            if one.token != own[0] and not self._accepts(row, one.token, position + i):
                 return AcceptanceResult(i, own[0])
-        last = position + len(proposals)
-        own = self._choose(self.penalised(rows[len(proposals)], last), last)
-        return AcceptanceResult(len(proposals), None if own is None else own[0])
+        last = position + len(drafted)
+        own = self._choose(self.penalised(rows[len(drafted)], last), last)
+        return AcceptanceResult(len(drafted), None if own is None else own[0])
 
-    def _keeps(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
-        """Whether a drafted token stays though the target's own choice is another."""
+    def _accepts(self, row: Logits, token: int, position: int) -> bool:  # noqa: ARG002 - for the lossy rules
+        """Whether a drafted token is accepted though the target's own choice is another."""
         return False
 
-    def _choose(self, logits: Logits, position: int) -> tuple[int, Candidates | None] | None:
-        chosen = self._choose_freely(logits, position)
-        if self.permits(chosen[0], position):
-            return chosen
-        masked = self._masked(logits, position)
-        return None if masked is None else self._choose_freely(masked, position)
+    def _choose(self, logits: Logits, position: int) -> Choice | None:
+        """The target's own choice; None if nothing is permitted."""
+        chosen: Choice | None = self._choose_freely(logits, position)
+        masked = None
+        if not self.permits(chosen[0], position):  # type: ignore[index]
+            masked = self._masked(logits, position)
+            chosen = None if masked is None else self._choose_freely(masked, position)
+        if self.recorder is not None:
+            self.recorder.basis.append(None if chosen is None else (*chosen, masked))
+        return chosen
 
-    def _choose_freely(self, logits: Logits, position: int) -> tuple[int, Candidates | None]:
+    def _choose_freely(self, logits: Logits, position: int) -> Choice:
         if not self.sampling.truncates:
             return choose_full(logits, self.sampling.temperature, self.sampling.seed, position), None
         return self._drawn(candidates(logits, self.sampling), position)
 
-    def _drawn(self, q: Candidates, position: int) -> tuple[int, Candidates]:
+    def _drawn(self, q: Candidates, position: int) -> Choice:
         return choose(q.ids, q.scores, self.sampling.seed, position), q
+
+    # ---- the record
+
+    def _q_of(self, drafted: DraftToken, row: Logits, basis: Recorded | None) -> float:
+        if drafted.q is not None:
+            return Distribution.of(drafted.q).probability(drafted.token)
+        return 1.0 if basis is None else self._p(basis, row, drafted.token)
+
+    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
+        row, basis = recorder.row(index), recorder.basis[index]
+        token, position = recorder.drafted[index].token, recorder.position + index
+        seen = self._seen(row, token, position)
+        if basis is None:
+            return Judged(seen, p=0.0, ratio=0.0, masked=True)
+        own, p, of_own = basis[0], self._p(basis, row, token), self._sum(basis, row, basis[0], position)
+        assert of_own is not None
+        return Judged(
+            seen,
+            p=p,
+            ratio=p / q,
+            masked=basis[2] is not None,
+            sum=self._sum(basis, row, token, position),
+            own=Own(own, recorder.spell(own), self._p(basis, row, own), of_own),
+        )
+
+    def _added(self, recorder: Recorder, token: int) -> Added:
+        index = recorder.result.accepted
+        row, basis, position = recorder.row(index), recorder.basis[index], recorder.position + index
+        p = self._p(basis, row, token)
+        return Added(
+            position,
+            token,
+            recorder.spell(token),
+            recorder.source,
+            distribution="p",
+            probability=p,
+            p=p,
+            masked=basis[2] is not None,
+            target=self._seen(row, token, position),
+            sum=self._sum(basis, row, token, position),
+        )
+
+    def _p(self, basis: Recorded, row: Logits, token: int) -> float:
+        _, left, masked = basis
+        if left is not None:
+            return Distribution.of(left).probability(token)
+        log_p = log_probabilities(row if masked is None else masked, self.sampling.temperature)
+        return float(np.exp(log_p[token]))
+
+    def _sum(self, basis: Recorded, row: Logits, token: int, position: int) -> Sum | None:
+        """What the rule compares; None for a token that it leaves out."""
+        (own, left, masked), sampling, score = basis, self.sampling, -np.inf
+        if sampling.temperature == 0:
+            if token == own or self.permits(token, position):
+                score = float(row[token]) - float(row[own])
+        elif left is None:
+            chosen_from = row if masked is None else masked
+            score = (float(chosen_from[token]) - float(chosen_from.max())) / sampling.temperature
+        else:
+            score = left.scores[left.ids == token].max(initial=-np.inf)
+        if not np.isfinite(score):
+            return None
+        noise = gumbel(sampling.seed, position, np.array([token]))[0] if sampling.temperature else 0.0
+        return Sum(float(score), float(noise))

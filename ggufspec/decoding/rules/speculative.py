@@ -1,89 +1,122 @@
-"""Speculative sampling (rejection): accept by p / q, and draw from the residual after a rejection."""
+"""Speculative sampling (rejection): accept by p / q, and draw from the residual distribution after a rejection.
+
+The text has the target's distribution if every drafted token was drawn from the ``q`` that comes with it and is
+verified whatever it turned out to be: drafting may stop because of what was known before a token was drawn, never
+because of that token.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, TextRule
-from ggufspec.decoding.sampling import Candidates, Ids, Logits, Sampling, candidates
-
-Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, TextRule
+from ggufspec.decoding.rules.distribution import Distribution, Numbers
+from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates
+from ggufspec.schema.rounds import Added, Drawn, Judged
 
 
 class SpeculativeRule(TextRule):
     """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
 
-    Uniform variables are taken from ``rng`` in this order: one for each proposed token; then, in a verification, one
+    Uniform variables are taken from ``rng`` in this order: one for each drafted token; then, in a verification, one
     for each drafted token up to the first rejection, and one for the token that follows.
+
+    Args:
+        sampling: how the target chooses.
+        rng: the source of randomness; by the sampling seed if None.
+        path: of the grammar, if there is one.
 
     Source: Leviathan et al. 2023, Algorithm 1 (arXiv:2211.17192).
     """
 
-    name = "residual"
-    lossless = True
+    kind = "residual"
     may_trim = False
 
-    def __init__(self, sampling: Sampling, rng: np.random.Generator, path: Path | None = None) -> None:
+    def __init__(self, sampling: Sampling, rng: np.random.Generator | None = None, path: Path | None = None) -> None:
         super().__init__(sampling, path)
-        self._chance = UniformDraws(rng)
-
-    def listen(self, heard: Callable[[float], None]) -> None:
-        """Tell every uniform variable that is taken from now on."""
-        self._chance.heard = heard
+        self._draws = UniformDraws(rng or np.random.default_rng(sampling.seed))
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
         q = self._q(logits, position)
-        return DraftToken(int(q.ids[self._chance.draw(q.probabilities())]), q)
+        drafted = DraftToken(int(q.ids[self._draws.draw(q.probabilities())]), q)
+        if self.recorder is not None:
+            self._record_proposal(drafted, logits, position)
+        return drafted
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
-        return float(Distribution.of(self._q(logits, position)).at(np.array([token]))[0])
+        return Distribution.of(self._q(logits, position)).probability(token)
 
     def _q(self, logits: Logits, position: int) -> Candidates:
         masked = self._masked(logits, position)
         return candidates(logits if masked is None else masked, self.sampling)
 
-    def _judge(self, rows: npt.NDArray[np.float32], proposals: Sequence[DraftToken], position: int) -> AcceptanceResult:
+    def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         def target(i: int) -> Distribution | None:
             masked = self._masked(self.penalised(rows[i], position + i), position + i)
-            return None if masked is None else Distribution.of(candidates(masked, self.sampling))
+            left = None if masked is None else candidates(masked, self.sampling)
+            if self.recorder is not None:
+                self.recorder.basis.append(left)
+            return None if left is None else Distribution.of(left)
 
-        drafted = [(x.token, Distribution.point(x.token) if x.q is None else Distribution.of(x.q)) for x in proposals]
-        return verify_residual(target, drafted, self._chance)
+        return verify_residual(target, [(one.token, _drawn_from(one)) for one in drafted], self._draws)
+
+    # ---- the record
+
+    def record(self, spell: Callable[[int], str]) -> None:
+        super().record(spell)
+        assert self.recorder is not None
+        self._draws.drawn = self.recorder.uniforms
+
+    def _q_of(self, drafted: DraftToken, row: Logits, basis: object) -> float:  # noqa: ARG002
+        return _drawn_from(drafted).probability(drafted.token)
+
+    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
+        row, left = recorder.row(index), recorder.basis[index]
+        token = recorder.drafted[index].token
+        seen = self._seen(row, token, recorder.position + index)
+        if left is None:
+            return Judged(seen, p=0.0, ratio=0.0, masked=True)
+        p = Distribution.of(left).probability(token)
+        return Judged(seen, p, p / q, masked=self._masks(row, left), uniform=recorder.uniforms[index])
+
+    def _added(self, recorder: Recorder, token: int) -> Added:
+        accepted = recorder.result.accepted
+        row, left, position = recorder.row(accepted), recorder.basis[accepted], recorder.position + accepted
+        p = Distribution.of(left)
+        probabilities, of_residual = p.probabilities, False
+        if accepted < len(recorder.drafted):
+            q = _drawn_from(recorder.drafted[accepted]).at(p.ids)
+            probabilities, of_residual = residual(p.probabilities, q), bool((p.probabilities > q).any())
+        index, reached = int(p.ids.searchsorted(token)), probabilities.cumsum()
+        return Added(
+            position,
+            token,
+            recorder.spell(token),
+            recorder.source,
+            distribution="residual" if of_residual else "p",
+            probability=float(probabilities[index]),
+            p=float(p.probabilities[index]),
+            masked=self._masks(row, left),
+            target=self._seen(row, token, position),
+            drawn=Drawn(
+                recorder.uniforms[-1],
+                float(reached[index - 1]) if index else 0.0,
+                float(reached[index]),
+                float(reached[-1]),
+            ),
+        )
+
+    def _masks(self, row: Logits, left: Candidates) -> bool:
+        """Whether the grammar changed what sampling leaves of a row."""
+        return self._path is not None and not np.array_equal(candidates(row, self.sampling).ids, left.ids)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
-    """A distribution over the vocabulary; ids that are not listed have probability 0.
-
-    Args:
-        ids: (n,) token ids, ascending.
-        probabilities: (n,) their sum is 1.
-    """
-
-    ids: Ids
-    probabilities: Numbers
-
-    @classmethod
-    def of(cls, drawn_from: Candidates) -> Distribution:
-        """The distribution of a token drawn from candidates."""
-        return cls(drawn_from.ids, drawn_from.probabilities())
-
-    @classmethod
-    def point(cls, token: int) -> Distribution:
-        """The distribution of a token that was not drawn."""
-        one = np.ones(1, dtype=np.int64)  # a number that is exact with fractions too
-        return cls(token * one, one)
-
-    def at(self, ids: Ids) -> Numbers:
-        """(n,) probabilities of ``ids``."""
-        index = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
-        return np.where(self.ids[index] == ids, self.probabilities[index], 0)
+def _drawn_from(drafted: DraftToken) -> Distribution:
+    return Distribution.point(drafted.token) if drafted.q is None else Distribution.of(drafted.q)
 
 
 class Draws(Protocol):
@@ -99,9 +132,9 @@ class Draws(Protocol):
 
 
 class UniformDraws:
-    """Decisions by a generator, one uniform variable each; ``heard`` is told of it."""
+    """Decisions by a generator, one uniform variable each; they are appended to ``drawn`` if that is a list."""
 
-    heard: Callable[[float], None] | None = None
+    drawn: list[float] | None = None
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -114,30 +147,30 @@ class UniformDraws:
 
     def _uniform(self) -> float:
         uniform = self._rng.random()
-        if self.heard is not None:
-            self.heard(uniform)
+        if self.drawn is not None:
+            self.drawn.append(uniform)
         return uniform
 
 
 def verify_residual(
-    target: Callable[[int], Distribution | None], drafted: Sequence[tuple[int, Distribution]], chance: Draws
+    target: Callable[[int], Distribution | None], drafted: Sequence[tuple[int, Distribution]], draws: Draws
 ) -> AcceptanceResult:
-    """The residual rule's verdict on drafted tokens.
+    """What speculative sampling accepts of drafted tokens.
 
     Args:
         target: the target's distribution after the first i drafted tokens, None if nothing may follow them; called for
             i = 0, 1, … as far as needed.
         drafted: the tokens, each with the distribution that it was drawn from.
-        chance: the source of randomness.
+        draws: the source of randomness.
     """
     for i, (token, q) in enumerate(drafted):
         p, x = target(i), np.array([token])
         if p is None:
             return AcceptanceResult(i, None)
-        if not chance.accept(acceptance_probability(p.at(x), q.at(x))[0]):
-            return AcceptanceResult(i, int(p.ids[chance.draw(residual(p.probabilities, q.at(p.ids)))]))
+        if not draws.accept(acceptance_probability(p.at(x), q.at(x))[0]):
+            return AcceptanceResult(i, int(p.ids[draws.draw(residual(p.probabilities, q.at(p.ids)))]))
     p = target(len(drafted))
-    return AcceptanceResult(len(drafted), None if p is None else int(p.ids[chance.draw(p.probabilities)]))
+    return AcceptanceResult(len(drafted), None if p is None else int(p.ids[draws.draw(p.probabilities)]))
 
 
 def acceptance_probability(p: Numbers, q: Numbers) -> Numbers:

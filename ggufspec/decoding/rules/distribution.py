@@ -1,0 +1,46 @@
+"""A distribution over the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.decoding.sampling import Candidates, Ids
+
+Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fractions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """Probabilities of tokens; ids that are not listed have probability 0.
+
+    Args:
+        ids: (n,) token ids, ascending.
+        probabilities: (n,) their sum is 1.
+    """
+
+    ids: Ids
+    probabilities: Numbers
+
+    @classmethod
+    def of(cls, drawn_from: Candidates) -> Distribution:
+        """The distribution of a token drawn from candidates."""
+        return cls(drawn_from.ids, drawn_from.probabilities())
+
+    @classmethod
+    def point(cls, token: int) -> Distribution:
+        """The distribution of a token that was not drawn."""
+        one = np.ones(1, dtype=np.int64)  # a number that is exact with fractions too
+        return cls(token * one, one)
+
+    def at(self, ids: Ids) -> Numbers:
+        """(n,) probabilities of ``ids``."""
+        index = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
+        return np.where(self.ids[index] == ids, self.probabilities[index], 0)
+
+    def probability(self, token: int) -> float:
+        """Of one token."""
+        return float(self.at(np.array([token]))[0])
