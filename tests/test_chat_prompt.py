@@ -207,7 +207,7 @@ def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> Non
     said = Conversation("be", (Turn("one", "1"),))
     for _ in range(2):
         assert spelled(one.tokens(said.ask("two"))) == "<s>[INST] be\n\none [/INST] 1 </s>[INST] two [/INST]"
-    assert one.notes == ["the chat template has no place for a system prompt: it stands before the first question"]
+    assert one.notes == ["the chat template takes no system prompt: it is put before the first question"]
     assert spelled(one.tokens(said.ask("two").without(1))) == "<s>[INST] be\n\ntwo [/INST]"
 
 

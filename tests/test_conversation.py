@@ -16,7 +16,7 @@ from ggufspec.chat.conversation import (
     document,
     fit,
     load,
-    room_for_answer,
+    reserved_tokens,
     save,
 )
 from ggufspec.errors import GgufspecError, UsageError
@@ -67,11 +67,11 @@ def test_an_empty_answer_is_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ctx_size", "max_tokens", "room"),
+    ("ctx_size", "max_tokens", "reserved"),
     [(2048, 128, 128), (2048, 1_000_000, 512), (2048, 512, 512), (3, 5, 1), (8, 0, 1)],
 )
-def test_the_room_of_an_answer(ctx_size: int, max_tokens: int, room: int) -> None:
-    assert room_for_answer(ctx_size, max_tokens) == room
+def test_what_is_reserved_for_an_answer(ctx_size: int, max_tokens: int, reserved: int) -> None:
+    assert reserved_tokens(ctx_size, max_tokens) == reserved
 
 
 def test_what_fits_stays_whole() -> None:
@@ -108,7 +108,7 @@ def test_no_turn_is_dropped_without_need(
 ) -> None:
     turns = tuple(Turn("u " * user, "a " * answer) for user, answer in lengths)
     asked = Conversation("s s s", turns).ask("u " * last)
-    most = ctx_size - room_for_answer(ctx_size, max_tokens)
+    most = ctx_size - reserved_tokens(ctx_size, max_tokens)
     if 3 + last > most:
         with pytest.raises(UsageError, match=f" has {3 + last} tokens"):
             fit(asked, words, ctx_size, max_tokens)

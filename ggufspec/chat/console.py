@@ -24,8 +24,8 @@ from prompt_toolkit.styles import Style
 from ggufspec.chat import commands as chat_commands
 from ggufspec.display import counted, visible
 
-_LONG_PASTE = 2_000  # characters from which a paste is shown as a word that stands for it
-_LONG_ENTRY = 10_000  # characters of a message that is not kept in the history
+_LONG_PASTE = 2_000  # characters from which a paste is shown as a placeholder
+_LONG_ENTRY = 10_000  # characters from which a message is left out of the history
 _MOST_HISTORY_BYTES = 1_000_000
 _STYLE = Style.from_dict(
     {
@@ -39,11 +39,11 @@ _STYLE = Style.from_dict(
 
 
 class Typing:
-    """Asks for what to say next.
+    """Reads what the user types next.
 
     Args:
         history: the file that keeps what was typed; None keeps nothing.
-        toolbar: what the line below says: words, the important ones first, and whether each is a warning.
+        toolbar: the words of the line below, the important ones first, and whether each is a warning.
         input: a terminal; the program's own by default.
         output: the same.
     """
@@ -57,7 +57,7 @@ class Typing:
         output: Output | None = None,
     ) -> None:
         self._toolbar = toolbar
-        self._pasted: dict[str, str] = {}  # by the word that stands for it; kept, for the history may bring it back
+        self._pasted: dict[str, str] = {}  # by placeholder; the history may bring it back
         self._leaving = False
         self._session: PromptSession[str] = PromptSession(
             message=[("class:prompt", "> ")],
@@ -139,7 +139,7 @@ class Typing:
         return keys
 
     def _shortened(self, text: str) -> str:
-        """A paste, or the word that stands for a long one: the editor would have to draw it at every key."""
+        """A paste, or a placeholder for a long one: the editor would have to draw it at every key."""
         if len(text) < _LONG_PASTE:
             return text
         lines = text.count("\n") + 1
@@ -148,7 +148,7 @@ class Typing:
         return word
 
     def _whole(self, text: str) -> str:
-        """A text with what was pasted in place of the words that stand for it."""
+        """A text with what was pasted in place of its placeholders."""
         if not self._pasted:
             return text
         return re.sub("|".join(map(re.escape, self._pasted)), lambda found: self._pasted[found[0]], text)
@@ -176,8 +176,8 @@ class _Completions(Completer):
             yield Completion(word, start_position=-len(last), display_meta=does)
 
 
-class _KeptHistory(FileHistory):
-    """Without what is too long to be said again; of pastes their text, as the next chat knows no word for it."""
+class _History(FileHistory):
+    """Without long messages; with the text of pastes, as the next chat does not know their placeholders."""
 
     def __init__(self, path: Path, whole: Callable[[str], str]) -> None:
         super().__init__(str(path))
@@ -191,11 +191,11 @@ class _KeptHistory(FileHistory):
 
 
 def _history(path: Path, whole: Callable[[str], str] = str) -> History:
-    """What was typed before, in a file that nobody else can read; only of this chat where there can be none.
+    """What was typed before, in a file of mode 600; in memory where it cannot be written.
 
     Args:
         path: the file.
-        whole: puts what was pasted into a text that is to be kept.
+        whole: puts what was pasted into a text.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -209,7 +209,7 @@ def _history(path: Path, whole: Callable[[str], str] = str) -> History:
                 file.truncate()
     except OSError:
         return InMemoryHistory()
-    return _KeptHistory(path, whole)
+    return _History(path, whole)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A conversation: what was said, which of it still fits the context, and the file that it is kept in.
+"""A conversation: its turns, those that still fit the context, and the file that it is saved in.
 
 Pure but for :func:`save` and :func:`load`. The file is ``ggufspec/chat@1``, as ``ggufspec chat --json`` prints it.
 """
@@ -18,7 +18,7 @@ from ggufspec.schema.base import to_json
 from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
-_ROOM_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
+_RESERVED_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
 _FEW = 8  # turns that are likely to fit all together
 _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 
@@ -37,7 +37,7 @@ class Turn(ChatTurn):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said, oldest first. Only the last turn may lack its answer."""
+    """A system prompt and turns, oldest first. Only the last turn may lack its answer."""
 
     system: str = ""
     turns: tuple[Turn, ...] = ()
@@ -91,19 +91,19 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What of a conversation goes to the model: ``dropped`` oldest turns are left out of it, each with its answer."""
+    """The part of a conversation that goes to the model, without its ``dropped`` oldest turns."""
 
     conversation: Conversation
     dropped: int
 
 
-def room_for_answer(ctx_size: int, max_tokens: int) -> int:
-    """Tokens of the context that are kept free for the answer: all of it, but a quarter of the context at most."""
-    return max(1, min(max_tokens, ctx_size // _ROOM_SHARE))
+def reserved_tokens(ctx_size: int, max_tokens: int) -> int:
+    """Tokens of the context that are reserved for the answer: all of it, but a quarter of the context at most."""
+    return max(1, min(max_tokens, ctx_size // _RESERVED_SHARE))
 
 
 def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int) -> Fitted:
-    """Drop the fewest oldest turns whole, so that the prompt and :func:`room_for_answer` fit the context.
+    """Drop the fewest oldest turns whole, so that the prompt and :func:`reserved_tokens` fit the context.
 
     Args:
         conversation: with an open question.
@@ -114,8 +114,8 @@ def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_si
     Raises:
         UsageError: the last question alone, with the system prompt, does not fit; the message has its tokens.
     """
-    room = room_for_answer(ctx_size, max_tokens)
-    most = ctx_size - room
+    reserved = reserved_tokens(ctx_size, max_tokens)
+    most = ctx_size - reserved
     turns = len(conversation.turns)
 
     def fits(dropped: int) -> bool:
@@ -123,12 +123,12 @@ def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_si
 
     if turns <= _FEW and fits(0):
         return Fitted(conversation, 0)
-    alone = count(conversation.without(turns - 1))
-    if alone > most:
+    last = count(conversation.without(turns - 1))
+    if last > most:
         message = "the message with the system prompt" if conversation.system else "the message"
         raise UsageError(
-            f"{message} has {alone:,} tokens; the context holds {ctx_size:,}, {room:,} of them for the answer",
-            f"-c {_context_for(alone, max_tokens)} would hold it",
+            f"{message} has {last:,} tokens; the context holds {ctx_size:,}, {reserved:,} of them for the answer",
+            f"-c {_context_for(last, max_tokens)} would hold it",
         )
     kept = 1  # from the end, so that a long past costs nothing
     while kept < turns and fits(max(0, turns - 2 * kept)):
@@ -139,8 +139,8 @@ def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_si
 
 
 def _context_for(tokens: int, max_tokens: int) -> int:
-    """A context that holds a prompt and the room for its answer."""
-    enough = min(tokens + max_tokens, -(-tokens * _ROOM_SHARE // (_ROOM_SHARE - 1)))
+    """A context that holds a prompt and its answer."""
+    enough = min(tokens + max_tokens, -(-tokens * _RESERVED_SHARE // (_RESERVED_SHARE - 1)))
     return -(-enough // 256) * 256
 
 
@@ -150,9 +150,9 @@ def document(
     """The conversation as ``ggufspec/chat@1``. Token ids are left out: they mean nothing to another model.
 
     Args:
-        conversation: what was said.
-        pair: what it was said with; for the reader only.
-        settings: how; for the reader only.
+        conversation: all of it.
+        pair: the models; for the reader only.
+        settings: at the end; for the reader only.
         more: other fields of the document.
     """
     names = [field.name for field in fields(ChatTurn)]
@@ -170,10 +170,10 @@ def save(path: Path, document: ChatDocument) -> None:
 
 
 def load(path: Path) -> Conversation:
-    """The conversation in a file; keys that are not known are left alone.
+    """The conversation in a file; unknown keys are ignored.
 
     Raises:
-        GgufspecError: there is no such file, it is damaged, or is no conversation; the message says what is wrong.
+        GgufspecError: there is no such file, it is damaged, or is not a conversation.
     """
     return _parse(foreign.read_json(path, hint=_HINT), str(path))
 

@@ -1,8 +1,7 @@
 """From a conversation to the token ids of a prompt, by the model's chat template or as plain text. Pure.
 
-Two things are more than the template's text. What is said in a message stays text, ``<|im_end|>`` and all. And an
-answer that the model gave goes back as the tokens that it emitted, not as what its text would be cut into, so that a
-cache which holds them need not read them again.
+Two things go beyond the template's text. A message stays text, ``<|im_end|>`` and all. And an answer of the model goes
+back as the tokens that it emitted, not as its text would be tokenized, so that a cache which holds them stays valid.
 """
 
 from __future__ import annotations
@@ -120,13 +119,13 @@ class Prompter:
             raise failure from None
         if not self._folds:
             self._folds = True
-            self.notes.append("the chat template has no place for a system prompt: it stands before the first question")
+            self.notes.append("the chat template takes no system prompt: it is put before the first question")
         return folded, pieces
 
     def _pieces(self, template: Template, messages: list[_Message]) -> list[Piece]:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         pieces = rendered(template, plain, lambda text: not self._special_in(text))
-        if all(piece.message is None for piece in pieces):  # messages cannot be told from the template's own text
+        if all(piece.message is None for piece in pieces):  # messages are not found in the template's text
             for message in messages:
                 if found := self._special_in(message.content):
                     raise UsageError(
@@ -189,17 +188,17 @@ class Prompter:
             ):
                 start += 1  # white space that the template took away
             end = length = 0
-            at, place = 0, start
-            while place < len(pieces) and data.startswith(pieces[place], at):
-                at, place = at + len(pieces[place]), place + 1
+            at, index = 0, start
+            while index < len(pieces) and data.startswith(pieces[index], at):
+                at, index = at + len(pieces[index]), index + 1
                 if at and _is_whole(data[at : at + 1]):
-                    end, length = place, at
+                    end, length = index, at
             if end > start and length > len(space[len(space) - taken :].encode()):
                 return answer[start:end], taken, data[length:].decode()
         return [], 0, text
 
     def _guarded(self, text: str) -> list[str]:
-        """What is said, in parts in which no special token's text is whole."""
+        """A message, in parts in which no special token's text is whole."""
         cuts = [found.start() + 1 for found in self._special.finditer(text)] if self._special else []
         return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
 
@@ -215,7 +214,7 @@ class Prompter:
 
 
 def _messages(conversation: Conversation) -> list[_Message]:
-    """What the conversation says, in order.
+    """The conversation's messages, in order.
 
     Raises:
         UsageError: a message is not valid text.

@@ -1,4 +1,4 @@
-"""A chat for people: what an answer took, a comparison, a round of it, what there is to switch."""
+"""What a chat prints besides answers: statistics, comparisons, rounds, and tables of commands and switches."""
 
 from __future__ import annotations
 
@@ -133,22 +133,22 @@ def legend(styles: Mapping[str, str]) -> Text:
     return text
 
 
-def round_line(told: Mapping[str, Any]) -> Text:
-    """One round of a trace in a line: what was drafted and kept, and what the target added.
+def round_line(traced: Mapping[str, Any]) -> Text:
+    """One round of a trace in a line: what was drafted and accepted, and what the target added.
 
     Args:
-        told: a :class:`ggufspec.schema.rounds.TracedRound` as JSON has it.
+        traced: a :class:`ggufspec.schema.rounds.TracedRound` as JSON has it.
     """
     from rich.text import Text
 
-    line = Text(f"round {told['number']:>3} ", style="dim")
-    for place in told["places"]:
+    line = Text(f"round {traced['number']:>3} ", style="dim")
+    for place in traced["places"]:
         kept, refused = place["verdict"] == "kept", place["verdict"] == "refused"
         mark = "✓" if kept else "✗" if refused else "·"
         style = "green" if kept else "red" if refused else "dim"
         line.append(f" {mark}{quoted(place['text'])}", style=style)
-    if added := told["added"]:
+    if added := traced["added"]:
         line.append(f" +{quoted(added['text'])}", style="bold not dim")
-    drafting = f"draft {milliseconds(told['draft_s'])}, " if told["places"] else ""
-    line.append(f"  {drafting}verify {milliseconds(told['verify_s'])}", style="dim")
+    drafting = f"draft {milliseconds(traced['draft_s'])}, " if traced["places"] else ""
+    line.append(f"  {drafting}verify {milliseconds(traced['verify_s'])}", style="dim")
     return line

@@ -45,7 +45,7 @@ class Spec:
     Args:
         target: path of the target's GGUF file; its chat template is used.
         draft: path of the draft's, or None.
-        options: placement, and the decoding of requests that do not say otherwise. A draft model is only loaded where
+        options: placement, and the decoding of requests that set nothing else. A draft model is only loaded where
             ``drafter`` is ``draft`` or ``both``; without one ``lookup`` prepares for the lookup; ``draft_max`` is the
             most that a request can ask for.
         rpc: endpoints of RPC workers.
@@ -88,7 +88,7 @@ class Request:
         conversation: with an open question.
         chat: use the chat template; False continues the turns as plain text, and so does a model without template.
         alone: ``target`` or ``draft`` lets one model answer; empty: the pair.
-        drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`; empty for nobody.
+        drafters: of :data:`ggufspec.settings.DRAFTERS`; none for target-only.
         draft_policy: ``adaptive`` or ``fixed``.
         draft_max: drafted tokens a round at most.
         lookup_corpus: a text file whose n-grams the lookup knows too.
@@ -98,7 +98,7 @@ class Request:
         stop: strings that end the answer.
         grammar: GBNF that the answer follows.
         cache: keep what the context holds of the conversation; False reads all of it anew.
-        trace: tell every round.
+        trace: emit every round.
     """
 
     conversation: Conversation
@@ -123,11 +123,11 @@ class Reply:
 
     Args:
         text: all of it.
-        tokens: ids as they were emitted, the end token included; to be kept in the conversation's turn.
+        tokens: ids as they were emitted, the end token included, for the conversation's turn.
         statistics: of this answer; ``stop_reason`` is empty where it was stopped.
         dropped: oldest turns that did not fit the context and were left out.
-        notes: what the user should know and has not been told in this session.
-        stopped: it was asked to stop.
+        notes: what the user should know; each once in a session.
+        stopped: the user ended it.
     """
 
     text: str
@@ -169,7 +169,7 @@ class Loaded:
     Args:
         decoder: the pair.
         load_s: seconds that loading took.
-        now: what a chat template is told if it asks for the date.
+        now: the date for chat templates.
 
     Attributes:
         ready: what was loaded.
@@ -178,7 +178,7 @@ class Loaded:
     def __init__(self, decoder: SpeculativeDecoder, load_s: float, now: datetime) -> None:
         self._decoder = decoder
         self._options = decoder.options
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         template, self._fault = _template(decoder.target, now)
         self._prompter = Prompter(decoder.target, template)
         target, draft = loaded_models(decoder)
@@ -218,7 +218,7 @@ class Loaded:
             emit({"event": "dropped", "turns": fitted.dropped})
         prompt = self._prompter.tokens(fitted.conversation, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
-        text, tokens = self._listen(request, prompt, emit, stopping)
+        text, tokens = self._generate(request, prompt, emit, stopping)
         assert decoder.statistics is not None
         return Reply(
             text=text,
@@ -229,7 +229,7 @@ class Loaded:
             stopped=stopping.is_set() and not decoder.statistics.stop_reason,
         )
 
-    def _listen(
+    def _generate(
         self, request: Request, prompt: list[int], emit: worker.Emit, stopping: threading.Event
     ) -> tuple[str, tuple[int, ...]]:
         """Text and tokens of the answer, as far as they come before ``stopping``."""
@@ -254,7 +254,7 @@ class Loaded:
         return "".join(text), tuple(tokens)
 
     def _changes(self, request: Request) -> AnswerOptions:
-        """What the decoder is told of a request: its settings, and the pair's own for the others."""
+        """The options of a request, and the pair's own for the others."""
         own = self._options
         drafters = own.drafters if request.drafters is None else request.drafters
         if request.drafters is None and own.needs_draft and self.ready.draft is None:
@@ -268,9 +268,9 @@ class Loaded:
         )
 
     def _new(self, notes: list[str]) -> tuple[str, ...]:
-        """Those that were not told before."""
-        new = tuple(note for note in dict.fromkeys(notes) if note not in self._told)
-        self._told.update(new)
+        """Those that are new in this session."""
+        new = tuple(note for note in dict.fromkeys(notes) if note not in self._noted)
+        self._noted.update(new)
         return new
 
 
@@ -287,4 +287,4 @@ def _template(model: Model, now: datetime) -> tuple[ChatTemplate | None, ModelEr
 
 
 def _no_template(model: Model) -> str:
-    return f"{model.path.name} has no chat template: it goes on with what is said as plain text (chat off)"
+    return f"{model.path.name} has no chat template: it continues the conversation as plain text (chat off)"

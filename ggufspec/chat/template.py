@@ -1,4 +1,4 @@
-"""What a message says and what the chat template says, told from each other in the text of a prompt. Pure.
+"""Finds the messages in the text of a prompt that a chat template rendered. Pure.
 
 So the caller can keep a user's ``<|im_end|>`` from ending the turn.
 """
@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from ggufspec.errors import ModelError
 
 Message = Mapping[str, str]  # role and content
-_MARKS = range(0xF0000, 0xFFFFE)  # private use: nobody's text
+_MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text
 _Spans: TypeAlias = "tuple[_Spans, int, int] | None"  # the last, and those before it
 
 
@@ -32,7 +32,7 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a prompt's text: what the message of that index says, or what the template says (None)."""
+    """A part of a prompt's text: of the message with that index, or the template's own (None)."""
 
     text: str
     message: int | None

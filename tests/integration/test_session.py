@@ -303,7 +303,7 @@ def test_a_system_prompt_that_is_refused_is_said_once(templated: Callable[[str],
     with loaded(path) as one:
         assert one.ready.has_template
         _, replies = talk(one, QUESTIONS[:2])
-    assert ["no place for a system prompt" in note for note in replies[0].notes] == [True]
+    assert ["takes no system prompt" in note for note in replies[0].notes] == [True]
     assert replies[1].notes == ()
 
 
