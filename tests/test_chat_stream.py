@@ -13,7 +13,7 @@ from screens import Terminal
 from test_markdown import TEXTS, letters
 
 from ggufspec.chat import markdown
-from ggufspec.chat.stream import Plain, Rendered, Rounds, Stream, Tinted, stream
+from ggufspec.chat.stream import Plain, Rendered, Stream, Tinted, stream
 from ggufspec.display import visible
 
 
@@ -168,17 +168,6 @@ def test_tinted_by_who_wrote_it() -> None:
     pieces = (("t", "target"), ("d ", "draft"), ("l", "lookup"), ("b\x1b\n", "bonus"))
     assert plain(Tinted(console()), *pieces) == "t\x1b[32md \x1b[0m\x1b[36ml\x1b[0m\x1b[1mb␛\x1b[0m\n"
     assert plain(Tinted(console(no_color=True)), ("d", "draft")) == "\x1b[4md\x1b[0m\n"
-
-
-def test_rounds_come_before_their_answer() -> None:
-    screen = console()
-    rounds = Rounds(lambda: Plain(screen), lambda shown: screen.print(f"<{shown['number']}>"))
-    rounds.round({"number": 1})
-    rounds.push("one ", "target")
-    rounds.round({"number": 2})
-    rounds.push("two", "draft")
-    rounds.finish()
-    assert screen.file.getvalue() == "<1>\n<2>\none two\n"
 
 
 def test_where_an_answer_goes() -> None:

@@ -77,13 +77,12 @@ def test_what_is_reserved_for_an_answer(ctx_size: int, max_tokens: int, reserved
 def test_what_fits_stays_whole() -> None:
     asked = TWO.ask("three")
     fitted = fit(asked, words, ctx_size=9, max_tokens=2)  # 7 words and 2
-    assert (fitted.conversation, fitted.dropped) == (asked, 0)
+    assert fitted == asked
 
 
 def test_the_oldest_turns_go_and_the_system_prompt_stays() -> None:
     fitted = fit(TWO.ask("three"), words, ctx_size=8, max_tokens=2)
-    assert fitted.dropped == 1
-    assert fitted.conversation == Conversation("Be brief.", (TWO.turns[1], Turn("three")))
+    assert fitted == Conversation("Be brief.", (TWO.turns[1], Turn("three")))
 
 
 def test_a_message_that_cannot_fit_is_named() -> None:
@@ -94,7 +93,7 @@ def test_a_message_that_cannot_fit_is_named() -> None:
         "the message with the system prompt has 3,002 tokens; the context holds 2,048, 512 of them for the answer"
     )
     assert refused.value.hint == "-c 3584 would hold it"
-    assert fit(asked, words, ctx_size=3584, max_tokens=512).dropped == 0
+    assert fit(asked, words, ctx_size=3584, max_tokens=512) == asked
 
 
 @given(
@@ -114,10 +113,11 @@ def test_no_turn_is_dropped_without_need(
             fit(asked, words, ctx_size, max_tokens)
         return
     fitted = fit(asked, words, ctx_size, max_tokens)
-    assert words(fitted.conversation) <= most
-    assert fitted.conversation == Conversation("s s s", asked.turns[fitted.dropped :])
-    if fitted.dropped:
-        assert words(asked.without(fitted.dropped - 1)) > most
+    assert words(fitted) <= most
+    dropped = len(asked.turns) - len(fitted.turns)
+    assert fitted == asked.without(dropped)
+    if dropped:
+        assert words(asked.without(dropped - 1)) > most
 
 
 def test_a_long_past_costs_nothing() -> None:
@@ -129,8 +129,8 @@ def test_a_long_past_costs_nothing() -> None:
 
     asked = Conversation("be", tuple(Turn("u " * 10, "a " * 10) for _ in range(10_000))).ask("u")
     fitted = fit(asked, count, ctx_size=1000, max_tokens=100)
-    assert words(fitted.conversation) == 882
-    assert fitted.dropped == 10_000 - 44
+    assert words(fitted) == 882
+    assert fitted == asked.without(10_000 - 44)
     assert sum(counted) < 10_000
 
 
@@ -142,7 +142,7 @@ def test_the_context_of_the_hint_holds_it(tokens: int, max_tokens: int, ctx_size
     except UsageError as refused:
         larger = int(refused.hint.split()[1])
         assert larger > ctx_size
-        assert fit(asked, words, larger, max_tokens).dropped == 0
+        assert fit(asked, words, larger, max_tokens) == asked
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
@@ -99,21 +99,8 @@ class Switches:
         return self.mode == "speculative" and bool(self.drafters) and is_lossy(self.accept)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Something for the model."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Something for the console.
-
-    Args:
-        name: of ``COMMANDS``.
-        argument: the rest of what was typed, without spaces around it.
-    """
+class Command(NamedTuple):
+    """What begins with a slash: a name of ``COMMANDS``, and the rest without spaces around it."""
 
     name: str
     argument: str
@@ -237,24 +224,11 @@ COMMANDS: dict[str, About] = {
     "quit": About("", "leave; so does Ctrl-D"),
 }
 _ALIASES = {"exit": "quit", "q": "quit", "?": "help"}
-SHOWN = (  # what /settings lists, in this order
-    "gamma",
-    "ngram",
-    "accept",
-    "processor",
-    "penalties",
-    "seed",
-    "length",
-    "chat",
-    "cache",
-    "debug",
-    "tint",
-    "markdown",
-    "system",
-)
+_ACTIONS = ("compare", "save", "load", "undo", "retry", "clear", "settings", "help", "quit")
+SHOWN = tuple(name for name in COMMANDS if name not in (*MODES, *_ACTIONS, "temp"))  # what /settings lists
 
 
-def read(typed: str) -> Message | Command:
+def read(typed: str) -> str | Command:
     """What was typed: a command begins with a slash, a message that does so with two.
 
     Raises:
@@ -262,9 +236,9 @@ def read(typed: str) -> Message | Command:
     """
     text = typed.strip()
     if not text.startswith("/"):
-        return Message(typed.strip("\n"))
+        return typed.strip("\n")
     if text.startswith("//"):
-        return Message(text[1:])
+        return text[1:]
     found = re.match(r"/(\S*)(.*)", text, re.DOTALL)
     assert found is not None
     word, argument = found[1], found[2].strip()
@@ -294,7 +268,7 @@ def shortened(text: str, most: int = 40) -> str:
 
 def is_switch(name: str) -> bool:
     """Whether a command changes settings, and does nothing else."""
-    return name in SHOWN or name in MODES or name == "temp"
+    return name not in _ACTIONS
 
 
 def change(settings: Switches, command: Command) -> Switches:

@@ -89,21 +89,15 @@ class Conversation:
         return messages
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The part of a conversation that goes to the model, without its ``dropped`` oldest turns."""
-
-    conversation: Conversation
-    dropped: int
-
-
 def reserved_tokens(ctx_size: int, max_tokens: int) -> int:
     """Tokens of the context that are reserved for the answer: all of it, but a quarter of the context at most."""
     return max(1, min(max_tokens, ctx_size // _RESERVED_SHARE))
 
 
-def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int) -> Fitted:
-    """Drop the fewest oldest turns whole, so that the prompt and :func:`reserved_tokens` fit the context.
+def fit(
+    conversation: Conversation, count: Callable[[Conversation], int], ctx_size: int, max_tokens: int
+) -> Conversation:
+    """Without the fewest oldest turns, so that the prompt and :func:`reserved_tokens` fit the context.
 
     Args:
         conversation: with an open question.
@@ -122,7 +116,7 @@ def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_si
         return count(conversation.without(dropped)) <= most
 
     if turns <= _FEW and fits(0):
-        return Fitted(conversation, 0)
+        return conversation
     last = count(conversation.without(turns - 1))
     if last > most:
         message = "the message with the system prompt" if conversation.system else "the message"
@@ -135,7 +129,7 @@ def fit(conversation: Conversation, count: Callable[[Conversation], int], ctx_si
         kept = min(turns, 2 * kept)
     few = range(max(0, turns - 2 * kept), turns - kept)
     enough = few.start + bisect_left(few, True, key=fits)
-    return Fitted(conversation.without(enough), enough)
+    return conversation.without(enough)
 
 
 def _context_for(tokens: int, max_tokens: int) -> int:

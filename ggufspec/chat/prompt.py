@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Protocol
 
 from ggufspec.chat.conversation import Conversation
-from ggufspec.chat.template import Piece, Template, rendered
+from ggufspec.chat.template import Piece, rendered
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.llamacpp.chat_template import ChatTemplate
 
 
 class Tokenizer(Protocol):
@@ -61,7 +62,7 @@ class Prompter:
         notes: what a user should know of how the prompts are made.
     """
 
-    def __init__(self, model: Tokenizer, template: Template | None) -> None:
+    def __init__(self, model: Tokenizer, template: ChatTemplate | None) -> None:
         self._model, self._template = model, template
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
         starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
@@ -100,7 +101,7 @@ class Prompter:
         first = self._model.first_token
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
-    def _rendered(self, template: Template, messages: list[_Message]) -> tuple[list[_Message], list[Piece]]:
+    def _rendered(self, template: ChatTemplate, messages: list[_Message]) -> tuple[list[_Message], list[Piece]]:
         """The messages as the template takes them, and its text."""
         if messages[0].role != "system":
             return messages, self._pieces(template, messages)
@@ -122,7 +123,7 @@ class Prompter:
             self.notes.append("the chat template takes no system prompt: it is put before the first question")
         return folded, pieces
 
-    def _pieces(self, template: Template, messages: list[_Message]) -> list[Piece]:
+    def _pieces(self, template: ChatTemplate, messages: list[_Message]) -> list[Piece]:
         plain = [{"role": message.role, "content": message.content} for message in messages]
         pieces = rendered(template, plain, lambda text: not self._special_in(text))
         if all(piece.message is None for piece in pieces):  # messages are not found in the template's text
@@ -219,11 +220,11 @@ def _messages(conversation: Conversation) -> list[_Message]:
     Raises:
         UsageError: a message is not valid text.
     """
-    messages = [_Message("system", conversation.system)] if conversation.system else []
-    for turn in conversation.turns:
-        messages.append(_Message("user", turn.user))
-        if turn.answer is not None:
-            messages.append(_Message("assistant", turn.answer, turn.tokens))
+    tokens = (turn.tokens for turn in conversation.answered)
+    messages = [
+        _Message(role, content, next(tokens) if role == "assistant" else ())
+        for role, content in map(dict.values, conversation.messages())
+    ]
     for message in messages:
         try:
             message.content.encode()

@@ -214,9 +214,10 @@ class Loaded:
             self.ready.ctx_size,
             request.max_tokens,
         )
-        if fitted.dropped:
-            emit({"event": "dropped", "turns": fitted.dropped})
-        prompt = self._prompter.tokens(fitted.conversation, chat=request.chat)
+        dropped = len(request.conversation.turns) - len(fitted.turns)
+        if dropped:
+            emit({"event": "dropped", "turns": dropped})
+        prompt = self._prompter.tokens(fitted, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
         text, tokens = self._generate(request, prompt, emit, stopping)
         assert decoder.statistics is not None
@@ -224,7 +225,7 @@ class Loaded:
             text=text,
             tokens=tokens,
             statistics=decoder.statistics,
-            dropped=fitted.dropped,
+            dropped=dropped,
             notes=self._new([*self._prompter.notes, *decoder.notes]),
             stopped=stopping.is_set() and not decoder.statistics.stop_reason,
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -113,30 +112,6 @@ class Rendered(Live):
         """With an empty line before them, where something was printed."""
         lines = markdown.rendered(source, self.console, options.update(width=max(1, options.max_width - 1)))
         return [[], *lines] if self._printed and lines else lines
-
-
-class Rounds:
-    """Every round in a line as it comes; the answer when it is over.
-
-    Args:
-        answer: where that goes then.
-        show: prints a round.
-    """
-
-    def __init__(self, answer: Callable[[], Stream], show: Callable[[dict[str, Any]], None]) -> None:
-        self._answer, self.round = answer, show
-        self._pieces: list[tuple[str, str]] = []
-
-    def push(self, text: str, source: str) -> None:
-        """Keep it."""
-        self._pieces.append((text, source))
-
-    def finish(self) -> None:
-        """Write the answer."""
-        answer = self._answer()
-        for text, source in self._pieces:
-            answer.push(text, source)
-        answer.finish()
 
 
 def stream(console: Console, *, as_markdown: bool, tint: bool) -> Stream:

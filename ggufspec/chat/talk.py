@@ -6,6 +6,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from ggufspec.chat import commands as chat_commands
 from ggufspec.chat import conversation, report, session
 from ggufspec.chat.commands import COMMANDS, MODES, Command, Switches
 from ggufspec.chat.conversation import Conversation
-from ggufspec.chat.stream import Rounds, Stream, source_styles, stream
+from ggufspec.chat.stream import Stream, source_styles, stream
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.schema.chat import ChatDocument, ChatRun
@@ -174,8 +175,8 @@ class Talk:
         read = chat_commands.read(typed)
         if isinstance(read, Command):
             return self._run(read)
-        if read.text.strip():
-            self.say(read.text)
+        if read.strip():
+            self.say(read)
         return True
 
     def say(self, text: str) -> bool:
@@ -452,19 +453,22 @@ class Talk:
 
 
 class _Events:
-    """Shows the events of one answer; a context manager, which ends what is shown."""
+    """Shows the events of one answer; a context manager, which ends what is shown.
+
+    With ``/debug on`` every round is a line as it comes, and the answer follows them.
+    """
 
     def __init__(self, talk: Talk, settings: Switches) -> None:
         self._talk, self._screen, self._settings = talk, talk.screen, settings
         self._stream: Stream | None = None
         self._waiting = contextlib.ExitStack()
-        self._pieces: list[str] = []
+        self._pieces: list[tuple[str, str]] = []
         self.dropped = 0
 
     @property
     def text(self) -> str:
         """The answer so far."""
-        return "".join(self._pieces)
+        return "".join(text for text, _ in self._pieces)
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of :mod:`ggufspec.chat.session`."""
@@ -475,37 +479,33 @@ class _Events:
             case "prompt" if event["tokens"] > _LONG_PROMPT and self._screen.interactive:
                 self._waiting.enter_context(self._screen.busy())(f"reading a prompt of {event['tokens']:,} tokens")
             case "round":
-                if isinstance(to := self._begun(), Rounds):
-                    to.round(event["round"])
+                self._waiting.close()
+                self._screen.show(report.round_line(event["round"]))
             case "token":
-                self._pieces.append(event["text"])
-                if self._screen.streams:
-                    self._begun().push(event["text"], event["source"])
+                self._waiting.close()
+                self._pieces.append((event["text"], event["source"]))
+                if not self._settings.debug:
+                    self._push(event["text"], event["source"])
 
-    def _begun(self) -> Stream:
-        if self._stream is None:
-            self._waiting.close()
-            if self._settings.debug:
-                self._stream = Rounds(
-                    lambda: self._screen.answer(self._settings),
-                    lambda traced: self._screen.show(report.round_line(traced)),
-                )
-            else:
+    def _push(self, text: str, source: str) -> None:
+        if self._screen.streams:
+            if self._stream is None:
                 self._stream = self._screen.answer(self._settings)
-        return self._stream
+            self._stream.push(text, source)
 
     def __enter__(self) -> _Events:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._waiting.close()
-        if self._stream is not None and self._screen.streams:
+        if self._settings.debug:
+            for text, source in self._pieces:
+                self._push(text, source)
+        if self._stream is not None:
             self._stream.finish()
 
 
 def _differs_at(tokens: tuple[int, ...], reference: tuple[int, ...]) -> int | None:
     """The position of the first token, from 1, that is not the reference's; None if there is none."""
-    for number, (one, other) in enumerate(zip(tokens, reference, strict=False), 1):
-        if one != other:
-            return number
-    return None if len(tokens) == len(reference) else min(len(tokens), len(reference)) + 1
+    pairs = zip_longest(tokens, reference)
+    return next((number for number, (one, other) in enumerate(pairs, 1) if one != other), None)

@@ -9,25 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from ggufspec.errors import ModelError
+from ggufspec.llamacpp.chat_template import ChatTemplate
 
 Message = Mapping[str, str]  # role and content
 _MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text
 _Spans: TypeAlias = "tuple[_Spans, int, int] | None"  # the last, and those before it
-
-
-class Template(Protocol):
-    """Renders messages; :class:`ggufspec.llamacpp.chat_template.ChatTemplate` is one."""
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """The text of a prompt.
-
-        Raises:
-            ModelError: it fails.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +27,7 @@ class Piece:
     message: int | None
 
 
-def rendered(template: Template, messages: Sequence[Message], loose: Callable[[str], bool]) -> list[Piece]:
+def rendered(template: ChatTemplate, messages: Sequence[Message], loose: Callable[[str], bool]) -> list[Piece]:
     """The prompt, cut where a message's content begins and ends.
 
     A content may have been stripped of white space; one that ``loose`` allows may have been changed in any way.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -231,7 +232,7 @@ def test_what_was_not_loaded_cannot_be_switched_to(chat_pair: Pair) -> None:
         assert one.ready.drafters == ()
         with pytest.raises(UsageError, match="needs a draft model"):
             answer(one, Request(asked, drafters=("draft",)))
-        with pytest.raises(UsageError, match="no draft model"):
+        with pytest.raises(UsageError, match="needs a draft model"):
             answer(one, Request(asked, alone="draft"))
         assert len(answer(one, Request(asked, max_tokens=4))[0].tokens) == 4
 
@@ -358,13 +359,16 @@ def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: 
         with pytest.raises(UsageError, match="there is no acceptance rule"):
             child.ask(Request(conversation, accept="nothing"), Reply)
         with pytest.raises(WorkerError, match="SIGABRT"):
-            child.ask(
-                Request(conversation, max_tokens=900), Reply, on_event=lambda _: os.kill(child_pid(), signal.SIGABRT)
-            )
+            child.ask(Request(conversation, max_tokens=900), Reply, on_event=abort)
         child.open(session.__name__, spec, Ready)
         again = child.ask(Request(conversation, max_tokens=8), Reply)
         assert again.tokens
         assert again.prompt_read == following.statistics.prompt_tokens  # the cache is gone with the child
+
+
+def abort(_: dict[str, Any]) -> None:
+    with contextlib.suppress(StopIteration):  # events of before come after its end
+        os.kill(child_pid(), signal.SIGABRT)
 
 
 def child_pid() -> int:
