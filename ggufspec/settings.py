@@ -905,7 +905,7 @@ def of_keywords(keywords: Mapping[str, Any], **more: Any) -> Settings:
 
 
 def renamed(value: Any) -> Any:
-    """Plain data (what JSON and TOML have) whose keys are those of :data:`OLD_NAMES`, with the names of today."""
+    """Plain data (what JSON and TOML have) with the names of today in place of :data:`OLD_NAMES`."""
     if isinstance(value, Mapping):
         return {OLD_NAMES.get(key, key): renamed(each) for key, each in value.items()}
     if isinstance(value, list):

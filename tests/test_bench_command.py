@@ -13,10 +13,11 @@ from test_reports import ALONE, PAIR, document
 
 from ggufspec.bench import versus
 from ggufspec.bench.prompts import PROMPTS
-from ggufspec.cli import bench, options
+from ggufspec.cli import bench, inputs
 from ggufspec.cli.app import main
 from ggufspec.models.profile import Measuring, Pair
 from ggufspec.schema.bench import BenchDocument, Verdict
+from ggufspec.settings import Settings
 
 Run = Callable[..., tuple[str | None, versus.Experiment]]
 
@@ -27,11 +28,12 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     seen: list[tuple[str | None, versus.Experiment]] = []
     names: list[str | None] = []
 
-    def choose(name: str | None, *_: object, **__: object) -> Pair:
+    def choose(given: Settings, **_: object) -> Pair:
+        name = given.pair
         names.append(name)
         small = (
             Measuring(prompts=["edit", "prose"], max_tokens=48, repetitions=7, minutes=2)
-            if name == options.BENCH_PAIR
+            if name == bench.BENCH_PAIR
             else Measuring()
         )
         return Pair(name or "files", tmp_path / "t.gguf", tmp_path / "d.gguf", bench=small)
@@ -40,7 +42,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         seen.append((names[-1], self.experiment))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(options, "choose_pair", choose)
+    monkeypatch.setattr(inputs, "pair", choose)
     monkeypatch.setattr(versus.Bench, "run", measure)
 
     def command(*arguments: str) -> tuple[str | None, versus.Experiment]:

@@ -9,6 +9,7 @@ from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import file_name
 from ggufspec.models import hub, profile
 from ggufspec.models.profile import demo_pair, find, known_profiles, load_profile, resolve
+from ggufspec.settings import Settings
 
 GOOD = """
 name = "mine"
@@ -88,7 +89,7 @@ def test_a_good_profile(load):
 def test_a_draft_and_settings_may_be_left_out(load):
     mine = load(GOOD.split("[draft]")[0])
     assert mine.draft is None
-    assert mine.settings.model_dump() == dict.fromkeys(mine.settings.model_dump())
+    assert mine.settings.given() == {}
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,32 @@ def test_an_unknown_key_with_no_near_one_gets_all_of_its_table(load):
     error = refused(load, GOOD.replace("ctx_size = 512", "zzz = 1"))
     assert "unknown key 'settings.zzz'" in error.message
     assert (
-        error.hint == "known keys: ctx_size, draft_max, cache_type_k, cache_type_v, flash_attn, acceptance, "
-        "threads, drafter, draft_policy, n_cpu_moe, ubatch_size"
+        error.hint == "known keys: n_cpu_moe, acceptance, drafter, draft_policy, draft_max, ctx_size, threads, "
+        "cache_type_k, cache_type_v, flash_attn, ubatch_size"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("n_ctx", "ctx_size", 1024),
+        ("type_k", "cache_type_k", "q8_0"),
+        ("type_v", "cache_type_v", "q8_0"),
+        ("flash_attention", "flash_attn", "on"),
+        ("micro_batch", "ubatch_size", 64),
+        ("cpu_experts", "n_cpu_moe", 3),
+    ],
+)
+def test_a_key_of_an_older_version_is_read(load, old, new, value):
+    written = f'"{value}"' if isinstance(value, str) else value
+    mine = load(GOOD.replace("ctx_size = 512", f"{old} = {written}"))
+    assert mine.settings.given() == {new: value}
+
+
+def test_an_old_key_with_a_wrong_value_is_named_as_it_is_written(load):
+    error = refused(load, GOOD.replace("ctx_size = 512", "cpu_experts = -1"))
+    assert "settings.cpu_experts: " in error.message
+    assert "out of range" in error.message
 
 
 @pytest.mark.parametrize(
@@ -221,14 +245,14 @@ def test_local_files_are_found_beside_the_profile(load, tmp_path):
         (tmp_path / name).touch()
     pair = resolve(load(GOOD))
     assert (pair.target, pair.draft) == (tmp_path / "target.gguf", tmp_path / "sub/draft.gguf")
-    assert (pair.target_gpu_layers, pair.gpu_layers_draft, pair.settings.ctx_size) == (None, -1, 512)
+    assert pair.settings == Settings(gpu_layers_draft=-1, ctx_size=512)
     assert pair.describe() == {"name": "mine", "target": str(pair.target), "draft": str(pair.draft)}
 
 
 def test_a_target_alone_is_a_pair_too(load, tmp_path):
     (tmp_path / "target.gguf").touch()
     pair = resolve(load(GOOD.split("[draft]")[0]))
-    assert (pair.draft, pair.gpu_layers_draft, pair.describe()["draft"]) == (None, None, None)
+    assert (pair.draft, pair.settings.gpu_layers_draft, pair.describe()["draft"]) == (None, None, None)
 
 
 def test_a_local_file_that_is_not_there_is_named(load, tmp_path):
@@ -344,7 +368,7 @@ def test_every_bundled_profile_says_where_it_is_from(name):
         assert model.file.endswith(".gguf")
         assert model.repo is None or f"https://huggingface.co/{model.repo}" in loaded.source
     if loaded.settings.acceptance is not None:  # a figure has its arithmetic beside it
-        assert f"a chance of {loaded.settings.acceptance} a token" in comment
+        assert f"an acceptance of {loaded.settings.acceptance} a token" in comment
 
 
 @pytest.mark.parametrize("name", bundled())

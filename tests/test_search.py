@@ -159,8 +159,6 @@ def test_more_layers_than_there_are_are_all_of_them(model):
 def test_what_is_absurd_is_wrong_usage(model):
     with pytest.raises(UsageError, match="no experts"):
         ask(model, n_cpu_moe=3)
-    with pytest.raises(UsageError, match="no share"):
-        ask(model, acceptance=1.5)
 
 
 def test_a_smaller_cache_is_chosen_only_where_it_is_allowed_and_faster(model):

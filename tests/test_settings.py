@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kept_results
 import pytest
 
 from ggufspec import settings
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import options as llamacpp
+from ggufspec.reports.reading import parse
 from ggufspec.settings import OPTIONS, Settings
 
 
@@ -30,6 +33,7 @@ def test_values_are_checked_wherever_they_come_from() -> None:
         ("draft_max", 256, "draft length 256 is out of range: from 1 to 255", "--draft-max 4"),
         ("top_p", 0, "above 0 to 1", "1 turns it off"),
         ("temp", math.nan, "temperature nan", "0 is greedy"),
+        ("acceptance", 1.5, "acceptance 1.5 is out of range: from 0 to 1", "--acceptance 0.7"),
         ("temp", math.inf, "temperature inf", "0 is greedy"),
         ("drafter", "me", "there is no drafter 'me'", "draft, lookup, both, none"),
         ("cache_type_k", "q9", "there is no key cache type 'q9'", "q8_0"),
@@ -99,3 +103,22 @@ def test_names_are_llama_cpp_s_long_flags() -> None:
 
 def test_a_path_stays_one() -> None:
     assert Settings(file="a.txt").file == Path("a.txt")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [kept_results.tune, kept_results.compare, kept_results.sweep])
+def test_results_of_older_versions_are_read(kind: Callable[[], Any]) -> None:
+    def aged(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {olds.get(key, key): aged(each) for key, each in value.items()}
+        return [aged(each) for each in value] if isinstance(value, list) else value
+
+    olds = {new: old for old, new in settings.OLD_NAMES.items()}
+    today = kept_results.as_json(kind())
+    old = aged(today)
+    assert old != today
+    assert parse(old) == parse(today)
+
+
+def test_a_sweep_of_an_older_version_is_of_today_s_option() -> None:
+    body = kept_results.as_json(kept_results.sweep("cache_type_k")) | {"option": "type_k"}
+    assert parse(body).option == "cache_type_k"  # type: ignore[union-attr]
