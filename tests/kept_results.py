@@ -68,7 +68,7 @@ def spread(median: float, noise: float = 0.01, samples: int = 5, seed: int = 0) 
 
 
 def run(speed: float, layers: int, of: int = 80, **changes: Any) -> Run:
-    """A run of target-only."""
+    """A target-only run."""
     body = {
         "tokens": 1024,
         "prompt_tokens_per_s": 30 * speed,
@@ -126,7 +126,7 @@ def bench(machine: dict[str, Any] = DESKTOP, **changes: Any) -> BenchDocument:
             False,
             "Not worth it: 0.83× target-only (95 % interval 0.81 to 0.84): the draft takes the room of 13 layers.",
         ),
-        "notes": ("the kept curve is of a busier machine: measured again",),
+        "notes": ("the kept batch latencies are of a busier machine: measured again",),
     }
     return BenchDocument(**(body | changes))
 

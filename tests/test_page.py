@@ -264,9 +264,9 @@ def test_the_plans_curve_lies_under_what_was_measured():
     plan = kept_results.plan()
     for document in (kept_results.bench(), kept_results.tune()):
         figure = of(document, [plan])["layers"]
-        curve = [(mark.x, mark.y) for mark in figure.marks if mark.kind == "predicted"]
+        line = [(mark.x, mark.y) for mark in figure.marks if mark.kind == "predicted"]
         both = [(row.gpu_layers, row.target_only_tokens_per_s, row.speculative_tokens_per_s) for row in plan.sweep]
-        assert curve == [(layers, speed) for layers, *speeds in both for speed in speeds if speed is not None]
+        assert line == [(layers, speed) for layers, *speeds in both for speed in speeds if speed is not None]
     other = replace(plan, target=replace(plan.target, file="another.gguf"))
     machines = sections.report([kept_results.tune(machine=kept_results.LAPTOP), plan])
     lent = [mark for figure in machines[0].sections[0].figures if figure.name == "layers" for mark in figure.marks]
@@ -281,7 +281,7 @@ def test_a_trial_that_failed_is_a_cross_with_its_reason():
     (failed,) = [mark for mark in figure.marks if mark.kind == "failed"]
     assert failed.x == 6  # counted from 1, as the command's own table does
     assert figure.rows[5][0] == "6"
-    assert failed.told.endswith("out of memory: CUDA0 could not give 391 MiB")
+    assert failed.described.endswith("out of memory: CUDA0 could not give 391 MiB")
     (best,) = [mark for mark in figure.marks if mark.kind == "best"]
     assert (best.x, best.label) == (document.winner + 1, "winner")
     assert "measured again in the end" in figure.caption
@@ -362,7 +362,7 @@ def test_what_a_tuning_searched_is_no_condition_of_it():
 
 
 def test_a_figure_without_a_place_is_left_out():
-    """A divergence that overflowed is told in the tables, and drawn nowhere."""
+    """A divergence that overflowed is described in the tables, and drawn nowhere."""
     document = kept_results.compare()
     lost = replace(document.targets[2], quality=replace(document.targets[2].quality, mean_kl=float("inf")))
     broken = replace(document, targets=(*document.targets[:2], lost))
@@ -434,8 +434,8 @@ def test_a_drawing_fits_its_width_and_has_the_words_of_every_mark(kind, width):
         root = ElementTree.fromstring(charts.draw(figure, width))
         assert float(root.get("width", "0")) <= width
         titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
-        told = [mark.told for mark in figure.marks if mark.kind != "predicted"]
-        assert sorted(titles) >= sorted(told) if len(titles) == len(told) else set(told) <= set(titles)
+        described = [mark.description for mark in figure.marks if mark.kind != "predicted"]
+        assert sorted(titles) >= sorted(described) if len(titles) == len(described) else set(described) <= set(titles)
         colours = {value for element in root.iter() for key in ("fill", "stroke") if (value := element.get(key))}
         assert {colour for colour in colours if not colour.startswith("var(")} <= {"none", "transparent"}
 

@@ -71,30 +71,30 @@ def document(**changes):
 
 def test_the_bench_document_keeps_its_contract():
     text = to_json(document())
-    told = json.loads(text)
+    found = json.loads(text)
     assert text.startswith('{\n  "schema": "ggufspec/bench@1"')
     contract = "pair machine plan settings runs speedup identical_output divergences verdict"
-    assert {"schema", *contract.split()} <= set(told)
-    assert set(told["runs"]) == {"target_only", "draft_only", "speculative"}
-    assert told["runs"]["draft_only"] is None
+    assert {"schema", *contract.split()} <= set(found)
+    assert set(found["runs"]) == {"target_only", "draft_only", "speculative"}
+    assert found["runs"]["draft_only"] is None
     run = {"gpu_layers", "tokens", "tokens_per_s", "prompt_tokens_per_s", "peak_rss_bytes", "vram_bytes"}
     more = {"acceptance_rate", "tokens_per_round", "accepted_by_position", "drafted", "accepted", "rounds"}
-    assert run <= set(told["runs"]["target_only"])
-    assert run | more <= set(told["runs"]["speculative"])
-    assert told["runs"]["target_only"]["tokens_per_s"] == {
+    assert run <= set(found["runs"]["target_only"])
+    assert run | more <= set(found["runs"]["speculative"])
+    assert found["runs"]["target_only"]["tokens_per_s"] == {
         "median": 2.0,
         "ci95": [1.9, 2.05],
         "samples": [1.9, 2.0, 2.05],
     }
-    assert told["speedup"]["ci95"] == [6.0, 6.5]
-    assert told["runs"]["speculative"]["accepted_by_position"] == [0.8, 0.5]
-    assert told["verdict"] == {
+    assert found["speedup"]["ci95"] == [6.0, 6.5]
+    assert found["runs"]["speculative"]["accepted_by_position"] == [0.8, 0.5]
+    assert found["verdict"] == {
         "worth_it": True,
         "text": "Worth it: 6.17×.",
         "why": "A round gives 2.50 tokens.",
     }
-    assert told["identical_output"] is True
-    assert told["divergences"][0] == {
+    assert found["identical_output"] is True
+    assert found["divergences"][0] == {
         "prompt": 0,
         "position": 7,
         "target_only": 11,
@@ -106,20 +106,20 @@ def test_the_bench_document_keeps_its_contract():
 
 
 def test_an_unfinished_bench_is_a_document_too():
-    told = json.loads(to_json(document(runs=dict.fromkeys(MODES), speedup=None, identical_output=None)))
-    assert (told["runs"], told["speedup"], told["identical_output"]) == (dict.fromkeys(MODES), None, None)
+    found = json.loads(to_json(document(runs=dict.fromkeys(MODES), speedup=None, identical_output=None)))
+    assert (found["runs"], found["speedup"], found["identical_output"]) == (dict.fromkeys(MODES), None, None)
 
 
 def test_the_run_document_keeps_its_contract():
-    told = json.loads(to_json(RunDocument({}, {}, "é\n", (1, 2), "end", PAIR)))
-    assert (told["schema"], told["text"], told["tokens"]) == ("ggufspec/run@1", "é\n", [1, 2])
-    assert told["statistics"]["tokens_per_s"]["median"] == 12.34
-    assert (told["notes"], told["interrupted"]) == ([], False)
+    found = json.loads(to_json(RunDocument({}, {}, "é\n", (1, 2), "end", PAIR)))
+    assert (found["schema"], found["text"], found["tokens"]) == ("ggufspec/run@1", "é\n", [1, 2])
+    assert found["statistics"]["tokens_per_s"]["median"] == 12.34
+    assert (found["notes"], found["interrupted"]) == ([], False)
 
 
 def test_the_error_document_keeps_its_contract():
-    told = json.loads(to_json(ErrorDocument("it broke", "ls")))
-    assert told == {"schema": "ggufspec/error@1", "error": "it broke", "hint": "ls"}
+    found = json.loads(to_json(ErrorDocument("it broke", "ls")))
+    assert found == {"schema": "ggufspec/error@1", "error": "it broke", "hint": "ls"}
 
 
 def labels(document):
@@ -227,8 +227,8 @@ def test_only_the_first_positions_are_shown():
 def test_the_line_about_the_text():
     """A near tie is no other text; what is unexplained is counted too."""
     settings = {"prompts": 4}
-    told = bench.same_text(document(settings=settings))
-    assert told == (
+    found = bench.same_text(document(settings=settings))
+    assert found == (
         "The same text with and without a draft: 96 tokens. Without --strict 1 of 4 answers differ, "
         "1 of them at a near tie that rounding decides."
     )

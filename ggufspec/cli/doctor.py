@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,6 @@ from ggufspec.cli import ui
 from ggufspec.display import counted
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ggufspec.hardware.gpus import Survey
     from ggufspec.schema.doctor import Build, DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
 
@@ -137,6 +135,8 @@ def _show(document: DoctorDocument) -> None:
     from rich.text import Text
 
     from ggufspec.display import gib
+    from ggufspec.reports import doctor as report
+    from ggufspec.reports import table
 
     out, llama, machine = ui.out(), document.llama_cpp, document.machine
     facts = [
@@ -149,24 +149,24 @@ def _show(document: DoctorDocument) -> None:
         ("memory", f"{gib(machine.free_memory_bytes)} of {gib(machine.total_memory_bytes)} GiB can be had"),
         ("models", f"{machine.model_folder}, {machine.free_disk_bytes / 1e9:,.0f} GB free"),
     ]
-    out.print(_pairs([(Text(name, "bold"), Text(value)) for name, value in facts if value]))
+    out.print(table.pairs((name, value) for name, value in facts if value))
     if llama.devices:
-        out.print(_devices(document))
+        out.print(table.terminal(report.devices(document)))
     if document.cards:
-        out.print(_cards(document))
+        out.print(table.terminal(report.cards(document)))
     else:
         out.print()
-    lines: list[tuple[Text, Text]] = []
+    lines: list[tuple[str | Text, str | Text]] = []
     for finding in document.findings:
-        lines.append((Text(finding.level, _COLOURS[finding.level]), Text(finding.text)))
+        lines.append((Text(f"{finding.level:<7}", f"not bold {_COLOURS[finding.level]}"), finding.text))
         if finding.fix and len(finding.fix) + len("warning  ") > out.width:  # whole, to be copied
-            out.print(_pairs(lines))
+            out.print(table.pairs(lines))
             out.print(Text.assemble(("  fix    ", "dim"), (finding.fix, "bold")), soft_wrap=True)
             lines = []
         elif finding.fix:
-            lines.append((Text("  fix", "dim"), Text(finding.fix, "bold")))
+            lines.append((Text("  fix  ", "not bold dim"), Text(finding.fix, "bold")))
     if lines:
-        out.print(_pairs(lines))
+        out.print(table.pairs(lines))
     if prebuilt := document.prebuilt:
         out.print()
         names = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}
@@ -174,57 +174,3 @@ def _show(document: DoctorDocument) -> None:
         out.print(Text(f"Without a compiler: the {name} wheels of llama-cpp-python (this project has not tried them)"))
         out.print(Text(prebuilt.command, "bold"), soft_wrap=True)  # to be copied whole
         out.print(Text(f"They lack {'; '.join(prebuilt.lacks)}.", "dim"))
-
-
-def _pairs(rows: list[Any]) -> Table:
-    """Two columns without lines, the second as wide as there is room."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, min_width=len("warning"))
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _devices(document: DoctorDocument) -> Table:
-    from rich.text import Text
-
-    from ggufspec.display import gib
-
-    table = _table("Device", "Description", "Kind", "Free GiB", "Total GiB", left=3)
-    for device in document.llama_cpp.devices:
-        sizes = (gib(device.free_bytes), gib(device.total_bytes))
-        table.add_row(device.name, Text(device.description.strip()), device.kind, *sizes)
-    return table
-
-
-def _cards(document: DoctorDocument) -> Table:
-    """One row per card; whoever has memory on it is in the rows below."""
-    from rich.text import Text
-
-    from ggufspec.display import gib
-    from ggufspec.reports.doctor import link
-
-    table = _table("Card", "Name", "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB", left=2)
-    for card in document.cards:
-        capability = ".".join(map(str, card.compute_capability or ()))
-        busy = "" if card.utilisation is None else f"{card.utilisation:.0%}"
-        sizes = (gib(card.used_bytes), gib(card.total_bytes))
-        table.add_row(str(card.index), Text(card.name), capability, link(card), busy, *sizes)
-        for process in card.processes:
-            used = "?" if process.used_bytes is None else gib(process.used_bytes)
-            name = process.name.rpartition("/")[2] or "process"
-            table.add_row("", Text(f"  {name} ({process.pid})"), "", "", "", used, "", style="dim")
-    return table
-
-
-def _table(*columns: str, left: int) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=index != 1, overflow="fold")
-    return table

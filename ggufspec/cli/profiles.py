@@ -71,6 +71,7 @@ def show(name: Name) -> int:
     from ggufspec.models.profile import find, load_profile, user_folder
     from ggufspec.models.vocabulary import judge_known
     from ggufspec.reports import profiles as report
+    from ggufspec.reports import table
     from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import ProfileDocument
 
@@ -88,7 +89,7 @@ def show(name: Name) -> int:
     if ui.flags().json:
         ui.data(to_json(document))
     else:
-        ui.out().print(report.facts(document))
+        ui.out().print(table.pairs(report.facts(document)))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""What is told: the versioned JSON document, tables, files."""
+"""Results for people: tables on the terminal, as Markdown and CSV, and pages."""

@@ -173,7 +173,7 @@ def has_quality(document: CompareDocument) -> bool:
 
 
 def failures(document: CompareDocument) -> list[str]:
-    """Why cells have no figures and targets no quality, in words; equal reasons are told once."""
+    """Why cells have no figures and targets no quality, in words; equal reasons once."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     for cell in document.cells:
         if cell.run is None and cell.failure is not None:
@@ -198,7 +198,7 @@ def verdict(document: CompareDocument) -> str:
         text += f", {over(best.speedup, 'target-only')}"
     if leaders:
         names = [cell_name(cell.target, cell.draft) for cell in leaders]
-        text += f"; not told apart from {names[0] if len(names) == 1 else f'{len(names)} others'}"
+        text += f"; within the noise of {names[0] if len(names) == 1 else f'{len(names)} others'}"
     text += "."
     found = next((model.quality for model in document.targets if model.name == best.target), None)
     return f"{text} {_price(best.target, found)}" if found else text

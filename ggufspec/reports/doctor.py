@@ -9,7 +9,19 @@ from ggufspec.display import gib
 from ggufspec.hardware import installation
 from ggufspec.hardware.gpus import Survey
 from ggufspec.hardware.host import TOLERATED_CPUS
-from ggufspec.schema.doctor import Build, CheckRow, CheckStep, Finding, Gpu, LlamaCpp, Machine, SelfCheck
+from ggufspec.reports import table
+from ggufspec.reports.table import Table
+from ggufspec.schema.doctor import (
+    Build,
+    CheckRow,
+    CheckStep,
+    DoctorDocument,
+    Finding,
+    Gpu,
+    LlamaCpp,
+    Machine,
+    SelfCheck,
+)
 
 # Bytes a second of one lane: PCI Express base specification, generations 1 to 6, line coding taken off.
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -151,7 +163,7 @@ def features(system: str) -> dict[str, str]:
 
 
 def unused(system: str, cpu_flags: Collection[str]) -> tuple[str, ...]:
-    """Instruction sets that the processor has and llama.cpp was built without; none where either is not told."""
+    """Instruction sets that the processor has and llama.cpp was built without; none where either is not known."""
     built = features(system)
     return tuple(
         name
@@ -193,10 +205,10 @@ def _cards(survey: Survey) -> Iterator[Finding]:
                 + (f" by {users}" if users else ", by processes that cannot be seen from here"),
                 "nvidia-smi",
             )
-        yield from _link(card)
+        yield from _slot(card)
 
 
-def _link(card: Gpu) -> Iterator[Finding]:
+def _slot(card: Gpu) -> Iterator[Finding]:
     """Whether the slot gives the card less than it can take."""
     if card.pcie_generation is None or card.pcie_width is None:
         return
@@ -237,8 +249,34 @@ def _machine(machine: Machine) -> Iterator[Finding]:
         yield Finding("ok", "HF_HUB_OFFLINE is set: nothing is downloaded", "unset HF_HUB_OFFLINE")
 
 
-def link(card: Gpu) -> str:
-    """The link in short, 4.0 ×16 say; empty where the card does not tell."""
+def devices(document: DoctorDocument) -> Table:
+    """A row for each device of llama.cpp."""
+    rows = tuple(
+        (device.name, device.description.strip(), device.kind, gib(device.free_bytes), gib(device.total_bytes))
+        for device in document.llama_cpp.devices
+    )
+    columns = table.columns("Device", table.words("Description"), table.word("Kind"), "Free GiB", "Total GiB")
+    return Table("Devices", columns, rows)
+
+
+def cards(document: DoctorDocument) -> Table:
+    """A row for each card; the processes that have memory on it are in the rows below."""
+    rows: list[tuple[str, ...]] = []
+    for card in document.cards:
+        capability = ".".join(map(str, card.compute_capability or ()))
+        busy = "" if card.utilisation is None else f"{card.utilisation:.0%}"
+        sizes = (gib(card.used_bytes), gib(card.total_bytes))
+        rows.append((str(card.index), card.name, capability, _link(card), busy, *sizes))
+        for process in card.processes:
+            used = "?" if process.used_bytes is None else gib(process.used_bytes)
+            name = process.name.rpartition("/")[2] or "process"
+            rows.append(("", f"  {name} ({process.pid})", "", "", "", used, ""))
+    columns = table.columns("Card", table.words("Name"), "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB")
+    return Table("Cards", columns, tuple(rows))
+
+
+def _link(card: Gpu) -> str:
+    """The link in short, 4.0 ×16 say; empty where it is not known."""
     if card.pcie_generation is None or card.pcie_width is None:
         return ""
     return f"{card.pcie_generation}.0 ×{card.pcie_width}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ggufspec.display import of_file
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
@@ -16,9 +14,6 @@ from ggufspec.schema.profiles import (
     ProfileRow,
     ProfilesDocument,
 )
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
 
 FITS = {
     "whole": "fits whole",
@@ -91,27 +86,12 @@ def _colour(row: ProfileCheck) -> str:
     return "bold red" if row.problems else "yellow" if row.warnings else "green"
 
 
-def facts(document: ProfileDocument) -> RichTable:
-    """One profile in two columns."""
-    from rich.table import Table as RichTable
-
-    made = RichTable.grid(padding=(0, 2, 0, 0))
-    made.add_column(no_wrap=True, style="bold")
-    made.add_column(overflow="fold")
-    row = document.profile
-    for name, value in _facts(document):
-        if value:
-            made.add_row(name, value)
-    if row.error:
-        made.add_row("error", row.error)
-    return made
-
-
-def _facts(document: ProfileDocument) -> list[tuple[str, str]]:
+def facts(document: ProfileDocument) -> list[tuple[str, str]]:
+    """One profile as names and values."""
     row = document.profile
     settings = ", ".join(f"{key} {value}" for key, value in row.settings.items() if value is not None)
     verdict = {"yes": "yes", "yes-with-warning": "yes, but ", "no": "no: "}.get(document.compatible or "", "")
-    return [
+    found = [
         ("profile", row.name + (" (your own)" if row.mine else "")),
         ("target", _source(row.target)),
         ("draft", _source(row.draft)),
@@ -122,7 +102,9 @@ def _facts(document: ProfileDocument) -> list[tuple[str, str]]:
         ("here", _here(row)),
         ("compatible", verdict + "; ".join(document.reasons)),
         ("file", row.path),
+        ("error", row.error),
     ]
+    return [(name, value) for name, value in found if value]
 
 
 def _source(model: ProfileModel | None) -> str:

@@ -83,9 +83,9 @@ def parse(body: object, name: str = "a result") -> Result:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"] if not _is_type(part))
-        told = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
         raise GgufspecError(
-            f"{name} is not a valid {schema}: {where}: {told}", "make it again, or leave it out"
+            f"{name} is not a valid {schema}: {where}: {message}", "make it again, or leave it out"
         ) from None
     return found
 

@@ -21,7 +21,7 @@ from ggufspec.schema.sweep import SweepDocument
 from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings import OPTIONS
 
-_FEWEST = 3  # trials of which an interval can be told
+_FEWEST = 3  # trials that have an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Machine:
 
 
 def report(documents: Sequence[Result]) -> tuple[Machine, ...]:
-    """The documents by machine, in the order in which they came, plans last: they lend their curves to measurements."""
+    """The documents by machine, in their order, plans last: they lend their predictions to measurements."""
     plans = [document for document in documents if isinstance(document, PlanDocument)]
     keys = {str(_card_names(d)): _machine(d)[2] for d in documents if not isinstance(d, PlanDocument)}
     groups: dict[str, tuple[str, tuple[tuple[str, str], ...], list[Section]]] = {}

@@ -16,6 +16,7 @@ from ggufspec.display import visible
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
+    from rich.text import Text
 
     from ggufspec.schema.base import Run
 
@@ -161,6 +162,19 @@ def terminal(table: Table, width: int | None = None) -> RichTable:
         if why and len(line) < len(shown):
             line.append(Text(why))
         made.add_row(*line, style=style or ("bold" if number in table.leading else None))
+    return made
+
+
+def pairs(rows: Iterable[tuple[str | Text, str | Text]]) -> RichTable:
+    """Names and values without lines, values as wide as there is room; a name that is no Text is bold."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True, style="bold")
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(name, Text(value) if isinstance(value, str) else value)
     return made
 
 

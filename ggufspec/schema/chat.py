@@ -18,7 +18,7 @@ class ChatFigures:
         prompt_s: seconds that they took.
         tokens: of the answer.
         tokens_per_s: of the answer.
-        rounds: of drafting and verifying; target tokens, where nobody drafts.
+        rounds: of drafting and verifying; target tokens, without speculation.
         drafted: drafted tokens that were verified.
         accepted: those that were kept.
         lookup_drafted: those that the n-gram lookup offered.

@@ -28,7 +28,7 @@ class ProfileRow:
     """One profile. ``fits`` is ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``.
 
     ``fits_layers`` are the target's layers that fit on this machine's cards beside the whole draft, as ``-ngl`` counts
-    them; None without a card. ``error`` says why a file is no profile.
+    them; None without a card. ``error`` says why a file is not a profile.
     """
 
     name: str

@@ -52,7 +52,7 @@ class TuneDocument:
 
     Args:
         trials: every measurement, those of an earlier, interrupted search too.
-        winner: index of the trial whose setting won; None if none came through.
+        winner: index of the trial whose setting won; None if none succeeded.
         baseline: index of the trial of the planner's first choice.
         target_only: index of the fastest trial without a draft.
         gain: winner ÷ baseline, measured interleaved at the end.

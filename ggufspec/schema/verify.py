@@ -45,7 +45,7 @@ class Check:
     Args:
         section: ``strict``, ``default`` or ``distribution``.
         drafter: who drafted; ``target-only`` for the control of a distribution.
-        rule: ``greedy``, ``keyed`` or ``residual``.
+        rule: ``greedy``, ``coupled`` or ``residual``.
         status: ``passed``, ``failed`` or ``not possible``, which claims nothing.
         policies: how far was drafted, ``adaptive 15`` say.
         seeds: of the answers, each of which has ``prompts`` and ``policies``.

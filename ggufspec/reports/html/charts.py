@@ -50,7 +50,7 @@ def draw(figure: Figure, width: int) -> str:
         raise GgufspecError(
             f"the plot {figure.title!r} cannot be drawn: {error}", "the results are whole: leave --html out"
         ) from None
-    return _told(svg, figure)
+    return _described(svg, figure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def legend(figure: Figure) -> tuple[Key, ...]:
     return (*found, *failed) if len(found) + len(failed) > 1 else ()
 
 
-def _told(svg: str, figure: Figure) -> str:
+def _described(svg: str, figure: Figure) -> str:
     """The drawing as an image with the figure's title as its name; each mark's words become a title, which is shown."""
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(svg)

@@ -47,7 +47,7 @@ class Mark:
         series: what it belongs to; a colour and a shape.
         x: the place across, a number, or a name where the axis has names.
         y: the height, in the axis's unit.
-        told: what it is, in words: shown when it is pointed at, and read aloud.
+        description: what it is, in words: shown when it is pointed at, and read aloud.
         low: end of its 95 % interval, if it has one.
         high: the other end.
         x_low: the same across.
@@ -60,7 +60,7 @@ class Mark:
     series: str
     x: float | str
     y: float
-    told: str
+    description: str
     low: float | None = None
     high: float | None = None
     x_low: float | None = None
@@ -166,9 +166,9 @@ def memory(
     for pairing, device, parts in bars:
         for part in (*PARTS, *(part for part in parts if part not in PARTS)):
             if parts.get(part):
-                told = f"{pairing}, {device}: {part} {of_memory(parts[part])}"
+                description = f"{pairing}, {device}: {part} {of_memory(parts[part])}"
                 panel = device if len(devices) > 1 else ""
-                marks.append(Mark(part, pairing, parts[part] / GIB, told, panel=panel))
+                marks.append(Mark(part, pairing, parts[part] / GIB, description, panel=panel))
         by_role = [
             sum(parts.get(f"{role} {kind}", 0) for kind in ("weights", "kv", "compute")) for role in ("target", "draft")
         ]
@@ -193,19 +193,19 @@ def memory(
     )
 
 
-def acceptance(curves: Sequence[tuple[str, str, str, SpeculativeRun]], series: tuple[str, ...]) -> Figure | None:
-    """Accepted ÷ drafted by place; ``curves`` are (pairing, series, panel, run), ``series`` all that have a colour."""
-    curves = [curve for curve in curves if curve[3].accepted_by_position]
-    if not curves:
+def acceptance(lines: Sequence[tuple[str, str, str, SpeculativeRun]], series: tuple[str, ...]) -> Figure | None:
+    """Accepted ÷ drafted by place; ``lines`` are (pairing, series, panel, run), ``series`` all that have a colour."""
+    lines = [line for line in lines if line[3].accepted_by_position]
+    if not lines:
         return None
     marks = [
         Mark(name, place, share, f"{pairing}: {share:.0%} accepted at position {place}", panel=panel)
-        for pairing, name, panel, run in curves
+        for pairing, name, panel, run in lines
         for place, share in enumerate(run.accepted_by_position, 1)
     ]
-    longest = min(PLACES, max(len(run.accepted_by_position) for *_, run in curves))
+    longest = min(PLACES, max(len(run.accepted_by_position) for *_, run in lines))
     rows = []
-    for pairing, _, _, run in curves:
+    for pairing, _, _, run in lines:
         shares = [f"{share:.0%}" for share in run.accepted_by_position[:longest]]
         rows.append((pairing, accepted(run), f"{run.tokens_per_round:.2f}", *shares, *[""] * (longest - len(shares))))
     return Figure(
@@ -230,8 +230,8 @@ def swept(plan: PlanDocument, draft: str | None, panel: str = "", target_only: s
     for row in plan.sweep:
         for series, speed in ((target_only, row.target_only_tokens_per_s), (draft, row.speculative_tokens_per_s)):
             if speed is not None and series is not None:
-                told = f"{series}, {row.gpu_layers} layers on the GPU: ≈ {number(speed)} tokens/s predicted"
-                found.append(Mark(series, row.gpu_layers, speed, told, panel=panel, kind="predicted"))
+                description = f"{series}, {row.gpu_layers} layers on the GPU: ≈ {number(speed)} tokens/s predicted"
+                found.append(Mark(series, row.gpu_layers, speed, description, panel=panel, kind="predicted"))
     return found
 
 

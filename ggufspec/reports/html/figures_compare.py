@@ -79,16 +79,16 @@ def _measured(document: CompareDocument) -> Iterator[tuple[Cell, Run, Mark]]:
     for cell in document.cells:
         if cell.run is not None:
             low, high = interval(cell.run.tokens_per_s)
-            told = f"{names.cell(cell)}: {with_spread(cell.run.tokens_per_s)} tokens/s"
+            description = f"{names.cell(cell)}: {with_spread(cell.run.tokens_per_s)} tokens/s"
             if cell.speedup is not None and cell.draft:
-                told += f", {over(cell.speedup, 'target-only')}"
+                description += f", {over(cell.speedup, 'target-only')}"
             kind: Literal["best", "measured"] = "best" if cell.leads else "measured"
             panel = names.targets[cell.target] if several else ""
             series = names.series(cell.draft)
             yield (
                 cell,
                 cell.run,
-                Mark(series, 0.0, cell.run.tokens_per_s.median, told, low, high, panel=panel, kind=kind),
+                Mark(series, 0.0, cell.run.tokens_per_s.median, description, low, high, panel=panel, kind=kind),
             )
 
 
@@ -133,7 +133,7 @@ def _quality(document: CompareDocument) -> Figure | None:
             at(
                 mark,
                 quality.mean_kl,
-                told=f"{mark.told}; mean KL {quality.mean_kl:.4f} ± {error:.4f}, "
+                description=f"{mark.description}; mean KL {quality.mean_kl:.4f} ± {error:.4f}, "
                 f"{quality.top1_agreement:.1%} of the likeliest tokens the same",
                 x_low=max(0.0, quality.mean_kl - error) if error else None,
                 x_high=quality.mean_kl + error if error else None,
@@ -196,19 +196,19 @@ def _cell_memory(document: CompareDocument) -> Figure | None:
 def _cell_acceptance(document: CompareDocument) -> Figure | None:
     names = _names(document)
     several = len({cell.target for cell in document.cells}) > 1
-    curves = []
+    lines = []
     for cell in document.cells:
         if isinstance(cell.run, SpeculativeRun) and cell.draft:
             panel = names.targets[cell.target] if several else ""
-            curves.append((names.cell(cell), names.series(cell.draft), panel, cell.run))
-    return acceptance(curves, _drafts(document))
+            lines.append((names.cell(cell), names.series(cell.draft), panel, cell.run))
+    return acceptance(lines, _drafts(document))
 
 
 def _cell_layers(document: CompareDocument, plans: Sequence[PlanDocument]) -> Figure | None:
     names = _names(document)
     marks, rows = [], []
     for cell, run, mark in _measured(document):
-        marks.append(at(mark, run.gpu_layers, told=f"{mark.told}, {layers_of(run)} layers on the GPU"))
+        marks.append(at(mark, run.gpu_layers, description=f"{mark.description}, {layers_of(run)} layers on the GPU"))
         rows.append((names.cell(cell), layers_of(run), with_spread(run.tokens_per_s)))
     lines: list[Mark] = []
     for model in document.targets:

@@ -44,8 +44,8 @@ def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Ite
             tuple((mode, layers_of(run), with_spread(run.tokens_per_s)) for mode, run in runs.items()),
             series,
         )
-    curves = [(mode, mode, "", run) for mode, run in runs.items() if isinstance(run, SpeculativeRun)]
-    figure = acceptance(curves, series)
+    by_position = [(mode, mode, "", run) for mode, run in runs.items() if isinstance(run, SpeculativeRun)]
+    figure = acceptance(by_position, series)
     if figure is not None:
         yield figure
     lines = [line for plan in matching(document.pair, plans) for line in swept(plan, "speculative")]
@@ -59,8 +59,8 @@ def of_bench(document: BenchDocument, plans: Sequence[PlanDocument] = ()) -> Ite
 
 def _run_mark(name: str, run: Run, x: float | str) -> Mark:
     low, high = interval(run.tokens_per_s)
-    told = f"{name}: {with_spread(run.tokens_per_s)} tokens/s, {layers_of(run)} layers on the GPU"
-    return Mark(name, x, run.tokens_per_s.median, told, low, high)
+    description = f"{name}: {with_spread(run.tokens_per_s)} tokens/s, {layers_of(run)} layers on the GPU"
+    return Mark(name, x, run.tokens_per_s.median, description, low, high)
 
 
 def of_plan(document: PlanDocument) -> Iterator[Figure]:
@@ -102,20 +102,20 @@ def of_sweep(document: SweepDocument, plans: Sequence[PlanDocument] = ()) -> Ite
     option, word = document.option, option_name(document.option)
     names = ("target-only", "speculative")
     numbers = all(_number(point.value) is not None for point in document.points)
-    marks, rows, curves = [], [], []
+    marks, rows, by_position = [], [], []
     for point in document.points:
         x: float | str = _number(point.value) if numbers else point.value  # type: ignore[assignment]
         cells = []
         for name, run in zip(names, (point.target_only, point.speculative), strict=True):
             if run is not None:
                 low, high = interval(run.tokens_per_s)
-                told = f"{word} {point.value}, {name}: {with_spread(run.tokens_per_s)} tokens/s"
+                description = f"{word} {point.value}, {name}: {with_spread(run.tokens_per_s)} tokens/s"
                 if name == "speculative" and point.speedup is not None:
-                    told += f", {over(point.speedup, 'target-only')}"
-                marks.append(Mark(name, x, run.tokens_per_s.median, told, low, high))
+                    description += f", {over(point.speedup, 'target-only')}"
+                marks.append(Mark(name, x, run.tokens_per_s.median, description, low, high))
             cells.append(with_spread(run.tokens_per_s) if run is not None else "")
         if isinstance(point.speculative, SpeculativeRun):
-            curves.append((f"{word} {point.value}", f"{word} {point.value}", "", point.speculative))
+            by_position.append((f"{word} {point.value}", f"{word} {point.value}", "", point.speculative))
         why = point.failure.error if point.failure else ""
         if why:
             marks.append(Mark("failed", x, 0.0, f"{word} {point.value}: {why}", kind="failed"))
@@ -142,7 +142,7 @@ def of_sweep(document: SweepDocument, plans: Sequence[PlanDocument] = ()) -> Ite
             whole=numbers,
             scale=scale_of([float(point.value) for point in document.points]) if numbers else "linear",
         )
-    figure = acceptance(curves[:8], tuple(series for _, series, _, _ in curves[:8]))
+    figure = acceptance(by_position[:8], tuple(series for _, series, _, _ in by_position[:8]))
     if figure is not None:
         yield figure
 

@@ -75,12 +75,12 @@ def _trial_mark(trial: TuneTrial, document: TuneDocument, x: float, series: str 
         return Mark(series, x, 0.0, f"{what}: {why}", kind="failed")
     low, high = interval(trial.tokens_per_s)
     best = trial.index == document.winner
-    told = f"{what}: {with_spread(trial.tokens_per_s)} tokens/s" + (", the winner" if best else "")
+    description = f"{what}: {with_spread(trial.tokens_per_s)} tokens/s" + (", the winner" if best else "")
     return Mark(
         series,
         x,
         trial.tokens_per_s.median,
-        told,
+        description,
         low,
         high,
         label="winner" if best else "",

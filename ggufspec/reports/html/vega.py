@@ -258,7 +258,7 @@ def _total(marks: Iterable[Mark], name: str, panel: str) -> float:
 
 # ---- the parts of a specification -----------------------------------------------------------------------------------
 
-_WORDS: Spec = {"description": {"field": "told", "type": "nominal"}}
+_WORDS: Spec = {"description": {"field": "description", "type": "nominal"}}
 
 
 def _layer(marks: Sequence[Mark], mark: Spec, encoding: Spec) -> Spec:
@@ -277,7 +277,7 @@ def _value(mark: Mark) -> Spec:
         "x_high": mark.x_high,
         "panel": mark.panel,
         "label": mark.label,
-        "told": mark.told,
+        "description": mark.description,
     }
 
 
