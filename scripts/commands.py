@@ -36,7 +36,10 @@ EXIT_CODES = (
 FILES = (
     ("~/.config/ggufspec/profiles", "profiles of your own, which win over the bundled ones"),
     ("~/.cache/ggufspec", "headers and measurements; nothing in it is lost for good"),
-    ("~/.local/share/ggufspec/results", "results of compare, tune and bench --sweep, and the journals they go on from"),
+    (
+        "~/.local/share/ggufspec/results",
+        "results of compare, tune and bench --sweep, and the run logs that they resume from",
+    ),
 )
 STREAMS = (
     "Data goes to standard output, everything else to standard error. With `--json` a command prints one document, on "

@@ -81,7 +81,7 @@ def experiment(*contenders, repetitions=3, rows=None, targets=None):
 
 
 @pytest.fixture
-def ledger(tmp_path):
+def run_log(tmp_path):
     """Open the same run log again and again."""
     opened = []
 
@@ -125,9 +125,9 @@ def machine(monkeypatch):
     return made
 
 
-def run(asked, ledger, **rest):
+def run(asked, run_log, **rest):
     times = iter(range(1000))
-    comparison = Comparison(asked, ledger, now=lambda: next(times), **rest)
+    comparison = Comparison(asked, run_log, now=lambda: next(times), **rest)
     comparison.run(lambda *_: None)
     return comparison
 
@@ -136,16 +136,16 @@ APART = {("a", None): 10.0, ("a", "d"): 20.0, ("b", None): [30.0, 31.0, 32.0], (
 FOUR = (contender("a"), contender("a", "d"), contender("b"), contender("b", "d"))
 
 
-def test_cells_take_turns_in_an_order_that_rotates(machine, ledger):
+def test_cells_take_turns_in_an_order_that_rotates(machine, run_log):
     found = machine(APART)
-    run(experiment(*FOUR), ledger())
+    run(experiment(*FOUR), run_log())
     names = list(APART)
     assert found.asked == [*names, *names[1:], names[0], *names[2:], *names[:2]]
 
 
-def test_a_speedup_is_over_the_same_target_alone_pair_by_pair(machine, ledger):
+def test_a_speedup_is_over_the_same_target_alone_pair_by_pair(machine, run_log):
     machine(APART)
-    cells = run(experiment(*FOUR), ledger()).document().cells
+    cells = run(experiment(*FOUR), run_log()).document().cells
     assert [cell.speedup and cell.speedup.samples for cell in cells] == [
         None,
         (2.0, 2.0, 2.0),
@@ -155,44 +155,44 @@ def test_a_speedup_is_over_the_same_target_alone_pair_by_pair(machine, ledger):
     assert [cell.leads for cell in cells] == [False, False, False, True]
 
 
-def test_leaders_that_overlap_are_measured_again_and_no_others(machine, ledger):
+def test_leaders_that_overlap_are_measured_again_and_no_others(machine, run_log):
     speeds = {("a", None): 10.0, ("a", "d"): [40.0, 50.0], ("b", None): [41.0, 49.0], ("b", "d"): 5.0}
     found = machine(speeds)
-    document = run(experiment(*FOUR, repetitions=2), ledger()).document()
+    document = run(experiment(*FOUR, repetitions=2), run_log()).document()
     counts = {name: found.asked.count(name) for name in speeds}
     assert counts == {("a", None): 2, ("a", "d"): 6, ("b", None): 6, ("b", "d"): 2}  # 2, and at most 2 × 2 more
     assert "after 6 trials each the interval of a + d overlaps that of b (target-only)" in document.warnings[0]
 
 
-def test_repeats_end_when_the_leader_is_known(machine, ledger):
+def test_repeats_end_when_the_leader_is_known(machine, run_log):
     speeds = {("a", None): [40.0, 50.0, 50.0, 50.0, 50.0, 50.0], ("b", None): [45.0, 45.0, 45.0, 45.0, 45.0, 45.0]}
     found = machine(speeds)
     asked = experiment(contender("a"), contender("b"), repetitions=3)
-    document = run(asked, ledger()).document()
+    document = run(asked, run_log()).document()
     assert 6 < len(found.asked) < 18
     assert [cell.leads for cell in document.cells] == [True, False]
     assert document.warnings == ()
 
 
-def test_one_trial_each_tells_of_no_interval(machine, ledger):
+def test_one_trial_each_tells_of_no_interval(machine, run_log):
     found = machine(APART)
-    document = run(experiment(*FOUR, repetitions=1), ledger()).document()
+    document = run(experiment(*FOUR, repetitions=1), run_log()).document()
     assert len(found.asked) == 4
     assert document.warnings == ("the ranking is unsure: 1 trial of each cell gives no interval; -r 5 is usual",)
 
 
-def test_what_fails_is_a_row_and_is_not_tried_again(machine, ledger):
+def test_what_fails_is_a_row_and_is_not_tried_again(machine, run_log):
     dead = Failure("the child process was ended by SIGABRT", "-v shows more")
     found = machine(APART | {("a", "d"): dead})
-    document = run(experiment(*FOUR), ledger()).document()
+    document = run(experiment(*FOUR), run_log()).document()
     assert found.asked.count(("a", "d")) == 1
     assert (document.cells[1].run, document.cells[1].failure) == (None, dead)
     assert all(cell.run is not None for index, cell in enumerate(document.cells) if index != 1)
 
 
-def test_a_cell_that_fails_later_keeps_what_it_has(machine, ledger):
+def test_a_cell_that_fails_later_keeps_what_it_has(machine, run_log):
     found = machine(APART | {("b", "d"): [50.0, Failure("out of memory")]})
-    document = run(experiment(*FOUR), ledger()).document()
+    document = run(experiment(*FOUR), run_log()).document()
     assert found.asked.count(("b", "d")) == 2
     cell = document.cells[3]
     assert cell.run is not None
@@ -200,30 +200,30 @@ def test_a_cell_that_fails_later_keeps_what_it_has(machine, ledger):
     assert any("b + d failed after 1 trial: out of memory" in warning for warning in document.warnings)
 
 
-def test_a_cell_that_was_never_placed_is_a_row(machine, ledger):
+def test_a_cell_that_was_never_placed_is_a_row(machine, run_log):
     machine(APART)
     lost = Contender("a", "x", ("a", "x"), None, failure=Failure("the draft does not fit"))
-    document = run(experiment(*FOUR, lost), ledger()).document()
+    document = run(experiment(*FOUR, lost), run_log()).document()
     assert document.cells[4].failure == Failure("the draft does not fit")
 
 
-def test_a_target_that_cannot_run_alone_gives_no_speedups(machine, ledger):
+def test_a_target_that_cannot_run_alone_gives_no_speedups(machine, run_log):
     machine(APART | {("a", None): Failure("dead")})
-    cells = run(experiment(*FOUR), ledger()).document().cells
+    cells = run(experiment(*FOUR), run_log()).document().cells
     assert cells[1].run is not None
     assert cells[1].speedup is None
 
 
-def test_every_trial_is_kept_and_none_is_made_twice(machine, ledger):
+def test_every_trial_is_kept_and_none_is_made_twice(machine, run_log):
     """Stopped after each number of trials in turn, the comparison needs the missing ones only, and says the same."""
     found = machine(APART)
-    whole = run(experiment(*FOUR), ledger("whole")).document()
+    whole = run(experiment(*FOUR), run_log("whole")).document()
     total = len(found.asked)
     for stop in range(1, total):
         first = machine(APART)
         count = iter(range(stop))
         times = iter(range(1000))
-        book = ledger(f"stopped after {stop}")
+        book = run_log(f"stopped after {stop}")
 
         def until(spec, first=first, count=count, **rest):
             if next(count, None) is None:
@@ -237,57 +237,57 @@ def test_every_trial_is_kept_and_none_is_made_twice(machine, ledger):
         assert comparison.document(interrupted=True).interrupted
         second = machine(APART)
         second.asked = list(first.asked)  # goes on in its lists of speeds
-        again = run(experiment(*FOUR), ledger(f"stopped after {stop}"))
+        again = run(experiment(*FOUR), run_log(f"stopped after {stop}"))
         assert len(second.asked) == total
         assert again.trials.resumed == stop
         assert again.document().cells == whole.cells
 
 
-def test_a_failure_is_kept_until_the_comparison_is_done(machine, ledger):
+def test_a_failure_is_kept_until_the_comparison_is_done(machine, run_log):
     dead = APART | {("a", "d"): Failure("dead"), ("b", "d"): [50.0, KeyboardInterrupt]}
     machine(dead)
     with pytest.raises(KeyboardInterrupt):
-        run(experiment(*FOUR), ledger())
+        run(experiment(*FOUR), run_log())
     resumed = machine(APART)
-    run(experiment(*FOUR), ledger())
+    run(experiment(*FOUR), run_log())
     assert ("a", "d") not in resumed.asked
     mended = machine(APART)
-    document = run(experiment(*FOUR), ledger()).document()
+    document = run(experiment(*FOUR), run_log()).document()
     assert mended.asked == [("a", "d")] * 3
     assert document.cells[1].run is not None
 
 
-def test_another_file_is_measured_anew(machine, ledger):
+def test_another_file_is_measured_anew(machine, run_log):
     machine(APART)
-    run(experiment(*FOUR), ledger())
+    run(experiment(*FOUR), run_log())
     found = machine(APART)
-    run(experiment(*(replace(one, identity=("changed",)) for one in FOUR)), ledger())
+    run(experiment(*(replace(one, identity=("changed",)) for one in FOUR)), run_log())
     assert len(found.asked) == 12
 
 
-def test_more_repetitions_add_to_what_is_there(machine, ledger):
+def test_more_repetitions_add_to_what_is_there(machine, run_log):
     machine(APART)
-    run(experiment(*FOUR, repetitions=3), ledger())
+    run(experiment(*FOUR, repetitions=3), run_log())
     found = machine(APART)
-    run(experiment(*FOUR, repetitions=4), ledger())
+    run(experiment(*FOUR, repetitions=4), run_log())
     assert len(found.asked) == 4
 
 
-def test_a_placement_is_kept_as_it_was(ledger):
+def test_a_placement_is_kept_as_it_was(run_log):
     planned = Planned(DecoderOptions(gpu_layers=7, split=(3.0, 1.0)), {"CUDA0": {"target weights": 5}})
-    ledger().keep("placement", planned)
-    assert ledger().load("placement", Planned) == planned
+    run_log().keep("placement", planned)
+    assert run_log().load("placement", Planned) == planned
 
 
-def test_what_is_kept_in_another_shape_is_measured_anew(machine, ledger, tmp_path):
+def test_what_is_kept_in_another_shape_is_measured_anew(machine, run_log, tmp_path):
     machine(APART)
-    run(experiment(*FOUR), ledger())
+    run(experiment(*FOUR), run_log())
     path = tmp_path / "compare.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[1]["value"]["result"].pop("load_s")
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = machine(APART)
-    again = run(experiment(*FOUR), ledger())
+    again = run(experiment(*FOUR), run_log())
     assert (found.asked, again.trials.resumed) == ([("a", None)], 11)
 
 
@@ -331,7 +331,7 @@ def test_bytes_by_device_and_part():
 # drift, and what goes on on a card
 
 
-def test_a_machine_that_grows_slower_is_told(machine, ledger):
+def test_a_machine_that_grows_slower_is_told(machine, run_log):
     def slower(base):
         return [base * factor for factor in (1.0, 0.95, 0.9, 0.85, 0.8)]
 
@@ -341,7 +341,7 @@ def test_a_machine_that_grows_slower_is_told(machine, ledger):
             for name, speed in {("a", None): 10, ("a", "d"): 20, ("b", None): 31, ("b", "d"): 60}.items()
         }
     )
-    document = run(experiment(*FOUR, repetitions=5), ledger()).document()
+    document = run(experiment(*FOUR, repetitions=5), run_log()).document()
     assert any("the machine became" in warning and "slower" in warning for warning in document.warnings)
     assert document.cells[1].speedup.samples == pytest.approx([2.0] * 5)
 
@@ -350,7 +350,7 @@ def card(**more):
     return Gpu(0, "RTX 4090", "", 24, 20, 4, "575", **more)
 
 
-def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, ledger, monkeypatch):
+def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeypatch):
     ours, desktop = GpuProcess(1, "python", 1), GpuProcess(2, "Xorg", 1)
     cards = [card(utilisation=0.4, processes=(desktop,))]
     monkeypatch.setattr(interleaved.gpus, "gpus", lambda: cards)
@@ -364,7 +364,7 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, ledger, monkeypa
         return trial.Attempt(result(10.0 if spec.target == Path("a") else 20.0))
 
     monkeypatch.setattr(trial, "attempt", measure)
-    document = run(experiment(contender("a"), contender("b")), ledger()).document()
+    document = run(experiment(contender("a"), contender("b")), run_log()).document()
     assert document.warnings == (
         "RTX 4090: heat in 1 trial of 6: the clocks were reduced",
         "another program came onto a card meanwhile: blender",
@@ -404,38 +404,38 @@ def speeds(*sizes):
     return {(f"t{size}", None): float(size) for size in sizes}
 
 
-def test_the_largest_target_is_the_reference(machine, ledger, qualities):
+def test_the_largest_target_is_the_reference(machine, run_log, qualities):
     machine(speeds(5, 9, 7))
-    document = run(judged(qualities, 5, 9, 7), ledger()).document()
+    document = run(judged(qualities, 5, 9, 7), run_log()).document()
     assert qualities.asked == [("t9", "t9"), ("t7", "t9"), ("t5", "t9")]
     assert [model.quality.reference for model in document.targets] == ["t9"] * 3
     assert not qualities.rows.exists()
-    run(judged(qualities, 5, 9, 7), ledger())
+    run(judged(qualities, 5, 9, 7), run_log())
     assert len(qualities.asked) == 3  # kept
 
 
-def test_a_reference_that_cannot_be_read_makes_way(machine, ledger, qualities):
+def test_a_reference_that_cannot_be_read_makes_way(machine, run_log, qualities):
     machine(speeds(5, 9, 7))
     qualities.fails.add("t9")
-    document = run(judged(qualities, 5, 9, 7), ledger()).document()
+    document = run(judged(qualities, 5, 9, 7), run_log()).document()
     assert qualities.asked == [("t9", "t9"), ("t7", "t7"), ("t5", "t7")]
     assert document.targets[1].failure == Failure("t9 cannot be loaded", "a hint")
     assert document.targets[0].quality.reference == "t7"
 
 
-def test_a_resumed_comparison_reads_the_reference_again_if_it_must(machine, ledger, qualities):
+def test_a_resumed_comparison_reads_the_reference_again_if_it_must(machine, run_log, qualities):
     machine(speeds(5, 9))
     qualities.fails.add("t5")
-    document = run(judged(qualities, 5, 9), ledger()).document()
+    document = run(judged(qualities, 5, 9), run_log()).document()
     assert document.targets[0].quality is None
     qualities.fails.clear()
     qualities.asked.clear()
-    document = run(judged(qualities, 5, 9), ledger()).document()
+    document = run(judged(qualities, 5, 9), run_log()).document()
     assert qualities.asked == [("t9", "t9"), ("t5", "t9")]
     assert document.targets[0].quality is not None
 
 
-def test_a_target_that_cannot_run_says_why_it_has_no_quality(machine, ledger, qualities):
+def test_a_target_that_cannot_run_says_why_it_has_no_quality(machine, run_log, qualities):
     machine(speeds(5, 7))
     asked, dead = judged(qualities, 5, 7), Failure("it does not fit")
     lost = Contender("t9", None, ("t9",), None, failure=dead)
@@ -444,14 +444,14 @@ def test_a_target_that_cannot_run_says_why_it_has_no_quality(machine, ledger, qu
         targets=(*asked.targets, Subject("t9", Path("t9"), 9, "t9")),
         contenders=(*asked.contenders, lost),
     )
-    document = run(asked, ledger()).document()
+    document = run(asked, run_log()).document()
     assert [model.quality and model.quality.reference for model in document.targets] == ["t7", "t7", None]
     assert document.targets[2].failure == dead
 
 
-def test_one_target_has_nothing_to_be_judged_by(machine, ledger, qualities):
+def test_one_target_has_nothing_to_be_judged_by(machine, run_log, qualities):
     machine(speeds(5))
-    run(judged(qualities, 5), ledger())
+    run(judged(qualities, 5), run_log())
     assert qualities.asked == []
 
 
@@ -588,11 +588,11 @@ def test_the_table_fits_the_terminal(width):
     assert any("Q8_0" in line and "failed" in line for line in lines)
 
 
-def test_a_kept_trial_is_the_same_again(ledger):
+def test_a_kept_trial_is_the_same_again(run_log):
     one = interleaved.Trial(result(10.0, energy_j=5.0), None, 1.5, ("heat",), ("blender",))
-    ledger().keep("a 0", one)
-    assert ledger().load("a 0", interleaved.Trial) == one
-    assert ledger().load("a 1", interleaved.Trial) is None
+    run_log().keep("a 0", one)
+    assert run_log().load("a 0", interleaved.Trial) == one
+    assert run_log().load("a 1", interleaved.Trial) is None
 
 
 def file(path):

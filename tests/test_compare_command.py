@@ -46,8 +46,8 @@ def models(tmp_path_factory, target, draft):
     return folder
 
 
-def journal(folder):
-    """(path, values) of the one journal in a folder; values without placements."""
+def run_log(folder):
+    """(path, values) of the one run_log in a folder; values without placements."""
     (path,) = folder.glob("compare-*.jsonl")
     lines = [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
     return path, [line["value"] for line in lines[1:]]
@@ -55,7 +55,7 @@ def journal(folder):
 
 def trials(folder):
     """The trials that are kept, in order."""
-    return [value for value in journal(folder)[1] if isinstance(value, dict) and "at" in value]
+    return [value for value in run_log(folder)[1] if isinstance(value, dict) and "at" in value]
 
 
 def names(document):
@@ -156,7 +156,7 @@ def test_killed_at_any_trial_it_goes_on(cli: Cli, models: Path, tmp_path: Path, 
 def test_a_torn_line_costs_that_line(cli: Cli, models: Path, tmp_path: Path) -> None:
     command = ("compare", "-m", models / "t-Q8_0.gguf", *SHORT, "--results", tmp_path, "--json")
     cli(*command)
-    path, _ = journal(tmp_path)
+    path, _ = run_log(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
     at = next(i for i, line in enumerate(lines) if b'"at"' in line)
     path.write_bytes(b"".join(lines[:at]) + lines[at][:100])
@@ -168,8 +168,8 @@ def test_a_torn_line_costs_that_line(cli: Cli, models: Path, tmp_path: Path) -> 
 def test_results_of_another_version_are_put_aside(cli: Cli, models: Path, tmp_path: Path) -> None:
     command = ("compare", "-m", models / "t-Q8_0.gguf", *SHORT, "--results", tmp_path, "--json")
     cli(*command)
-    path, _ = journal(tmp_path)
-    old = path.read_text().replace("compare-journal@1", "compare-journal@0")
+    path, _ = run_log(tmp_path)
+    old = path.read_text().replace("compare-run_log@1", "compare-run_log@0")
     path.write_text(old)
     done = cli(*command)
     assert done.code == 0

@@ -51,7 +51,7 @@ def test_it_keeps_to_the_terminal_and_needs_no_colour(cli: Cli, kept: Path, colu
 def test_without_files_it_is_everything_that_is_kept(cli: Cli, kept: Path):
     (kept / "torn.json").write_text('{"schema": "ggufspec/bench@1", "pair"')
     (kept / "later.json").write_text('{"schema": "ggufspec/compare@9"}')
-    (kept / "compare.jsonl").write_text("no result, a journal")
+    (kept / "compare.jsonl").write_text("no result, a run_log")
     before = {path: path.read_bytes() for path in kept.iterdir()}
     done = cli("report", "--results", str(kept))
     assert done.code == 0
@@ -59,7 +59,7 @@ def test_without_files_it_is_everything_that_is_kept(cli: Cli, kept: Path):
     told = plain(done.stderr)
     assert f"left out: {kept / 'torn.json'} is no whole JSON document" in told
     assert f"left out: {kept / 'later.json'} has the schema ggufspec/compare@9" in told
-    assert "journal" not in told
+    assert "run_log" not in told
     assert {path: path.read_bytes() for path in kept.iterdir()} == before
 
 

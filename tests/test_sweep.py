@@ -246,11 +246,11 @@ def test_a_corpus_that_changed_makes_another_measurement(tmp_path: Path) -> None
 
 def test_a_kept_trial_of_another_shape_is_measured_again(tmp_path: Path) -> None:
     made(lengths(4, repetitions=1), tmp_path, Machine())
-    journal = tmp_path / "it.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    run_log = tmp_path / "it.jsonl"
+    lines = [json.loads(line) for line in run_log.read_text().splitlines()]
     for line in lines[1:]:
         line["value"]["result"].pop("load_s")
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     machine = Machine()
     made(lengths(4, repetitions=1), tmp_path, machine)
     assert machine.done == [0, 4]
@@ -377,7 +377,7 @@ def test_a_sweep_on_the_pair_that_ships(cli: Cli, tmp_path: Path) -> None:
         assert point["speculative"]["tokens_per_s"]["median"] > 0
         assert point["target_only"] == document["points"][0]["target_only"]
         assert len(point["speculative"]["accepted_by_position"]) <= int(point["value"])
-    (kept,) = folder.iterdir()  # the journal has done its work
+    (kept,) = folder.iterdir()  # the run_log has done its work
     first = kept.read_text()
     assert json.loads(first) == document
     assert "| 3 |" in (tmp_path / "s.md").read_text()
@@ -412,16 +412,16 @@ def test_every_value_without_a_context_is_a_failure(cli: Cli, tmp_path: Path) ->
 def test_kill_and_go_on(cli: Cli, tmp_path: Path) -> None:
     flags = (*SHORT[:-1], "3", "--drafter", "lookup", "--draft-max", "1,2", "--results", tmp_path)
     parent = cli.start(*flags)
-    journal = None
-    while parent.poll() is None and (journal is None or journal.read_bytes().count(b"\n") < 3):
-        journal = next(tmp_path.glob("*.jsonl"), None)
-    assert journal is not None
+    run_log = None
+    while parent.poll() is None and (run_log is None or run_log.read_bytes().count(b"\n") < 3):
+        run_log = next(tmp_path.glob("*.jsonl"), None)
+    assert run_log is not None
     running = workers(parent.pid)
     os.kill(parent.pid, signal.SIGKILL)
     assert parent.wait() == -signal.SIGKILL
     for one in running:
         one.wait(60)
-    before = journal.read_bytes()
+    before = run_log.read_bytes()
     done = cli(*flags)
     assert done.code == 0, done.stderr
     kept = before.count(b"\n") - 1
@@ -440,8 +440,8 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
     assert "Fastest: --draft-max" in left
     assert "the same command goes on where it was" in left
     assert "Traceback" not in left
-    (journal,) = tmp_path.iterdir()
-    assert journal.read_bytes().count(b"\n") >= 4
+    (run_log,) = tmp_path.iterdir()
+    assert run_log.read_bytes().count(b"\n") >= 4
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tuning with trials that are simulated: the journal, the budget, the final, and what is said of it all."""
+"""Tuning with trials that are simulated: the run_log, the budget, the final, and what is said of it all."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def statistics_of(decode_s: float) -> Statistics:
 def tune(
     experiment: Experiment, path: Path, trials: Trials, watch: Callable[..., None] = lambda *_: None
 ) -> tuple[Tuning, TuneDocument]:
-    with RunLog(path, LOG) as journal:
-        trials.run = run = Tuning(experiment, journal, attempt=trials, clock=lambda: trials.now)
+    with RunLog(path, LOG) as run_log:
+        trials.run = run = Tuning(experiment, run_log, attempt=trials, clock=lambda: trials.now)
         run.run(watch)
         return run, tune_document(run)
 
@@ -300,8 +300,8 @@ def test_all_that_fails_is_told(experiment: Experiment, machine: simulator.Simul
     def fail(spec: trial.Spec) -> Attempt:
         return Attempt(None, Failure("llama.cpp died (SIGABRT)"))
 
-    with RunLog(tmp_path / "j", LOG) as journal:
-        run = Tuning(experiment, journal, attempt=fail)
+    with RunLog(tmp_path / "j", LOG) as run_log:
+        run = Tuning(experiment, run_log, attempt=fail)
         run.run(lambda *_: None)
         document = tune_document(run)
     assert (document.winner, document.target_only, document.gain) == (None, None, None)

@@ -29,13 +29,13 @@ def own(cli: Cli, name: str = "demo") -> Path:
     return home(cli) / ".config/ggufspec/profiles" / f"{name}.toml"
 
 
-def journals(cli: Cli) -> list[Path]:
+def run_logs(cli: Cli) -> list[Path]:
     return sorted((home(cli) / ".local/share/ggufspec/results").glob("tune-*.jsonl"))
 
 
 def kept(cli: Cli) -> list[dict[str, Any]]:
-    """The measurements of the one journal that there is."""
-    lines = journals(cli)[0].read_text().splitlines()[1:]
+    """The measurements of the one run_log that there is."""
+    lines = run_logs(cli)[0].read_text().splitlines()[1:]
     return [entry["value"] for line in lines if (entry := json.loads(line))["key"] != "final"]
 
 
@@ -75,7 +75,7 @@ def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:
 
 def test_the_document_is_kept_and_reported(tuned: tuple[Cli, Finished, Path]) -> None:
     cli, done, _ = tuned
-    file = journals(cli)[0].with_suffix(".json")
+    file = run_logs(cli)[0].with_suffix(".json")
     assert json.loads(file.read_text())["trials"] == done.document()["trials"]
     shown = cli("report")
     assert (shown.code, shown.stderr) == (0, "")
@@ -91,7 +91,7 @@ def test_the_profile_has_the_winner_and_its_evidence(tuned: tuple[Cli, Finished,
     assert profile.target.gpu_layers == setting["gpu_layers"]
     assert profile.tuned is not None
     assert profile.tuned.trials == len(kept(cli))
-    assert Path(profile.tuned.results) == journals(cli)[0]
+    assert Path(profile.tuned.results) == run_logs(cli)[0]
     few = not document["gain"] or len(document["gain"]["samples"]) < 3  # no interval is told of so few
     assert (profile.tuned.gain_ci95 is None) == few
     assert Path(profile.target.file).is_absolute()
@@ -140,18 +140,18 @@ def test_the_exports(tuned: tuple[Cli, Finished, Path]) -> None:
 
 def test_the_same_command_again_measures_nothing(tuned: tuple[Cli, Finished, Path]) -> None:
     cli, done, _ = tuned
-    before = journals(cli)[0].read_bytes()
+    before = run_logs(cli)[0].read_bytes()
     again = cli("tune", *SMALL, "--json")
     assert again.code == 0
     assert "going on with" in again.stderr
-    assert journals(cli)[0].read_bytes() == before
+    assert run_logs(cli)[0].read_bytes() == before
     assert again.document()["trials"] == done.document()["trials"]
     assert again.document()["stopped"] == done.document()["stopped"]
 
 
 def test_an_earlier_winner_does_not_narrow_the_search(tuned: tuple[Cli, Finished, Path]) -> None:
     cli, done, _ = tuned
-    before, text = journals(cli)[0].read_bytes(), own(cli).read_text()
+    before, text = run_logs(cli)[0].read_bytes(), own(cli).read_text()
     try:
         settings = "threads = 1\ndraft_max = 2\nmicro_batch = 64"
         own(cli).write_text(re.sub(r"draft_max = .*\n", "", text).replace("threads = 1", settings))
@@ -160,7 +160,7 @@ def test_an_earlier_winner_does_not_narrow_the_search(tuned: tuple[Cli, Finished
         own(cli).write_text(text)
     assert again.code == 0, again.stderr
     assert again.document()["settings"]["space"] == done.document()["settings"]["space"]
-    assert [path.read_bytes() for path in journals(cli)] == [before]
+    assert [path.read_bytes() for path in run_logs(cli)] == [before]
 
 
 # ---- interrupted
@@ -170,7 +170,7 @@ def test_killed_at_a_trial_it_goes_on_and_loses_no_other(cli: Cli) -> None:
     trials = 0
     for enough in (2, 4):
         with cli.start("tune", *SMALL, "--no-save", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
-            assert eventually(lambda: journals(cli) and len(kept(cli)) >= enough)  # noqa: B023
+            assert eventually(lambda: run_logs(cli) and len(kept(cli)) >= enough)  # noqa: B023
             running = workers(parent.pid)
             parent.send_signal(signal.SIGKILL)
             parent.communicate()
@@ -235,12 +235,12 @@ def test_results_that_cannot_be_kept_are_told_before_the_first_trial(cli: Cli) -
 def test_results_of_another_version_are_put_aside(cli: Cli) -> None:
     fixed = ("--drafter", "none", "--no-save", "--json")
     assert cli("tune", *SHORT, *fixed).code == 0
-    journal = journals(cli)[0]
-    old = '{"schema": "ggufspec/tune-journal@0"}\n{"key": "0", "value": 1}\n'
-    journal.write_text(old)
+    run_log = run_logs(cli)[0]
+    old = '{"schema": "ggufspec/tune-run_log@0"}\n{"key": "0", "value": 1}\n'
+    run_log.write_text(old)
     done = cli("tune", *SHORT, *fixed)
     assert done.code == 0
-    assert journal.with_name(journal.name + ".old").read_text() == old
+    assert run_log.with_name(run_log.name + ".old").read_text() == old
     assert any("another version" in note for note in done.document()["notes"])
 
 
@@ -271,7 +271,7 @@ def test_the_profile_of_another_pair_is_not_written_over(cli: Cli, target: Path,
     assert "is the profile of another pair" in done.stderr
     assert "--save" in done.stderr
     assert path.read_text() == text
-    assert not journals(cli)
+    assert not run_logs(cli)
 
 
 def test_a_profile_that_cannot_be_written_is_told_before_the_first_trial(cli: Cli) -> None:
@@ -280,7 +280,7 @@ def test_a_profile_that_cannot_be_written_is_told_before_the_first_trial(cli: Cl
     assert done.code == 1
     assert "cannot be written" in done.stderr
     assert "--no-save" in done.stderr
-    assert not journals(cli)
+    assert not run_logs(cli)
 
 
 # ---- the profile's text

@@ -61,8 +61,8 @@ def main() -> None:
             print(f"{index + 1} of {len(made.space)}", file=sys.stderr, flush=True)
             if time.monotonic() - began > allowed_s:
                 break
-        with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder) / "journal", LOG) as journal:
-            run = Tuning(made, journal)
+        with tempfile.TemporaryDirectory() as folder, RunLog(Path(folder) / "run_log", LOG) as run_log:
+            run = Tuning(made, run_log)
             run.run(lambda *_: None)
             winner, trials = run.winner(), len(run.kept)
         assert winner is not None

@@ -9,7 +9,7 @@ import pytest
 from ggufspec.bench.run_log import RunLog, key_of, set_aside
 from ggufspec.errors import GgufspecError
 
-SCHEMA = "ggufspec/test-journal@1"
+SCHEMA = "ggufspec/test-run_log@1"
 
 
 @pytest.fixture
@@ -18,23 +18,23 @@ def path(tmp_path):
 
 
 def kept(path, schema=SCHEMA):
-    with RunLog(path, schema) as journal:
-        return dict(journal._values), journal.notes
+    with RunLog(path, schema) as run_log:
+        return dict(run_log._values), run_log.notes
 
 
 def test_what_was_put_is_there_again(path):
-    with RunLog(path, SCHEMA) as journal:
-        journal.put("one", {"speed": [1.5, 2.0]})
-        journal.put("two", None)
-        journal.put("one", "later")
-        assert (journal.get("one"), journal.get("two"), journal.get("three")) == ("later", None, None)
+    with RunLog(path, SCHEMA) as run_log:
+        run_log.put("one", {"speed": [1.5, 2.0]})
+        run_log.put("two", None)
+        run_log.put("one", "later")
+        assert (run_log.get("one"), run_log.get("two"), run_log.get("three")) == ("later", None, None)
     assert kept(path) == ({"one": "later", "two": None}, ())
 
 
 def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
-    with RunLog(path, SCHEMA) as journal:
+    with RunLog(path, SCHEMA) as run_log:
         for number in range(3):
-            journal.put(f"key {number}", f"välue {number}")
+            run_log.put(f"key {number}", f"välue {number}")
     whole = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for length in range(len(whole) + 1):
@@ -42,23 +42,23 @@ def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
         found, notes = kept(path)
         assert notes == ()
         assert len(found) == max(sum(end <= length for end in ends) - 1, 0)
-        with RunLog(path, SCHEMA) as journal:
-            journal.put("after", 1)
+        with RunLog(path, SCHEMA) as run_log:
+            run_log.put("after", 1)
         assert kept(path)[0] == {**found, "after": 1}
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        '{"schema": "ggufspec/test-journal@2"}\n{"key": "a", "value": 1}\n',
+        '{"schema": "ggufspec/test-run_log@2"}\n{"key": "a", "value": 1}\n',
         "[1, 2]\n",
         "no JSON at all\n",
-        '{"schema": "ggufspec/test-journal@1"}\n{"value": 1}\n',
-        '{"schema": "ggufspec/test-journal@1"}\n{"key": ["a"], "value": 1}\n',
-        '{"schema": "ggufspec/test-journal@1"}\n{"key": "a", "value": NaN}\n',
-        '{"schema": "ggufspec/test-journal@1"}\n' + '{"key":' * 100_000 + "\n",
-        '{"schema": "ggufspec/test-journal@1"}\n{"key": "a", "value": ' + "9" * 5000 + "}\n",
-        '{"schema": "ggufspec/test-journal@1", "schema": "b"}\n',
+        '{"schema": "ggufspec/test-run_log@1"}\n{"value": 1}\n',
+        '{"schema": "ggufspec/test-run_log@1"}\n{"key": ["a"], "value": 1}\n',
+        '{"schema": "ggufspec/test-run_log@1"}\n{"key": "a", "value": NaN}\n',
+        '{"schema": "ggufspec/test-run_log@1"}\n' + '{"key":' * 100_000 + "\n",
+        '{"schema": "ggufspec/test-run_log@1"}\n{"key": "a", "value": ' + "9" * 5000 + "}\n",
+        '{"schema": "ggufspec/test-run_log@1", "schema": "b"}\n',
         "\0\n",
     ],
     ids=range(10),
@@ -77,8 +77,8 @@ def test_a_process_that_is_killed_has_put_what_it_put(path):
     """SIGKILL right after a put; no close, no flush of its own."""
     program = (
         "import os, signal, sys; from pathlib import Path; from ggufspec.bench.run_log import RunLog\n"
-        f"journal = RunLog(Path(sys.argv[1]), {SCHEMA!r})\n"
-        "journal.put('a', 1); journal.put('b', 2); os.kill(os.getpid(), signal.SIGKILL)"
+        f"run_log = RunLog(Path(sys.argv[1]), {SCHEMA!r})\n"
+        "run_log.put('a', 1); run_log.put('b', 2); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)])
     assert done.returncode == -9
@@ -87,15 +87,15 @@ def test_a_process_that_is_killed_has_put_what_it_put(path):
 
 def test_one_process_at_a_time(path):
     """The second is refused and moves nothing; whoever is killed leaves no lock."""
-    with RunLog(path, SCHEMA) as journal:
-        journal.put("a", 1)
+    with RunLog(path, SCHEMA) as run_log:
+        run_log.put("a", 1)
         for fresh in (False, True):
             with pytest.raises(GgufspecError, match="another process is measuring the same") as error:
                 RunLog(path, SCHEMA, fresh=fresh)
             assert "--results" in error.value.hint
     assert kept(path)[0] == {"a": 1}
-    with RunLog(path, SCHEMA, fresh=True) as journal:
-        assert journal.get("a") is None
+    with RunLog(path, SCHEMA, fresh=True) as run_log:
+        assert run_log.get("a") is None
     assert path.with_name("trials.jsonl.old").exists()
 
 
@@ -107,24 +107,24 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
 
 
 def test_a_disk_that_is_full_keeps_what_was_there(path):
-    with RunLog(path, SCHEMA) as journal:
-        journal.put("a", 1)
-        journal._file.close()
-        journal._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
+    with RunLog(path, SCHEMA) as run_log:
+        run_log.put("a", 1)
+        run_log._file.close()
+        run_log._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
         with pytest.raises(GgufspecError, match="No space left"):
-            journal.put("b", 2)
-        journal._file = path.open("ab")
+            run_log.put("b", 2)
+        run_log._file = path.open("ab")
     assert kept(path)[0] == {"a": 1}
 
 
 def test_a_full_disk_is_told_once_in_our_words(path):
-    """What could not be written is not tried again when the journal is closed, which would hide why."""
+    """What could not be written is not tried again when the run_log is closed, which would hide why."""
 
     def fill():
-        with RunLog(path, SCHEMA) as journal:
-            journal._file.close()
-            journal._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
-            journal.put("a", 1)
+        with RunLog(path, SCHEMA) as run_log:
+            run_log._file.close()
+            run_log._file = open("/dev/full", "ab")  # noqa: PTH123, SIM115
+            run_log.put("a", 1)
 
     with pytest.raises(GgufspecError, match="No space left"):
         fill()
@@ -151,8 +151,8 @@ def test_keys_tell_facts_apart():
 
 
 def test_a_journal_is_json_lines(path):
-    with RunLog(path, SCHEMA) as journal:
-        journal.put("a", [1])
+    with RunLog(path, SCHEMA) as run_log:
+        run_log.put("a", [1])
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"schema": SCHEMA},
         {"key": "a", "value": [1]},
