@@ -753,6 +753,7 @@ class Settings:
         below=1,
         usual="--min-p 0.05; 0 turns it off",
         label="min-p",
+        chat="min-p",
     )
     seed: int | None = option(
         *("-s", "--seed"),

@@ -23,6 +23,7 @@ from ggufspec.chat.commands import (
 )
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
+from ggufspec.settings import OPTIONS
 
 PAIR = Switches(has_draft=True)
 ALONE = Switches(has_draft=False, ngram="off")
@@ -151,6 +152,15 @@ def test_the_temperature_alone() -> None:
     assert shown(changed("/temp 0", after), "temp") == "greedy"
     for wrong in ("-1", "warm", "nan", "inf"):
         assert "/temp 0.8; 0 is greedy" in refused(f"/temp {wrong}").hint
+
+
+def test_every_option_that_says_so_is_a_switch() -> None:
+    assert {row.chat for row in OPTIONS.values() if row.chat} <= set(COMMANDS)
+    after = changed("/min-p 0.2")
+    assert after == replace(PAIR, sampling=replace(PAIR.sampling, min_p=0.2))
+    assert shown(after, "min-p") == "0.2"
+    assert shown(changed("/seed 18446744073709551615"), "seed") == "18446744073709551615"
+    assert "/min-p 0.05; 0 turns it off" in refused("/min-p 1").hint
 
 
 def test_penalties_change_what_is_named() -> None:

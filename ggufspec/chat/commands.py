@@ -144,9 +144,8 @@ def _row(name: str, flag: str) -> Option:
     return replace(row, flags=(flag,), usual=usual, label=flag[1:])
 
 
-_ROWS = {
-    switch: _row(name, f"/{switch}") for name, switch in (("predict", "length"), ("temp", "temp"), ("seed", "seed"))
-}
+_OWN = ("ngram", "gamma", "accept", "processor", "penalties")  # switches with an argument of their own form
+_ROWS = {row.chat: _row(name, f"/{row.chat}") for name, row in OPTIONS.items() if row.chat and row.chat not in _OWN}
 _FIELDS = {"temp": "temperature"}  # of Sampling, where they have another name than the option
 PENALTIES = {  # what /penalties calls them
     name.removesuffix("_penalty").removeprefix("repeat_").replace("_", "-"): OPTIONS[name]
@@ -185,7 +184,6 @@ COMMANDS: dict[str, About] = {
             "K and P look at the probabilities before the temperature, as llama.cpp's do.",
         ),
     ),
-    "temp": About("T", _help("temp")),
     "penalties": About(
         "NAME X …|off",
         "make what was said less likely",
@@ -196,8 +194,7 @@ COMMANDS: dict[str, About] = {
         ),
     ),
     "ngram": About("on|off|only", "whether the n-gram lookup drafts too, not at all, or alone"),
-    "length": About("N", _help("predict")),
-    "seed": About("N", _help("seed")),
+    **{switch: About(row.form, _help(row.name)) for switch, row in _ROWS.items()},
     "accept": About(
         "RULE",
         "the acceptance rule: " + ", ".join(rule.partition(":")[0] for rule in RULE_FORMS),
@@ -285,10 +282,12 @@ def change(settings: Switches, command: Command) -> Switches:
             raise _refusal(name, argument, _list([*_WORDS[name]]))
         return replace(settings, **{name: _WORDS[name][argument.lower()]})
     if name in _ROWS:
-        value = _ROWS[name].check(argument.replace(",", ""))
+        row = _ROWS[name]
+        value = row.check(argument.replace(",", ""))
         if name == "length":
             return replace(settings, length=value)
-        return _with_sampling(settings, {_FIELDS.get(name, name): random_seed() if value == -1 else value})
+        value = random_seed() if name == "seed" and value == -1 else value
+        return _with_sampling(settings, {_FIELDS.get(row.name, row.name): value})
     match name:
         case "gamma":
             return _with_gamma(settings, argument)
@@ -404,10 +403,10 @@ def shown(settings: Switches, name: str) -> str:
             return processor(settings.sampling)
         case "penalties":
             return penalties(asdict(settings.sampling)) or "off"
-        case "seed":
-            return str(settings.sampling.seed)
         case "length":
             return f"{settings.length} tokens at most"
+        case _ if name in _ROWS:
+            return str(getattr(settings.sampling, _ROWS[name].name))
         case "system":
             return settings.system or "none"
         case "markdown" if settings.markdown is None:
