@@ -169,7 +169,7 @@ def test_results_of_another_version_are_put_aside(cli: Cli, models: Path, tmp_pa
     command = ("compare", "-m", models / "t-Q8_0.gguf", *SHORT, "--results", tmp_path, "--json")
     cli(*command)
     path, _ = run_log(tmp_path)
-    old = path.read_text().replace("compare-run_log@1", "compare-run_log@0")
+    old = path.read_text().replace("compare-log@1", "compare-log@0")
     path.write_text(old)
     done = cli(*command)
     assert done.code == 0
@@ -185,7 +185,7 @@ def test_ctrl_c_shows_what_was_measured(cli: Cli, models: Path, tmp_path: Path) 
         stdout, stderr = parent.communicate()
     assert parent.returncode == 130
     assert json.loads(stdout)["interrupted"]
-    assert "the same command goes on from here" in stderr
+    assert "the same command resumes" in stderr
     assert "Traceback" not in stderr
 
 

@@ -9,7 +9,7 @@ import pytest
 from ggufspec.bench.run_log import RunLog, key_of, set_aside
 from ggufspec.errors import GgufspecError
 
-SCHEMA = "ggufspec/test-run_log@1"
+SCHEMA = "ggufspec/test-log@1"
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def test_a_file_cut_anywhere_loses_its_last_line_at_most(path):
 @pytest.mark.parametrize(
     "content",
     [
-        '{"schema": "ggufspec/test-run_log@2"}\n{"key": "a", "value": 1}\n',
+        '{"schema": "ggufspec/test-log@2"}\n{"key": "a", "value": 1}\n',
         "[1, 2]\n",
         "no JSON at all\n",
-        '{"schema": "ggufspec/test-run_log@1"}\n{"value": 1}\n',
-        '{"schema": "ggufspec/test-run_log@1"}\n{"key": ["a"], "value": 1}\n',
-        '{"schema": "ggufspec/test-run_log@1"}\n{"key": "a", "value": NaN}\n',
-        '{"schema": "ggufspec/test-run_log@1"}\n' + '{"key":' * 100_000 + "\n",
-        '{"schema": "ggufspec/test-run_log@1"}\n{"key": "a", "value": ' + "9" * 5000 + "}\n",
-        '{"schema": "ggufspec/test-run_log@1", "schema": "b"}\n',
+        '{"schema": "ggufspec/test-log@1"}\n{"value": 1}\n',
+        '{"schema": "ggufspec/test-log@1"}\n{"key": ["a"], "value": 1}\n',
+        '{"schema": "ggufspec/test-log@1"}\n{"key": "a", "value": NaN}\n',
+        '{"schema": "ggufspec/test-log@1"}\n' + '{"key":' * 100_000 + "\n",
+        '{"schema": "ggufspec/test-log@1"}\n{"key": "a", "value": ' + "9" * 5000 + "}\n",
+        '{"schema": "ggufspec/test-log@1", "schema": "b"}\n',
         "\0\n",
     ],
     ids=range(10),

@@ -438,7 +438,7 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
     left = plain(rest(child))
     assert child.exitstatus == 130
     assert "Fastest: --draft-max" in left
-    assert "the same command goes on where it was" in left
+    assert "the same command resumes" in left
     assert "Traceback" not in left
     (run_log,) = tmp_path.iterdir()
     assert run_log.read_bytes().count(b"\n") >= 4

@@ -236,7 +236,7 @@ def test_results_of_another_version_are_put_aside(cli: Cli) -> None:
     fixed = ("--drafter", "none", "--no-save", "--json")
     assert cli("tune", *SHORT, *fixed).code == 0
     run_log = run_logs(cli)[0]
-    old = '{"schema": "ggufspec/tune-run_log@0"}\n{"key": "0", "value": 1}\n'
+    old = '{"schema": "ggufspec/tune-log@0"}\n{"key": "0", "value": 1}\n'
     run_log.write_text(old)
     done = cli("tune", *SHORT, *fixed)
     assert done.code == 0

@@ -11,7 +11,9 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import profile_names, takes
-from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.cli.results import finish, interruptible
+from ggufspec.display import counted
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.reports.compare import Sort
 from ggufspec.settings import Settings
 
@@ -66,6 +68,7 @@ def compare(
     from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import check_writable
+    from ggufspec.reports import compare as report
 
     own_prompt = inputs.read_prompt(given.prompt, given.file)
     inputs.check_exports(given)
@@ -74,24 +77,32 @@ def compare(
     matrix = Matrix(_pairings(pairs, given), given, own_prompt, verbose=ui.flags().verbose)
     stem = (given.results or writable(results_folder())) / f"compare-{matrix.key}"
     path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
-    interrupted = False
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         check_writable(kept)
         rows = None if no_quality else stem.with_suffix(".rows")
         with inputs.planning() as on_event:
             comparison = Comparison(matrix.experiment(log, rows, on_event), log)
-        try:
-            with ui.progress() as progress:
-                comparison.run(progress)
-        except KeyboardInterrupt:
-            if not any(comparison.trials.by_run.values()):
-                raise StopError("interrupted before anything was measured") from None
-            interrupted = True
+        with interruptible(lambda: any(comparison.trials.by_run.values())) as state, ui.progress() as progress:
+            comparison.run(progress)
         for contender, results in comparison.measured.items():
             if contender.name in matrix.planned and contender.draft is not None:
                 learn(*matrix.planned[contender.name], results)
-    document = comparison.document(interrupted=interrupted)
-    return _report(document, sort, given, kept, comparison.trials.resumed)
+    document = comparison.document(interrupted=state.interrupted)
+    resumed = f"; {counted(comparison.trials.resumed, 'trial')} from before, --fresh measures everything again"
+    code = finish(
+        document,
+        lambda: _show(document, sort),
+        given,
+        markdown=lambda one: report.markdown(one, sort),
+        csv=lambda one: report.comma_separated(one, sort),
+        notes=document.notes,
+        kept=kept,
+        resumed=resumed if comparison.trials.resumed else "",
+    )
+    if code != 130 and not any(cell.run for cell in document.cells):
+        ui.failure("no cell could be measured", "the reasons are above")
+        return 1
+    return code
 
 
 def _check(given: Settings) -> None:
@@ -219,54 +230,6 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
         ]
         draft = files[1] if len(files) > 1 else None
         yield Pairing(files[0], draft, pair.settings)
-
-
-def _report(
-    document: CompareDocument,
-    sort: Sort,
-    given: Settings,
-    kept: Path,
-    from_before: int,
-) -> int:
-    """Print first, then write the files: a full disk costs a file and not the result."""
-    from ggufspec.cache import is_temporary
-    from ggufspec.display import counted
-    from ggufspec.files import write_whole
-    from ggufspec.reports import compare as report
-    from ggufspec.schema.base import to_json
-
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        _show(document, sort)
-    for note in document.notes:
-        ui.note(note)
-    failed: GgufspecError | None = None
-    try:
-        write_whole(kept, to_json(document) + "\n")
-    except GgufspecError as error:
-        failed = error
-        ui.failure(error.message, error.hint)
-    else:
-        if not is_temporary(kept):
-            again = f"; {counted(from_before, 'trial')} from before, --fresh measures everything again"
-            ui.note(f"kept in {kept}{again if from_before else ''}")
-    failed = (
-        inputs.write_exports(
-            given,
-            document,
-            markdown=lambda one: report.markdown(one, sort),
-            csv=lambda one: report.comma_separated(one, sort),
-        )
-        or failed
-    )
-    if document.interrupted:
-        ui.failure("interrupted; what is shown was measured before", "the same command goes on from here")
-        return 130
-    if not any(cell.run for cell in document.cells):
-        ui.failure("no cell could be measured", "the reasons are above")
-        return 1
-    return failed.exit_code if failed else 0
 
 
 def _show(document: CompareDocument, sort: Sort) -> None:

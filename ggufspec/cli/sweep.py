@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Swept
+from ggufspec.cli.results import finish, interruptible
 from ggufspec.display import counted
-from ggufspec.errors import GgufspecError, StopError, UsageError
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import OPTIONS, Settings, names
 
 if TYPE_CHECKING:
@@ -112,9 +113,9 @@ def measure(experiment: Experiment, given: Settings) -> int:
     """
     from ggufspec.bench.run_log import RunLog
     from ggufspec.bench.sweep import LOG, Sweep, identity
-    from ggufspec.cache import is_temporary, results_folder, writable
+    from ggufspec.cache import results_folder, writable
     from ggufspec.files import file_name
-    from ggufspec.schema.base import to_json
+    from ggufspec.reports import sweep as report
 
     pair = file_name(experiment.pair["name"])
     path = (
@@ -124,44 +125,41 @@ def measure(experiment: Experiment, given: Settings) -> int:
         sweep = Sweep(experiment, log)
         for note in (*log.notes, *_resumed(sweep)):
             ui.note(note)
-        interrupted = False
-        try:
-            with ui.progress() as progress:
-                sweep.run(progress)
-        except KeyboardInterrupt:
-            if not sweep.measured:
-                raise StopError("interrupted before anything was measured") from None
-            interrupted = True
-        document = sweep.document(interrupted=interrupted)
-        kept = path.with_suffix(".json")
-        failed = None if interrupted else _replace(path, kept, to_json(document) + "\n")
-    code = _report(document, given)
-    if interrupted:
-        ui.failure("interrupted; what is shown was measured before", "the same command goes on where it was")
-        return 130
-    if failed is not None:  # the result was shown, as one document with --json
-        ui.failure(failed.message, failed.hint)
-        return code or failed.exit_code
-    if not is_temporary(kept):
-        ui.note(f"kept in {kept}")
-    return code
+        with interruptible(lambda: sweep.measured) as state, ui.progress() as progress:
+            sweep.run(progress)
+        document = sweep.document(interrupted=state.interrupted)
+        code = finish(
+            document,
+            lambda: _show(document),
+            given,
+            markdown=report.markdown,
+            csv=report.comma_separated,
+            notes=document.notes,
+            kept=None if state.interrupted else path.with_suffix(".json"),
+            write=_replace,
+        )
+    return code or (0 if report.best(document) else 1)
 
 
-def _replace(log: Path, kept: Path, text: str) -> GgufspecError | None:
-    """Keep the document in place of the log: the next run of this command is a new measurement. What failed."""
+def _replace(kept: Path, text: str) -> None:
+    """Write the document in place of the run log: the next run of this command is a new measurement.
+
+    Raises:
+        GgufspecError: it cannot be written, or the log not removed.
+    """
     from ggufspec.bench.run_log import set_aside
     from ggufspec.files import write_whole
 
+    if kept.exists():  # an earlier measurement of the same
+        set_aside(kept)
+    write_whole(kept, text)
+    log = kept.with_suffix(".jsonl")
     try:
-        if kept.exists():  # an earlier measurement of the same
-            set_aside(kept)
-        write_whole(kept, text)
         log.unlink(missing_ok=True)
-    except GgufspecError as error:
-        return error
     except OSError as error:
-        return GgufspecError(f"{log} cannot be removed: {error.strerror}", "--results FOLDER names another folder")
-    return None
+        raise GgufspecError(
+            f"{log} cannot be removed: {error.strerror}", "--results FOLDER names another folder"
+        ) from None
 
 
 def _resumed(sweep: Sweep) -> tuple[str, ...]:
@@ -169,20 +167,6 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
     if not count:
         return ()
     return (f"{counted(count, 'trial')} of an interrupted run taken over; --fresh measures all of them again",)
-
-
-def _report(document: SweepDocument, given: Settings) -> int:
-    """Print first, then write the files: a full disk costs a file and not the result."""
-    from ggufspec.reports import sweep as report
-
-    ui.result(document, lambda: _show(document))
-    if not ui.flags().json:
-        for note in document.notes:
-            ui.note(note)
-    failed = inputs.write_exports(given, document, markdown=report.markdown, csv=report.comma_separated)
-    if failed:
-        return failed.exit_code
-    return 0 if report.best(document) else 1
 
 
 def _show(document: SweepDocument) -> None:

@@ -15,8 +15,9 @@ from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.plan import measure_if_due
+from ggufspec.cli.results import finish, interruptible
 from ggufspec.display import counted
-from ggufspec.errors import GgufspecError, StopError, UsageError
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings, names
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def tune(
     """
     from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
-    from ggufspec.files import write_whole
-    from ggufspec.schema.base import to_json
+    from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
     from ggufspec.tune.profile import profile_name, template
     from ggufspec.tune.profile import save as save_profile
@@ -96,33 +96,35 @@ def tune(
     experiment = prepare(pair, given, prompt=own_prompt, budget=budget, threshold=threshold)
     folder = given.results or writable(results_folder())
     path = log_path(folder, experiment)
-    interrupted = False
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         run = Tuning(experiment, log)
         if run.resumed:
             ui.note(f"going on with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
-        try:
-            with _live() as watch:
-                run.run(watch)
-        except KeyboardInterrupt:
-            if not run.kept:
-                raise StopError("interrupted before anything was measured", "the same command goes on") from None
-            interrupted = True
+        with interruptible(lambda: run.kept) as state, _live() as watch:
+            run.run(watch)
         failed: GgufspecError | None = None
-        document = tune_document(run, interrupted=interrupted)
-        if not no_save and not interrupted and document.winner is not None and run.compared:
+        document = tune_document(run, interrupted=state.interrupted)
+        if not no_save and not state.interrupted and document.winner is not None and run.compared:
             base, count = experiment.spec.options, len(run.kept)
             try:
                 saved = save_profile(document, name, made_from, pair, base, count)
                 document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error
-    kept = path.with_suffix(".json")  # for ggufspec report
-    try:
-        write_whole(kept, to_json(document) + "\n")
-    except GgufspecError as error:
-        failed = failed or error
-    return _report(document, given, name, failed, kept=kept, explain=explain)
+    code = finish(
+        document,
+        lambda: _show(document, name, explain=explain),
+        given,
+        markdown=report.markdown,
+        csv=report.comma_separated,
+        notes=(*report.failures(document), *document.notes),
+        kept=path.with_suffix(".json"),  # for ggufspec report
+        failed=failed,
+    )
+    if code != 130 and document.winner is None:
+        ui.failure("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
+        return 1
+    return code
 
 
 def prepare(pair: Pair, given: Settings, *, prompt: str | None, budget: str | None, threshold: float) -> Experiment:
@@ -265,39 +267,6 @@ def _live() -> Iterator[Watch]:
             )
 
         yield watch
-
-
-def _report(
-    document: TuneDocument,
-    given: Settings,
-    name: str,
-    failed: GgufspecError | None,
-    *,
-    kept: Path,
-    explain: bool,
-) -> int:
-    """Print first, then write the files."""
-    from ggufspec.cache import is_temporary
-    from ggufspec.reports import tune as report
-    from ggufspec.schema.base import to_json
-
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        _show(document, name, explain=explain)
-        stored = [] if is_temporary(kept) else [f"kept in {kept}"]
-        for note in (*report.failures(document), *document.notes, *stored):
-            ui.note(note)
-    if failed:
-        ui.failure(failed.message, failed.hint)
-    failed = inputs.write_exports(given, document, markdown=report.markdown, csv=report.comma_separated) or failed
-    if document.interrupted:
-        ui.failure("interrupted; what is shown was measured before", "the same command goes on")
-        return 130
-    if document.winner is None:
-        ui.failure("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
-        return 1
-    return failed.exit_code if failed else 0
 
 
 def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
