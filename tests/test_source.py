@@ -218,9 +218,9 @@ def test_a_damaged_file_is_refused_in_the_child(damaged: dict[str, Path], folder
         (".", "is no file"),
         ("/dev/null", "is no file"),
         ("a\0b", "cannot be read"),
-        ("b\udcffd.gguf", "no UTF-8"),
-        ("https://", "no address"),
-        ("http://[", "no address"),
+        ("b\udcffd.gguf", "not UTF-8"),
+        ("https://", "not an address"),
+        ("http://[", "not an address"),
         ("x-00004-of-00003.gguf", "part 4 of 3"),
         ("x-00000-of-00003.gguf", "part 0 of 3"),
         ("x-00001-of-99999.gguf", "part 1 of 99999"),
@@ -380,7 +380,7 @@ def test_a_damaged_entry_is_read_again(tiny: Path, folder: Path) -> None:
     for damage in damages:
         damage()
         assert files.locate(tiny).key == entry.stem
-        assert source.kept.load(folder, entry.stem) is None
+        assert source.header_cache.load(folder, entry.stem) is None
         read_here(tiny, folder)
         assert read_one(tiny, folder) == replace(first, bytes_read=0, from_cache=True)
 

@@ -21,7 +21,7 @@ from ggufspec.settings import Settings
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from ggufspec.models.download import Fetched, Order
+    from ggufspec.models.download import Order
     from ggufspec.models.hub import HubFile
     from ggufspec.schema.pull import PullDocument
     from ggufspec.worker import Emit, Event
@@ -50,11 +50,10 @@ def pull(
     with ui.busy() as say:
         say("asking the hub")
         order = download.look(sources)
-    fetched: tuple[Fetched, ...] = ()
     if not dry_run:
         _ask(order, again)
-        fetched = _fetch(order, again)
-    document = _document(order, fetched, dry_run)
+        order = _fetch(order, again)
+    document = _document(order, dry_run)
     if ui.flags().json:
         ui.data(to_json(document))
     elif sources:
@@ -149,7 +148,7 @@ def _ask(order: Order, again: str) -> None:
         raise GgufspecError("nothing was downloaded", f"{again} -y")
 
 
-def _fetch(order: Order, again: str) -> tuple[Fetched, ...]:
+def _fetch(order: Order, again: str) -> Order:
     from ggufspec.models import download
 
     try:
@@ -200,28 +199,25 @@ def _bars() -> Iterator[Emit]:
         yield show
 
 
-def _document(order: Order, fetched: Sequence[Fetched], dry_run: bool) -> PullDocument:
+def _document(order: Order, dry_run: bool) -> PullDocument:
     from ggufspec.schema.pull import PullDocument, PulledFile
 
-    files = []
-    for index, item in enumerate(order.items):
-        done = fetched[index] if fetched else None
-        path = done.path if done else item.path
-        files.append(
-            PulledFile(
-                repo=item.source.repo,
-                file=item.source.file,
-                revision=item.source.revision,
-                commit=item.commit,
-                bytes=item.size_bytes,
-                sha256=done.sha256 if done else item.sha256,
-                verified=bool(done and done.verified),
-                path=str(path) if path else None,
-                downloaded_bytes=done.downloaded_bytes if done else 0,
-                present_bytes=item.present_bytes,
-            )
+    files = tuple(
+        PulledFile(
+            repo=item.source.repo,
+            file=item.source.file,
+            revision=item.source.revision,
+            commit=item.commit,
+            bytes=item.size_bytes,
+            sha256=item.sha256,
+            verified=item.verified,
+            path=str(item.path) if item.path else None,
+            downloaded_bytes=item.downloaded_bytes,
+            present_bytes=item.present_bytes,
         )
-    return PullDocument(tuple(files), order.free_bytes, order.missing_bytes, str(order.folder), dry_run)
+        for item in order.items
+    )
+    return PullDocument(files, order.free_bytes, order.missing_bytes, str(order.folder), dry_run)
 
 
 def _show(document: PullDocument) -> None:

@@ -1,19 +1,21 @@
-"""Downloads models from the hub into its cache: resumed, side by side, and verified before they count.
+"""Downloads models from the hub into its cache: resumable, in parallel, and verified before they are used.
 
-What comes is appended to ``ETAG.ggufspec.incomplete`` beside its blob, so that whatever ends a download leaves the
-beginning of the file, and becomes the blob when its digest is the hub's. huggingface_hub has the lock, the client and
-the cache; its own downloads start anew each time (``_download_to_tmp_and_move`` in file_download.py), and so serve only
-for files that are too large for plain HTTP.
+Data is appended to ``ETAG.ggufspec.incomplete`` beside its blob, and becomes the blob when its digest is the hub's, so
+that an interrupted download leaves the beginning of the file. huggingface_hub provides the lock, the client and the
+cache; its own downloads start again each time (``_download_to_tmp_and_move`` in file_download.py) and serve only files
+that are too large for plain HTTP.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ggufspec.errors import GgufspecError, ModelError, StopError
@@ -21,27 +23,40 @@ from ggufspec.hardware import host
 from ggufspec.models import hub
 from ggufspec.models.files import part_names
 from ggufspec.models.hub import HubFile
-from ggufspec.models.partial_file import SHA256, Digest, PartialFile
 from ggufspec.worker import Emit
 
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries that bring nothing
-_MOST_PAUSE_S = 300.0  # that the hub may ask for: its limits are per five minutes
-_GRACE_S = 2.0  # for threads to end after Ctrl-C; what they leave is sound at any moment
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries without progress
+_MOST_PAUSE_S = 300.0  # that the hub may ask for; its limits are per five minutes
+_GRACE_S = 2.0  # for threads to end after Ctrl-C; their files are consistent at any moment
 _EVENTS_S = 0.1
 _LOOK_S = 0.2
 _STALL_S, _STALL_BYTES = 60.0, 60_000
 _READ_BYTES = 1 << 20
-_DIGITS = 20  # of a length that is one
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGITS = 20  # of a plausible length
+_SHA1 = _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class DamagedError(ModelError):
-    """The bytes are not those that the hub says it has; they were removed."""
+    """The bytes differ from the hub's digest; they were removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file to have, of which ``present_bytes`` are here; ``path`` is set where it is whole, verified or not."""
+    """One file, before its download and after it.
+
+    Args:
+        source: which file.
+        commit: the version that ``revision`` means.
+        etag: what the hub calls its contents: the SHA-256 of a large file, git's SHA-1 of a small one.
+        size_bytes: of the whole.
+        url: empty if the hub was not asked.
+        present_bytes: on this machine before the download.
+        path: set if the file is complete.
+        sha256: of its contents, if known.
+        verified: whether its bytes were compared with the hub's digest.
+        downloaded_bytes: received in this download.
+    """
 
     source: HubFile
     commit: str
@@ -50,21 +65,19 @@ class Item:
     url: str = ""
     present_bytes: int = 0
     path: Path | None = None
+    sha256: str | None = None
+    verified: bool = False
+    downloaded_bytes: int = 0
 
     @property
     def missing_bytes(self) -> int:
-        """What is to be fetched."""
+        """Bytes to download."""
         return self.size_bytes - self.present_bytes
-
-    @property
-    def sha256(self) -> str | None:
-        """What the hub says that it has, if it does."""
-        return self.etag if SHA256.fullmatch(self.etag) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Files to have, by model; of a split model all parts. On the disk of ``folder``, the cache, are ``free_bytes``."""
+    """Files to download, by model, with all parts of a split one; the disk of ``folder`` has ``free_bytes``."""
 
     models: tuple[tuple[Item, ...], ...]
     folder: Path
@@ -77,21 +90,8 @@ class Order:
 
     @property
     def missing_bytes(self) -> int:
-        """What is to be fetched; what two models share counts once."""
+        """Bytes to download; a file that two models share counts once."""
         return sum({(item.source.repo, item.etag): item.missing_bytes for item in self.items}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A file that is here now. ``verified`` says that its bytes were held against the hub's digest of them."""
-
-    source: HubFile
-    commit: str
-    size_bytes: int
-    sha256: str | None
-    verified: bool
-    path: Path
-    downloaded_bytes: int
 
 
 def here(source: HubFile) -> Path | None:
@@ -105,9 +105,9 @@ def here(source: HubFile) -> Path | None:
 
 
 def look(sources: Sequence[HubFile]) -> Order:
-    """Ask the hub for versions and sizes, and the cache for what is there: a request per part, nothing is fetched.
+    """Ask the hub for versions and sizes, one request per part, and look in the cache; nothing is downloaded.
 
-    Without a way to the hub, a model that is here is taken as it is.
+    If the hub is unreachable, a model in the cache is taken as it is.
 
     Raises:
         UnreachableError: there is no network.
@@ -122,10 +122,10 @@ def look(sources: Sequence[HubFile]) -> Order:
 
 
 def check_room(order: Order) -> None:
-    """Refuse what the disk cannot hold.
+    """Check that the disk has room.
 
     Raises:
-        GgufspecError: says what is needed and what is free.
+        GgufspecError: names what is needed and what is free.
     """
     if order.missing_bytes > order.free_bytes:
         raise GgufspecError(
@@ -136,24 +136,27 @@ def check_room(order: Order) -> None:
 
 
 def shown_size(size: float) -> str:
-    """Bytes for people, in powers of 1000 as disks and downloads are sold."""
+    """Bytes in powers of 1000, as disks and downloads are sold."""
     power = 0
     while size >= 999.95 and power < 4:
         size, power = size / 1000, power + 1
     return f"{size:.{min(power, 1)}f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def fetch(order: Order, on_event: Emit | None = None) -> tuple[Fetched, ...]:
-    """Have the files of an order here and verified, each model in a thread of its own.
+def fetch(order: Order, on_event: Emit | None = None) -> Order:
+    """Download and verify the files of an order, each model in a thread of its own.
 
     Args:
-        order: what :func:`look` found.
-        on_event: told of progress, from threads, one at a time: ``{"event": "fetching", "file": …, "bytes": …, "total":
-            …}``, the same with ``checking``, and with ``waiting`` which has ``seconds`` and ``why`` too.
+        order: from :func:`look`.
+        on_event: called from threads, one at a time, with ``{"event": "fetching", "file": …, "bytes": …, "total": …}``,
+            the same with ``checking``, and with ``waiting``, which adds ``seconds`` and ``why``.
+
+    Returns:
+        The order with every ``path`` set.
 
     Raises:
-        UnreachableError: the hub was lost; what came is kept, and the next call goes on there.
-        DamagedError: bytes are not the hub's; they are removed.
+        UnreachableError: the connection was lost; the next call resumes there.
+        DamagedError: bytes differ from the hub's; they are removed.
         GgufspecError: the disk is full or cannot be written, or the hub refuses.
     """
     check_room(order)
@@ -177,12 +180,12 @@ def fetch(order: Order, on_event: Emit | None = None) -> tuple[Fetched, ...]:
     if run.failures:
         raise run.failures[0]
     with _disk(order.folder):
-        for items in order.models:  # not before all parts are there, or an older version that is whole would be lost
+        for items in order.models:  # only when all parts are complete, or a complete older version would be lost
             hub.point(items[0].source.repo, items[0].source.revision, items[0].commit)
-    return tuple(fetched for index in range(len(order.models)) for fetched in run.done[index])
+    return replace(order, models=tuple(tuple(run.done[index]) for index in range(len(order.models))))
 
 
-# ---- what is there -------------------------------------------------------------------------------------------------
+# ---- what is in the cache --------------------------------------------------------------------------------------------
 
 
 def _model(source: HubFile) -> tuple[Item, ...]:
@@ -210,16 +213,20 @@ def _item(source: HubFile, found: hub.Remote) -> Item:
     size = found.size_bytes
     path = hub.cached_file(source.repo, source.file, found.commit) or (blob if blob.is_file() else None)
     present = size if path else min(_size(_partial(blob)), size)
-    return Item(source, found.commit, found.etag, size, found.url, present, path)
+    return _with_digest(Item(source, found.commit, found.etag, size, found.url, present, path))
 
 
 def _kept(source: HubFile) -> Item:
-    """What the cache alone knows of a file: a blob is named by its etag."""
+    """An item from the cache alone: a blob is named by its etag."""
     path = hub.cached_file(source.repo, source.file, source.revision)
     assert path is not None
     commit = path.parents[len(Path(source.file).parts) - 1].name
     etag = path.readlink().name if path.is_symlink() else ""
-    return Item(source, commit, etag, _size(path), present_bytes=_size(path), path=path)
+    return _with_digest(Item(source, commit, etag, _size(path), present_bytes=_size(path), path=path))
+
+
+def _with_digest(item: Item) -> Item:
+    return replace(item, sha256=item.etag if _SHA256.fullmatch(item.etag) else None)
 
 
 def _partial(blob: Path) -> Path:
@@ -233,7 +240,79 @@ def _size(path: Path) -> int:
         return 0
 
 
-# ---- getting it ----------------------------------------------------------------------------------------------------
+class Digest:
+    """The digest that the hub has of a file: SHA-256 of a large one, git's SHA-1 of a small one."""
+
+    def __init__(self, etag: str, size_bytes: int) -> None:
+        self._etag, self._size_bytes = etag, size_bytes
+        self.known = bool(_SHA256.fullmatch(etag) or _SHA1.fullmatch(etag))
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again at the first byte."""
+        self._sha256 = hashlib.sha256()
+        self._git = hashlib.sha1(b"blob %d\0" % self._size_bytes, usedforsecurity=False)
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        self._sha256.update(data)
+        if _SHA1.fullmatch(self._etag):
+            self._git.update(data)
+
+    def matches(self) -> bool:
+        """Whether it is the hub's; True if the etag is not a digest."""
+        return not self.known or self._etag in (self._sha256.hexdigest(), self._git.hexdigest())
+
+    def sha256(self) -> str | None:
+        """In hex; None if the hub has no digest."""
+        return self._sha256.hexdigest() if self.known else None
+
+
+class PartialFile:
+    """The beginning of a file, written in order so that a download can resume at any byte, and its digest."""
+
+    def __init__(self, path: Path, digest: Digest) -> None:
+        self.path, self.digest = path, digest
+        self.read_bytes = self.came_bytes = 0
+        self._file = path.open("a+b", buffering=0)
+        self.size_bytes = path.stat().st_size
+        self._file.seek(0)
+
+    def __enter__(self) -> PartialFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def reread(self) -> int:
+        """Add the next bytes from before to the digest; how many."""
+        data = self._file.read(_READ_BYTES)
+        self.digest.add(data)
+        self.read_bytes += len(data)
+        return len(data)
+
+    def add(self, data: bytes) -> None:
+        """Append ``data``; when the disk is full, what was written counts."""
+        left = memoryview(data)
+        while left:
+            written = self._file.write(left)
+            self.digest.add(left[:written])
+            self.size_bytes += written
+            self.came_bytes += written
+            left = left[written:]
+
+    def restart(self) -> None:
+        """Discard the content."""
+        self._file.truncate(0)
+        self.digest.restart()
+        self.size_bytes = 0
+
+    def sync(self) -> None:
+        """Flush to the disk, so that the renamed file is complete even after a power failure."""
+        os.fsync(self._file.fileno())
+
+
+# ---- downloading -----------------------------------------------------------------------------------------------------
 
 
 class _Run:
@@ -242,20 +321,20 @@ class _Run:
     def __init__(self, on_event: Emit | None) -> None:
         self.stopping = threading.Event()
         self.failures: list[BaseException] = []
-        self.done: dict[int, list[Fetched]] = {}
+        self.done: dict[int, list[Item]] = {}
         self._on_event = on_event
         self._speaking = threading.Lock()
         self._told: dict[Item, float] = {}
-        self._moved: dict[Item, tuple[float, int]] = {}  # since when how many bytes of what is being fetched are here
+        self._moved: dict[Item, tuple[float, int]] = {}  # time and bytes of the latest progress
 
     def stalled(self) -> bool:
-        """End all if too few bytes of a file came for too long: a connection need not be silent for that."""
+        """Whether a download is too slow; then all are stopped. A slow server need not be silent."""
         now = time.monotonic()
         for item, (since, done) in tuple(self._moved.items()):
             if now - since > _STALL_S:
                 self.failures.append(
                     hub.BrokenConnectionError(
-                        f"{item.source} comes too slowly: less than {_STALL_BYTES:,} bytes in {_STALL_S:.0f} s",
+                        f"{item.source} is too slow: less than {_STALL_BYTES:,} bytes in {_STALL_S:.0f} s",
                         f"the same command resumes at {done:,} of {item.size_bytes:,} bytes",
                     )
                 )
@@ -265,7 +344,7 @@ class _Run:
 
     @contextmanager
     def _watched(self, item: Item, done: int) -> Iterator[None]:
-        """While bytes of a file are to come."""
+        """Watch the progress of a file for :meth:`stalled`."""
         self._moved[item] = time.monotonic(), done
         try:
             yield
@@ -273,7 +352,7 @@ class _Run:
             self._moved.pop(item, None)
 
     def model(self, index: int, items: Sequence[Item]) -> None:
-        """A thread's work; its failure ends the others, which lose nothing by it."""
+        """The work of a thread; a failure stops the others, which can resume."""
         self.done[index] = []
         try:
             for item in items:
@@ -283,8 +362,8 @@ class _Run:
                 self.failures.append(error)
             self.stopping.set()
 
-    def have(self, item: Item) -> Fetched:
-        """Have one file here, verified."""
+    def have(self, item: Item) -> Item:
+        """Download and verify one file."""
         source, path, came, sha256 = item.source, item.path, 0, None
         with _disk(hub.cache_folder()):
             if path is not None:
@@ -300,12 +379,12 @@ class _Run:
             with path.open("rb") as file:
                 if file.read(4) != b"GGUF":
                     raise ModelError(f"{source} is no GGUF file", "choose a file that ends in .gguf")
-        return Fetched(source, item.commit, item.size_bytes, sha256, sha256 is not None, path, came)
+        return replace(item, path=path, sha256=sha256, verified=sha256 is not None, downloaded_bytes=came)
 
     def _fill(self, item: Item) -> tuple[int, str | None]:
-        """Make the blob: (bytes that came, its digest where the hub has one). The lock is held."""
+        """Complete the blob while the lock is held: (bytes downloaded, its SHA-256 if the hub has a digest)."""
         blob = hub.blob_path(item.source.repo, item.etag)
-        if blob.is_file():  # another process brought it
+        if blob.is_file():  # another process downloaded it
             return 0, self._verify(item, blob)
         blob.parent.mkdir(parents=True, exist_ok=True)
         with PartialFile(_partial(blob), Digest(item.etag, item.size_bytes)) as part:
@@ -316,14 +395,14 @@ class _Run:
             with self._watched(item, part.size_bytes):
                 self._stream(item, part)
             part.sync()
-            if not part.digest.right():
+            if not part.digest.matches():
                 part.path.unlink()
                 raise _damaged(item)
             part.path.replace(blob)
             return part.came_bytes, part.digest.sha256()
 
     def _stream(self, item: Item, part: PartialFile) -> None:
-        """Append what is missing. A connection that breaks or falls silent is taken up where it ended."""
+        """Append what is missing; a broken or silent connection is resumed."""
         tries, most = 0, part.size_bytes
         while part.size_bytes < item.size_bytes:
             try:
@@ -331,7 +410,7 @@ class _Run:
             except hub.OfflineError:
                 raise
             except hub.UnreachableError as error:
-                if part.size_bytes > most:  # not after a restart that came less far
+                if part.size_bytes > most:  # a restart that got less far is no progress
                     tries, most = 0, part.size_bytes
                 if tries == len(_PAUSES_S):
                     raise
@@ -343,17 +422,17 @@ class _Run:
                 self.stopping.wait(pause_s)
 
     def _read(self, item: Item, part: PartialFile) -> None:
-        """One request, for all that is missing."""
+        """One request for all missing bytes."""
         begin, size, shown = part.size_bytes, item.size_bytes, str(item.source)
         headers = {"Range": f"bytes={begin}-{size - 1}"} if begin else {}
         with hub.get(item.url, headers, hub=True, shown=shown, patient=True) as reply:
             if reply.status in (408, 429) or reply.status >= 500:
                 raise hub.busy(shown, reply.status, reply.headers)
-            if reply.status == 416 or (begin and reply.status == 200):  # no ranges here: from the start
+            if reply.status == 416 or (begin and reply.status == 200):  # the server has no ranges: start again
                 part.restart()
             elif reply.status == 206 and begin:
                 if not reply.headers.get("content-range", "").startswith(f"bytes {begin}-"):
-                    raise ModelError(f"asked for {shown} from byte {begin:,} the hub sends others", "check HF_ENDPOINT")
+                    raise ModelError(f"the hub sends other bytes of {shown} than requested", "check HF_ENDPOINT")
             elif reply.status != 200:
                 hint = f"see {hub.page(item.source.repo)}, and check HF_TOKEN, or: hf auth login"
                 raise ModelError(f"the hub refuses {shown} ({reply.status})", hint)
@@ -370,7 +449,7 @@ class _Run:
                 self._tell("fetching", item, part.size_bytes)
         if part.size_bytes < size:
             raise hub.BrokenConnectionError(
-                f"{shown} broke off at {part.size_bytes:,} of {size:,} bytes", "the same command resumes"
+                f"the connection broke at {part.size_bytes:,} of {size:,} bytes of {shown}", "the same command resumes"
             )
 
     def _fetch_by_hub(self, item: Item) -> Path:
@@ -385,7 +464,7 @@ class _Run:
             return hub.download_by_hub(item.source.repo, item.source.file, item.commit, more)
 
     def _verify(self, item: Item, path: Path) -> str | None:
-        """The digest of a file that is here, or None where the hub has none to hold it against."""
+        """The SHA-256 of a complete file, or None if the hub has no digest to compare."""
         digest, done = Digest(item.etag, item.size_bytes), 0
         if not digest.known:
             if _size(path) == item.size_bytes:
@@ -396,22 +475,22 @@ class _Run:
                     digest.add(chunk)
                     done += len(chunk)
                     self._tell("checking", item, done)
-            if digest.right():
+            if digest.matches():
                 return digest.sha256()
         _remove(path)
         raise _damaged(item)
 
     def _wait(self, item: Item) -> None:
-        """Another process is at it, or another thread."""
+        """Another process or thread downloads the file."""
         self._tell("fetching", item, _size(_partial(hub.blob_path(item.source.repo, item.etag))))
 
     def _tell(self, event: str, item: Item, done: int, **more: object) -> None:
-        """Tell of progress now and then, and end the thread when it is to end."""
+        """Report progress now and then; stop the thread when it is to stop."""
         if self.stopping.is_set():
-            raise StopError("stopped while fetching")
+            raise StopError("the download was stopped")
         now = time.monotonic()
         if (watched := self._moved.get(item)) and (event != "fetching" or not 0 <= done - watched[1] < _STALL_BYTES):
-            self._moved[item] = now + float(str(more.get("seconds", 0))), done  # a pause is no stall
+            self._moved[item] = now + float(str(more.get("seconds", 0))), done  # a pause is not a stall
         seldom = event == "waiting" or done == item.size_bytes or now - self._told.get(item, 0.0) >= _EVENTS_S
         if self._on_event is not None and seldom:
             self._told[item] = now
@@ -423,7 +502,7 @@ class _Run:
 
 @contextmanager
 def _disk(folder: Path) -> Iterator[None]:
-    """Say what the disk refuses."""
+    """Explain errors of the disk."""
     try:
         yield
     except OSError as error:
@@ -435,13 +514,13 @@ def _disk(folder: Path) -> Iterator[None]:
 
 def _damaged(item: Item) -> DamagedError:
     return DamagedError(
-        f"{item.source} is damaged: its bytes are not those of {item.etag}, which the hub has",
-        "it was removed: the same again fetches it",
+        f"{item.source} is damaged: its bytes are not those of {item.etag} on the hub",
+        "it was removed; the same command downloads it again",
     )
 
 
 def _remove(path: Path) -> None:
-    """Remove a file of the cache and what it links to there."""
+    """Remove a file of the cache and the blob it links to."""
     cache = hub.cache_folder().resolve()
     while path.is_symlink():
         target = path.parent / path.readlink()
