@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ import pytest
 from typer.main import get_command
 
 from ggufspec.cli.app import app
+from ggufspec.schema.bench import BenchDocument
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE, PYTHON, README = ROOT / "docs" / "guide.md", ROOT / "docs" / "python.md", ROOT / "README.md"
@@ -175,6 +177,39 @@ def test_an_output_is_what_the_command_prints(page: str, command: str, tmp_path:
     printed = {without_figures(each) for each in (done.stdout + done.stderr).replace(f"{ROOT}/", "").splitlines()}
     for shown in output_of(path, command):
         assert shown.strip() in ("", "…") or without_figures(shown) in printed, (shown, done.stdout)
+
+
+@pytest.mark.parametrize("page", [README, GUIDE, ROOT / "docs" / "reading-the-output.md"], ids=name_of)
+def test_the_first_bench_is_that_of_the_evidence(page: Path) -> None:
+    from rich.console import Console
+
+    from ggufspec.reports import bench as report
+    from ggufspec.reports import reading, table
+
+    body = json.loads((ROOT / "docs" / "evidence" / "first-result.json").read_text(encoding="utf-8"))["measured"][0]
+    document = reading.parse(body)
+    assert isinstance(document, BenchDocument)
+    out = Console(width=80, file=io.StringIO())
+    out.print(table.terminal(report.results(document)))
+    for line in (document.verdict.text, document.verdict.why, report.same_text(document)):
+        out.print(line)
+    assert isinstance(out.file, io.StringIO)
+    printed = [line.rstrip() for line in out.file.getvalue().splitlines()]
+    shown = next(code for _, code in blocks(page, "text") if "draft-only" in code).splitlines()
+    for line in shown[next(n for n, each in enumerate(shown) if "Tokens/s" in each) :]:
+        assert line in printed
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "gpu.md"], ids=name_of)
+def test_the_first_plan_is_that_of_the_evidence(page: Path) -> None:
+    body = json.loads((ROOT / "docs" / "evidence" / "honest-rival.json").read_text(encoding="utf-8"))["plans"][
+        "fastest"
+    ]
+    shown = next(code for _, code in blocks(page, "text") if "Draft length" in code)
+    assert body["why"] in " ".join(shown.split())
+    for option in body["options"].values():
+        row = f"{option['target']['gpu_layers']}/{option['target']['layers'] + 1}"
+        assert re.search(rf"{row} .*≈ {option['tokens_per_s']:.2f}", shown)
 
 
 def blocks_of_shell(page: Path) -> list[str]:
