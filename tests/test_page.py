@@ -46,6 +46,16 @@ def test_what_a_command_wrote_is_read_back(kind):
     assert parse(kept_results.as_json(document)) == document
 
 
+def test_results_with_the_old_names_of_options_are_read():
+    """Of the last version before options had llama.cpp's names: n_ctx, type_k, draft_gpu_layers, …"""
+    path = Path(__file__).parent / "results_with_old_names.json"
+    kinds = DOCUMENTS | {"sweep": lambda: kept_results.sweep("cache_type_k")}
+    for name, document in read(path).items():
+        expected = kinds[name.split()[0]]()
+        assert replace(document, notes=expected.notes) == expected
+    assert "n_ctx" in path.read_text()
+
+
 def test_keys_that_a_later_version_added_are_passed_over():
     body = kept_results.as_json(kept_results.sweep()) | {"new_key": 1}
     assert parse(body) == kept_results.sweep()

@@ -1,4 +1,4 @@
-"""``ggufspec report``: results that were kept, as tables, plots and a page; several machines in one."""
+"""``ggufspec report``: results that were kept, as tables and a page; several machines in one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(
 ) -> int:
     """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
 
-    Tables and plots go to the terminal. --html makes one page that needs no network, with the results of all machines
+    Tables go to the terminal. --html makes one page with plots that needs no network, with the results of all machines
     that are given; plans lend their predictions to the measurements of the same models. --json gives all of them as
     one document, which a report on another machine takes as a file.
     """
