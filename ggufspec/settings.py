@@ -366,9 +366,14 @@ def _numbers(part: str) -> Iterator[str]:
         number = number * by if times else number + by
 
 
-def option(*flags: str, help: str, group: str, **more: Any) -> Any:  # noqa: A002
-    """A field of :class:`Settings`; the arguments are those of :class:`Option`."""
-    return field(default=None, metadata={"option": Option(flags, help, group, **more)})
+def option(flags: str, help: str, group: str, *, where: str = "", **more: Any) -> Any:  # noqa: A002
+    """A field of :class:`Settings`. ``where`` has the names of :class:`Option`'s switches that are on, ``flags`` the
+    flags, with spaces between them; the other arguments are those of :class:`Option`.
+    """
+    return field(
+        default=None,
+        metadata={"option": Option(tuple(flags.split()), help, group, **dict.fromkeys(where.split(), True), **more)},
+    )
 
 
 def _layers(text: str) -> int | str:
@@ -404,314 +409,239 @@ class Settings:
     """
 
     # ---- which models
-    pair: str | None = option(
-        help="A profile's name or path; the bundled demo pair if none.", group="profile", metavar="PAIR"
-    )
-    model: str | None = option(
-        *("-m", "--model"),
-        help="The target's GGUF file.",
-        group="files",
-        metavar="FILE",
-        variable="MODEL",
-    )
+    pair: str | None = option("", "A profile's name or path; the bundled demo pair if none.", "profile", metavar="PAIR")
+    model: str | None = option("-m --model", "The target's GGUF file.", "files", metavar="FILE", variable="MODEL")
     model_draft: str | None = option(
-        *("-md", "--model-draft"),
-        help="The draft's GGUF file.",
-        group="files",
-        metavar="FILE",
-        variable="MODEL_DRAFT",
+        "-md --model-draft", "The draft's GGUF file.", "files", metavar="FILE", variable="MODEL_DRAFT"
     )
     hf_repo: str | None = option(
-        *("-hf", "--hf-repo"),
-        help="The target in the Hugging Face hub.",
-        group="hub",
-        metavar="USER/REPO:QUANT",
+        "-hf --hf-repo", "The target in the Hugging Face hub.", "hub", metavar="USER/REPO:QUANT"
     )
     hf_repo_draft: str | None = option(
-        *("-hfd", "--hf-repo-draft"),
-        help="The draft in the hub.",
-        group="hub",
-        metavar="USER/REPO:QUANT",
+        "-hfd --hf-repo-draft", "The draft in the hub.", "hub", metavar="USER/REPO:QUANT"
     )
 
     # ---- the prompt and its answer
-    prompt: str | None = option(
-        *("-p", "--prompt"), help="The prompt; - reads standard input.", group="prompt", metavar="TEXT"
-    )
-    file: Path | None = option("-f", "--file", help="Read the prompt from a file.", group="prompt")
+    prompt: str | None = option("-p --prompt", "The prompt; - reads standard input.", "prompt", metavar="TEXT")
+    file: Path | None = option("-f --file", "Read the prompt from a file.", "prompt")
     predict: int | None = option(
-        *("-n", "--predict"),
-        help="Tokens to generate at most.",
-        group="length",
-        least=1,
-        most=MAX_COUNT,
-        usual="-n 128",
-        chat="length",
+        "-n --predict", "Tokens to generate at most.", "length", least=1, most=MAX_COUNT, usual="-n 128", chat="length"
     )
-    stop: tuple[str, ...] | None = option(
-        "--stop", help="End before this text; may be repeated.", group="answer", metavar="TEXT"
-    )
-    grammar: str | None = option("--grammar", help="The answer follows this grammar.", group="answer", metavar="GBNF")
-    grammar_file: Path | None = option("--grammar-file", help="The same, from a file.", group="answer")
+    stop: tuple[str, ...] | None = option("--stop", "End before this text; may be repeated.", "answer", metavar="TEXT")
+    grammar: str | None = option("--grammar", "The answer follows this grammar.", "answer", metavar="GBNF")
+    grammar_file: Path | None = option("--grammar-file", "The same, from a file.", "answer")
     json_schema: str | None = option(
-        *("-j", "--json-schema"),
-        help="The answer is JSON of this schema; {} is any.",
-        group="answer",
-        metavar="SCHEMA",
+        "-j --json-schema", "The answer is JSON of this schema; {} is any.", "answer", metavar="SCHEMA"
     )
-    json_schema_file: Path | None = option("-jf", "--json-schema-file", help="The same, from a file.", group="answer")
+    json_schema_file: Path | None = option("-jf --json-schema-file", "The same, from a file.", "answer")
 
     # ---- placement
     gpu_layers: int | str | None = option(
-        *("-ngl", "--gpu-layers"),
-        help="Target layers on the GPU; more than it has is all.",
-        group="placement",
+        "-ngl --gpu-layers",
+        "Target layers on the GPU; more than it has is all.",
+        "placement",
+        where="sweep tune python",
         metavar="N|auto|all",
+        variable="NGL",
+        shown="auto",
         words=("auto",),
         reader=_layers,
-        shown="auto",
         usual="-ngl 45, all or auto",
         label="target layers",
-        variable="NGL",
-        sweep=True,
-        tune=True,
-        python=True,
     )
     gpu_layers_draft: int | str | None = option(
-        *("-ngld", "--gpu-layers-draft"),
-        help="Draft layers on the GPU.",
-        group="placement",
+        "-ngld --gpu-layers-draft",
+        "Draft layers on the GPU.",
+        "placement",
+        where="sweep tune python",
         metavar="N|auto|all",
+        variable="NGLD",
+        shown="auto",
         words=("auto",),
         reader=_layers,
-        shown="auto",
         usual="-ngld 45, all or auto",
         label="draft layers",
-        variable="NGLD",
-        sweep=True,
-        tune=True,
-        python=True,
     )
     tensor_split: tuple[float, ...] | None = option(
-        *("-ts", "--tensor-split"),
-        help="Shares of the target's layers for each card.",
-        group="placement",
+        "-ts --tensor-split",
+        "Shares of the target's layers for each card.",
+        "placement",
+        where="python",
         metavar="N,N",
-        reader=_shares,
         shown="by budget",
+        reader=_shares,
         usual="-ts 3,1",
-        python=True,
     )
     n_cpu_moe: int | None = option(
         "--n-cpu-moe",
-        help="Keep the experts of the first N blocks on the CPU.",
-        group="placement",
+        "Keep the experts of the first N blocks on the CPU.",
+        "placement",
+        where="profile sweep tune python",
+        shown="auto",
         least=0,
         most=MAX_COUNT,
-        shown="auto",
         usual="--n-cpu-moe 10",
         label="CPU expert blocks",
-        profile=True,
-        sweep=True,
-        tune=True,
-        python=True,
     )
     headroom: str | None = option(
-        "--headroom",
-        help="Memory to leave free on each card.",
-        group="devices",
-        metavar="SIZE",
-        shown="256MiB",
-        python=True,
+        "--headroom", "Memory to leave free on each card.", "devices", where="python", metavar="SIZE", shown="256MiB"
     )
     rpc: tuple[str, ...] | None = option(
-        "--rpc",
-        help="A llama.cpp RPC worker, as a further device.",
-        group="devices",
-        metavar="HOST:PORT",
-        python=True,
+        "--rpc", "A llama.cpp RPC worker, as a further device.", "devices", where="python", metavar="HOST:PORT"
     )
     gpu: tuple[str, ...] | None = option(
-        "--gpu", help="Plan for a card that is not here: --gpu 'RTX 4090'.", group="simulated", metavar="NAME"
+        "--gpu", "Plan for a card that is not here: --gpu 'RTX 4090'.", "simulated", metavar="NAME"
     )
     vram: tuple[str, ...] | None = option(
-        "--vram", help="Plan for a card of this memory: 24GiB.", group="simulated", metavar="SIZE"
+        "--vram", "Plan for a card of this memory: 24GiB.", "simulated", metavar="SIZE"
     )
     allow_kv: tuple[str, ...] | None = option(
         "--allow-kv",
-        help="Cache types to try besides, which may cost quality: q8_0, or q8_0,q4_0.",
-        group="allowed",
+        "Cache types to try besides, which may cost quality: q8_0, or q8_0,q4_0.",
+        "allowed",
         metavar="TYPES",
         reader=_types,
         usual="--allow-kv q8_0",
     )
     acceptance: float | None = option(
         "--acceptance",
-        help="The acceptance rate to expect: accepted ÷ drafted tokens.",
-        group="expected",
+        "The acceptance rate to expect: accepted ÷ drafted tokens.",
+        "expected",
+        where="profile",
         metavar="P",
         least=0,
         most=1,
         usual="--acceptance 0.7",
-        profile=True,
     )
 
     # ---- drafting
-    no_draft: bool | None = option("--no-draft", help="Target-only: no draft, no lookup.", group="target-only")
+    no_draft: bool | None = option("--no-draft", "Target-only: no draft, no lookup.", "target-only")
     drafter: str | None = option(
         "--drafter",
-        help="Who drafts: the draft model, n-grams of the text (lookup, which needs no model), both, or none.",
-        group="drafting",
+        "Who drafts: the draft model, n-grams of the text (lookup, which needs no model), both, or none.",
+        "drafting",
+        where="profile sweep tune python",
         metavar="|".join((*DRAFTERS, *_ALIASES)),
+        variable="DRAFTER",
+        default="both",
         words=(*DRAFTERS, *_ALIASES),
         reader=_drafter,
-        default="both",
-        variable="DRAFTER",
-        profile=True,
-        sweep=True,
-        tune=True,
         chat="ngram",
-        python=True,
     )
     draft_policy: str | None = option(
         "--draft-policy",
-        help="Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
-        group="drafting",
-        choices=POLICIES,
+        "Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
+        "drafting",
+        where="profile sweep tune python",
         default="adaptive",
+        choices=POLICIES,
         label="draft policy",
-        profile=True,
-        sweep=True,
-        tune=True,
-        python=True,
     )
     draft_max: int | None = option(
         "--draft-max",
-        help="The longest draft of a round, in tokens.",
-        group="drafting",
+        "The longest draft of a round, in tokens.",
+        "drafting",
+        where="profile sweep tune python",
+        variable="DRAFT_MAX",
+        shown=f"{DRAFT_MAX}; if fixed, what the plan finds best, or {FIXED_DRAFT_MAX}",
         least=1,
         most=MAX_WIDTH - 1,
-        shown=f"{DRAFT_MAX}; if fixed, what the plan finds best, or {FIXED_DRAFT_MAX}",
         usual="--draft-max 4 is usual; --no-draft runs target-only",
         label="draft length",
-        variable="DRAFT_MAX",
-        profile=True,
-        sweep=True,
-        tune=True,
         chat="gamma",
-        python=True,
     )
     lookup_corpus: Path | None = option(
-        "--lookup-corpus", help="A text whose n-grams the lookup knows too.", group="drafting", python=True
+        "--lookup-corpus", "A text whose n-grams the lookup knows too.", "drafting", where="python"
     )
     accept: str | None = option(
         "--accept",
-        help="exact and residual are lossless; top-k:N and typical:EPS are lossy.",
-        group="drafting",
+        "exact and residual are lossless; top-k:N and typical:EPS are lossy.",
+        "drafting",
+        where="sweep python",
         metavar="RULE",
-        reader=check_rule,
         default="exact",
+        reader=check_rule,
         label="acceptance rule",
-        sweep=True,
         chat="accept",
-        python=True,
     )
     strict: bool | None = option(
-        "--strict",
-        help="The same text to the bit with and without draft; may be slower.",
-        group="drafting",
-        python=True,
+        "--strict", "The same text to the bit with and without draft; may be slower.", "drafting", where="python"
     )
 
     # ---- context, threads and cache
     ctx_size: int | None = option(
-        *("-c", "--ctx-size"),
-        help="Tokens of context.",
-        group="context",
+        "-c --ctx-size",
+        "Tokens of context.",
+        "context",
+        where="profile sweep python",
+        variable="CTX_SIZE",
+        default=2048,
         least=2,
         most=MAX_CONTEXT,
-        default=2048,
         usual="-c 2048 is usual",
         label="context size",
-        variable="CTX_SIZE",
-        profile=True,
-        sweep=True,
-        python=True,
     )
     threads: int | None = option(
-        *("-t", "--threads"),
-        help="CPU threads.",
-        group="context",
+        "-t --threads",
+        "CPU threads.",
+        "context",
+        where="profile sweep tune python",
+        variable="THREADS",
+        shown="physical cores, fewer beside busy programs",
         least=0,
         most=MAX_THREADS,
-        shown="physical cores, fewer beside busy programs",
         usual="leave -t out for one per physical core",
-        variable="THREADS",
-        profile=True,
-        sweep=True,
-        tune=True,
-        python=True,
     )
     cache_type_k: str | None = option(
-        *("-ctk", "--cache-type-k"),
-        help="Key cache type, such as q8_0.",
-        group="context",
+        "-ctk --cache-type-k",
+        "Key cache type, such as q8_0.",
+        "context",
+        where="profile sweep python",
         metavar="TYPE",
-        choices=KV_TYPES,
-        default="f16",
-        label="key cache type",
         variable="CTK",
-        profile=True,
-        sweep=True,
-        python=True,
+        default="f16",
+        choices=KV_TYPES,
+        label="key cache type",
     )
     cache_type_v: str | None = option(
-        *("-ctv", "--cache-type-v"),
-        help="Value cache type.",
-        group="context",
+        "-ctv --cache-type-v",
+        "Value cache type.",
+        "context",
+        where="profile sweep python",
         metavar="TYPE",
-        choices=KV_TYPES,
-        default="f16",
-        label="value cache type",
         variable="CTV",
-        profile=True,
-        sweep=True,
-        python=True,
+        default="f16",
+        choices=KV_TYPES,
+        label="value cache type",
     )
     flash_attn: str | None = option(
-        *("-fa", "--flash-attn"),
-        help="Flash attention.",
-        group="context",
-        choices=("auto", "on", "off"),
-        default="auto",
-        label="flash attention",
+        "-fa --flash-attn",
+        "Flash attention.",
+        "context",
+        where="profile sweep tune python",
         variable="FA",
-        profile=True,
-        sweep=True,
-        tune=True,
-        python=True,
+        default="auto",
+        choices=("auto", "on", "off"),
+        label="flash attention",
     )
     ubatch_size: int | None = option(
-        *("-ub", "--ubatch-size"),
-        help="Prompt tokens computed at once; fewer take less memory.",
-        group="context",
+        "-ub --ubatch-size",
+        "Prompt tokens computed at once; fewer take less memory.",
+        "context",
+        where="profile sweep tune python",
+        variable="UBATCH_SIZE",
+        shown="512",
         least=0,
         most=MAX_MICRO_BATCH,
-        shown="512",
         usual=f"1 to {MAX_MICRO_BATCH}; 512 is usual",
         label="micro-batch",
-        variable="UBATCH_SIZE",
-        profile=True,
-        sweep=True,
-        tune=True,
-        python=True,
     )
 
     # ---- sampling
     temp: float | None = option(
         "--temp",
-        help="Temperature; 0 is greedy.",
-        group="sampling",
+        "Temperature; 0 is greedy.",
+        "sampling",
         metavar="T",
         default=0.0,
         shown="0",
@@ -722,8 +652,8 @@ class Settings:
     )
     top_k: int | None = option(
         "--top-k",
-        help="Keep the k likeliest tokens; 0 is off.",
-        group="sampling",
+        "Keep the k likeliest tokens; 0 is off.",
+        "sampling",
         metavar="K",
         default=40,
         least=0,
@@ -733,20 +663,20 @@ class Settings:
     )
     top_p: float | None = option(
         "--top-p",
-        help="Keep the likeliest tokens up to this probability; 1 is off.",
-        group="sampling",
+        "Keep the likeliest tokens up to this probability; 1 is off.",
+        "sampling",
         metavar="P",
         default=0.95,
-        above=0,
         most=1,
+        above=0,
         usual="--top-p 0.95; 1 turns it off",
         label="top-p",
         chat="processor",
     )
     min_p: float | None = option(
         "--min-p",
-        help="Keep tokens at least this fraction as likely as the likeliest; 0 is off.",
-        group="sampling",
+        "Keep tokens at least this fraction as likely as the likeliest; 0 is off.",
+        "sampling",
         metavar="P",
         default=0.05,
         least=0,
@@ -756,9 +686,9 @@ class Settings:
         chat="min-p",
     )
     seed: int | None = option(
-        *("-s", "--seed"),
-        help="The same seed gives the same text, with and without draft; -1 draws one.",
-        group="sampling",
+        "-s --seed",
+        "The same seed gives the same text, with and without draft; -1 draws one.",
+        "sampling",
         default=0,
         least=-1,
         below=2**64,
@@ -767,8 +697,8 @@ class Settings:
     )
     repeat_penalty: float | None = option(
         "--repeat-penalty",
-        help="Divide the logits of tokens in the text by this; 1 is off.",
-        group="sampling",
+        "Divide the logits of tokens in the text by this; 1 is off.",
+        "sampling",
         default=1.0,
         shown="1",
         least=1 / MAX_PENALTY,
@@ -779,8 +709,8 @@ class Settings:
     )
     repeat_last_n: int | None = option(
         "--repeat-last-n",
-        help="Penalise the last N tokens, the prompt's too; 0 is off, -1 the context.",
-        group="sampling",
+        "Penalise the last N tokens, the prompt's too; 0 is off, -1 the context.",
+        "sampling",
         default=64,
         least=-1,
         usual="--repeat-last-n 64; -1 is the context, 0 turns penalties off",
@@ -789,8 +719,8 @@ class Settings:
     )
     presence_penalty: float | None = option(
         "--presence-penalty",
-        help="Subtract this from the logits of tokens in the text; 0 is off.",
-        group="sampling",
+        "Subtract this from the logits of tokens in the text; 0 is off.",
+        "sampling",
         default=0.0,
         shown="0",
         least=-MAX_PENALTY,
@@ -801,8 +731,8 @@ class Settings:
     )
     frequency_penalty: float | None = option(
         "--frequency-penalty",
-        help="Subtract this once for each time a token is in the text; 0 is off.",
-        group="sampling",
+        "Subtract this once for each time a token is in the text; 0 is off.",
+        "sampling",
         default=0.0,
         shown="0",
         least=-MAX_PENALTY,
@@ -814,20 +744,16 @@ class Settings:
 
     # ---- what becomes of measurements
     repetitions: int | None = option(
-        *("-r", "--repetitions"), help="Trials of each run.", group="trials", least=1, most=MAX_COUNT, usual="-r 5"
+        "-r --repetitions", "Trials of each run.", "trials", least=1, most=MAX_COUNT, usual="-r 5"
     )
     results: Path | None = option(
-        "--results",
-        help="Where measurements are kept.",
-        group="results",
-        metavar="FOLDER",
-        shown="the user's data folder",
+        "--results", "Where measurements are kept.", "results", metavar="FOLDER", shown="the user's data folder"
     )
-    fresh: bool | None = option("--fresh", help="Start over: measure again what is kept already.", group="results")
-    export_json: Path | None = option("--export-json", help="Write the JSON document to this file.", group="exports")
-    export_markdown: Path | None = option("--export-markdown", help="Write the table as Markdown.", group="exports")
-    export_csv: Path | None = option("--export-csv", help="Write one line per trial as CSV.", group="exports")
-    html: Path | None = option("--html", help="Write a page with plots, one file for any browser.", group="exports")
+    fresh: bool | None = option("--fresh", "Start over: measure again what is kept already.", "results")
+    export_json: Path | None = option("--export-json", "Write the JSON document to this file.", "exports")
+    export_markdown: Path | None = option("--export-markdown", "Write the table as Markdown.", "exports")
+    export_csv: Path | None = option("--export-csv", "Write one line per trial as CSV.", "exports")
+    html: Path | None = option("--html", "Write a page with plots, one file for any browser.", "exports")
 
     def __post_init__(self) -> None:
         for one in dataclasses.fields(self):
@@ -854,10 +780,10 @@ class Settings:
 class Flags:
     """How a command talks: of one invocation, for all of it."""
 
-    json: bool = option("--json", help="Print one JSON document, on failure too.", group="flags")
-    quiet: bool = option("-q", "--quiet", help="No progress, no notes.", group="flags")
-    verbose: bool = option("-v", "--verbose", help="Show llama.cpp's log.", group="flags")
-    yes: bool = option("-y", "--yes", help="Download what is missing, and more, without asking.", group="yes")
+    json: bool = option("--json", "Print one JSON document, on failure too.", "flags")
+    quiet: bool = option("-q --quiet", "No progress, no notes.", "flags")
+    verbose: bool = option("-v --verbose", "Show llama.cpp's log.", "flags")
+    yes: bool = option("-y --yes", "Download what is missing, and more, without asking.", "yes")
 
 
 def table(record: type[Any]) -> dict[str, Option]:

@@ -122,13 +122,7 @@ def test_a_new_option_is_one_row() -> None:
     @dataclass(frozen=True)
     class More:
         n_batch: int | None = option(
-            *("-b", "--n-batch"),
-            help="Prompt tokens of one call.",
-            group="context",
-            least=1,
-            variable="N_BATCH",
-            profile=True,
-            sweep=True,
+            "-b --n-batch", "Prompt tokens of one call.", "context", where="profile sweep", least=1, variable="N_BATCH"
         )
 
     (row,) = settings.table(More).values()
