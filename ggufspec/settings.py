@@ -370,10 +370,8 @@ def option(flags: str, help: str, group: str, *, where: str = "", **more: Any) -
     """A field of :class:`Settings`. ``where`` has the names of :class:`Option`'s switches that are on, ``flags`` the
     flags, with spaces between them; the other arguments are those of :class:`Option`.
     """
-    return field(
-        default=None,
-        metadata={"option": Option(tuple(flags.split()), help, group, **dict.fromkeys(where.split(), True), **more)},
-    )
+    switches: dict[str, Any] = dict.fromkeys(where.split(), True)
+    return field(default=None, metadata={"option": Option(tuple(flags.split()), help, group, **switches, **more)})
 
 
 def _layers(text: str) -> int | str:
