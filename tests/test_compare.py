@@ -178,7 +178,7 @@ def test_one_trial_each_tells_of_no_interval(machine, run_log):
     found = machine(APART)
     document = run(experiment(*FOUR, repetitions=1), run_log()).document()
     assert len(found.asked) == 4
-    assert document.warnings == ("the ranking is unsure: 1 trial of each cell gives no interval; -r 5 is usual",)
+    assert document.warnings == ("the ranking is uncertain: 1 trial of each cell gives no interval; -r 5 is usual",)
 
 
 def test_what_fails_is_a_row_and_is_not_tried_again(machine, run_log):
@@ -367,7 +367,7 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeyp
     document = run(experiment(contender("a"), contender("b")), run_log()).document()
     assert document.warnings == (
         "RTX 4090: heat in 1 trial of 6: the clocks were reduced",
-        "another program came onto a card meanwhile: blender",
+        "another program began to use a card meanwhile: blender",
         "RTX 4090 was 40% busy before the first trial: something else runs on it",
     )
 

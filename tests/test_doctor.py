@@ -128,7 +128,7 @@ def test_the_slot(generation: int | None, width: int | None, text: str | None) -
 def test_little_memory_and_little_disk() -> None:
     memory, disk = found(machine=replace(MACHINE, free_memory_bytes=4 * GIB - 1, free_disk_bytes=20 * 10**9 - 1))
     assert (memory.level, disk.level) == ("warning", "warning")
-    assert "only 4.0 GiB of memory can be had (the machine has 32.0)" in memory.text
+    assert "only 4.0 GiB of memory are available (the machine has 32.0)" in memory.text
     assert "/models" in disk.text
     assert "HF_HOME" in disk.fix
     assert found(machine=replace(MACHINE, free_memory_bytes=4 * GIB, free_disk_bytes=20 * 10**9)) == ()

@@ -178,7 +178,7 @@ def test_what_goes_on_on_a_card_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     assert made(lengths(1, 2), tmp_path, measure).document().notes == (
         "RTX 4090: heat in 6 trials of 6: the clocks were reduced",
-        "another program came onto a card meanwhile: blender",
+        "another program began to use a card meanwhile: blender",
         "RTX 4090 was 40% busy before the first trial: something else runs on it",
         "a note",
     )

@@ -289,12 +289,12 @@ class Comparison:
             others = [one.name for one in leaders if one is not best]
             names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
             warnings.append(
-                f"the ranking is unsure: after {counted(max(counts), 'trial')} each the interval of {best.name} "
+                f"the ranking is uncertain: after {counted(max(counts), 'trial')} each the interval of {best.name} "
                 f"overlaps {'that' if len(others) == 1 else 'those'} of {names}"
             )
         elif counts and max(counts) < _FEWEST:
             warnings.append(
-                f"the ranking is unsure: {counted(max(counts), 'trial')} of each cell "
+                f"the ranking is uncertain: {counted(max(counts), 'trial')} of each cell "
                 f"{'gives' if max(counts) == 1 else 'give'} no interval; -r 5 is usual"
             )
         warnings += self.trials.disturbances()

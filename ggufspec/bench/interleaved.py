@@ -124,7 +124,7 @@ class Trials:
             count = sum(reason in one.throttled for _, _, one in trials)
             notes.append(f"{reason} in {counted(count, 'trial')} of {len(trials)}: the clocks were reduced")
         for name in sorted({name for _, _, one in trials for name in one.strangers}):
-            notes.append(f"another program came onto a card meanwhile: {name}")
+            notes.append(f"another program began to use a card meanwhile: {name}")
         return [*notes, *(self._watch.at_first if self._watch else ())]
 
 
@@ -173,5 +173,5 @@ class CardWatch:
         return (
             *self.at_first,
             *(f"{reason}: the clocks were reduced" for reason in self.throttled),
-            *(f"another program came onto a card meanwhile: {name}" for name in self.strangers),
+            *(f"another program began to use a card meanwhile: {name}" for name in self.strangers),
         )

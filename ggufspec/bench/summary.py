@@ -95,7 +95,7 @@ def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
     if not others or others[len(others) // 2] < BUSY_CPUS:
         return ()
     used = f"other programs used {others[0]:.1f} to {others[-1]:.1f} of {host.usable_cpus()} CPUs during the trials"
-    return (f"{used}: an idle machine reaches more tokens/s; ratios are of trials that took turns",)
+    return (f"{used}: an idle machine reaches more tokens/s; ratios compare trials that alternate",)
 
 
 def machine() -> dict[str, object]:

@@ -322,5 +322,5 @@ def _gain(document: TuneDocument) -> str:
         few = f"{document.gain.median:.2f}× what was planned, by {counted(count, 'trial')} of each"
         return f"{few}: too few for an interval. -r {_FEWEST} or a larger --budget makes more."
     text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
-    text += "." if low > 1 else ", which is within the noise."
+    text += "." if low > 1 else ", within the noise."
     return text if document.trials[document.winner].setting.drafted else f"{text} No draft is worth it here."

@@ -228,7 +228,7 @@ def _machine(machine: Machine) -> Iterator[Finding]:
     if machine.free_memory_bytes < _LITTLE_MEMORY_BYTES:
         yield Finding(
             "warning",
-            f"only {gib(machine.free_memory_bytes)} GiB of memory can be had (the machine has "
+            f"only {gib(machine.free_memory_bytes)} GiB of memory are available (the machine has "
             f"{gib(machine.total_memory_bytes)}): layers that stay on the CPU need more",
             "ps -eo rss,comm --sort=-rss | head",
         )

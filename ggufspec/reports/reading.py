@@ -131,7 +131,7 @@ def _unknown(schema: str) -> str:
     if same:
         return f"has the schema {schema}, and this ggufspec reads {same}: it was made by another version"
     if schema == "ggufspec/error@1":
-        return "tells of a failure (ggufspec/error@1): there is nothing in it to report"
+        return "is a failure (ggufspec/error@1): there is nothing in it to report"
     return f"has the schema {schema}; a report is made of {', '.join(sorted(KNOWN))}"
 
 

@@ -146,7 +146,7 @@ def _ratio_text(ratio: Spread | None, comma: str = ":") -> str:
     low, high = ratio.ci95
     if len(ratio.samples) < _FEWEST:
         return f"{comma} {ratio.median:.2f}× as fast, from too few trials for an interval"
-    doubt = "" if low > _SAME or high < _SAME else ", which is within the noise"
+    doubt = "" if low > _SAME or high < _SAME else ", within the noise"
     return f"{comma} {ratio.median:.2f}× as fast (95 % interval {low:.2f} to {high:.2f}){doubt}"
 
 

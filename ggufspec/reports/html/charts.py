@@ -48,7 +48,7 @@ def draw(figure: Figure, width: int) -> str:
         svg = vl_convert.vegalite_to_svg(specification(figure, width), vl_version=_VEGA_LITE, allowed_base_urls=[])
     except ValueError as error:
         raise GgufspecError(
-            f"the plot {figure.title!r} cannot be drawn: {error}", "the results are whole: leave --html out"
+            f"the plot {figure.title!r} cannot be drawn: {error}", "the results are complete: leave --html out"
         ) from None
     return _described(svg, figure)
 

@@ -181,7 +181,7 @@ def memory(
     return Figure(
         "memory",
         f"{what} by part, as planned",
-        "What each pairing takes by its plan: the target's parts in one colour, the draft's in another."
+        "What each pairing needs according to its plan: the target's parts in one colour, the draft's in another."
         + (f" The upright line is {limit}." if limits else ""),
         "bars",
         "",
@@ -211,7 +211,7 @@ def acceptance(lines: Sequence[tuple[str, str, str, SpeculativeRun]], series: tu
     return Figure(
         "acceptance",
         "Acceptance by position",
-        "The share of drafted tokens that the target accepted, by their place in the draft.",
+        "The share of drafted tokens that the target accepted, by position in the draft.",
         "lines",
         "position in the draft",
         "accepted",

@@ -106,7 +106,7 @@ def _cell_speeds(document: CompareDocument) -> Figure | None:
         "speed",
         "Tokens/s of every pairing",
         "Fastest first, each at its own best placement. The lines are 95 % intervals; where two overlap, "
-        "their order is not sure.",
+        "their order is uncertain.",
         "bars",
         "",
         "tokens/s",
