@@ -256,7 +256,7 @@ def test_a_comparison_keeps_the_answer_that_is_there(talk: Callable[..., Talk]) 
 
 
 def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
-    def told(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
+    def traced(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
         assert request.trace
         places = [
             {"text": " a", "verdict": "kept"},
@@ -272,7 +272,7 @@ def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureF
         hear({"event": "token", "text": " ab", "source": "draft"})
         return reply(" ab")
 
-    chat = talk(Script(told), debug=True)
+    chat = talk(Script(traced), debug=True)
     chat.take("hi")
     out, err = capsys.readouterr()
     assert out == " ab\n"

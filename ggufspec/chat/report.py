@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.display import counted, number, visible
+from ggufspec.display import counted, number
+from ggufspec.reports import table
 from ggufspec.reports.trace import milliseconds, quoted
 from ggufspec.reports.values import first_token
 from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     from ggufspec.decoding.decoder import Statistics
@@ -72,20 +73,22 @@ def _per_round(figures: ChatFigures) -> float:
     return figures.tokens / max(figures.rounds, 1)
 
 
-def comparison(runs: Iterable[ChatRun]) -> Table:
+def comparison(runs: Iterable[ChatRun]) -> RichTable:
     """The answers of ``/compare``, 80 columns wide at most."""
-    table = _table("", "Tokens", "Tokens/s", "Accepted", "Tokens/round", "Text")
-    for run in runs:
-        figures = run.figures
-        table.add_row(
-            run.name + (" (lossy)" if figures.lossy else ""),
-            str(figures.tokens),
-            number(figures.tokens_per_s),
-            f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
-            f"{_per_round(figures):.2f}" if figures.drafted else "–",
-            _text(run),
-        )
-    return table
+    columns = table.columns("", "Tokens", "Tokens/s", "Accepted", "Tokens/round", table.word("Text"))
+    return table.terminal(table.Table("", columns, tuple(map(_row, runs))))
+
+
+def _row(run: ChatRun) -> tuple[str, ...]:
+    figures = run.figures
+    return (
+        run.name + (" (lossy)" if figures.lossy else ""),
+        str(figures.tokens),
+        number(figures.tokens_per_s),
+        f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
+        f"{_per_round(figures):.2f}" if figures.drafted else "–",
+        _text(run),
+    )
 
 
 def _text(run: ChatRun) -> str:
@@ -93,29 +96,6 @@ def _text(run: ChatRun) -> str:
     if run.name == "target-only":
         return cut.removeprefix(", ")
     return (f"differs at {run.differs_at}" if run.differs_at else "the same") + cut
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if 0 < index < len(columns) - 1 else "left", no_wrap=True)
-    return table
-
-
-def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Words and what they stand for, in two columns."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for word, meaning in rows:
-        table.add_row(Text(word, style="bold"), Text(visible(meaning)))
-    return table
 
 
 def legend(styles: Mapping[str, str]) -> Text:

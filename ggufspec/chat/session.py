@@ -35,7 +35,6 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
-from ggufspec.llamacpp.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +178,20 @@ class Loaded:
         self._decoder = decoder
         self._options = decoder.options
         self._noted: set[str] = set()
-        template, self._fault = _template(decoder.target, now)
-        self._prompter = Prompter(decoder.target, template)
+        self._fault: ModelError | None = None  # of the chat template
+        template, notes, model = None, [*decoder.notes], decoder.target
+        if model.chat_template.strip():
+            bos, eos = model.token_texts
+            try:
+                template = ChatTemplate(model.chat_template, now, bos=bos, eos=eos)
+            except ModelError as error:
+                self._fault = error
+                notes.append(error.message)
+        else:
+            without = "it continues the conversation as plain text (chat off)"
+            notes.append(f"{model.path.name} has no chat template: {without}")
+        self._prompter = Prompter(model, template)
         target, draft = loaded_models(decoder)
-        notes = [*decoder.notes]
-        if self._fault:
-            notes.append(self._fault.message)
-        elif template is None:
-            notes.append(_no_template(decoder.target))
         self.ready = Ready(
             target=target,
             draft=draft,
@@ -273,19 +278,3 @@ class Loaded:
         new = tuple(note for note in dict.fromkeys(notes) if note not in self._noted)
         self._noted.update(new)
         return new
-
-
-def _template(model: Model, now: datetime) -> tuple[ChatTemplate | None, ModelError | None]:
-    """The model's chat template, if it has one; or what is wrong with it."""
-    source = model.chat_template
-    if not source.strip():
-        return None, None
-    bos, eos = model.token_texts
-    try:
-        return ChatTemplate(source, now, bos=bos, eos=eos), None
-    except ModelError as error:
-        return None, error
-
-
-def _no_template(model: Model) -> str:
-    return f"{model.path.name} has no chat template: it continues the conversation as plain text (chat off)"

@@ -18,6 +18,7 @@ from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.stream import Stream, source_styles, stream
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
+from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatDocument, ChatRun
 from ggufspec.settings import drafter_text
 from ggufspec.worker import Interrupted, Session
@@ -296,12 +297,12 @@ class Talk:
         rows += [(f"/{name}", chat_commands.shown(self.settings, name)) for name in chat_commands.SHOWN]
         rows.append(("context", f"{self._used:,} of {self.ctx_size:,} tokens"))
         rows += [(role, str(self.about[role])) for role in ("target", "draft") if self.about.get(role)]
-        self.screen.show(report.pairs(rows))
+        self.screen.show(pairs(rows))
 
     def _help(self, argument: str) -> None:
         word = argument.lstrip("/").partition(" ")[0]
         if not word:
-            self.screen.show(report.pairs((about.typed(name), about.does) for name, about in COMMANDS.items()))
+            self.screen.show(pairs((about.typed(name), about.does) for name, about in COMMANDS.items()))
             if self.screen.interactive:
                 self.screen.note(
                     "Alt-Enter or \\ at the end begins a new line; Ctrl-C stops an answer; "
@@ -314,7 +315,7 @@ class Talk:
         lines = [(about.typed(found.name), about.does), *(("", line) for line in about.more)]
         if chat_commands.is_switch(found.name):
             lines.append(("", f"now: {chat_commands.shown(self.settings, found.name)}"))
-        self.screen.show(report.pairs(lines))
+        self.screen.show(pairs(lines))
 
     def _clear(self, _: str) -> None:
         self.conversation = self.conversation.clear()
@@ -507,5 +508,5 @@ class _Events:
 
 def _differs_at(tokens: tuple[int, ...], reference: tuple[int, ...]) -> int | None:
     """The position of the first token, from 1, that is not the reference's; None if there is none."""
-    pairs = zip_longest(tokens, reference)
-    return next((number for number, (one, other) in enumerate(pairs, 1) if one != other), None)
+    both = enumerate(zip_longest(tokens, reference), 1)
+    return next((number for number, (one, other) in both if one != other), None)

@@ -49,8 +49,8 @@ class ChatTemplate:
         Raises:
             ModelError: it fails, refuses these messages, or its text is too long.
         """
-        told = [dict(message) for message in messages]
-        text: str = _bounded(lambda: self._formatter(messages=told, documents=None).prompt)
+        own = [dict(message) for message in messages]
+        text: str = _bounded(lambda: self._formatter(messages=own, documents=None).prompt)
         longest = _MAX_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
         if len(text) > longest:
             raise ModelError(f"the model's chat template makes a text of more than {longest:,} characters", _HINT)
