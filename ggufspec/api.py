@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ggufspec.models.hub import HubFile
     from ggufspec.models.profile import Pair, PairSpec, Profile
     from ggufspec.models.source import Known
+    from ggufspec.planning.dry_runs import DryRuns
     from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
     from ggufspec.planning.survey import Site
     from ggufspec.schema.plan import PlanDocument
@@ -249,6 +250,7 @@ class PlanResult:
     pair: PairSpec
     headers: tuple[Known, ...]
     acceptance_from: str
+    dry_runs: DryRuns
 
     def described(self) -> dict[str, Any]:
         """The pair for the JSON documents: names of files, and the models' shapes."""
@@ -266,7 +268,8 @@ class PlanResult:
         from ggufspec.planning import search
         from ggufspec.planning.describe import document
 
-        rows = search.sweep(self.plan) if sweep else ()
+        with self.dry_runs:
+            rows = search.sweep(self.plan, self.dry_runs) if sweep else ()
         return document(self.plan, self.described(), self.acceptance_from, rows)
 
 
@@ -304,7 +307,7 @@ def make_plan(
     on_event: OnEvent | None = None,
     verbose: bool = False,
 ) -> PlanResult:
-    """Read the headers and make the plan; what a card was seen to take beyond the formula is kept for later ones.
+    """Read the headers and make the plan.
 
     Args:
         pair: whose headers are read.
@@ -322,8 +325,8 @@ def make_plan(
     from ggufspec.models.source import read_headers
     from ggufspec.models.vocabulary import check_pair
     from ggufspec.planning import search
-    from ggufspec.planning.confirm import Confirmer, UnconfirmedError
-    from ggufspec.planning.history import expected_acceptance, record_shortfall
+    from ggufspec.planning.dry_runs import DryRuns
+    from ggufspec.planning.history import expected_acceptance
 
     wanted = given.over(pair.settings)
     options = options or decoder_options(wanted)
@@ -344,20 +347,13 @@ def make_plan(
     both = [(known.header, known.metadata_only) for known in headers]
     asked = question(both[0], both[1] if draft else None, options, acceptance, wanted)
     asked, machine = _known_here(asked, where, threads)
-    confirm = Confirmer(
-        where.machine.described, paper=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose
-    )
-    try:
-        plan = search.make_plan(asked, machine, confirm)
-    except UnconfirmedError as error:
-        plan = search.make_plan(asked, machine)
-        warnings = (*warnings, f"{error.message}: the formula answered; `ggufspec doctor` says how to build one")
-    plan = replace(plan, notes=(*plan.notes, *warnings))
-    for card in where.machine.cards:
-        short = plan.alone.used(card.name).total - plan.alone.formula[card.name].total
-        before = asked.alone.shortfall.get(card.name, 0)
-        record_shortfall(cache_folder(), target.header.architecture, card.description, short + before)
-    return PlanResult(plan, pair, headers, acceptance_from)
+    dry_runs = DryRuns(machine.described, simulated=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose)
+    with dry_runs:
+        plan = search.make_plan(asked, machine, dry_runs)
+    if dry_runs.limits:
+        warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
+    plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
+    return PlanResult(plan, pair, headers, acceptance_from, dry_runs)
 
 
 def question(
@@ -398,18 +394,14 @@ def question(
 
 
 def _known_here(asked: Question, where: Site, threads: int) -> tuple[Question, Machine]:
-    """The question with what was seen of such cards, and of these models in a rehearsal on this machine."""
+    """The question with what a rehearsal on this machine found of these models."""
     from ggufspec.cache import cache_folder
     from ggufspec.planning import rehearsed
-    from ggufspec.planning.history import known_shortfall
 
     machine, rehearsals = where.machine, []
     identity = rehearsed.identity(machine.cards)
 
     def known(subject: Subject) -> Subject:
-        architecture = subject.header.architecture
-        missed = {card.name: known_shortfall(cache_folder(), architecture, card.description) for card in machine.cards}
-        subject = replace(subject, shortfall={name: size for name, size in missed.items() if size})
         if where.paper:
             return subject
         points = rehearsed.known(cache_folder(), subject.header, threads, identity)

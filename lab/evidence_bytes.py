@@ -9,7 +9,7 @@ from statistics import median
 from ggufspec.bench import batch_timing
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning.memory import Bytes, estimate
+from ggufspec.planning.memory import Bytes
 from lab.evidence_documents import BytesFound, LargestFound, Sizes, Tried
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import SCALES, File, Pair
@@ -121,14 +121,9 @@ def _planned_task(lab: Lab, pair: Pair, rank: int) -> Task:
 def _taken(lab: Lab, kind: str, models: Sequence[_Model], ceiling_bytes: int | None = None) -> BytesFound:
     """Load models together, read a text, and compare what is taken with what was predicted."""
     device = lab.site.card.name
-    known = [lab.shelf.known(model.file) for model in models]
-    formula = [
-        estimate(one.header, model.placement, model.context, (device,), staging=not lab.is_remote)[device]
-        for one, model in zip(known, models, strict=True)
-    ]
-    dry = lab.confirm(
-        [(one.metadata_only, model.placement, model.context) for one, model in zip(known, models, strict=True)]
-    )
+    requests = [lab.request(model.file, model.placement, model.context) for model in models]
+    estimates = [lab.estimate(request) for request in requests]
+    dry = lab.dry_run(requests)
     refused = next((answer for answer in dry if isinstance(answer, str)), None)
     if refused is not None:
         raise ModelError(f"llama.cpp refuses it: {refused}")
@@ -149,7 +144,7 @@ def _taken(lab: Lab, kind: str, models: Sequence[_Model], ceiling_bytes: int | N
         ctx_size=context.ctx_size,
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
-        formula=_sizes(formula),
+        estimate=_sizes(estimates),
         dry=_sizes([answer[device] for answer in dry if not isinstance(answer, str)]),
         allocated=truth,
         overhead_bytes=overhead_bytes if truth.total else 0,

@@ -91,7 +91,7 @@ class BytesFound:
         ctx_size: tokens of context.
         cache_type_k: type of the key cache.
         cache_type_v: type of the value cache.
-        formula: by the planner's formula.
+        estimate: by the planner, before that placement is dry-run.
         dry: by llama.cpp without weights, which is what the planner goes by.
         allocated: by llama.cpp with everything loaded.
         overhead_bytes: what the planner adds for the driver's own share.
@@ -105,7 +105,7 @@ class BytesFound:
     ctx_size: int
     cache_type_k: str
     cache_type_v: str
-    formula: Sizes
+    estimate: Sizes
     dry: Sizes
     allocated: Sizes
     overhead_bytes: int

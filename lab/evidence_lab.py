@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning import calibration, plan
-from ggufspec.planning.confirm import Confirmer
+from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import PRIOR_ACCEPTANCE
-from ggufspec.planning.memory import Bytes, estimate
+from ggufspec.planning.memory import ByDevice, Bytes, Memory, Request, resident
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import MachineSpeed
 from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
@@ -204,11 +204,25 @@ class Lab:
         as_card = calibration.from_catalogue([calibration.typical_card(_TYPICAL_BYTES)], [card.name])
         return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if self.is_remote else self.speed())
 
-    def confirm(self, requests: list[tuple[Path, Placement, ContextOptions]]) -> list[dict[str, Bytes] | str]:
-        """What llama.cpp would allocate, by its dry run on this device."""
+    def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:
+        """What llama.cpp would allocate on this device."""
         cards = {self.site.card.name: self.site.card.description}
-        rpc = () if self.is_remote else self.site.endpoints()  # a paper card is a worker on loopback too, with its own
-        return Confirmer(cards, paper=self.is_remote, rpc=rpc, folder=self.cache, verbose=self.verbose)(requests)
+        rpc = () if self.is_remote else self.site.endpoints()  # a simulated device is a worker on loopback too
+        with DryRuns(cards, simulated=self.is_remote, rpc=rpc, folder=self.cache, verbose=self.verbose) as runs:
+            return runs(requests)
+
+    def request(self, file: File, placement: Placement, context: ContextOptions) -> Request:
+        """What to dry-run of a model."""
+        known = self.shelf.known(file)
+        return Request(known.header, known.metadata_only, placement, context)
+
+    def estimate(self, request: Request) -> Bytes:
+        """What the planner estimates for the device before that very placement is dry-run."""
+        counts = range(request.header.layers + 1)
+        placements = [replace(request.placement, gpu_layers=count) for count in counts]
+        memory = Memory((self.site.card.name,), self.dry_run)
+        found = memory.estimates(request.header, request.file, request.context, placements)
+        return found[request.placement.offloaded(request.header.blocks)][self.site.card.name]
 
     def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:
         """The planner's answer for a pair under a ceiling; the same until more is known of the driver's share.
@@ -225,9 +239,7 @@ class Lab:
                 self.options(),
                 PRIOR_ACCEPTANCE,
             )
-            self._plans[key] = make_plan(
-                asked, self.machine(ceiling_bytes), lambda requests: self.confirm(list(requests))
-            )
+            self._plans[key] = make_plan(asked, self.machine(ceiling_bytes), self.dry_run)
         return self._plans[key]
 
     def placed(self, file: File, placement: Placement) -> Placed:
@@ -243,11 +255,11 @@ class Lab:
             GgufspecError: it is too large.
         """
         requests = [
-            (self.shelf.known(pair.target).metadata_only, Placement(-1), self.options().context(with_draft=True)),
-            (self.shelf.known(pair.draft).metadata_only, Placement(-1), self.options().draft_context()),
+            self.request(pair.target, Placement(-1), self.options().context(with_draft=True)),
+            self.request(pair.draft, Placement(-1), self.options().draft_context()),
         ]
         used = self.overhead_bytes
-        for answer in self.confirm(requests):
+        for answer in self.dry_run(requests):
             if isinstance(answer, str):
                 raise GgufspecError(f"llama.cpp refuses {pair.name}: {answer}")
             used += answer[self.site.card.name].total
@@ -260,7 +272,7 @@ class Lab:
             GgufspecError: it is too large.
         """
         device = self.site.card.name
-        takes = estimate(self.shelf.known(file).header, placement, context, (device,))[device]
+        takes = resident(self.shelf.known(file).header, placement, context, (device,))[device]
         self._hold(file.name, takes.weights + takes.kv)
 
     def _hold(self, name: str, used_bytes: int) -> None:

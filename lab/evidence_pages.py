@@ -105,7 +105,7 @@ def _bytes(part: Part[Any]) -> Iterator[str]:
             (
                 row.name,
                 ", ".join(f"{model.gpu_layers}/{model.layers}" for model in one.models),
-                _mib(one.formula.total),
+                _mib(one.estimate.total),
                 _mib(one.dry.total),
                 _mib(one.allocated.total),
                 "–" if counted is None else _mib(counted),
@@ -113,7 +113,7 @@ def _bytes(part: Part[Any]) -> Iterator[str]:
                 overhead,
             )
         )
-    heads = ("row", "layers", "formula", "dry run", "allocated", "device", "planned ÷ device", "beyond the allocated")
+    heads = ("row", "layers", "estimate", "dry run", "allocated", "device", "planned ÷ device", "beyond the allocated")
     yield from _table((heads, rows))
     yield ""
     yield (

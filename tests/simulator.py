@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import shapes
+from compute_buffers import dry_run
 
 from ggufspec.api import question, with_placement
 from ggufspec.decoding.options import DecoderOptions
@@ -24,7 +25,7 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import calibration
-from ggufspec.planning.memory import HOST, estimate
+from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceSpeed, pass_s
@@ -100,9 +101,10 @@ class Simulated:
         self.machine = Machine((Card("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known)
         self.options = DecoderOptions(ctx_size=4096, threads=case.cores)
         target, draft = header(case.target), header(case.draft)
-        self.plan: Plan = make_plan(question(target, draft, self.options, 0.7), self.machine)
+        self.dry_run = dry_run(*self.machine.card_names)
+        self.plan: Plan = make_plan(question(target, draft, self.options, 0.7), self.machine, self.dry_run)
         self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(15))
-        self.space = candidates(self.plan, self.options, self.free)
+        self.space = candidates(self.plan, self.options, self.free, self.dry_run)
         self._make_truth()
 
     def _make_truth(self) -> None:
@@ -155,10 +157,13 @@ class Simulated:
         """Whether a card's true memory holds it."""
         options, asks = one.options, self.plan.question
         context = options.context(with_draft=options.needs_draft)
-        used = estimate(asks.target.header, options.placement, context, self.machine.card_names)["GPU0"].total
+        requests = [Request(asks.target.header, asks.target.metadata_only, options.placement, context)]
         if options.needs_draft and asks.draft:
-            draft = options.draft_placement
-            used += estimate(asks.draft.header, draft, options.draft_context(), self.machine.card_names)["GPU0"].total
+            draft = asks.draft
+            requests.append(
+                Request(draft.header, draft.metadata_only, options.draft_placement, options.draft_context())
+            )
+        used = sum(one["GPU0"].total for one in self.dry_run(requests) if not isinstance(one, str))
         return not used or used * self.memory + self.driver <= self.machine.cards[0].free_bytes
 
     def true(self, one: Candidate) -> float:

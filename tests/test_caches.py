@@ -52,7 +52,6 @@ def used(new_cli) -> tuple[Cli, Path, Plan]:  # type: ignore[no-untyped-def]
     (cache / "rehearsed.json").write_text("{}")
     (cache / "calibration.json").write_text("{}")
     (cache / "overheads.json").write_text("{}")
-    (cache / "formula.json").write_text("{}")
     return cli, cache, what_is_planned(done)
 
 
@@ -61,7 +60,7 @@ def test_a_damaged_entry_counts_as_absent(used: tuple[Cli, Path, Plan], what: st
     """Of every file of the cache at once: the plan is what it was with none of them."""
     cli, cache, plan = used
     files = [path for path in cache.rglob("*") if path.suffix in (".json", ".latest")]
-    assert {path.parent.name for path in files} == {"ggufspec", "confirmed", "headers"}
+    assert {path.parent.name for path in files} == {"ggufspec", "dry-runs", "headers"}
     for path in files:
         path.write_bytes(GARBAGE[what])
     done = cli("plan", "demo", *CARD, "--json")
@@ -79,7 +78,7 @@ def test_a_damaged_acceptance_is_none(used: tuple[Cli, Path, Plan], entry: objec
 
 def test_folders_in_the_place_of_files(used: tuple[Cli, Path, Plan]) -> None:
     cli, cache, plan = used
-    for path in [*cache.glob("*.json"), *cache.glob("confirmed/*.json")]:
+    for path in [*cache.glob("*.json"), *cache.glob("dry-runs/*.json")]:
         path.unlink()
         path.mkdir()
     done = cli("plan", "demo", *CARD, "--json")

@@ -102,7 +102,7 @@ def test_the_planner_s_bytes_are_llama_cpp_s(measured: tuple[Path, Finished, flo
     _, parts = documents(measured[0])
     for row in done(parts["a"]).values():
         assert row.found.dry == row.found.allocated
-        assert row.found.formula.total >= row.found.allocated.total
+        assert row.found.estimate.total >= row.found.allocated.total
         assert 0 <= row.found.device_bytes < row.found.allocated.total + (96 << 20)
     for row in done(parts["b"]).values():
         assert row.found.planned <= row.found.largest <= row.found.planned + 1

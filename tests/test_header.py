@@ -20,7 +20,7 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.gguf import Gguf, Tensor
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of, interpret
-from ggufspec.planning.memory import estimate
+from ggufspec.planning.memory import resident
 
 LLAMA = {
     "general.architecture": "llama",
@@ -284,5 +284,5 @@ def test_damaged_metadata_is_read_or_refused(shapes: dict[str, Gguf], data: st.D
         header = interpret("m.gguf", [replace(part, metadata=metadata)], 1)
     except ModelError:
         return
-    found = estimate(header, Placement(data.draw(st.integers(-1, 60))), ContextOptions(512, 2, 1), ("card",))
+    found = resident(header, Placement(data.draw(st.integers(-1, 60))), ContextOptions(512, 2, 1), ("card",))
     assert all(device.total >= 0 for device in found.values())

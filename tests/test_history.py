@@ -5,9 +5,7 @@ import pytest
 from ggufspec.planning.history import (
     PRIOR_ACCEPTANCE,
     expected_acceptance,
-    known_shortfall,
     record_acceptance,
-    record_shortfall,
 )
 
 
@@ -77,16 +75,4 @@ def test_nothing_drafted_teaches_nothing(tmp_path):
 )
 def test_a_damaged_file_is_as_none(tmp_path, text):
     (tmp_path / "acceptance.json").write_text(text)
-    (tmp_path / "formula.json").write_text(text)
     assert expected_acceptance(tmp_path, "t", "d", None)[0] == PRIOR_ACCEPTANCE
-    assert known_shortfall(tmp_path, "llama", "a card") == 0
-
-
-def test_a_shortfall_is_kept_until_it_is_gone(tmp_path):
-    record_shortfall(tmp_path, "llama", "a card", -5)
-    assert list(tmp_path.iterdir()) == []
-    record_shortfall(tmp_path, "llama", "a card", 7)
-    assert known_shortfall(tmp_path, "llama", "a card") == 7
-    assert known_shortfall(tmp_path, "llama", "another") == 0
-    record_shortfall(tmp_path, "llama", "a card", -1)
-    assert known_shortfall(tmp_path, "llama", "a card") == 0

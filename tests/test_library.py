@@ -28,7 +28,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="made with the l
 
 @pytest.fixture(scope="module")
 def no_rpc(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {"LLAMA_CPP_LIB_PATH": str(without_rpc(tmp_path_factory.mktemp("prebuilt") / "lib"))}
+    folder = tmp_path_factory.mktemp("prebuilt")
+    return {"LLAMA_CPP_LIB_PATH": str(without_rpc(folder / "lib")), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +47,18 @@ def test_doctor_sees_that_rpc_is_missing(cli: Cli, no_rpc: dict[str, str]) -> No
     assert warning["fix"] == "scripts/bootstrap"
 
 
-def test_a_card_that_is_not_here_is_planned_by_formula(cli: Cli, no_rpc: dict[str, str], large: Path) -> None:
+def test_a_card_that_is_not_here_is_planned_by_the_cpu_s_buffers(cli: Cli, no_rpc: dict[str, str], large: Path) -> None:
     card = ("--gpu", "RTX 4090", "--json")
-    by_formula = cli("plan", "-m", large, *card, **no_rpc)
-    assert by_formula.code == 0, by_formula.stderr
+    estimated = cli("plan", "-m", large, *card, **no_rpc)
+    assert estimated.code == 0, estimated.stderr
     shown = cli("plan", "-m", large, "--gpu", "RTX 4090", **no_rpc).stdout
-    assert "Bytes are by formula, not llama.cpp's own." in shown
+    assert "Bytes are estimates, not llama.cpp's own." in shown
     assert "built without RPC" in shown
-    plan, confirmed = by_formula.document(), cli("plan", "-m", large, *card).document()
+    plan, confirmed = estimated.document(), cli("plan", "-m", large, *card).document()
     assert (plan["confirmed"], confirmed["confirmed"]) == (False, True)
     assert any("built without RPC" in note and "ggufspec doctor" in note for note in plan["notes"])
     assert plan["schema"] == confirmed["schema"]
-    # The formula is an upper bound a little above the truth.
+    # A card's compute buffer is taken to be a little larger than the CPU's.
     assert 0 <= confirmed["target"]["gpu_layers"] - plan["target"]["gpu_layers"] <= 1
     assert plan["devices"][0]["used_bytes"] <= plan["devices"][0]["budget_bytes"]
 

@@ -1,217 +1,166 @@
-"""The memory formula: what llama.cpp's dry run says, pure, and fast enough to rank thousands of placements."""
+"""Bytes of placements: sums that are llama.cpp's to the byte, and estimates of compute buffers that are never below."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from evidence.memory_formula import COLUMNS, PARTS, Case, answers, card_names, context, header_of
-from shapes import SHAPES, write
+from evidence.memory import card_names, compare, families, model_of
+from shapes import SHAPES
 
+from ggufspec.llamacpp import dryrun
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.allocator import Graph
-from ggufspec.planning.memory import _FOLLOWED, HOST, Bytes, estimate
+from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, layout, resident, total
 
-RECORD = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "memory-formula.json"
-DENSE = {"dense", "tied"}
-MIB = 1 << 20
-
-ONE_OF_EACH = {
-    "llama3-8b-q3_k_l": 32,
-    "gpt2-medium-f16": 24,
-    "llama3.2-1b": 16,
-    "gemma2-9b": 42,
-    "qwen1.5-moe-a2.7b": 24,
-    "gpt-oss-20b": 24,
-    "glm4.5-air": 47,
-    "deepseek2-lite": 27,
-    "mamba2-1b": 48,
-    "rwkv7-1b": 24,
-    "jamba-mini": 32,
-    "lfm2-1.2b": 16,
-    "qwen3next-80b-a3b": 48,
-    "falcon-h1-1.5b": 24,
-}
-CASES = [
-    *(Case(m, Placement(n // 2), context(3000, 5, "f16", "on")) for m, n in ONE_OF_EACH.items()),
-    *(Case(m, Placement(n + 1), context(700, 256, "f16", "off")) for m, n in ONE_OF_EACH.items()),
-    *(Case(m, Placement(-1), context(2048, 1, "q8_0", "on")) for m in ONE_OF_EACH),
-    *(Case(m, Placement(0), context(100, 64, "f16", "auto")) for m in ONE_OF_EACH),
-    *(Case("tiny-swa", Placement(g), context(9000, 9, "f16", "on", swa_full=False)) for g in (0, 1, 4, 8)),
-    *(Case("tiny-llama", Placement(3), ContextOptions(600, 9, 1, kv, kv, "on")) for kv in KV_TYPES if kv != "bf16"),
-    *(Case("tiny-moe", Placement(g, n_cpu_moe=e), context(600, 9, "f16", "on")) for g in (3, 5) for e in (1, 4)),
-    *(Case("tiny-hybrid", Placement(g), context(1000, 9, "f16", "auto")) for g in range(6)),
-    *(Case(m, Placement(g, s), context(600, 9, "f16", "on"), cards=2) for m in ("tiny-tied", "tiny-mla")
-      for g in (2, 5) for s in ((1.0, 1.0), (3.0, 1.0), (0.0, 1.0))),
-]  # fmt: skip
+RECORD = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "memory.json"
+TINY = [name for name in SHAPES if name.startswith("tiny-")]
+ONE_OF_EACH = (
+    *("llama3-8b-q3_k_l", "gpt2-medium-f16", "llama3.2-1b", "gemma2-9b", "qwen1.5-moe-a2.7b", "gpt-oss-20b"),
+    *("glm4.5-air", "deepseek2-lite", "mamba2-1b", "rwkv7-1b", "jamba-mini", "lfm2-1.2b", "falcon-h1-1.5b"),
+)
+Model = tuple[ModelHeader, Path]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     folder = tmp_path_factory.mktemp("shapes")
-    for shape in SHAPES.values():
-        write(folder / f"{shape.name}.gguf", shape)
-    return folder
+    return {name: model_of(folder, name) for name in SHAPES}
 
 
-@pytest.fixture(scope="module")
-def headers(folder: Path) -> dict[str, ModelHeader]:
-    return {name: header_of(folder / f"{name}.gguf") for name in SHAPES}
+def dry_runs(folder: Path, cards: int = 1) -> DryRuns:
+    return DryRuns(dict.fromkeys(card_names(cards), ""), simulated=True, rpc=(), folder=folder)
 
 
-def test_formula_is_the_dry_run(folder: Path, headers: dict[str, ModelHeader]) -> None:
-    wrong = []
-    for case, answer in zip(CASES, answers(folder, CASES), strict=True):
-        assert not answer.error, (case, answer.error)
-        found = estimate(headers[case.model], case.placement, case.context, card_names(case.cards))
-        assert list(found) == ["CPU", *card_names(case.cards)]
-        assert found[HOST].overhead == answer.output
-        for device, truth in answer.devices.items():
-            mine = found[device]
-            assert (mine.weights, mine.kv) == (truth.weights, truth.kv), (case, device)
-            if not bound(SHAPES[case.model].kind, mine.compute, truth.compute):
-                wrong.append((case, device, mine.compute, truth.compute))
-    assert not wrong
+def check_sums(requests: Sequence[Request], folder: Path, cards: int = 1) -> None:
+    """Weights, caches and logits, to the byte."""
+    with dry_runs(folder, cards) as run:
+        for request, truth in zip(requests, run(requests), strict=True):
+            assert not isinstance(truth, str), truth
+            found = resident(request.header, request.placement, request.context, card_names(cards))
+            for device, real in truth.items():
+                mine = found[device]
+                assert (mine.weights, mine.kv, mine.overhead) == (real.weights, real.kv, real.overhead), request
 
 
-def bound(kind: str, formula: int, truth: int) -> bool:
-    """Never below; above by 2 % or a MiB at most, 10 % for what is neither dense nor tied."""
-    return truth <= formula <= truth + max(truth // (50 if kind in DENSE else 10), MIB if kind in DENSE else 0)
+def test_sums_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
+    contexts = [ContextOptions(600, 9, 1, kv, kv, "on") for kv in KV_TYPES if kv != "bf16"]
+    check_sums([Request(*models["tiny-llama"], Placement(3), context) for context in contexts], tmp_path)
+    windowed = ContextOptions(9000, 9, 1, swa_full=False)
+    check_sums([Request(*models["tiny-swa"], Placement(n), windowed) for n in (0, 1, 4, 8)], tmp_path)
+    context = ContextOptions(600, 9, 1, flash_attn="off")
+    placements = [Placement(n, n_cpu_moe=e) for n in (3, 5) for e in (1, 4)]
+    check_sums([Request(*models["tiny-moe"], placement, context) for placement in placements], tmp_path)
 
 
-def test_record_is_what_the_formula_says_today(headers: dict[str, ModelHeader]) -> None:
-    record = json.loads(RECORD.read_text())
-    assert record["columns"] == ",".join(COLUMNS)
-    assert {line.split(",")[0] for line in record["rows"]} == set(SHAPES)
-    for line in record["rows"][::7]:
-        row = dict(zip(COLUMNS, line.split(","), strict=True))
-        split = tuple(map(float, filter(None, row["split"].split("/"))))
-        placement = Placement(int(row["gpu_layers"]), split, int(row["n_cpu_moe"]))
-        options = ContextOptions(
-            int(row["ctx_size"]),
-            int(row["width"]),
-            1,
-            row["cache_type_k"],
-            row["cache_type_v"],
-            row["flash_attn"],
-            swa_full=row["swa_full"] == "True",
-        )
-        found = estimate(headers[row["model"]], placement, options, card_names(int(row["cards"])))[row["device"]]
-        assert [getattr(found, part) for part in PARTS] == [int(row[f"formula_{part}"]) for part in PARTS], line
-        truth = {part: int(row[f"llama_cpp_{part}"]) for part in PARTS}
-        assert (found.weights, found.kv) == (truth["weights"], truth["kv"]), line
-        assert bound(SHAPES[row["model"]].kind, found.compute, truth["compute"]), line
-    assert all(row["real"] == row["dry"] for row in record["loads"])
+def test_sums_of_two_cards_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
+    placements = [Placement(n, s) for n in (2, 5) for s in ((1.0, 1.0), (3.0, 1.0), (0.0, 1.0))]
+    context = ContextOptions(600, 9, 1)
+    requests = [Request(*models[name], at, context) for name in ("tiny-tied", "tiny-mla") for at in placements]
+    check_sums(requests, tmp_path, cards=2)
 
 
-def test_real_load_is_the_dry_run(folder: Path, headers: dict[str, ModelHeader]) -> None:
-    wanted = [
-        Case(name, Placement(3), context(512, 9, "f16", "on")) for name in ("tiny-llama", "tiny-mla", "tiny-hybrid")
-    ]
-    for case, real in zip(wanted, answers(folder, wanted, real=True), strict=True):
-        found = estimate(headers[case.model], case.placement, case.context, card_names(1))
-        for device, truth in real.devices.items():
-            mine = found[device]
-            assert (mine.weights, mine.kv, mine.compute) == (truth.weights, truth.kv, truth.compute), (case, device)
+@pytest.mark.full
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_sums_of_every_kind_are_the_dry_run(models: dict[str, Model], tmp_path: Path, name: str) -> None:
+    header, _ = models[name]
+    check_sums(
+        [
+            Request(*models[name], Placement(header.blocks // 2), ContextOptions(3000, 5, 1, flash_attn="on")),
+            Request(*models[name], Placement(-1), ContextOptions(700, 256, 1, flash_attn="off")),
+            Request(*models[name], Placement(0), ContextOptions(100, 64, 1)),
+        ],
+        tmp_path,
+    )
 
 
-def test_thousands_of_placements_take_a_moment(headers: dict[str, ModelHeader]) -> None:
-    header = headers["llama3-70b-q3_k_s"]
-    options = [ContextOptions(ctx_size, 9, 1) for ctx_size in range(1024, 9216, 1024)]
-    estimate(header, Placement(1), options[0], ("card",))
-    began = time.process_time()
-    count = 0
-    for option in options:
-        for layers in range(header.layers + 1):
-            for shift in range(2):
-                estimate(header, Placement(layers, (1.0, 0.0)), option, ("card", "other")[: 2 - shift])
-                count += 1
-    assert (time.process_time() - began) / count < 1e-3
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-hybrid", pytest.param("gpt-oss-20b", marks=pytest.mark.full)])
+def test_estimates_are_never_below(models: dict[str, Model], tmp_path: Path, name: str) -> None:
+    for family in families(models[name][0], name):
+        with dry_runs(tmp_path, family.cards) as run:
+            row, _ = compare(family, models[name], run)
+        if "rows" in row:
+            assert row["below"] == 0, family
+            assert row["above_percent"] < 20, family
+
+
+def test_a_real_load_is_the_dry_run(models: dict[str, Model]) -> None:
+    context = ContextOptions(512, 9, 1, flash_attn="on")
+    for name in ("tiny-llama", "tiny-mla", "tiny-hybrid"):
+        file = models[name][1].with_name(f"{name}.gguf")
+        runs = [dryrun.Run(file, Placement(3), context)]
+        assert dryrun.ask(dryrun.Spec((), 1), runs) == dryrun.ask(dryrun.Spec((), 1, real=True), runs)
+
+
+def counting(seen: list[Request], compute: int = 7) -> DryRun:
+    def run(requests: Sequence[Request]) -> list[ByDevice | str]:
+        seen.extend(requests)
+        return [{name: Bytes(compute=compute) for name in (HOST, "card")} for _ in requests]
+
+    return run
+
+
+def test_a_dense_model_takes_a_handful_of_dry_runs(models: dict[str, Model]) -> None:
+    header, file = models["llama3-70b-q3_k_s"]
+    placements = [Placement(count) for count in range(header.layers + 1)]
+    seen: list[Request] = []
+    memory = Memory(("card",), counting(seen))
+    found = memory.estimates(header, file, ContextOptions(4096, 9, 1), placements)
+    assert [request.placement.gpu_layers for request in seen] == [0, 1, 2, 3, 4, 78, 79, 80, 81]
+    assert {estimate["card"].compute for estimate in found} == {7}
+    assert memory.estimates(header, file, ContextOptions(4096, 9, 1), placements[40:41]) == found[40:41]
+    assert len(seen) == 9
+
+
+def test_blocks_of_different_kinds_are_not_taken_for_alike(models: dict[str, Model]) -> None:
+    header, _ = models["jamba-mini"]
+    assert len({layout(header, Placement(count), 1) for count in range(header.layers + 1)}) > 10
+
+
+def test_a_refusal_is_an_estimate_without_compute_buffers(models: dict[str, Model]) -> None:
+    memory = Memory(("card",), lambda requests: ["no"] * len(requests))
+    header, file = models["tiny-llama"]
+    (found,) = memory.estimates(header, file, ContextOptions(512, 9, 1), [Placement(3)])
+    assert found == resident(header, Placement(3), ContextOptions(512, 9, 1), ("card",))
+
+
+def test_answers_are_read_from_the_cache(
+    models: dict[str, Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request(*models["tiny-llama"], Placement(n), ContextOptions(512, 9, 1)) for n in (0, 3)]
+    refused = Request(*models["tiny-llama"], Placement(3), ContextOptions(512, 9, 1, "q8_0", "q8_0", "off"))
+    with dry_runs(tmp_path) as run:
+        found = run([*requests, refused])
+    assert isinstance(found[2], str)
+    monkeypatch.setattr(dryrun.Session, "ask", None)
+    assert dry_runs(tmp_path)([*requests, refused]) == found
+    (file,) = (tmp_path / "dry-runs").iterdir()
+    assert file.stem == models["tiny-llama"][0].fingerprint
 
 
 def test_bytes_add_up() -> None:
     assert Bytes(1, 2, 3, 4).total == 10
     assert Bytes(1, 2, 3, 4) + Bytes(10, 20, 30, 40) == Bytes(11, 22, 33, 44)
+    assert total([{HOST: Bytes(1)}, {HOST: Bytes(2), "card": Bytes(kv=3)}]) == {HOST: Bytes(3), "card": Bytes(kv=3)}
 
 
-def test_every_byte_is_somewhere(headers: dict[str, ModelHeader]) -> None:
-    for header in headers.values():
-        whole = estimate(header, Placement(0), ContextOptions(4096, 1, 1))[HOST]
+def test_every_byte_is_somewhere(models: dict[str, Model]) -> None:
+    context = ContextOptions(4096, 1, 1)
+    for header, _ in models.values():
+        whole = resident(header, Placement(0), context)[HOST]
         for layers in range(header.layers + 1):
-            found = estimate(header, Placement(layers), ContextOptions(4096, 1, 1), ("card",))
+            found = resident(header, Placement(layers), context, ("card",))
             copied = sum(device.weights for device in found.values()) - whole.weights
             assert 0 <= copied <= 2 * header.embedding * header.vocabulary * 2, header.name
             assert sum(device.kv for device in found.values()) == whole.kv
 
 
-def test_a_card_that_works_for_the_host_needs_room_for_its_weights(headers: dict[str, ModelHeader]) -> None:
-    header, options = headers["llama3-8b-q3_k_l"], ContextOptions(4096, 9, 1)
-    largest = max(tensor.size_bytes for tensor in header.tensors if tensor.name.startswith("blk."))
-    for layers, more in ((0, True), (16, True), (33, False)):
-        placement = Placement(layers)
-        plain, staged = (estimate(header, placement, options, ("card",), staging=on)["card"] for on in (False, True))
-        assert (staged.compute >= plain.compute + largest) == more
-        assert (staged == plain) == (not more)
-
-
-def test_architectures_of_the_shapes_have_no_margin() -> None:
-    assert {shape.architecture for shape in SHAPES.values()} == _FOLLOWED
-
-
-def test_importing_the_formula_needs_no_llama_cpp() -> None:
+def test_importing_it_needs_no_llama_cpp() -> None:
     heavy = "('llama_cpp', 'pydantic', 'numpy')"
     code = f"import sys, ggufspec.planning.memory; print([m for m in {heavy} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
-
-
-# ---- the allocator ---------------------------------------------------------------------------------------------------
-
-
-def test_a_tensor_is_freed_after_its_last_reader() -> None:
-    graph = Graph()
-    a = graph.input(64)
-    b = graph.node(64, a)
-    graph.node(64, b)  # where a was
-    assert graph.peaks(1) == [128]
-
-
-def test_an_operation_overwrites_what_nobody_else_reads() -> None:
-    graph = Graph()
-    a = graph.node(64, graph.input(32))
-    graph.node(64, a, over=1)
-    assert graph.peaks(1) == [96]
-    graph = Graph()
-    a = graph.node(64, graph.input(32))
-    b = graph.node(64, a, over=1)
-    graph.node(32, a, b)
-    assert graph.peaks(1) == [160]
-
-
-def test_holes_that_are_too_small_are_lost() -> None:
-    graph = Graph()
-    small, kept = graph.input(32), graph.input(32)
-    graph.write(small, on=0)
-    graph.node(64, kept)
-    assert graph.peaks(1) == [128]
-
-
-def test_what_crosses_to_a_card_is_copied_there() -> None:
-    graph = Graph()
-    a = graph.node(64, graph.input(32), on=0)
-    b = graph.node(96, a, on=1)
-    graph.node(96, b, over=1)
-    assert graph.peaks(2) == [96, 160]
-
-
-def test_operations_without_weights_go_where_their_neighbours_on_a_card_are() -> None:
-    graph = Graph()
-    a = graph.node(64, graph.input(32), on=0)
-    b = graph.node(64, a)  # spread upwards from the card
-    graph.node(64, b, on=1)
-    assert graph.peaks(2) == [96, 128]

@@ -54,7 +54,7 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(cli: Cli, command
     assert "this machine was measured while other programs used 1.0 CPUs: it is measured again" in done.stderr
     again = calibration._kept(folder)
     assert again is not None
-    assert again[1].disturbed == "" or calibration.CONTRADICTS in done.stderr
+    assert again.speed.disturbed == "" or calibration.CONTRADICTS in done.stderr
     assert done.code == 0
 
 
@@ -144,9 +144,9 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
     assert counts[-1] == 81
 
 
-def test_the_formula_is_held_to_llama_cpp(cli: Cli, files) -> None:
+def test_estimates_are_held_to_llama_cpp(cli: Cli, files) -> None:
     done = cli("plan", "-m", files[0], *CARD, "-v")
-    assert "GPU0: the formula is +0.0" in done.stdout
+    assert "GPU0: the estimate was +0.0" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -207,9 +207,8 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
     parts = tuple(batch_timing.Part(path, Placement(), context, (1,)) for path in (*made, target, draft))
     timed = batch_timing.measure(batch_timing.Spec(parts, depth=8, rounds=1)).parts
     assert [part.bytes for part in timed[:2]] == [part.bytes for part in timed[2:]]
-    requests = tuple(dryrun.Request(path, Placement(), context) for path in (target, draft))
-    real = dryrun.ask(dryrun.Spec(requests, real=True))
-    for part, answer in zip(timed, real.answers, strict=False):
+    runs = [dryrun.Run(path, Placement(), context) for path in (target, draft)]
+    for part, answer in zip(timed, dryrun.ask(dryrun.Spec(real=True), runs), strict=False):
         allocated = answer.devices[HOST]
         weights, kv, compute = allocated.weights, allocated.kv, allocated.compute
         assert part.bytes == {HOST: {"weights": weights, "kv": kv, "compute": compute}}
@@ -255,8 +254,8 @@ def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, en
     best = max(run["target"]["tokens_per_s"]["median"] for run in runs.values())
     assert document["rival_tokens_per_s"]["median"] == best
     context = ContextOptions(256, 16, 1)
-    request = dryrun.Request(target, Placement(5), context)
-    real = dryrun.ask(dryrun.Spec((request,), rpc=(endpoint,), real=True)).answers[0].devices["RPC0"]
+    dry_runs = [dryrun.Run(target, Placement(5), context)]
+    real = dryrun.ask(dryrun.Spec(rpc=(endpoint,), real=True), dry_runs)[0].devices["RPC0"]
     rehearsed_bytes = runs["pair"]["target"]["bytes"]["RPC0"]
     assert rehearsed_bytes == {"weights": real.weights, "kv": real.kv, "compute": real.compute}
     plan = cli("plan", "demo", "--rpc", endpoint, "--json").document()

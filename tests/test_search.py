@@ -1,4 +1,4 @@
-"""The search for a placement, with real headers, a formula that is real and machines that are made up."""
+"""The search for a placement, with real headers and weights, compute buffers and machines that are made up."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 import shapes
+from compute_buffers import dry_run
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from properties import examples
 
 from ggufspec.api import question, with_placement
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.errors import UsageError
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import interpret
-from ggufspec.planning.memory import HOST, Bytes, estimate
+from ggufspec.planning import search
+from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.plan import Card, Machine
-from ggufspec.planning.search import make_plan, sweep
 from ggufspec.planning.speed import DeviceSpeed, MachineSpeed, pass_s
 from ggufspec.settings import Settings
 
@@ -56,19 +57,12 @@ def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=
     return question(model(target), model(draft) if draft else None, options, acceptance, Settings(**more))
 
 
-def exact(asked, machine):
-    """A dry run that agrees with the formula: what is asked is kept."""
-    headers = {asked.target.metadata_only: asked.target.header}
-    if asked.draft:
-        headers[asked.draft.metadata_only] = asked.draft.header
-    seen = []
+def make_plan(asked, machine, run=None):
+    return search.make_plan(asked, machine, run or dry_run(*machine.card_names))
 
-    def confirm(requests):
-        seen.extend(requests)
-        return [estimate(headers[path], at, context, machine.card_names) for path, at, context in requests]
 
-    confirm.seen = seen
-    return confirm
+def sweep(plan, **more):
+    return search.sweep(plan, dry_run(*plan.machine.card_names), **more)
 
 
 def excess(option, machine):
@@ -80,12 +74,13 @@ def excess(option, machine):
 def test_the_plan_fits_and_one_layer_more_does_not(model):
     here = machine(24)
     asked = ask(model)
-    plan = make_plan(asked, here, exact(asked, here))
+    plan = make_plan(asked, here)
     for option in (plan.alone, plan.pair):
         assert excess(option, here) <= 0
         more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
         subject = asked.target if option.draft else asked.alone
-        larger = replace(option, target_bytes=estimate(subject.header, more, option.context, here.card_names))
+        (used,) = dry_run(*here.card_names)([Request(subject.header, subject.metadata_only, more, option.context)])
+        larger = replace(option, target_bytes=used)
         assert excess(larger, here) > 0
 
 
@@ -189,39 +184,52 @@ def test_two_cards_are_filled_by_their_budgets(model):
 
 def test_what_the_dry_run_refuses_is_not_planned(model):
     here = machine(24)
-    asked = ask(model, draft=None)
-    agrees = exact(asked, here)
+    agrees = dry_run("GPU0")
 
-    def confirm(requests):
+    def refuse(requests):
         return [
-            "no" if at.gpu_layers > 40 else answer
-            for (_, at, _), answer in zip(requests, agrees(requests), strict=True)
+            "no" if request.placement.gpu_layers > 40 else answer
+            for request, answer in zip(requests, agrees(requests), strict=True)
         ]
 
-    assert make_plan(asked, here, confirm).alone.target.gpu_layers == 40
+    assert make_plan(ask(model, draft=None), here, refuse).alone.target.gpu_layers == 40
 
 
-def test_what_the_formula_overrates_is_asked_of_the_dry_run(model):
-    """Compute buffers that are smaller than the formula says make room for a layer."""
+def test_what_always_is_refused_is_an_error(model):
+    with pytest.raises(ModelError, match=r"q3_k_s\.gguf: no"):
+        make_plan(ask(model, draft=None), machine(24), lambda requests: ["no"] * len(requests))
+
+
+def test_a_buffer_that_is_smaller_than_those_of_alike_placements_makes_room_for_a_layer(model):
     here = machine(24)
     asked = ask(model, draft=None)
-    agrees = exact(asked, here)
+    agrees = dry_run("GPU0")
+    usual = make_plan(asked, here, agrees).alone.target.gpu_layers
 
-    def confirm(requests):
+    def smaller(requests):
+        """Of one layer more than usually fits, which is none of those that are dry-run for an estimate."""
         answers = agrees(requests)
-        return [{name: replace(b, compute=b.compute * 9 // 10) for name, b in a.items()} for a in answers]
+        for request, answer in zip(requests, answers, strict=True):
+            if request.placement.gpu_layers == usual + 1:
+                over = answer["GPU0"].total - here.budget_bytes(here.cards[0])
+                answer["GPU0"] = replace(answer["GPU0"], compute=answer["GPU0"].compute - over)
+        return answers
 
-    exactly = make_plan(asked, here, agrees)
-    roomier = make_plan(asked, here, confirm)
-    assert roomier.alone.target.gpu_layers >= exactly.alone.target.gpu_layers
-    assert excess(roomier.alone, here) <= 0
+    found = make_plan(asked, here, smaller)
+    assert found.alone.target.gpu_layers in (usual, usual + 1)
+    assert excess(found.alone, here) <= 0
 
 
-def test_what_the_formula_missed_before_is_added(model):
-    here = machine(24)
-    asked = ask(model, draft=None)
-    more = replace(asked, alone=replace(asked.alone, shortfall={"GPU0": 800 * 2**20}))
-    assert make_plan(more, here).alone.target.gpu_layers < make_plan(asked, here).alone.target.gpu_layers
+def test_alike_placements_share_their_dry_runs(model):
+    here, seen = machine(24), []
+    agrees = dry_run("GPU0")
+
+    def counted(requests):
+        seen.extend(request.placement for request in requests)
+        return agrees(requests)
+
+    make_plan(ask(model), here, counted)
+    assert len(set(seen)) < 25
 
 
 def test_a_slow_worker_gets_no_layers(model):
@@ -285,7 +293,8 @@ def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, ct
     speeds = []
     for count in range(header.layers + 1):
         at = Placement(count)
-        if estimate(header, at, context, here.card_names)["GPU0"].total <= here.budget_bytes(here.cards[0]):
+        (used,) = dry_run("GPU0")([Request(header, asked.alone.metadata_only, at, context)])
+        if used["GPU0"].total <= here.budget_bytes(here.cards[0]):
             seconds = pass_s(header, at, here.speed, here.card_names, tokens=1, depth=ctx_size // 2, context=context)
             speeds.append(1 / seconds)
     assert plan.alone.tokens_per_s == pytest.approx(max(speeds))
@@ -295,7 +304,7 @@ def test_bytes_add_up():
     assert (Bytes(1, 2, 3, 4) + Bytes(10, 20, 30, 40)).total == 110
 
 
-def test_the_skeleton_answers_as_the_file_does(model, tmp_path):
+def test_a_metadata_only_file_answers_as_the_file_does(model, tmp_path):
     """The dry run of a file with its vocabulary and of its metadata_only, to the byte."""
     from ggufspec.llamacpp import dryrun
 
@@ -306,7 +315,7 @@ def test_the_skeleton_answers_as_the_file_does(model, tmp_path):
     assert Path(path).stat().st_size > 4e9
     for gpu_layers in (0, 17, 33):
         at = Placement(gpu_layers)
-        asked = tuple(dryrun.Request(file, at, context) for file in (path, metadata_only))
-        whole, small = dryrun.ask(dryrun.Spec(asked, paper_cards=1)).answers
+        runs = [dryrun.Run(file, at, context) for file in (path, metadata_only)]
+        whole, small = dryrun.ask(dryrun.Spec(simulated_devices=1), runs)
         assert whole == small
         assert not whole.error

@@ -16,7 +16,7 @@ from ggufspec.llamacpp.gguf import Tensor, parse
 from ggufspec.llamacpp.model import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, Tokenizer, interpret
 from ggufspec.planning import speed
-from ggufspec.planning.memory import HOST
+from ggufspec.planning.memory import HOST, layer_devices
 from ggufspec.planning.speed import (
     Choice,
     DeviceSpeed,
@@ -27,7 +27,6 @@ from ggufspec.planning.speed import (
     expected_tokens,
     fit,
     interpolate,
-    layer_devices,
     pass_s,
 )
 
@@ -266,8 +265,7 @@ def test_a_faster_card_and_more_layers_on_it_never_cost_time(
     ],
 )
 def test_layers_go_where_llama_cpp_puts_them(placement: Placement, cards: tuple[str, ...], expected: str):
-    names = {"H": HOST, "0": CARD, "1": OTHER}
-    assert layer_devices(4, placement, cards) == [names[letter] for letter in expected]
+    assert "".join("H01"[device] for device in layer_devices(4, placement, len(cards))) == expected
 
 
 def test_curves_are_exact_where_measured_linear_between_and_flat_outside():

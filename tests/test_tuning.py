@@ -87,7 +87,7 @@ def test_what_was_planned_is_in_the_space(tight: simulator.Simulated) -> None:
 def test_a_headroom_that_was_asked_for_is_kept(tight: simulator.Simulated) -> None:
     from ggufspec.tune.space import candidates
 
-    kept = candidates(tight.plan, tight.options, replace(tight.free, within_budget=True))
+    kept = candidates(tight.plan, tight.options, replace(tight.free, within_budget=True), tight.dry_run)
     assert max(one.memory[0] for one in kept) <= 1
     free = tight.machine.cards[0].free_bytes
     budget = tight.machine.budget_bytes(tight.machine.cards[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,8 @@ from ggufspec.bench.summary import machine
 from ggufspec.display import of_memory
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning.memory import HOST, Bytes
+from ggufspec.planning.memory import HOST, Bytes, DryRun, Request
 from ggufspec.planning.plan import Option, Plan, Subject
-from ggufspec.planning.search import ByDevice
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
 from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
 
@@ -24,8 +23,6 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WIDTHS = (*range(1, 9), 12, 16)
 _FEWEST_BITS = 1.6  # of any published quantisation
 _PROCESS_BYTES = 256 << 20  # Python and llama.cpp themselves
-
-Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], Sequence[ByDevice | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class Stage:
     used: dict[str, Bytes]
 
 
-def stages(plan: Plan, confirm: Confirm) -> list[Stage]:
+def stages(plan: Plan, dry_run: DryRun) -> list[Stage]:
     """What to rehearse: the pair where the plan puts it, target-only at its own best, half of that, and none.
 
     A stage that another one answers is left out: without a card there is one.
@@ -56,7 +53,8 @@ def stages(plan: Plan, confirm: Confirm) -> list[Stage]:
             if count not in had:
                 had.add(count)
                 placement = replace(alone.target, gpu_layers=count, split=alone.target.split if count else ())
-                answer = confirm([(plan.question.alone.metadata_only, placement, alone.context)])[0]
+                model = plan.question.alone
+                (answer,) = dry_run([Request(model.header, model.metadata_only, placement, alone.context)])
                 if not isinstance(answer, str):
                     found.append(Stage(name, placement, alone.context, None, answer))
     return found

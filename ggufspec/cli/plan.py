@@ -122,7 +122,7 @@ def _show(document: PlanDocument) -> None:
             "No card is here: nothing is offloaded, whatever -ngl says. --gpu or --vram sweeps over a card's layers."
         )
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
-    source = "llama.cpp's own (its dry run)" if document.confirmed else "by formula, not llama.cpp's own"
+    source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
     out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")
     if any(device.overhead_bytes == DEFAULT_OVERHEAD_BYTES for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
@@ -133,5 +133,5 @@ def _show(document: PlanDocument) -> None:
     if ui.flags().verbose:
         for device in document.devices:
             error = device.formula_error_bytes
-            off = f"the formula is {error / 2**20:+,.2f} MiB from llama.cpp's figure"
+            off = f"the estimate was {error / 2**20:+,.2f} MiB from llama.cpp's figure"
             out.print(f"{device.name}: {off}.", style="dim")

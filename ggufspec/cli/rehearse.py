@@ -50,15 +50,13 @@ def rehearse(
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
     """
     from ggufspec.bench import rehearse as rehearsal
-    from ggufspec.cache import cache_folder
     from ggufspec.hardware.host import physical_cores
-    from ggufspec.planning.confirm import Confirmer
 
     pair, rpc = inputs.pair_spec(given), given.rpc or ()
     made_plan = inputs.make_plan(pair, given)
     plan, headers = made_plan.plan, made_plan.headers
-    confirm = Confirmer(plan.machine.described, paper=False, rpc=rpc, folder=cache_folder(), verbose=ui.flags().verbose)
-    stages = rehearsal.stages(plan, confirm)
+    with made_plan.dry_runs:
+        stages = rehearsal.stages(plan, made_plan.dry_runs)
     if error := rehearsal.lacking(plan, stages[0]):
         raise error
     with _dummy_weights(headers, keep=keep) as made:

@@ -153,7 +153,8 @@ def prepare(pair: Pair, given: Settings, *, prompt: str | None, budget: str | No
     measure_if_due(base.threads, physical_cores(), given.rpc or ())
     made = inputs.make_plan(spec, given)
     free = _free(base, given, with_draft=pair.draft is not None)
-    space = candidates(made.plan, base, free)
+    with made.dry_runs:
+        space = candidates(made.plan, base, free, made.dry_runs)
     if not space:
         raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
     by_itself = nearest(space, replace(with_placement(base, made.plan.alone), drafters=()), drafted=False)

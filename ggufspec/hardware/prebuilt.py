@@ -33,7 +33,7 @@ _X86 = ("x86_64", "AMD64")
 _ARM = ("arm64", "aarch64")
 _CPU_WHEELS = {"Linux": (*_X86, *_ARM, "riscv64"), "Darwin": _ARM, "Windows": _X86}
 
-_NO_RPC = "RPC: no --rpc and no worker, and `plan --gpu` answers by formula"
+_NO_RPC = "RPC: no --rpc and no worker, and `plan --gpu` estimates compute buffers"
 _NO_AVX512 = "AVX-512 and AMX"
 
 

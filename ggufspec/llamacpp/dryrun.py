@@ -1,9 +1,9 @@
 """What llama.cpp itself would allocate, without weights: its own loader and graph builder with ``no_alloc``.
 
-Runs in a child process (:mod:`ggufspec.worker`). Where the card asked about is not here, a **paper card** stands for
-it: an RPC worker on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory. It
-takes a llama.cpp with RPC, which no prebuilt one has. What CUDA adds of its own (its context, scratch for a quantised
-KV cache) a paper card does not show.
+Runs in a child process (:mod:`ggufspec.worker`). **Simulated devices** stand for GPUs that are not here: an RPC worker
+on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory. They need a llama.cpp
+with RPC, which no prebuilt one has; without it everything is allocated on the CPU. What CUDA adds of its own (its
+context, scratch for a quantised KV cache) a simulated device does not show.
 
 Source: ``common_get_device_memory_data`` in common/fit.cpp, ``llama_get_memory_breakdown`` in src/llama-ext.h.
 """
@@ -12,19 +12,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
+import importlib.util
+import logging
+import math
 import os
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ggufspec import worker
 from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.llamacpp import devices
+from ggufspec.llamacpp import devices, library
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.llamacpp.params import context_params, model_params
@@ -37,8 +43,8 @@ CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One model, placed and with one context; ``path`` may be a metadata-only file (:mod:`ggufspec.llamacpp.gguf`)."""
+class Run:
+    """One model, placed and with one context; ``path`` may be a metadata-only GGUF (:mod:`ggufspec.llamacpp.gguf`)."""
 
     path: Path
     placement: Placement
@@ -47,15 +53,32 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Requests to answer with the devices of this machine and of ``rpc`` workers, or with so many ``paper_cards``.
+    """The devices: those of this machine and of ``rpc`` workers, or so many ``simulated_devices``.
 
-    ``real`` loads the weights and allocates everything, to hold the dry run to the truth.
+    ``real`` loads the weights and allocates everything, to compare dry runs with the truth.
     """
 
-    requests: tuple[Request, ...]
     rpc: tuple[str, ...] = ()
-    paper_cards: int = 0
+    simulated_devices: int = 0
     real: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The devices that layers are offloaded to, and why only compute buffers are known, or empty.
+
+    Without ``offload``, though devices were to be simulated, all compute buffers are the CPU's.
+    """
+
+    offload: tuple[str, ...]
+    limits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Dry runs to make; those of one model and placement that follow each other load it once."""
+
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +92,7 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request takes on each device; ``HOST`` is everything in host memory. ``error`` says why it cannot be.
+    """What one run takes on each device; ``HOST`` is everything in host memory. ``error`` says why it is refused.
 
     ``output`` is the logits' buffer in host memory, which llama.cpp's own breakdown leaves out.
     """
@@ -80,51 +103,151 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """An answer for each request, in order, and the names of the devices that layers are offloaded to.
-
-    ``unable`` says why this llama.cpp can make no dry run; there are no answers then.
-    """
+class Reply:
+    """An answer for each run, in order."""
 
     answers: tuple[Answer, ...]
-    offload: tuple[str, ...]
-    unable: str = ""
 
 
-def ask(spec: Spec, *, verbose: bool = False) -> Result:
-    """Answer ``spec`` in a child process.
+class Session:
+    """A child process for dry runs. It is started with the first of them; ``ready`` is known from then on.
+
+    Args:
+        spec: the devices.
+        verbose: let llama.cpp's log through.
+    """
+
+    def __init__(self, spec: Spec, *, verbose: bool = False) -> None:
+        self.ready = Ready(())
+        self._spec = spec
+        self._session = worker.Session(verbose=verbose)
+
+    def ask(self, runs: Sequence[Run]) -> tuple[Answer, ...]:
+        """An answer for each run.
+
+        Raises:
+            GgufspecError: an RPC worker does not answer, or llama.cpp died.
+        """
+        if not self._session.is_open:
+            self.ready = self._session.open(__name__, self._spec, Ready)
+        return self._session.ask(Request(tuple(runs)), Reply).answers
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        self._session.close()
+
+
+def ask(spec: Spec, runs: Sequence[Run]) -> tuple[Answer, ...]:
+    """An answer for each run, of a child process for them alone.
 
     Raises:
-        GgufspecError: an RPC worker does not answer, or llama.cpp died over it.
+        GgufspecError: as :meth:`Session.ask`.
     """
-    return worker.call(__name__, spec, Result, verbose=verbose)
+    with contextlib.closing(Session(spec)) as session:
+        return session.ask(runs)
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Answer ``spec`` in this process."""
+def build() -> str:
+    """Names the llama.cpp that is installed: its version, and size and time of its library."""
+    module = importlib.util.find_spec("llama_cpp")
+    folder = Path(module.origin).parent / "lib" if module and module.origin else Path()
+    stats = [path.stat() for path in sorted(folder.glob("*llama.*"))]
+    return " ".join([importlib.metadata.version("llama-cpp-python"), *(f"{s.st_size} {s.st_mtime_ns}" for s in stats)])
+
+
+# ---- in the child --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[_Serving]:
+    """Make the devices available, and serve."""
     del emit, stopping
-    if spec.paper_cards and not devices.has_rpc():
-        return Result((), (), "llama.cpp was built without RPC, which stands for a card that is not here")
+    limits, simulated = "", spec.simulated_devices
     if not hasattr(load()._lib, _BREAKDOWN):
-        return Result((), (), "this build of llama.cpp does not tell what it would allocate")
+        limits = "this build of llama.cpp reports its compute buffers alone"
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    if spec.paper_cards:
-        _add_paper_cards(spec.paper_cards)
-    answers = []
-    with contextlib.ExitStack() as stack:
-        loaded: tuple[Path, Placement, Any] | None = None
-        for request in spec.requests:
+    if simulated and devices.has_rpc():
+        _add_simulated_devices(simulated)
+    elif simulated:
+        limits = "llama.cpp was built without RPC, which simulates a card that is not here"
+    yield _Serving(spec, Ready(() if simulated and not devices.has_rpc() else _offload(), limits))
+
+
+class _Serving:
+    """The child's side of :class:`Session`."""
+
+    def __init__(self, spec: Spec, ready: Ready) -> None:
+        self.ready = ready
+        self._dry = not spec.real
+        self._on_host = bool(spec.simulated_devices and not ready.offload)
+        self._logged = _ComputeBuffers(ready.offload) if ready.limits else None
+
+    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
+        """Make the runs; a model that several in a row have is loaded once."""
+        del emit, stopping
+        answers: list[Answer] = []
+        for (path, placement), group in groupby(request.runs, lambda run: (run.path, run.placement)):
+            runs = list(group)
             try:
-                if loaded is None or loaded[:2] != (request.path, request.placement):
-                    stack.close()
-                    loaded = None
-                    model = stack.enter_context(_model(request, dry=not spec.real))
-                    loaded = (request.path, request.placement, model)
-                answers.append(_answer(loaded[2], request))
+                with self._model(path, Placement() if self._on_host else placement) as model:
+                    answers += [self._answer(model, run.context) for run in runs]
             except ModelError as error:
-                answers.append(Answer({}, error=error.message))
-    return Result(tuple(answers), _offload())
+                answers += [Answer({}, error=error.message) for _ in runs]
+        return Reply(tuple(answers))
+
+    @contextlib.contextmanager
+    def _model(self, path: Path, placement: Placement) -> Iterator[Any]:
+        lib = load()
+        params, _alive = model_params(lib, placement)
+        params.no_alloc = self._dry
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+        if self._dry and not self.ready.offload:  # repacked weights crash a dry run without a device
+            params.use_extra_bufts = False
+        forget_complaints()
+        model = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not model:
+            raise ModelError(f"{CANNOT_LOAD}: {complaints() or 'it gave no reason'}")
+        try:
+            yield model
+        finally:
+            lib.llama_model_free(model)
+
+    def _answer(self, model: Any, options: ContextOptions) -> Answer:
+        lib = load()
+        forget_complaints()
+        context = lib.llama_init_from_model(model, context_params(lib, options, model))
+        if not context:
+            return Answer({}, error=f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
+        try:
+            vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+            found = self._logged.take() if self._logged else _breakdown(context)
+            return Answer(found, output=4 * vocabulary * options.width)
+        finally:
+            lib.llama_free(context)
+
+
+class _ComputeBuffers(logging.Handler):
+    """Reads compute buffers off llama.cpp's log, which rounds to 0.01 MiB: src/llama-context.cpp, sched_reserve."""
+
+    def __init__(self, offload: Sequence[str]) -> None:
+        super().__init__(logging.INFO)
+        self._offload = offload
+        self._found: dict[str, int] = {}
+        library.logger.addHandler(self)
+        library.logger.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Look for a buffer's size in a line."""
+        if found := re.search(r"(\S+) +compute buffer size = +([\d.]+) MiB", record.getMessage()):
+            device = found[1].partition("[")[0]
+            name = device if device in self._offload else HOST
+            self._found[name] = self._found.get(name, 0) + math.ceil((float(found[2]) + 0.005) * 2**20)
+
+    def take(self) -> dict[str, Allocated]:
+        """The buffers of the context that was just made."""
+        found, self._found = self._found, {}
+        return {name: Allocated(0, 0, size) for name, size in found.items()}
 
 
 def allocated(context: Context) -> dict[str, Allocated]:
@@ -135,36 +258,7 @@ def allocated(context: Context) -> dict[str, Allocated]:
     return _breakdown(context._handle)
 
 
-@contextlib.contextmanager
-def _model(request: Request, *, dry: bool) -> Iterator[Any]:
-    lib = load()
-    params, _alive = model_params(lib, request.placement)
-    params.no_alloc = dry
-    params.load_mode = lib.LLAMA_LOAD_MODE_NONE
-    forget_complaints()
-    model = lib.llama_model_load_from_file(os.fsencode(request.path), params)
-    if not model:
-        raise ModelError(f"{CANNOT_LOAD}: {complaints() or 'it gave no reason'}")
-    try:
-        yield model
-    finally:
-        lib.llama_model_free(model)
-
-
-def _answer(model: Any, request: Request) -> Answer:
-    lib = load()
-    forget_complaints()
-    context = lib.llama_init_from_model(model, context_params(lib, request.context, model))
-    if not context:
-        raise ModelError(f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
-    try:
-        vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-        return Answer(_breakdown(context), output=4 * vocabulary * request.context.width)
-    finally:
-        lib.llama_free(context)
-
-
-def _add_paper_cards(count: int) -> None:
+def _add_simulated_devices(count: int) -> None:
     """Serve the CPU to ourselves as ``count`` devices; the server's thread ends with the process."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -173,7 +267,7 @@ def _add_paper_cards(count: int) -> None:
         with contextlib.suppress(GgufspecError):
             return devices.add_rpc_worker(endpoint)
         time.sleep(0.005)
-    raise GgufspecError("the worker of the simulated device does not start", "ggufspec doctor")
+    raise GgufspecError("the worker that simulates a card does not start", "ggufspec doctor")
 
 
 def _offload() -> tuple[str, ...]:

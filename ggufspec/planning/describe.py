@@ -61,12 +61,12 @@ def _devices(plan: Plan) -> list[PlannedDevice]:
             budget_bytes=machine.budget_bytes(card),
             used_bytes=chosen.used(card.name).total + card.overhead_bytes,
             overhead_bytes=card.overhead_bytes,
-            formula_error_bytes=chosen.formula[card.name].total - chosen.used(card.name).total,
+            formula_error_bytes=chosen.estimate[card.name].total - chosen.used(card.name).total,
         )
         for card in machine.cards
     ]
     free = machine.memory_bytes
-    error = chosen.formula[HOST].total - host.total
+    error = chosen.estimate[HOST].total - host.total
     return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, host.total, 0, error)]
 
 

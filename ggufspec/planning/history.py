@@ -1,4 +1,4 @@
-"""What earlier plans and runs on this machine taught: the acceptance of a pair, and where the formula fell short."""
+"""The acceptance rate of a pair, as earlier runs on this machine measured it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ class _Seen:
 
 def _acceptance(folder: Path) -> Table[_Seen]:
     return Table(folder / "acceptance.json", _Seen)
-
-
-def _shortfalls(folder: Path) -> Table[int]:
-    return Table(folder / "formula.json", int)
 
 
 def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[int], drafted: Sequence[int]) -> None:
@@ -73,25 +69,6 @@ def expected_acceptance(folder: Path, target: str, draft: str, profile: float | 
     if profile is not None:
         return profile, f"{profile:.0%}, the profile's"
     return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
-
-
-def record_shortfall(folder: Path, architecture: str, card: str, bytes_short: int) -> None:
-    """Keep by how much llama.cpp took more on a card than the formula said; zero once it no longer does.
-
-    Args:
-        folder: the cache folder.
-        architecture: of the model.
-        card: the card's description; another kind of card has other kernels.
-        bytes_short: llama.cpp's bytes less the formula's; below zero counts as nothing.
-    """
-    key = _key(architecture, card)
-    if bytes_short > 0 or _shortfalls(folder).get(key) is not None:
-        _shortfalls(folder).put(key, max(0, bytes_short))
-
-
-def known_shortfall(folder: Path, architecture: str, card: str) -> int:
-    """What to add to the formula's bytes on a card."""
-    return max(0, _shortfalls(folder).get(_key(architecture, card)) or 0)
 
 
 def _key(target: str, draft: str) -> str:

@@ -1,8 +1,8 @@
-"""Bytes per device of a placement, by formula. Pure: microseconds a placement, so that thousands can be ranked.
+"""Bytes per device of a placement: weights and KV cache as exact sums, compute buffers from a few dry runs.
 
-Weights and KV are exact; the compute buffer is an upper bound, held to llama.cpp's own dry run
-(:mod:`ggufspec.llamacpp.dryrun`) by docs/evidence/memory-formula.json. What CUDA takes of its own is not here: its
-context, scratch for a quantised KV cache, copies of inputs where several cards work as a pipeline.
+llama.cpp reserves a compute buffer for the graph of one full batch. Its size depends on which blocks are on which
+device, but hardly on how many alike blocks are: placements with the same :func:`layout` share their dry runs. Measured
+for 34 models in docs/evidence/memory.json; see docs/decisions/026-compute-buffers-come-from-dry-runs.md.
 """
 
 from __future__ import annotations
@@ -10,91 +10,26 @@ from __future__ import annotations
 import functools
 import struct
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.llamacpp.rewind import way_back
 from ggufspec.models.header import ModelHeader, block_of
-from ggufspec.planning.allocator import ALIGNMENT
-from ggufspec.planning.compute import graph
-from ggufspec.planning.parts import Batch, Kind, Trunk, Where, begins_with_state
 
 HOST = "CPU"
 
-_KEPT_HEADERS = 16
-# Architectures whose graph is followed node by node, and held to the dry run; the others' are near, hence the margin.
-_FOLLOWED = frozenset(
-    {
-        "deepseek2",
-        "falcon-h1",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "glm4moe",
-        "gpt-oss",
-        "gpt2",
-        "granitehybrid",
-        "jamba",
-        "lfm2",
-        "llama",
-        "mamba",
-        "mamba2",
-        "qwen2",
-        "qwen2moe",
-        "qwen3",
-        "qwen3moe",
-        "qwen3next",
-        "rwkv7",
-    }
-)
-_MARGIN = 1.1
-_REPEATS = 4  # of a run of blocks: after so many the allocator goes round in circles
-_LONGEST_RUN = 8
-_KEPT_GRAPHS = 4096
-_PERIOD = 2
-_STAGED_TOKENS = 32  # ggml_backend_cuda_device_offload_op, ggml/src/ggml-cuda/ggml-cuda.cu
-_COPIES = 4  # GGML_SCHED_MAX_COPIES, where several cards have all layers: src/llama-context.cpp, pipeline_parallel
+_ALIGNMENT = 32  # of ggml's buffers
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
+_ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the compute buffer as it is
 
 # Tensors outside the blocks by the layer that llama.cpp counts them to (src/llama-arch.cpp); the rest is the output's.
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.")
 _WITH_ALL_BLOCKS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 _EXPERTS = tuple(f"ffn_{part}_{kind}." for part in ("up", "down", "gate", "gate_up") for kind in ("exps", "chexps"))
-# build_moe_ffn with norm_w, whatever expert_weights_norm says: src/models/*.cpp
-_WEIGHTS_NORMED = frozenset(
-    [
-        "arctic",
-        "dbrx",
-        "ernie4_5-moe",
-        "gemma4",
-        "granitemoe",
-        "granitehybrid",
-        "granite_swa",
-        "grok",
-        "grovemoe",
-        "kimi-linear",
-        "lfm2moe",
-        "llama",
-        "maple",
-        "mellum",
-        "mimo2",
-        "minimax-01",
-        "minimax-m2",
-        "mistral3",
-        "phimoe",
-        "qwen35moe",
-        "qwen3moe",
-        "qwen3next",
-        "qwen3vlmoe",
-        "rnd1",
-        "smallthinker",
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +43,7 @@ class Bytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.weights + self.kv + self.compute + self.overhead
 
     def __add__(self, other: Bytes) -> Bytes:
@@ -120,43 +55,109 @@ class Bytes:
         )
 
 
-def estimate(
-    header: ModelHeader,
-    placement: Placement,
-    context: ContextOptions,
-    cards: tuple[str, ...] = (),
-    *,
-    staging: bool = False,
-) -> dict[str, Bytes]:
-    """What one model takes on each device.
+ByDevice = dict[str, Bytes]
+
+
+def total(parts: Iterable[ByDevice]) -> ByDevice:
+    """Several models together."""
+    found: ByDevice = {}
+    for part in parts:
+        for name, used in part.items():
+            found[name] = found.get(name, Bytes()) + used
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One model, placed and with one context. ``file`` has its metadata and tensor shapes; weights are not needed."""
+
+    header: ModelHeader
+    file: Path
+    placement: Placement
+    context: ContextOptions
+
+
+DryRun = Callable[[Sequence[Request]], list[ByDevice | str]]
+"""What llama.cpp would allocate for each request, or why it refuses."""
+
+
+class Memory:
+    """What models take on some cards.
+
+    Args:
+        cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
+        dry_run: llama.cpp's dry run, :class:`ggufspec.planning.dry_runs.DryRuns`.
+    """
+
+    def __init__(self, cards: tuple[str, ...], dry_run: DryRun) -> None:
+        self.dry_run = dry_run
+        self._cards = cards
+        self._answers: dict[object, list[ByDevice]] = {}  # by model, context and layout
+
+    def resident(self, header: ModelHeader, placement: Placement, context: ContextOptions) -> ByDevice:
+        """:func:`resident` on these cards."""
+        return resident(header, placement, context, self._cards)
+
+    def estimates(
+        self, header: ModelHeader, file: Path, context: ContextOptions, placements: Sequence[Placement]
+    ) -> list[ByDevice]:
+        """What each of ``placements`` takes, or a little more.
+
+        Of placements with one layout the first and the last are dry-run, and the larger compute buffer counts for all.
+        What llama.cpp refuses is estimated without a compute buffer.
+        """
+        keys: list[object] = [(id(header), context, self._layout(header, placement)) for placement in placements]
+        alike: dict[object, list[Placement]] = {}
+        for key, placement in zip(keys, placements, strict=True):
+            if key not in self._answers:
+                alike.setdefault(key, []).append(placement)
+        asked = [(key, placement) for key, some in alike.items() for placement in dict.fromkeys((some[0], some[-1]))]
+        requests = [Request(header, file, placement, context) for _, placement in asked]
+        for (key, _), answer in zip(asked, self.dry_run(requests) if requests else [], strict=True):
+            known = self._answers.setdefault(key, [])
+            if not isinstance(answer, str):
+                known.append(answer)
+        return [
+            self._estimate(header, placement, context, self._answers[key])
+            for key, placement in zip(keys, placements, strict=True)
+        ]
+
+    def _layout(self, header: ModelHeader, placement: Placement) -> object:
+        return layout(header, placement, len(self._cards)) if header.regular else placement
+
+    def _estimate(
+        self, header: ModelHeader, placement: Placement, context: ContextOptions, answers: Sequence[ByDevice]
+    ) -> ByDevice:
+        if answers and not header.regular:
+            return answers[0]
+        return {
+            name: replace(used, compute=max((answer[name].compute for answer in answers), default=0))
+            for name, used in self.resident(header, placement, context).items()
+        }
+
+
+def resident(header: ModelHeader, placement: Placement, context: ContextOptions, cards: Sequence[str] = ()) -> ByDevice:
+    """Weights, KV cache and recurrent state by device, exact: all but the compute buffers.
 
     Args:
         header: the model.
-        placement: its layers; ``split`` has a share per card where there is more than one, equal shares without.
+        placement: its layers; ``split`` has a share for each card if there is more than one, otherwise equal shares.
         context: its context.
         cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
-        staging: whether the first card computes with weights of the host in batches of 32 tokens and more, one weight
-            at a time copied there, as GPUs do and RPC devices do not (``op_offload``, ggml/src/ggml-backend.cpp). An
-            upper bound that no dry run has been held to.
 
     Returns:
-        Bytes by device: ``HOST`` and every card, zeros where it takes nothing. The logits' buffer in host memory is
-        the host's ``overhead``.
+        Bytes of ``HOST`` and of every card. The logits' buffer is ``overhead`` of the host. Caches of an architecture
+        that is not ``regular`` are left out.
     """
-    sizes = _sizes(header)
-    devices = _devices(placement, header.blocks, len(cards))
-    weights = sizes.weights(devices, placement.n_cpu_moe, len(cards) + 1)
-    kv = sizes.kv(devices, context, len(cards) + 1)
-    compute = sizes.compute(devices, placement.n_cpu_moe, context, len(cards) + 1)
-    if staging and cards:
-        first = sizes.staged(devices, placement.n_cpu_moe, context)
-        compute = (compute[0], max(compute[1], first), *compute[2:])
+    devices = layer_devices(header.blocks, placement, len(cards))
+    weights = _weights(_sums(SameHeader(header)), devices, placement.n_cpu_moe, len(cards) + 1)
+    kv = _kv(header, devices, context, len(cards) + 1) if header.regular else [0] * (len(cards) + 1)
     logits = 4 * header.vocabulary * context.width
-    return {name: Bytes(weights[i], kv[i], compute[i], 0 if i else logits) for i, name in enumerate((HOST, *cards))}
+    return {name: Bytes(weights[i], kv[i], overhead=0 if i else logits) for i, name in enumerate((HOST, *cards))}
 
 
-def _devices(placement: Placement, blocks: int, cards: int) -> tuple[int, ...]:
-    """Where each block and the output are; 0 is the host. Source: ``get_layer_buft_list`` in src/llama-model.cpp."""
+def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, ...]:
+    """The device of each block and of the output; 0 is the host. Source: get_layer_buft_list, src/llama-model.cpp."""
     if not cards:
         return (0,) * (blocks + 1)
     shares = [*placement.split[:cards], *[0.0] * (cards - len(placement.split))]
@@ -173,248 +174,136 @@ def _devices(placement: Placement, blocks: int, cards: int) -> tuple[int, ...]:
     )
 
 
+def layout(header: ModelHeader, placement: Placement, cards: int) -> object:
+    """What the compute buffers of a placement depend on; equal layouts have about equal buffers.
+
+    For each run of blocks on one device: the device, its experts' device, the kinds of its blocks, of its first and of
+    its last one, and how many they are, up to ``_ALIKE_FROM``.
+    """
+    kinds = _sums(SameHeader(header)).kinds
+    devices = layer_devices(header.blocks, placement, cards)
+
+    def where(block: int) -> tuple[int, int]:
+        return devices[block], 0 if block < placement.n_cpu_moe else devices[block]
+
+    runs = []
+    for device, run in groupby(range(len(kinds)), where):
+        some = [kinds[block] for block in run]
+        runs.append((device, some[0], some[-1], frozenset(some), min(len(some), _ALIKE_FROM)))
+    return tuple(runs), devices[-1]
+
+
 def _single(value: float) -> float:
     """``value`` in single precision, as llama.cpp divides."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded
 
 
-def _padded(size: int, multiple: int) -> int:
+def padded(size: int, multiple: int) -> int:
+    """The least multiple that ``size`` fits into."""
     return -(-size // multiple) * multiple
 
 
-class _Sizes:
-    """What a header comes to, summed once for all placements."""
+class SameHeader:
+    """A header as the key of a cache, by identity: hashing its contents costs more than what is cached."""
+
+    __slots__ = ("header",)
 
     def __init__(self, header: ModelHeader) -> None:
         self.header = header
-        self.block_bytes = [0] * header.blocks
-        self.expert_bytes = [0] * header.blocks
-        self.input_bytes = self.output_bytes = self.shared_bytes = self.first_bytes = embedding = 0
-        self.largest = [0] * header.blocks
-        shapes: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(header.blocks)]
-        main = header.blocks - header.nextn_blocks
-        for tensor in header.tensors:
-            size = _padded(tensor.size_bytes, ALIGNMENT)
-            block = block_of(tensor)
-            if block is not None:
-                if block >= main:
-                    continue  # llama.cpp leaves them out unless it is told to predict further tokens
-                name = tensor.name.split(".", 2)[2]
-                shapes[block].append((name, tensor.shape))
-                self.largest[block] = max(self.largest[block], size)
-                (self.expert_bytes if name.startswith(_EXPERTS) else self.block_bytes)[block] += size
-            elif tensor.name.startswith(_INPUT):
-                self.input_bytes += size
-                embedding = size if tensor.name == "token_embd.weight" else embedding
-            elif tensor.name.startswith(_WITH_ALL_BLOCKS):
-                self.shared_bytes += size
-            elif tensor.name.startswith(_WITH_BLOCK_0) and header.architecture not in ("lfm2", "lfm2moe"):
-                self.first_bytes += size
-            else:
-                self.output_bytes += size
-        self.tied_bytes = embedding if header.tied else 0
-        self.main = main
-        self.values_most = max(header.values(i) for i in range(header.blocks))
-        kinds: dict[Kind, int] = {}
-        self.kind_of = [kinds.setdefault(self._kind(i, shapes[i]), len(kinds)) for i in range(main)]
-        self.kinds = list(kinds)
-        self.strays = [
-            i
-            for i, (kind, following) in enumerate(pairwise(self.kind_of))
-            if _ends_with_attention(self.kinds[kind]) and begins_with_state(self.kinds[following])
-        ]
-        self.trunk = _trunk(header, self.values_most)
-        self.graphs: OrderedDict[object, tuple[int, ...]] = OrderedDict()
 
-    def _kind(self, block: int, shapes: Sequence[tuple[str, tuple[int, ...]]]) -> Kind:
-        header = self.header
-        windowed, recurrent = header.windowed[block], header.recurrent[block]
-        return Kind(
-            shapes=tuple(sorted(shapes)),
-            heads=header.heads[block],
-            kv_heads=header.kv_heads[block],
-            key_size=header.key_size_windowed if windowed else header.key_size,
-            value_size=header.value_size_windowed if windowed else header.value_size,
-            windowed=windowed,
-            recurrent=recurrent,
-            conv_numbers=header.conv_numbers if recurrent else 0,
-            state_numbers=header.state_numbers if recurrent else 0,
-        )
+    def __hash__(self) -> int:
+        return id(self.header)
 
-    def weights(self, devices: Sequence[int], n_cpu_moe: int, count: int) -> list[int]:
-        """Bytes of weights by device: src/llama-model-loader.cpp, ``create_tensor``."""
-        found = [0] * count
-        found[0] += self.input_bytes
-        for i in range(self.main):
-            found[devices[i]] += self.block_bytes[i]
-            found[0 if i < n_cpu_moe else devices[i]] += self.expert_bytes[i]
-        output = devices[-1]
-        found[output] += self.output_bytes + (self.tied_bytes if output else 0)
-        found[devices[0]] += self.first_bytes
-        for device in set(devices[: self.main]):
-            found[device] += self.shared_bytes
-        return found
-
-    def kv(self, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
-        """Bytes of caches and states by device: src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp."""
-        header, found = self.header, [0] * count
-        full, windowed = context.cells, self._cells_windowed(context)
-        turned = self._values_turned(context)
-        (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
-        state = _padded(4 * header.conv_numbers, ALIGNMENT) + _padded(4 * header.state_numbers, ALIGNMENT)
-        state *= self._states(context)
-        for i in range(header.blocks):
-            if header.recurrent[i]:
-                found[devices[i]] += state
-            if header.cached[i]:
-                many = windowed if header.windowed[i] else full
-                size = many * (header.keys(i) // block_k * bytes_k)
-                if not header.latent:
-                    size += many * ((self.values_most if turned else header.values(i)) // block_v * bytes_v)
-                found[devices[i]] += size
-        return found
-
-    def _states(self, context: ContextOptions) -> int:
-        """Recurrent states that are kept, so that tokens can be taken back: llamacpp/params."""
-        if not context.rewind:
-            return 1
-        more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}
-        return 1 + more[way_back(self.header.architecture, context.rewind_by)]
-
-    def compute(self, devices: Sequence[int], n_cpu_moe: int, context: ContextOptions, count: int) -> tuple[int, ...]:
-        """Bytes of compute buffers by device."""
-        batch = self._batch(context, devices)
-        pipelined = count > 2 and all(devices) and not n_cpu_moe
-        blocks = tuple((kind, devices[i], 0 if i < n_cpu_moe else devices[i]) for i, kind in enumerate(self.kind_of))
-        key = (batch, _shortened(blocks), devices[-1], count, pipelined)
-        if key not in self.graphs:
-            placed = [(self.kinds[kind], Where(device, experts)) for kind, device, experts in key[1]]
-            peaks = graph(self.trunk, batch, placed, devices[-1]).peaks(count, _COPIES if pipelined else 1)
-            margin = 1 if self.header.architecture in _FOLLOWED else _MARGIN
-            self.graphs[key] = tuple(int(peak * margin) for peak in peaks)
-            if len(self.graphs) > _KEPT_GRAPHS:
-                self.graphs.popitem(last=False)
-        return self.graphs[key]
-
-    def staged(self, devices: Sequence[int], n_cpu_moe: int, context: ContextOptions) -> int:
-        """Compute buffer of a card that computes for the host too: the whole graph's, and the largest weight."""
-        hosted = [self.largest[i] for i in range(self.main) if not devices[i] or i < n_cpu_moe]
-        if not hosted or context.computed < _STAGED_TOKENS:
-            return 0
-        return self.compute([1] * len(devices), 0, context, 2)[1] + max(hosted)
-
-    def _batch(self, context: ContextOptions, devices: Sequence[int]) -> Batch:
-        header = self.header
-        tokens = context.computed
-        return Batch(
-            tokens=tokens,
-            outputs=min(tokens, context.width),
-            cells=context.cells if any(header.cached) else 0,
-            cells_windowed=self._cells_windowed(context) if any(header.windowed) else 0,
-            flash=self._flash(context, devices),
-            values_turned=self._values_turned(context),
-            cache_type_k=KV_TYPES[context.cache_type_k],
-            cache_type_v=KV_TYPES[context.cache_type_v],
-            turn_k=_turn(header.key_size) if KV_TYPES[context.cache_type_k][0] > 1 else 0,
-            turn_v=min(_turn(header.value_size), 64) if KV_TYPES[context.cache_type_v][0] > 1 else 0,
-        )
-
-    def _cells_windowed(self, context: ContextOptions) -> int:
-        full = context.cells
-        if context.swa_full:
-            return full
-        tokens = context.computed
-        return _padded(min(full, self.header.sliding_window + tokens), _CELLS)
-
-    def _values_turned(self, context: ContextOptions) -> bool:
-        """Whether the V cache is made for attention without flash, before ``auto`` is known."""
-        return context.flash_attn == "off" or self.header.architecture == "grok"
-
-    def _flash(self, context: ContextOptions, devices: Sequence[int]) -> bool:
-        """Whether attention is flash attention: ``resolve_fused_ops`` in src/llama-context.cpp.
-
-        ``auto`` gives it up where one operation of it would leave its block's device: in a hybrid model, those before a
-        block on a card whose states are loaded early go there.
-        """
-        if self._values_turned(context):
-            return False
-        return context.flash_attn == "on" or not any(devices[i + 1] and not devices[i] for i in self.strays)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameHeader) and other.header is self.header
 
 
-_Block = TypeVar("_Block")
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Bytes of a model's weights by where they go, and the kind of each block that is computed, as a number."""
+
+    blocks: tuple[int, ...]
+    experts: tuple[int, ...]
+    kinds: tuple[int, ...]
+    input: int
+    output: int
+    tied: int
+    with_block_0: int
+    with_all_blocks: int
 
 
-@functools.lru_cache(maxsize=4096)
-def _shortened(blocks: tuple[_Block, ...]) -> tuple[_Block, ...]:
-    """``blocks`` with what is repeated over and over left out.
-
-    The last blocks are kept, since outputs are picked in the last one, and the parity of what is left out is even.
-    """
-    kept: list[_Block] = []
-    start = 0
-    while start < len(blocks):
-        best = 0, 1
-        for length in range(1, min(_LONGEST_RUN, len(blocks) - start) + 1):
-            times = 1
-            run = blocks[start : start + length]
-            while blocks[start + times * length : start + (times + 1) * length] == run:
-                times += 1
-            if times > _REPEATS and times * length > best[0] * best[1]:
-                best = times, length
-        times, length = best
-        if times:
-            spared = (times - _REPEATS) // _PERIOD * _PERIOD
-            kept += blocks[start : start + (times - spared) * length]
-            start += times * length
-        else:
-            kept.append(blocks[start])
-            start += 1
-    return tuple(kept)
+@functools.lru_cache(maxsize=32)
+def _sums(same: SameHeader) -> _Sums:
+    header = same.header
+    main = header.blocks - header.nextn_blocks  # llama.cpp does not load the others
+    blocks, experts = [0] * main, [0] * main
+    shapes: list[set[object]] = [{header.windowed[i], ("recurrent", header.recurrent[i])} for i in range(main)]
+    outside = {"input": 0, "output": 0, "with_block_0": 0, "with_all_blocks": 0}
+    tied = 0
+    for tensor in header.tensors:
+        size, block = padded(tensor.size_bytes, _ALIGNMENT), block_of(tensor)
+        if block is None:
+            outside[_place(tensor.name, header.architecture)] += size
+            tied += size if tensor.name == "token_embd.weight" and header.tied else 0
+        elif block < main:
+            name = tensor.name.split(".", 2)[2]
+            shapes[block].add((name, tensor.shape))
+            (experts if name.startswith(_EXPERTS) else blocks)[block] += size
+    numbers: dict[object, int] = {}
+    kinds = tuple(numbers.setdefault(frozenset(some), len(numbers)) for some in shapes)
+    return _Sums(tuple(blocks), tuple(experts), kinds, tied=tied, **outside)
 
 
-def _ends_with_attention(kind: Kind) -> bool:
-    """Whether the graph of the block has been asked for up to its attention and no further."""
-    return not kind.recurrent and not any(name == "ffn_gate_inp.weight" for name, _ in kind.shapes)
+def _place(name: str, architecture: str) -> str:
+    if name.startswith(_INPUT):
+        return "input"
+    if name.startswith(_WITH_ALL_BLOCKS):
+        return "with_all_blocks"
+    return "with_block_0" if name.startswith(_WITH_BLOCK_0) and not architecture.startswith("lfm2") else "output"
 
 
-def _turn(head_size: int) -> int:
-    """Edge of the Hadamard matrix that spreads outliers before quantisation: ``build_input_k_rot``."""
-    return 0 if head_size % 64 else head_size & -head_size
-
-
-def _trunk(header: ModelHeader, values_most: int) -> Trunk:
-    def own(key: str) -> object:
-        return header.metadata.get(f"{header.architecture}.{key}")
-
-    groups, groups_used = own("expert_group_count"), own("expert_group_used_count")
-    return Trunk(
-        architecture=header.architecture,
-        embedding=header.embedding,
-        vocabulary=header.vocabulary,
-        experts_used=header.experts_used,
-        expert_groups=groups if isinstance(groups, int) else 0,
-        expert_groups_used=groups_used if isinstance(groups_used, int) else 0,
-        weights_normed=header.architecture in _WEIGHTS_NORMED or bool(own("expert_weights_norm")),
-        weights_scaled=own("expert_weights_scale") not in (None, 0, 1),
-        windows=any(header.windowed),
-        value_width=values_most,
-        latent=bool(header.latent),
-        layer_norm=own("attention.layer_norm_epsilon") is not None,
-        embedding_norm=header.architecture not in ("lfm2", "lfm2moe")
-        and any(tensor.name == "token_embd_norm.weight" for tensor in header.tensors),
-        learned_positions=any(tensor.name == "position_embd.weight" for tensor in header.tensors),
-    )
-
-
-_kept: OrderedDict[int, _Sizes] = OrderedDict()
-
-
-def _sizes(header: ModelHeader) -> _Sizes:
-    """The sums of ``header``, kept for the latest few headers by identity."""
-    found = _kept.get(id(header))
-    if found is None or found.header is not header:
-        found = _kept[id(header)] = _Sizes(header)
-        if len(_kept) > _KEPT_HEADERS:
-            _kept.popitem(last=False)
+def _weights(sums: _Sums, devices: Sequence[int], n_cpu_moe: int, count: int) -> list[int]:
+    """Source: ``create_tensor`` in src/llama-model-loader.cpp."""
+    found = [sums.input, *[0] * (count - 1)]
+    main = len(sums.blocks)
+    for i in range(main):
+        found[devices[i]] += sums.blocks[i]
+        found[0 if i < n_cpu_moe else devices[i]] += sums.experts[i]
+    output = devices[-1]
+    found[output] += sums.output + (sums.tied if output else 0)
+    found[devices[0]] += sums.with_block_0
+    for device in set(devices[:main]):
+        found[device] += sums.with_all_blocks
     return found
+
+
+def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
+    """Source: src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp."""
+    found = [0] * count
+    cells = windowed_cells = context.cells
+    if not context.swa_full:
+        windowed_cells = padded(min(cells, header.sliding_window + context.computed), _CELLS)
+    # Without flash attention the V cache has a column per token, as wide as the widest block's
+    transposed = context.flash_attn == "off" or header.architecture == "grok"
+    widest = max(header.values(i) for i in range(header.blocks))
+    (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
+    state = padded(4 * header.conv_numbers, _ALIGNMENT) + padded(4 * header.state_numbers, _ALIGNMENT)
+    state *= _states(header, context)
+    for i in range(header.blocks):
+        if header.recurrent[i]:
+            found[devices[i]] += state
+        if header.cached[i]:
+            row = header.keys(i) // block_k * bytes_k
+            if not header.latent:
+                row += (widest if transposed else header.values(i)) // block_v * bytes_v
+            found[devices[i]] += row * (windowed_cells if header.windowed[i] else cells)
+    return found
+
+
+def _states(header: ModelHeader, context: ContextOptions) -> int:
+    """Recurrent states that are allocated, so that tokens can be taken back: llamacpp/params."""
+    if not context.rewind:
+        return 1
+    more = {"snapshots": min(context.rewind, context.computed - 2), "checkpoint": 1, "none": 0}
+    return 1 + more[way_back(header.architecture, context.rewind_by)]

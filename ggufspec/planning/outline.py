@@ -1,7 +1,7 @@
 """What of a pair fits, at a glance: for the list of profiles, where nothing is downloaded and no dry run is made. Pure.
 
-With a header the formula of :mod:`ggufspec.planning.memory` says what layers take; without one, the few sizes that a
-profile has. A plan reads headers and asks llama.cpp.
+With a header the sums of :mod:`ggufspec.planning.memory` say what layers take; without one, the few sizes that a
+profile has.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Literal
 
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.memory import HOST, estimate
+from ggufspec.planning.memory import HOST, resident
 
-# Of compute buffers, where the header is not known: Llama-3-70B's have 202 MiB.
+# Of compute buffers; Llama-3-70B's have 204 MiB.
 _BUFFERS_BYTES = 200 << 20
 
 
@@ -54,13 +54,13 @@ class Fit:
 
 
 def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ...]) -> Part:
-    """By the formula."""
+    """By the sums of :mod:`ggufspec.planning.memory`, and usual compute buffers."""
 
     def on_cards(count: int) -> int:
-        placed = estimate(header, Placement(count), context, cards)
-        return sum(placed[name].total for name in cards)
+        placed = resident(header, Placement(count), context, cards)
+        return sum(placed[name].total for name in cards) + (_BUFFERS_BYTES if count else 0)
 
-    return Part(header.layers, on_cards, estimate(header, Placement(0), context, ())[HOST].total)
+    return Part(header.layers, on_cards, resident(header, Placement(0), context)[HOST].total + _BUFFERS_BYTES)
 
 
 def of_outline(outline: Outline, context: ContextOptions) -> Part:

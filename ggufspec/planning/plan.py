@@ -5,7 +5,7 @@ The values; :mod:`ggufspec.planning.search` makes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.display import counted
@@ -55,8 +55,7 @@ class Machine:
 class Subject:
     """One model of the question: header, metadata-only file for dry runs, context, and its layers where they are fixed.
 
-    ``shortfall`` is what the formula is known to miss on a card, by the card's name
-    (:mod:`ggufspec.planning.history`); ``pace`` is how fast a rehearsal on this machine found the model.
+    ``pace`` is how fast a rehearsal on this machine found the model.
     """
 
     header: ModelHeader
@@ -65,7 +64,6 @@ class Subject:
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()
     n_cpu_moe: int | None = None
-    shortfall: dict[str, int] = field(default_factory=dict)
     pace: Pace | None = None
 
 
@@ -94,7 +92,7 @@ class Question:
 class Option:
     """One way of running: placements, bytes by device, and what it will reach.
 
-    ``formula`` is what :mod:`ggufspec.planning.memory` puts the same at, both models together.
+    ``estimate`` is what :mod:`ggufspec.planning.memory` estimated for the same, both models together.
     """
 
     target: Placement
@@ -102,7 +100,7 @@ class Option:
     context: ContextOptions
     target_bytes: dict[str, Bytes]
     draft_bytes: dict[str, Bytes]
-    formula: dict[str, Bytes]
+    estimate: dict[str, Bytes]
     tokens_per_s: float
     draft_length: int = 0
 

@@ -1,47 +1,44 @@
-"""Finds the fastest placement that fits. Pure but for ``confirm``, llama.cpp's own dry run.
+"""Finds the fastest placement that fits. Pure but for llama.cpp's dry runs.
 
-Every placement is ranked by predicted tokens/s; from the fastest down, the first that fits is the plan. The formula
-(:mod:`ggufspec.planning.memory`) is an upper bound a little above the truth: what it puts far over the budget is passed
-over, all else is asked of llama.cpp. So the plan is one that llama.cpp confirmed, and one layer more does not fit.
+Every placement is ranked by predicted tokens/s; from the fastest down, the first that fits is the plan. Placements
+whose estimate (:mod:`ggufspec.planning.memory`) is far over the budget are passed over, the others are dry-run. So the
+plan is one that llama.cpp confirmed, and one layer more does not fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
-from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint, offloaded
-from ggufspec.planning.memory import HOST, Bytes, estimate
+from ggufspec.llamacpp.options import Placement, context_hint, load_hint, offloaded
+from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, total
 from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
 from ggufspec.schema.plan import SweepRow
 
-ByDevice = dict[str, Bytes]
-Confirm = Callable[[Sequence[tuple[Path, Placement, ContextOptions]]], list[ByDevice | str]]
-
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
-_UNSURE = 0.15  # of the compute buffers: the formula may be this much above the truth
-_AT_ONCE = 6  # placements that are asked of one dry run
+_UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
+_AT_ONCE = 6  # placements that are dry-run together
 _MOST_ASKED = 120
 _DRAFT_STEPS = 8
 
 
-def make_plan(question: Question, machine: Machine, confirm: Confirm | None = None) -> Plan:
+def make_plan(question: Question, machine: Machine, dry_run: DryRun) -> Plan:
     """Place a pair, and target-only, as fast as the budget allows.
 
     Args:
         question: what to place.
         machine: where.
-        confirm: llama.cpp's dry run; without it the formula has the last word.
+        dry_run: llama.cpp's dry run.
 
     Raises:
         UsageError: layers that were asked for do not fit the budget.
+        ModelError: llama.cpp refuses what would fit.
     """
-    search = _Search(question, machine, confirm)
+    search = _Search(question, machine, dry_run)
     alone = search.best([(question.alone, None)])
     if alone is None:
         raise search.too_large(question.alone, None)
@@ -56,13 +53,14 @@ def make_plan(question: Question, machine: Machine, confirm: Confirm | None = No
     return search.finish(alone, pair, notes)
 
 
-def sweep(plan: Plan, steps: int = 8) -> list[SweepRow]:
-    """Predicted tokens/s of both options over the target's layers, by formula; the draft wherever it is best.
+def sweep(plan: Plan, dry_run: DryRun, steps: int = 8) -> list[SweepRow]:
+    """Predicted tokens/s of both options over the target's layers, by estimate; the draft wherever it is best.
 
     The plan's own placements are among the rows, with its speeds. Without a card there is one row, of no layers.
 
     Args:
         plan: what was asked, and what was chosen.
+        dry_run: llama.cpp's dry run.
         steps: rows between none and all of the layers.
     """
     question, machine = plan.question, plan.machine
@@ -70,13 +68,12 @@ def sweep(plan: Plan, steps: int = 8) -> list[SweepRow]:
     layers = question.target.header.layers if machine.cards else 0
     counts = {round(step * layers / steps) for step in range(steps + 1)}
     counts |= {option.target.offloaded(blocks) for option in (plan.alone, plan.pair) if option}
-    search = _Search(question, machine, None)
+    search = _Search(question, machine, dry_run)
 
     def speed(count: int, chosen: Option | None, target: Subject, draft: Subject | None) -> float | None:
         if chosen is not None and chosen.target.offloaded(blocks) == count:
             return chosen.tokens_per_s
-        best = search.best([(replace(target, gpu_layers=count), draft)])
-        return best.tokens_per_s if best else None
+        return search.best_estimate(replace(target, gpu_layers=count), draft)
 
     return [
         SweepRow(
@@ -98,38 +95,30 @@ def _with_kv_types(question: Question) -> Iterator[Subject]:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Both models placed; the draft may be absent."""
+    """Both models placed; the draft may be absent. ``estimate`` is what both take."""
 
     target: Subject
     placement: Placement
     draft: Subject | None
     draft_placement: Placement | None
     choice: Choice
+    estimate: ByDevice
 
-    def requests(self) -> list[tuple[Path, Placement, ContextOptions]]:
-        """What to ask of the dry run: the target first."""
-        asked = [(self.target.metadata_only, self.placement, self.target.context)]
+    def requests(self) -> list[Request]:
+        """What to dry-run: the target first."""
+        asked = [Request(self.target.header, self.target.metadata_only, self.placement, self.target.context)]
         if self.draft is not None and self.draft_placement is not None:
-            asked.append((self.draft.metadata_only, self.draft_placement, self.draft.context))
+            asked.append(Request(self.draft.header, self.draft.metadata_only, self.draft_placement, self.draft.context))
         return asked
 
 
 class _Search:
-    def __init__(self, question: Question, machine: Machine, confirm: Confirm | None) -> None:
-        self.question, self.machine, self._confirm = question, machine, confirm
-        self._estimates: dict[object, ByDevice] = {}
+    def __init__(self, question: Question, machine: Machine, dry_run: DryRun) -> None:
+        self.question, self.machine = question, machine
+        self._memory = Memory(machine.card_names, dry_run)
         self._passes: dict[object, float] = {}
 
     # ---- what is known of a placement
-
-    def estimate(self, subject: Subject, placement: Placement) -> ByDevice:
-        """The formula's bytes."""
-        key = (id(subject.header), placement, subject.context)
-        if key not in self._estimates:
-            found = estimate(subject.header, placement, subject.context, self.machine.card_names)
-            missed = {name: Bytes(compute=size) for name, size in subject.shortfall.items() if found[name].total}
-            self._estimates[key] = found | {name: found[name] + more for name, more in missed.items()}
-        return self._estimates[key]
 
     def pass_s(self, subject: Subject, placement: Placement, tokens: int) -> float:
         """Predicted seconds of a batch, half of the context filled."""
@@ -172,30 +161,28 @@ class _Search:
             ModelError: llama.cpp refuses what would fit.
         """
         candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
-        candidates.sort(key=self._rank, reverse=True)
-        if self._confirm is None:
-            return next((self._option(one, self._formula(one)) for one in candidates if self._fits(one)), None)
-        left = iter(candidates)
+        left = iter(sorted(candidates, key=self._rank, reverse=True))
         asked, refusal = 0, None
         while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
             asked += len(some)
-            requests = list(dict.fromkeys(request for one in some for request in one.requests()))
-            answers = dict(zip(requests, self._confirm(requests), strict=True))
-            for one in some:
-                parts = [answers[request] for request in one.requests()]
-                known = [part for part in parts if not isinstance(part, str)]
-                refused = zip(one.requests(), parts, strict=True)
-                refusal = next(((request[0], part) for request, part in refused if isinstance(part, str)), refusal)
+            requests = [one.requests() for one in some]
+            answers = iter(self._memory.dry_run([request for pair in requests for request in pair]))
+            for one, pair in zip(some, requests, strict=True):
+                parts = [(request, next(answers)) for request in pair]
+                known = [part for _, part in parts if not isinstance(part, str)]
+                refusal = next(((request, part) for request, part in parts if isinstance(part, str)), refusal)
                 if len(known) == len(parts) and self._within(known):
                     return self._option(one, known)
         if refusal:
-            metadata_only, reason = refusal
-            names = {
-                known.metadata_only: known.header.name for known in (self.question.draft, self.question.target) if known
-            }
+            request, reason = refusal
             hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
-            raise ModelError(f"{names[metadata_only]}: {reason}", hint)
+            raise ModelError(f"{request.header.name}: {reason}", hint)
         return None
+
+    def best_estimate(self, target: Subject, draft: Subject | None) -> float | None:
+        """Tokens/s of the fastest option that fits by estimate, or None."""
+        fitting = [one for one in self._candidates(target, draft) if self._within([one.estimate])]
+        return max((one.choice.tokens_per_s for one in fitting), default=None)
 
     def _rank(self, one: _Candidate) -> float:
         asked = one.target.context in (self.question.target.context, self.question.alone.context)
@@ -203,11 +190,22 @@ class _Search:
 
     def _candidates(self, target: Subject, draft: Subject | None) -> Iterator[_Candidate]:
         """Every placement of both but for those that are far too large."""
-        for draft_at in self._placements(draft) if draft else [None]:
-            beside = self.estimate(draft, draft_at) if draft and draft_at else {}
-            for at in self._placements(target):
-                if self._within([self.estimate(target, at), beside], unsure=_UNSURE if self._confirm else 0.0):
-                    yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
+        placed = self._estimated(target)
+        drafts: list[tuple[Placement | None, ByDevice]] = [*self._estimated(draft)] if draft else [(None, {})]
+        for draft_at, beside in drafts:
+            for at, used in placed:
+                both = total([used, beside])
+                if self._within([both], unsure=_UNSURE):
+                    yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at), both)
+
+    def _estimated(self, subject: Subject) -> list[tuple[Placement, ByDevice]]:
+        """The placements that a question leaves open and what they take, without those that cannot fit."""
+        header, context = subject.header, subject.context
+        placements = [
+            at for at in self._placements(subject) if self._within([self._memory.resident(header, at, context)])
+        ]
+        estimates = self._memory.estimates(header, subject.metadata_only, context, placements)
+        return list(zip(placements, estimates, strict=True))
 
     def _placements(self, subject: Subject) -> list[Placement]:
         """The placements that a question leaves open, the largest first."""
@@ -252,15 +250,6 @@ class _Search:
         used = sum((part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes))
         return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
 
-    def _formula(self, one: _Candidate) -> list[ByDevice]:
-        parts = [self.estimate(one.target, one.placement)]
-        if one.draft is not None and one.draft_placement is not None:
-            parts.append(self.estimate(one.draft, one.draft_placement))
-        return parts
-
-    def _fits(self, one: _Candidate) -> bool:
-        return self._within(self._formula(one))
-
     def _option(self, one: _Candidate, parts: Sequence[ByDevice]) -> Option:
         return Option(
             target=one.placement,
@@ -268,16 +257,17 @@ class _Search:
             context=one.target.context,
             target_bytes=parts[0],
             draft_bytes=parts[1] if len(parts) > 1 else {},
-            formula=_sum(self._formula(one)),
+            estimate=one.estimate,
             tokens_per_s=one.choice.tokens_per_s,
             draft_length=one.choice.length,
         )
 
     def too_large(self, target: Subject, draft: Subject | None) -> UsageError:
         """Why nothing fits: the smallest placement that was allowed, against the tightest card."""
-        smallest = [self.estimate(target, self._placements(target)[-1])]
-        if draft is not None:
-            smallest.append(self.estimate(draft, self._placements(draft)[-1]))
+        smallest = []
+        for subject in (target, draft) if draft else (target,):
+            placement = self._placements(subject)[-1]
+            smallest += self._memory.estimates(subject.header, subject.metadata_only, subject.context, [placement])
         index = max(range(len(self.machine.cards)), key=lambda i: self._excess(smallest, i))
         card = self.machine.cards[index]
         needed = self._excess(smallest, index) + self.machine.budget_bytes(card)
@@ -308,7 +298,7 @@ class _Search:
             )
             blocks = target.header.blocks
             costs = max(0, alone.target.offloaded(blocks) - pair.target.offloaded(blocks))
-        plan = Plan(question, machine, alone, pair, at_pair, even, costs, self._confirm is not None, tuple(notes))
+        plan = Plan(question, machine, alone, pair, at_pair, even, costs, True, tuple(notes))
         return replace(plan, notes=(*notes, *self._warnings(plan)))
 
     def _warnings(self, plan: Plan) -> Iterator[str]:
@@ -321,8 +311,3 @@ class _Search:
         for subject in (self.question.target, self.question.draft):
             if subject and 0 < subject.header.context_length < subject.context.ctx_size:
                 yield f"{subject.header.name} was trained for {subject.header.context_length:,} tokens of context"
-
-
-def _sum(parts: Sequence[ByDevice]) -> ByDevice:
-    names = {name for part in parts for name in part}
-    return {name: sum((part.get(name, Bytes()) for part in parts), Bytes()) for name in names}

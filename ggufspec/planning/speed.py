@@ -20,7 +20,7 @@ from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of
-from ggufspec.planning.memory import HOST
+from ggufspec.planning.memory import HOST, SameHeader, layer_devices
 
 if TYPE_CHECKING:
     import numpy as np
@@ -204,23 +204,8 @@ class _Placed:
     crossings: int
 
 
-class _Same:
-    """A header as a key of a cache: the same object, whatever is in it."""
-
-    __slots__ = ("header",)
-
-    def __init__(self, header: ModelHeader) -> None:
-        self.header = header
-
-    def __hash__(self) -> int:
-        return id(self.header)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.header is self.header
-
-
 @functools.lru_cache(maxsize=32)
-def _layers(same: _Same) -> tuple[tuple[Counter[tuple[str, bool]], Counter[tuple[str, bool]]], ...]:
+def _layers(same: SameHeader) -> tuple[tuple[Counter[tuple[str, bool]], Counter[tuple[str, bool]]], ...]:
     """(bytes, numbers) that a pass may read of each layer by (type, whether of experts); the output comes last.
 
     NextN blocks have none: a pass does not run them (src/llama-hparams.cpp, n_layer).
@@ -243,9 +228,10 @@ def _is_table(tensor: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _placed(same: _Same, placement: Placement, cards: tuple[str, ...]) -> _Placed:
+def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _Placed:
     header = same.header
-    devices = layer_devices(header.blocks, placement, cards)
+    names = (HOST, *cards)
+    devices = [names[device] for device in layer_devices(header.blocks, placement, len(cards))]
     size_bytes, numbers = Counter[tuple[str, str, bool]](), Counter[tuple[str, str, bool]]()
     path = [HOST]
     for layer, ((layer_bytes, layer_numbers), device) in enumerate(zip(_layers(same), devices, strict=True)):
@@ -276,23 +262,6 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
     return _Cache(state, keys, values, header.sliding_window if header.windowed[block] else 0)
 
 
-def layer_devices(blocks: int, placement: Placement, cards: Sequence[str]) -> list[str]:
-    """The device of each of ``blocks`` + 1 layers, the output last.
-
-    Source: src/llama-model.cpp, get_layer_buft_list. Without a split the cards share evenly here.
-    """
-    if not cards:
-        return [HOST] * (blocks + 1)
-    count = placement.offloaded(blocks)
-    shares = [*placement.split[: len(cards)], *[0.0] * (len(cards) - len(placement.split))] if placement.split else None
-    shares = shares or [1.0] * len(cards)
-    ends = [sum(shares[: i + 1]) / sum(shares) for i in range(len(cards))]
-    names = [HOST] * (blocks + 1 - count)
-    return names + [
-        next((card for card, end in zip(cards, ends, strict=True) if i / count < end), cards[-1]) for i in range(count)
-    ]
-
-
 # ---- one pass --------------------------------------------------------------------------------------------------------
 
 
@@ -320,7 +289,7 @@ def cost(
     context: ContextOptions | None = None,
 ) -> Cost:
     """Where the time of one batch goes; arguments as for :func:`pass_s`."""
-    placed = _placed(_Same(header), placement, tuple(cards))
+    placed = _placed(SameHeader(header), placement, tuple(cards))
     used = header.experts_used / header.experts if header.experts else 1.0
     touched = 1 - (1 - used) ** tokens  # share of the experts that n tokens run through, if they choose at random
     streams = machine.streams and tokens >= STREAM_WIDTH and bool(cards)

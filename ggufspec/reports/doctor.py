@@ -52,7 +52,7 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
         return
     yield Finding("ok", f"llama.cpp works ({', '.join(llama.backends)})")
     if "RPC" not in llama.backends:
-        text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` answers by formula"
+        text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))
     gpus = [device for device in llama.devices if device.kind in ("gpu", "igpu")]
     if gpus:

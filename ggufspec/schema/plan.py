@@ -27,7 +27,9 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """One device and what the plan uses of it; ``formula_error_bytes`` is formula minus llama.cpp."""
+    """One device and what the plan uses of it; ``formula_error_bytes`` is the estimate minus
+    llama.cpp's own figure.
+    """
 
     name: str
     description: str

@@ -15,7 +15,7 @@ from functools import cached_property
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import counted
 from ggufspec.llamacpp.options import Placement, offloaded
-from ggufspec.planning.memory import HOST, Bytes, estimate
+from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
 from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
 from ggufspec.planning.speed import cost, expected_tokens, pass_s
 from ggufspec.schema.tune import TunedSetting
@@ -24,7 +24,7 @@ from ggufspec.settings import parse_drafters
 DEFAULT_MICRO_BATCH = 512
 _FIXED = (1, 2, 3, 4, 6, 8)
 _LONGEST = max(_FIXED)
-_OVER = 1.1  # of a card's memory: the formula may be so much above the truth
+_OVER = 1.1  # of a card's memory: an estimate may be so much above the truth
 _EDGE = 1.03
 _NEAR_EDGE = 6  # layers below the most that may fit, all of which are in the space
 _STEPS = 8
@@ -128,15 +128,17 @@ def drafts(setting: TunedSetting) -> str:
     return f"adaptive, ≤ {setting.draft_max}" if setting.draft_policy == "adaptive" else f"always {setting.draft_max}"
 
 
-def candidates(plan: Plan, options: DecoderOptions, free: Free) -> list[Candidate]:
+def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun) -> list[Candidate]:
     """Every setting that is worth a trial.
 
     Args:
         plan: the planner's answer, whose question and machine tell what there is.
         options: what stays as it is: the context, the acceptance rule.
         free: what may be chosen.
+        dry_run: llama.cpp's dry run.
     """
-    return list(_Space(plan.question, plan.machine, options, free, _split(plan)).all())
+    memory = Memory(plan.machine.card_names, dry_run)
+    return list(_Space(plan.question, plan.machine, options, free, _split(plan), memory).all())
 
 
 def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
@@ -191,6 +193,7 @@ class _Space:
     options: DecoderOptions
     free: Free
     splits: tuple[tuple[float, ...], tuple[float, ...]]
+    memory: Memory
 
     def __post_init__(self) -> None:
         self._times: dict[object, _Time] = {}
@@ -246,6 +249,7 @@ class _Space:
         blocks, layers = header.blocks, header.layers
         usual = self.free.ubatch_sizes[0]
         if not self.machine.cards:
+            self._fill(drafter, draft_layers, [(0, 0)], kv, flash, usual)
             yield 0, 0, usual
             return
         experts_free = header.experts and self.free.n_cpu_moe is None
@@ -255,24 +259,24 @@ class _Space:
         if experts_free and placed[-1][0] == layers:  # ordered by what they take: experts on the CPU, then fewer layers
             placed = [*placed[:-1], *((layers, count) for count in range(blocks, -1, -1))]
 
-        def use(where: tuple[int, int], micro: int) -> float:
-            return max(self._memory(drafter, draft_layers, *where, kv, flash, micro))
+        def uses(some: Sequence[tuple[int, int]], micro: int) -> list[float]:
+            self._fill(drafter, draft_layers, some, kv, flash, micro)
+            return [max(self._bytes[drafter, draft_layers, *where, kv, flash, micro]) for where in some]
 
         fitting, possible = self._edges
-        edge = -1  # index of the most that may fit with the usual micro-batch
-        for index, where in enumerate(placed):
-            fits = use(where, usual) <= fitting
-            edge = index if fits else edge
+        used = uses(placed, usual)
+        # index of the most that may fit with the usual micro-batch
+        edge = max((index for index, share in enumerate(used) if share <= fitting), default=-1)
+        smaller = [(micro, uses(placed[edge + 1 :], micro)) for micro in self.free.ubatch_sizes[1:]]
         coarse = max(1, math.ceil(len(placed) / _STEPS))
         for index, where in enumerate(placed):
             near = edge - _NEAR_EDGE <= index
-            if (near or index % coarse == 0) and use(where, usual) <= possible:
+            if (near or index % coarse == 0) and used[index] <= possible:
                 yield *where, usual
             if index > edge:
-                for micro in self.free.ubatch_sizes[1:]:
-                    if use(where, micro) <= fitting:
-                        yield *where, micro
-                        break
+                fits = (micro for micro, shares in smaller if shares[index - edge - 1] <= fitting)
+                if micro := next(fits, 0):
+                    yield *where, micro
 
     # ---- memory
 
@@ -296,35 +300,52 @@ class _Space:
             lookup_corpus=self.options.lookup_corpus if s.drafter in ("lookup", "both") else None,
         )
 
-    def _memory(
-        self, drafter: str, draft_layers: int, layers: int, experts: int, kv: tuple[str, str], flash: str, micro: int
-    ) -> tuple[float, ...]:
-        """Share of each card's memory."""
-        key = (drafter, draft_layers, layers, experts, kv, flash, micro)
-        if key not in self._bytes:
-            with_model = drafter in ("draft", "both")
-            options = replace(
-                self.options,
-                cache_type_k=kv[0],
-                cache_type_v=kv[1],
-                flash_attn=flash,
-                ubatch_size=micro,
-                drafters=parse_drafters(drafter),
-                draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
-                lookup_corpus=None,
-            )
-            used = self._estimate(
-                self.question.target, Placement(layers, self.splits[0], experts), options.context(with_draft=with_model)
-            )
-            if with_model and self.question.draft is not None:
-                draft = self.question.draft
-                more = self._estimate(draft, Placement(draft_layers, self.splits[1]), options.draft_context())
-                used = {name: used[name] + more[name] for name in used}
-            self._bytes[key] = tuple(
-                (used[card.name].total + (card.overhead_bytes if used[card.name].total else 0)) / self._room(card)
-                for card in self.machine.cards
-            ) or (self._host_share(used[HOST].total),)
-        return self._bytes[key]
+    def _fill(
+        self,
+        drafter: str,
+        draft_layers: int,
+        placed: Sequence[tuple[int, int]],
+        kv: tuple[str, str],
+        flash: str,
+        micro: int,
+    ) -> None:
+        """Find the share of each card's memory for (target layers, blocks whose experts are on the CPU)."""
+        options = replace(
+            self.options,
+            cache_type_k=kv[0],
+            cache_type_v=kv[1],
+            flash_attn=flash,
+            ubatch_size=micro,
+            drafters=parse_drafters(drafter),
+            draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
+            lookup_corpus=None,
+        )
+        target, draft = self.question.target, self.question.draft if drafter in ("draft", "both") else None
+        context = options.context(with_draft=draft is not None)
+        beside: ByDevice = {}
+        if draft is not None:
+            at = Placement(draft_layers, self.splits[1])
+            (beside,) = self.memory.estimates(draft.header, draft.metadata_only, options.draft_context(), [at])
+        placements = [Placement(layers, self.splits[0], experts) for layers, experts in placed]
+        found = [self.memory.resident(target.header, at, context) for at in placements]
+        possible = [
+            index for index, used in enumerate(found) if max(self._shares(total([used, beside]))) <= self._edges[1]
+        ]
+        estimates = self.memory.estimates(
+            target.header, target.metadata_only, context, [placements[i] for i in possible]
+        )
+        for index, estimate in zip(possible, estimates, strict=True):
+            found[index] = estimate
+        for where, used in zip(placed, found, strict=True):
+            key = (drafter, draft_layers, *where, kv, flash, micro)
+            self._bytes[key] = self._shares(total([used, beside]))
+
+    def _shares(self, used: ByDevice) -> tuple[float, ...]:
+        """Shares of each card's memory."""
+        return tuple(
+            (used[card.name].total + (card.overhead_bytes if used[card.name].total else 0)) / self._room(card)
+            for card in self.machine.cards
+        ) or (self._host_share(used[HOST].total),)
 
     def _host_share(self, size: int) -> float:
         """Below 1 and growing with the size."""
@@ -338,18 +359,6 @@ class _Space:
     def _edges(self) -> tuple[float, float]:
         """(what is expected to fit, what might), as shares of that."""
         return (1.0, 1.0) if self.free.within_budget else (_EDGE, _OVER)
-
-    def _estimate(self, subject: Subject, placement: Placement, context: object) -> dict[str, Bytes]:
-        key = ("estimate", id(subject.header), placement, context)
-        if key not in self._estimates:
-            found = estimate(subject.header, placement, context, self.machine.card_names)  # type: ignore[arg-type]
-            missed = {name: Bytes(compute=size) for name, size in subject.shortfall.items() if found[name].total}
-            self._estimates[key] = found | {name: found[name] + more for name, more in missed.items()}
-        return self._estimates[key]
-
-    @cached_property
-    def _estimates(self) -> dict[object, dict[str, Bytes]]:
-        return {}
 
     # ---- speed
 
@@ -407,9 +416,9 @@ class _Space:
             options=self._as_options(s),
             predicted=rate,
             features=self._features(s, verify, drafting, acceptance, length),
-            memory=self._memory(
+            memory=self._bytes[
                 s.drafter, s.gpu_layers_draft, s.gpu_layers, s.n_cpu_moe, kv, s.flash_attn, s.ubatch_size
-            ),
+            ],
             offloaded=at.offloaded(self.question.target.header.blocks) / self.question.target.header.layers,
         )
 

@@ -43,7 +43,7 @@ def test_the_planned_bytes_are_not_below_the_truth_and_close_to_it(lab: Lab) -> 
     for task in tasks:
         found = task.run(lab)
         assert found.dry == found.allocated
-        assert found.formula.total >= found.allocated.total
+        assert found.estimate.total >= found.allocated.total
     again = tasks[-1].run(lab)  # with the driver's share of a pair known
     assert again.device_bytes is not None
     assert again.device_bytes <= again.planned_bytes + (4 << 20)  # a driver deals in pieces of 2 MiB

@@ -13,8 +13,8 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
 from ggufspec.models.header import interpret
-from ggufspec.planning.confirm import Confirmer
-from ggufspec.planning.memory import HOST
+from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceSpeed, MachineSpeed
@@ -54,13 +54,13 @@ def cases():
 
 def test_every_plan_loads_within_its_budget(tiny, tmp_path):
     """One child process loads them all for real, with the decoder's own placements and contexts."""
-    requests, wanted, refused = [], [], []
-    confirm = Confirmer({"RPC0": "a worker"}, paper=True, rpc=(), folder=tmp_path)
+    runs, wanted, refused = [], [], []
+    dry_runs = DryRuns({"RPC0": "a worker"}, simulated=True, rpc=(), folder=tmp_path)
     for target, draft, budget, options, acceptance in cases():
         here = Machine((Card("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
         asked = question(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)
         try:
-            plan = make_plan(asked, here, confirm)
+            plan = make_plan(asked, here, dry_runs)
         except GgufspecError as error:  # not even an empty placement's buffers fit, or llama.cpp refuses the KV types
             refused.append(error.message)
             continue
@@ -68,19 +68,20 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
             parts = [(tiny[target][2], option.target, option.context)]
             if option.draft is not None:
                 parts.append((tiny[draft][2], option.draft, asked.draft.context))
-            requests += [dryrun.Request(*part) for part in parts]
+            runs += [dryrun.Run(*part) for part in parts]
             wanted.append((option, budget, len(parts)))
             more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
             if more.gpu_layers <= asked.target.header.layers:
                 subject = asked.target if option.draft else asked.alone
-                larger = confirm([(subject.metadata_only, more, option.context)])[0]
+                (larger,) = dry_runs([Request(subject.header, subject.metadata_only, more, option.context)])
                 beside = option.draft_bytes["RPC0"].total if option.draft else 0
                 assert larger["RPC0"].total + beside > budget
+    dry_runs.close()
     assert len(wanted) > 20
     assert all("GiB of RPC0 at least" in message or "different K" in message for message in refused)
     assert len({option.target.gpu_layers for option, *_ in wanted}) > 4
 
-    answers = iter(dryrun.ask(dryrun.Spec(tuple(requests), paper_cards=1, real=True)).answers)
+    answers = iter(dryrun.ask(dryrun.Spec(simulated_devices=1, real=True), runs))
     for option, budget, parts in wanted:
         loaded = [next(answers) for _ in range(parts)]
         assert not any(answer.error for answer in loaded)

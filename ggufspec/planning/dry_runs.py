@@ -1,0 +1,122 @@
+"""llama.cpp's dry runs for a machine's cards, cached by model: asked again, they cost a file read."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from ggufspec import cache
+from ggufspec.llamacpp import dryrun
+from ggufspec.planning.memory import HOST, ByDevice, Bytes, Request, SameHeader, resident
+
+_CPU_MARGIN = 1.15  # of the CPU's compute buffer: a card's was at most 1.13 of it, docs/evidence/memory.json
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One answer: bytes by device, or why llama.cpp refuses; ``limits`` says why it is only an estimate."""
+
+    devices: dict[str, Bytes]
+    error: str = ""
+    limits: str = ""
+
+
+class DryRuns:
+    """Callable: what llama.cpp would allocate for each request, by device; its message where it refuses.
+
+    Where this llama.cpp reports its compute buffers alone, weights and caches are sums; where it cannot simulate a card
+    that is not here, the card's buffer is the CPU's and a margin. ``limits`` says so then.
+
+    Args:
+        cards: description of each card, by llama.cpp's name and in its order: another card may be CUDA0 tomorrow.
+        simulated: whether the cards are not here.
+        rpc: RPC workers among them, if they are here.
+        folder: the cache.
+        verbose: let llama.cpp's log through.
+    """
+
+    def __init__(
+        self, cards: Mapping[str, str], *, simulated: bool, rpc: Sequence[str], folder: Path, verbose: bool = False
+    ) -> None:
+        self.limits = ""
+        self._cards = tuple(cards)
+        self._devices = [dryrun.build(), len(cards) if simulated else list(cards.items()), list(rpc)]
+        self._folder = folder / "dry-runs"
+        spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0)
+        self._session = dryrun.Session(spec, verbose=verbose)
+        self._known: dict[str, dict[str, _Entry]] = {}  # by model
+
+    def __call__(self, requests: Sequence[Request]) -> list[ByDevice | str]:
+        """Answers in the order of ``requests``; unknown ones are asked together.
+
+        Raises:
+            GgufspecError: an RPC worker does not answer, or llama.cpp died.
+        """
+        keys = [(_fingerprint(SameHeader(one.header)), self._key(one)) for one in requests]
+        for model, _ in keys:
+            if model not in self._known:
+                self._known[model] = cache.read(self._file(model), dict[str, _Entry]) or {}
+        unknown = {key: one for key, one in zip(keys, requests, strict=True) if not self._is_known(*key)}
+        if unknown:
+            ordered = sorted(unknown.items(), key=lambda item: (str(item[1].file), str(item[1].placement)))
+            runs = [dryrun.Run(one.file, one.placement, one.context) for _, one in ordered]
+            for ((model, key), one), answer in zip(ordered, self._session.ask(runs), strict=True):
+                self._known[model][key] = self._entry(one, answer)
+            for model in {model for model, _ in unknown}:
+                cache.write(self._file(model), self._known[model])
+        found = [self._known[model][key] for model, key in keys]
+        self.limits = next((entry.limits for entry in found if entry.limits), self.limits)
+        return [entry.error or entry.devices for entry in found]
+
+    def close(self) -> None:
+        """End the child process; what is asked afterwards starts another one."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_known(self, model: str, key: str) -> bool:
+        """Whether there is an answer, and one that makes sense."""
+        entry = self._known[model].get(key)
+        if entry is None or entry.error:
+            return entry is not None
+        sizes = [size for one in entry.devices.values() for size in asdict(one).values()]
+        return {HOST, *self._cards} == entry.devices.keys() and min(sizes) >= 0
+
+    def _entry(self, request: Request, answer: dryrun.Answer) -> _Entry:
+        limits = self._session.ready.limits
+        if answer.error:
+            return _Entry({}, answer.error, limits)
+        names = {HOST: HOST} | dict(zip(self._session.ready.offload, self._cards, strict=False))
+        found = {names[name]: Bytes(one.weights, one.kv, one.compute) for name, one in answer.devices.items()}
+        if not limits:
+            found = {name: found.get(name, Bytes()) for name in (HOST, *self._cards)}
+            found[HOST] += Bytes(overhead=answer.output)
+            return _Entry(found)
+        used = resident(request.header, request.placement, request.context, self._cards)
+        on_host = 0 if self._session.ready.offload else int(_CPU_MARGIN * found[HOST].compute)
+        compute = {
+            name: found[name].compute if name in found else on_host if one.total else 0 for name, one in used.items()
+        }
+        return _Entry({name: replace(one, compute=compute[name]) for name, one in used.items()}, limits=limits)
+
+    def _key(self, request: Request) -> str:
+        """Threads do not matter."""
+        question = [asdict(request.placement), asdict(request.context) | {"threads": 1}, self._devices]
+        return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
+
+    def _file(self, model: str) -> Path:
+        return self._folder / f"{model}.json"
+
+
+@functools.lru_cache(maxsize=32)
+def _fingerprint(same: SameHeader) -> str:
+    return same.header.fingerprint
