@@ -1,1 +1,23 @@
-"""Drafting, verifying and sampling: pure over a small Model protocol."""
+"""Decoding with a target and drafters, walked once in the order of execution.
+
+:class:`~ggufspec.decoding.decoder.SpeculativeDecoder` loads the models, and turns a prompt into rounds and rounds into
+text.
+
+1. **Prefill** (``loop.prefill``). Target and drafters read all but the last token of the prompt. What the drafters
+   would have drafted at its last positions is compared with the target's likeliest tokens: a shadow evaluation.
+2. **Draft** (``loop.draft``), unless the policy backs off. For each position the policy chooses a drafter by the
+   confidences that are known and the cost of those that are not (``policy.choose``); the drafter proposes a candidate
+   (``drafters``), which joins the chain if that pays (``policy.extend``); the rule draws its token
+   (``rules``, ``Rule.draft_token``). The policy may cut the chain at the end (``policy.verify_count``).
+3. **Verify**. The target decodes its last token and the chain in one batch, padded to a width that is fast
+   (``policy.latency``) and, in strict mode, of one class (``widths``).
+4. **Accept** (``Rule.verify``). The rule accepts a prefix of the chain and chooses the token that follows it, from
+   penalised rows (``penalties``), by grammar (``grammar``) and sampling (``sampling``, ``noise``).
+5. **Rewind**. The target's cache and the drafters keep what was accepted.
+6. **Learn** (``policy.observe_round``). Latency models, acceptance estimators and the back-off see how the round went,
+   and drafters that fell behind catch up where that is cheap (``loop.catch_up``).
+7. **Emit**. The round is yielded; ``text`` turns its tokens into text, and ``trace`` reads the rule's record if asked.
+
+Target-only is the same loop without step 2. ``options`` has what can be set; :mod:`ggufspec.decoding.hook` drafts for
+llama-cpp-python's ``Llama`` with the same drafters and policy.
+"""

@@ -1,4 +1,4 @@
-"""What every acceptance rule shares: its protocol, the text that it follows, and the record of its decisions.
+"""What every acceptance rule shares: the text that it follows, and the record of its decisions.
 
 Pure NumPy: no model, clock or I/O.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,88 +56,6 @@ class AcceptanceResult:
         """The tokens that a round emits that drafted these."""
         accepted = tuple(drafted[: self.accepted])
         return accepted if self.token is None else (*accepted, self.token)
-
-
-class Rule(Protocol):
-    """How drafted tokens are chosen and judged."""
-
-    @property
-    def name(self) -> str:
-        """As ``--accept`` has it."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """When a drafted token is accepted."""
-        ...
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the text has the target's distribution."""
-        ...
-
-    @property
-    def may_trim(self) -> bool:
-        """Whether a drafted token may be dropped unverified because of what it turned out to be."""
-        ...
-
-    @property
-    def sampling(self) -> Sampling:
-        """How the target chooses."""
-        ...
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A new text begins with ``prompt``; a grammar holds behind it."""
-        ...
-
-    def follow(self, text: Sequence[int]) -> None:
-        """What is drafted next follows ``text``: the prompt, what was emitted, and the chain so far."""
-        ...
-
-    def permits(self, token: int, position: int) -> bool:
-        """Whether the grammar lets ``token`` stand at ``position`` of the text that was followed."""
-        ...
-
-    def penalised(self, row: Logits, position: int) -> Logits:
-        """The draft's logits (vocab,) for ``position``, changed in place where the text before it is penalised.
-
-        To be called once for each row, before anything else is made of it.
-        """
-        ...
-
-    def draft_token(self, logits: Logits, position: int) -> DraftToken:
-        """The draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
-
-        It is permitted, unless the draft has no permitted token: then verification will reject it.
-        """
-        ...
-
-    def verify(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
-        """Accept a prefix of ``drafted`` and choose the token that follows it. What the result emits is final.
-
-        Args:
-            rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows behind
-                the first rejection are not read, and none is kept. Those that are read are penalised in place, for
-                the text and the first i drafted tokens.
-            drafted: k drafted tokens; none is target-only sampling.
-            position: index in the sequence of the first drafted token.
-        """
-        ...
-
-    def agreement(self, logits: Logits, position: int, token: int) -> float:
-        """The chance that a token drafted from the draft's penalised logits (vocab,) would have been ``token``.
-
-        The grammar is known ``grammar.RECENT`` tokens back from the end of the text, and has no part in this before.
-        """
-        ...
-
-    def record(self, spell: Callable[[int], str]) -> None:
-        """Record every decision from now on; texts of tokens are what ``spell`` makes of their ids."""
-        ...
-
-    def decisions(self) -> Decisions:
-        """What was decided in the last verification; to be asked once, and only of a rule that records."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +121,19 @@ class Recorder:
         return "bonus" if self.result.accepted == len(self.drafted) > 0 else "target"
 
 
-class TextRule:
-    """The part of a rule that knows the text, for the grammar and the penalties, and that keeps its records."""
+class Rule:
+    """How drafted tokens are chosen and judged: what all rules share, the text and the record.
+
+    Args:
+        sampling: how the target chooses.
+        path: of the grammar, if there is one.
+    """
 
     kind: ClassVar[str]  # of ``settings.RULES``
+    may_trim: ClassVar[bool]  # whether a drafted token may be dropped unverified because of what it turned out to be
     recorder: Recorder | None = None
 
-    def __init__(self, sampling: Sampling, path: Path | None) -> None:
+    def __init__(self, sampling: Sampling, path: Path | None = None) -> None:
         self.sampling = sampling
         self._path = path
         self._penalties = Penalties(sampling) if sampling.penalises else None
@@ -218,17 +142,21 @@ class TextRule:
 
     @property
     def name(self) -> str:
+        """As ``--accept`` has it."""
         return self.kind
 
     @property
     def description(self) -> str:
+        """When a drafted token is accepted."""
         return RULES[self.kind].description
 
     @property
     def lossless(self) -> bool:
+        """Whether the text has the target's distribution."""
         return RULES[self.kind].lossless
 
     def begin(self, prompt: Sequence[int]) -> None:
+        """A new text begins with ``prompt``; a grammar holds behind it."""
         if self._path is not None:
             self._path.begin(len(prompt))
         if self._penalties is not None:
@@ -236,20 +164,35 @@ class TextRule:
             self._settled = len(prompt)
 
     def follow(self, text: Sequence[int]) -> None:
+        """What is drafted next follows ``text``: the prompt, what was emitted, and the chain so far."""
         if self._path is not None:
             self._path.follow(text[self._path.settled :])
         if self._penalties is not None:
             self._penalties.follow(self._settled, text[self._settled :])
 
     def penalised(self, row: Logits, position: int) -> Logits:
+        """A row of logits (vocab,) for ``position``, changed in place where the text before it is penalised.
+
+        To be called once for each row, before anything else is made of it.
+        """
         if self._penalties is not None:
             self._penalties.apply(row, position)
         return row
 
     def permits(self, token: int, position: int) -> bool:
+        """Whether the grammar lets ``token`` stand at ``position`` of the text that was followed."""
         return self._path is None or self._path.permits(token, position)
 
     def verify(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
+        """Accept a prefix of ``drafted`` and choose the token that follows it. What the result emits is final.
+
+        Args:
+            rows: (k + 1, vocab) logits of the target; row i is conditioned on the first i drafted tokens. Rows behind
+                the first rejection are not read, and none is kept. Those that are read are penalised in place, for
+                the text and the first i drafted tokens.
+            drafted: k drafted tokens; none is target-only sampling.
+            position: index in the sequence of the first drafted token.
+        """
         if self._path is None and self._penalties is None and self.recorder is None:
             return self._judge(rows, drafted, position)
         tokens = [one.token for one in drafted]
@@ -272,6 +215,20 @@ class TextRule:
             recorder.drafted, recorder.position, recorder.result = tuple(drafted), position, result
         return result
 
+    def draft_token(self, logits: Logits, position: int) -> DraftToken:
+        """The draft's token for ``position`` (index in the sequence) from the draft's penalised logits (vocab,).
+
+        It is permitted, unless the draft has no permitted token: then verification will reject it.
+        """
+        raise NotImplementedError
+
+    def agreement(self, logits: Logits, position: int, token: int) -> float:
+        """The chance that a token drafted from the draft's penalised logits (vocab,) would have been ``token``.
+
+        The grammar is known ``grammar.RECENT`` tokens back from the end of the text, and has no part in this before.
+        """
+        raise NotImplementedError
+
     def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         raise NotImplementedError
 
@@ -282,9 +239,11 @@ class TextRule:
     # ---- the record
 
     def record(self, spell: Callable[[int], str]) -> None:
+        """Record every decision from now on; texts of tokens are what ``spell`` makes of their ids."""
         self.recorder = Recorder(spell)
 
     def decisions(self) -> Decisions:
+        """What was decided in the last verification; to be asked once, and only of a rule that records."""
         recorder = self.recorder
         assert recorder is not None
         assert recorder.rows is not None

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.noise import choose, choose_full, gumbel
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, TextRule, log_probabilities
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, Rule, log_probabilities
 from ggufspec.decoding.rules.distribution import Distribution
-from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates, likeliest
+from ggufspec.decoding.sampling import Candidates, Logits, candidates, likeliest
 from ggufspec.schema.rounds import Added, Judged, Own, Sum
 
 Choice = tuple[int, Candidates | None]  # a token, and what truncation left of the row, if there was any
 Recorded = tuple[int, Candidates | None, Logits | None]  # and the masked row, if the grammar changed the choice
 
 
-class CoupledRule(TextRule):
+class CoupledRule(Rule):
     """Accept while the draft is the target's own choice.
 
     Source: Daliri et al. 2024, arXiv:2408.07978.
@@ -29,9 +28,6 @@ class CoupledRule(TextRule):
 
     kind = "exact"
     may_trim = True
-
-    def __init__(self, sampling: Sampling, path: Path | None = None) -> None:
-        super().__init__(sampling, path)
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
         drafted = DraftToken(*self._draft(logits, position))

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, TextRule
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, Rule
 from ggufspec.decoding.rules.distribution import Distribution, Numbers
 from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates
 from ggufspec.schema.rounds import Added, Drawn, Judged
 
 
-class SpeculativeRule(TextRule):
+class SpeculativeRule(Rule):
     """Accept x with probability min(1, p(x) / q(x)); after a rejection sample from max(p - q, 0).
 
     Uniform variables are taken from ``rng`` in this order: one for each drafted token; then, in a verification, one
