@@ -29,8 +29,8 @@ RUNS = ["target_only", "draft_only", "speculative", "llama_target_only", "llama_
     [
         ({"drafters": ("lookup",)}, "--drafter lookup has none"),
         ({"drafters": ()}, "--drafter none has none"),
-        ({"accept": "residual"}, "--accept residual is ours"),
-        ({"accept": "top-k:3"}, "--accept top-k:3 is ours"),
+        ({"accept": "residual"}, "--accept residual needs our own loop"),
+        ({"accept": "top-k:3"}, "--accept top-k:3 needs our own loop"),
         ({"strict": True}, "--strict"),
         ({"lookup_corpus": Path("corpus.txt")}, "corpus"),
         ({"n_cpu_moe": 4}, "--n-cpu-moe"),

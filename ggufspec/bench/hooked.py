@@ -64,12 +64,11 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         context = options.context(with_draft=spec.draft is not None)
-        draft = stack.enter_context(_draft(spec)) if spec.draft is not None else None
-        llama = stack.enter_context(contextlib.closing(make_llama(spec.target, options.placement, context, draft)))
+        llama = stack.enter_context(contextlib.closing(make_llama(spec.target, options.placement, context)))
+        draft = _draft(spec, llama) if spec.draft is not None else None
         target = Borrowed(llama)
         notes: tuple[str, ...] = ()
         if draft is not None:
-            draft.bind(llama)
             whole = scores_bytes(options.ctx_size, target.vocab_size)
             told = f"Llama keeps no logits beside the hook: {options.ctx_size:,} × {target.vocab_size:,}"
             notes = (f"{told} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
@@ -100,13 +99,14 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         )
 
 
-def _draft(spec: Spec) -> DraftModel:
+def _draft(spec: Spec, llama: Any) -> DraftModel:
     from ggufspec.decoding.hook import DraftModel
 
     options = spec.options
     assert spec.draft is not None
     return DraftModel(
         spec.draft,
+        llama,
         draft_max=options.draft_max,
         draft_policy=options.draft_policy,
         lookup="lookup" in options.drafters,

@@ -1,9 +1,8 @@
-"""A draft for llama-cpp-python's ``Llama``: the public door is :mod:`ggufspec.hook`.
+"""A draft for llama-cpp-python's ``Llama``: the public entry point is :mod:`ggufspec.hook`.
 
 ``Llama.generate`` calls its draft model with the text so far, verifies what it returns in the next batch, and calls
-again with what stayed of it and one token more. That is all it tells. So each call learns from its own input how the
-draft before it went, and from the clock how long the verification took; drafting itself is the loop's own
-(:mod:`ggufspec.decoding.loop`).
+again with what it accepted and one token more. So each call learns from its own input how the draft before it went, and
+from the clock how long the verification took; drafting itself is the loop's own (:mod:`ggufspec.decoding.loop`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,8 +19,7 @@ import numpy.typing as npt
 
 from ggufspec.decoding import loop
 from ggufspec.decoding.decoder import require_same_vocabulary
-from ggufspec.decoding.drafters.base import Drafter
-from ggufspec.decoding.drafters.lookup import LookupDrafter
+from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
@@ -33,24 +30,22 @@ from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.pair_latency import DRAFT_BUDGET_S
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes
-from ggufspec.llamacpp.hook import Borrowed, LlamaDraftModel, calling, close_with, forget_scores, scores_bytes
+from ggufspec.llamacpp.hook import Borrowed, LlamaDraftModel, close_with, forget_scores, scores_bytes
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.models.compat import MAX_SIZE_DIFFERENCE
 from ggufspec.settings import DRAFT_MAX, FIXED_DRAFT_MAX
 
 __all__ = ["DraftModel", "scores_bytes"]
 
 Ids = npt.NDArray[np.intc]
 
-_SOME_CONTEXT = 4096  # tokens, where no Llama is known that would say
-_TIMED = 3  # rounds without a draft at the very first, which tell what the target takes alone
-_PAUSE = 8.0  # times the seconds of its batch: a round that took longer waited for whoever reads
-_BUDGET_S = 0.2  # for the draft's own curve
+_TIMED = 3  # rounds without a draft at the very first, which time target-only decoding
+_PAUSE = 8.0  # times the seconds of its batch: a round that took longer waited for the reader
 
 _Owned = TypeVar("_Owned", Model, Context)
 
@@ -62,27 +57,26 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     >>> from ggufspec import demo_pair
     >>> from ggufspec.hook import DraftModel
     >>> target, draft = demo_pair()
-    >>> llama = Llama(model_path=str(target), n_ctx=512, draft_model=DraftModel(draft, threads=1), verbose=False)
+    >>> llama = Llama(model_path=str(target), n_ctx=512, verbose=False)
+    >>> model = DraftModel(draft, llama, threads=1)
     >>> llama("import os\n\ndef ", max_tokens=24, temperature=0)["choices"][0]["finish_reason"]
     'length'
     >>> llama.close()
 
-    The text is the target's own: ``Llama`` samples every token itself and keeps a drafted one where it is the same. The
-    draft proposes its likeliest token. How far it drafts follows from what it sees: how much of its drafts was kept,
-    how sure it is, how long the target takes for so many tokens; where no draft pays, it proposes nothing.
+    The text is the target's own: ``Llama`` samples every token itself and accepts a drafted one where it is the same.
+    The draft proposes its likeliest token. How far it drafts follows from what it sees: how much of its drafts was
+    accepted, its confidence, how long the target takes for so many tokens; where no draft pays, it proposes nothing.
 
     Its cache is kept from call to call and from answer to answer: what a text shares with the one before is not read
     again. It serves one ``Llama``, gives one answer at a time, like ``Llama`` itself, and is closed with it.
 
-    ``Llama`` hands its draft model nothing but ids. The first call finds the ``Llama`` in the frame that called, and
-    :meth:`bind` is done then; do it yourself, or give ``target``, to have a wrong vocabulary refused before the first
-    answer, and where a prompt may be longer than ``n_batch``: without it such a prompt ends in NumPy's ValueError
-    before any draft model is called. llama.cpp's own log goes to Python's ``logging`` once a draft is loaded, under
-    ``ggufspec.llamacpp``.
+    The ``Llama`` may then fill its whole context: without ``logits_all=True`` its ``scores`` have room for ``n_batch``
+    tokens, beyond which it fails with a draft; they keep nothing and take no memory from now on. With it they stay as
+    they are, and may take :func:`scores_bytes` of host memory.
 
     Args:
         path: the draft's GGUF file.
-        target: the ``Llama`` that it serves (:meth:`bind`), or that one's file, whose vocabulary is compared now.
+        llama: the ``Llama`` that it serves; its ``draft_model`` is set.
         draft_max: the longest draft of a round, in tokens: 15, or 4 of the fixed policy.
         draft_policy: ``adaptive`` drafts as far as it pays, which may be not at all; ``fixed`` always as far.
         lookup: whether n-grams of the text draft too.
@@ -92,25 +86,27 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         threads: CPU threads; 0 means the physical cores.
         flash_attn: auto, on or off.
         ubatch_size: tokens of a prompt that are computed at once; 0: 512.
-        cache: folder in which the draft's measured speed is kept; None keeps none.
+        cache: folder in which the draft's measured speed is cached; None caches nothing.
 
     Attributes:
+        drafters: who drafts.
         notes: sentences for the user.
         rounds: of the answer that is being given, or the last one: those whose outcome is known. The first token of an
-            answer and the last round, whose end nobody tells, are not among them.
+            answer and the last round, whose end ``Llama`` does not report, are not among them.
         read_s: seconds that the draft took to read what was new of the last prompt.
-        scores_bytes: host memory that the ``Llama``'s ``scores`` may take, see :meth:`bind`.
+        scores_bytes: host memory that the ``Llama``'s ``scores`` may take.
 
     Raises:
-        ModelError: the file is missing or damaged, does not fit, cannot take tokens back, or has another vocabulary.
-        UsageError: an option is out of range.
+        ModelError: the file is missing or damaged, does not fit, cannot take tokens back, or has another vocabulary;
+            the target cannot take tokens back; the host has too little memory for the logits that the ``Llama`` keeps.
+        UsageError: an option is out of range; the ``Llama`` is closed or missing.
     """
 
     _text: list[int]
     _held: Ids  # the text, and what was drafted behind it
     _chain: list[tuple[str, DraftToken]]
     _policy: Policy | None
-    _asking: bool
+    _drafting: bool
     _draft_s: float
     _learning_s: float
     _returned: float
@@ -118,8 +114,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     def __init__(
         self,
         path: str | Path,
+        llama: Any = None,
         *,
-        target: Any = None,
         draft_max: int | None = None,
         draft_policy: str = "adaptive",
         lookup: bool = False,
@@ -131,26 +127,32 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         ubatch_size: int = 0,
         cache: Path | None = None,
     ) -> None:
+        if llama is None:
+            raise UsageError("a DraftModel needs the Llama that it serves", 'DraftModel("small.gguf", llama)')
         self.notes: list[str] = []
         self.rounds: list[Round] = []
         self.read_s = 0.0
-        self.scores_bytes = 0
         self._closers: list[Model | Context] = []
         self._free = weakref.finalize(self, _close, self._closers)
         self._busy = threading.Lock()
-        self._owner: weakref.ref[Any] | None = None
-        self._cache, self._clock = cache, time.perf_counter
+        self._clock = time.perf_counter
         self._rule = make_rule("exact", Sampling())
         self._estimators: dict[str, AcceptanceEstimator] = {}
         self._back_off = BackOff()
-        self._context: Context | None = None
         self._target: LatencyModel | None = None
-        self._alone_s: list[float] = []
-        self._room = 2**31
+        self._target_only_s: list[float] = []
         self._forget()
         try:
+            target = Borrowed(llama)
+            if not target.can_forget:
+                raise ModelError(
+                    f"{target.path.name} cannot take tokens back (recurrent memory), and Llama does not notice",
+                    "ggufspec's own SpeculativeDecoder can draft for it",
+                )
+            self._room = min(len(llama.input_ids), llama.n_ctx())
+            default = FIXED_DRAFT_MAX if draft_policy == "fixed" else DRAFT_MAX
             self.options = DecoderOptions(
-                ctx_size=ctx_size or _SOME_CONTEXT,
+                ctx_size=ctx_size or self._room,
                 gpu_layers_draft=gpu_layers,
                 draft_split=split,
                 threads=threads,
@@ -158,101 +160,45 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 ubatch_size=ubatch_size,
                 drafters=("draft", "lookup") if lookup else ("draft",),
                 draft_policy=draft_policy,
-                draft_max=(FIXED_DRAFT_MAX if draft_policy == "fixed" else DRAFT_MAX)
-                if draft_max is None
-                else draft_max,
+                draft_max=default if draft_max is None else draft_max,
             )
-            self._most = self.options.draft_max
+            self.drafters = self.options.drafters
+            self._most = min(self.options.draft_max, llama.n_batch - 1)  # a batch that is divided loses logits
             self.model = self._own(Model(Path(path), self.options.draft_placement))
-            if ctx_size:
-                self._open(ctx_size)
-            if isinstance(target, (str, Path)):
-                self._compare_with_file(Path(target))
-            elif target is not None:
-                self.bind(target)
+            require_same_vocabulary(target, self.model, "choose a draft of the target's own family")
+            self.scores_bytes, free = forget_scores(llama), free_memory_bytes()
+            if self.scores_bytes > free:
+                raise ModelError(
+                    f"this Llama keeps the logits of {len(llama.input_ids):,} tokens, "
+                    f"{self.scores_bytes / 1e6:,.0f} MB of host memory, and {free / 1e6:,.0f} MB are free",
+                    "make it without logits_all=True: nothing is kept then",
+                )
+            self._open(target.vocab_size, cache)
         except BaseException:
             self.close()
             raise
-
-    def bind(self, llama: Any) -> Self:
-        """Serve this ``Llama``, which may have been made with or without a draft model.
-
-        The vocabularies are compared. The ``Llama`` may then fill its whole context: without ``logits_all=True`` its
-        ``scores`` have room for ``n_batch`` tokens, beyond which it fails; they keep nothing and take no memory from
-        now on. With it they stay as they are, and may take :func:`scores_bytes` of host memory. The draft is closed
-        when the ``Llama`` is.
-
-        Raises:
-            ModelError: the vocabularies differ; the target cannot take tokens back; the host has too little memory for
-                the logits that the ``Llama`` keeps, or for the draft's context.
-            UsageError: it serves another ``Llama``; one of them is closed.
-        """
-        self._check_open()
-        owner = self._owner() if self._owner is not None else None
-        if owner is llama:
-            return self
-        if owner is not None:
-            raise UsageError(
-                "this draft serves another Llama", "make a DraftModel for each: they share the file's memory"
-            )
-        target = Borrowed(llama)
-        if not target.can_forget:
-            raise _unnoticed(target.path.name)
-        require_same_vocabulary(target, self.model, "choose a draft of the target's own family")
-        self.scores_bytes, free = forget_scores(llama), free_memory_bytes()
-        if self.scores_bytes > free:
-            raise ModelError(
-                f"this Llama keeps the logits of {len(llama.input_ids):,} tokens, {self.scores_bytes / 1e6:,.0f} MB of "
-                f"host memory, and {free / 1e6:,.0f} MB are free",
-                "make it without logits_all=True: nothing is kept then",
-            )
-        self._room = min(len(llama.input_ids), llama.n_ctx())
-        self._most = min(self.options.draft_max, llama.n_batch - 1)  # a batch that is divided loses logits
-        if self._context is None:
-            self._open(self._room)
-        self._drafter.shared_vocab = min(self.model.vocab_size, target.vocab_size)
         llama.draft_model = self
         close_with(llama, self._free)
-        self._owner = weakref.ref(llama)
-        return self
 
-    def _compare_with_file(self, target: Path) -> None:
-        from ggufspec.models.architecture import kind_of_state
-        from ggufspec.models.source import read_headers
-        from ggufspec.models.vocabulary import check_pair
+    def _own(self, owned: _Owned) -> _Owned:
+        self._closers.append(owned)
+        return owned
 
-        known = read_headers([target, self.model.path])
-        if kind_of_state(known[0].header.architecture):  # our own loop takes its tokens back, and a Llama does not
-            raise _unnoticed(target.name)
-        self.notes += check_pair(*known)
-
-    def _own(self, thing: _Owned) -> _Owned:
-        self._closers.append(thing)
-        return thing
-
-    def _open(self, ctx_size: int) -> None:
-        """Make the draft's context and time it."""
-        self.options = replace(self.options, ctx_size=ctx_size)
+    def _open(self, target_vocab_size: int, cache: Path | None) -> None:
+        """Make the draft's context, time it, and make the drafters."""
         options = self.options.draft_context()
         self._context = context = self._own(Context(self.model, options))
         if not context.can_rewind:
             raise ModelError(f"{self.model.path.name} cannot take tokens back: it can be no draft", "choose another")
-        self._drafts: LatencyModel | None = None
+        made = [make(name, Parts(target_vocab_size, context)) for name in self.drafters]
+        self._drafters: list[Drafter] = made
+        self._drafter = next(drafter for drafter in made if isinstance(drafter, ModelDrafter))
+        self._latencies: dict[str, LatencyModel] = {}
         if self.options.draft_policy == "adaptive":
             key = latency_cache.key(self.model.path, self.options.draft_placement, options, outputs=1)
-            self._drafts, notes = latency_cache.load_or_measure(
-                context, key, self._cache, self._clock, budget_s=_BUDGET_S
-            )
+            latency, notes = latency_cache.load_or_measure(context, key, cache, self._clock, budget_s=DRAFT_BUDGET_S)
+            self._latencies["draft"], self._drafter.width = latency, latency.width
             self.notes += notes
-        self._drafter = ModelDrafter(context, self.model.vocab_size, self._drafts.width if self._drafts else _as_it_is)
-        self._drafters: list[Drafter] = [self._drafter]
-        if "lookup" in self.options.drafters:
-            self._drafters.append(LookupDrafter())
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """Who drafts."""
-        return self.options.drafters
 
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:  # noqa: ARG002 - of the protocol
         """The tokens that may follow ``input_ids``.
@@ -265,18 +211,13 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             (k,) token ids, k from 0 to ``draft_max``.
 
         Raises:
-            ModelError: the draft's vocabulary is not that of the target.
-            UsageError: it is closed, serves another ``Llama``, or is in the midst of another call.
+            UsageError: it is closed, or in the midst of another call.
         """
         if not self._busy.acquire(blocking=False):
-            raise UsageError("two threads use this draft at once", "a Llama and its draft give one answer at a time")
+            raise UsageError("two threads call this draft at once", "a Llama and its draft give one answer at a time")
         try:
-            self._check_open()
-            llama = calling(1)
-            if llama is not None:
-                self.bind(llama)
-            elif self._context is None:
-                self._open(min(_SOME_CONTEXT, self.model.context_train or _SOME_CONTEXT))
+            if not self._free.alive:
+                raise UsageError("this draft model is closed", "make another DraftModel")
             return self._answer(np.asarray(input_ids, np.intc))
         except BaseException:
             self._forget()
@@ -287,35 +228,34 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     def _answer(self, ids: Ids) -> Ids:
         began = self._clock()
         same = _same(self._held, ids)
-        self._check_range(ids[same:])
         length = len(self._text)
         if length and length < len(ids) <= min(same, length + len(self._chain)) + 1:  # the round before, and no more
             emitted = tuple(ids[length:].tolist())
             self._text += emitted
-            self._learn(emitted, began)
+            self._observe_round(emitted, began)
             reading_s = 0.0
         else:
             self._start(ids.tolist(), same)
             self.read_s = reading_s = self._clock() - began
         policy = self._policy
-        self._asking = policy is not None and not policy.is_backing_off()
+        self._drafting = policy is not None and not policy.is_backing_off()
         self._chain = []
-        if policy is not None and self._asking:
+        if policy is not None and self._drafting:
             limit = max(0, min(self._most, self._room - len(ids)))
             self._chain = loop.draft(
                 self._text, limit, self._drafters, policy, self._rule, self.model.is_end, self._clock
             )
-        drafted = np.array([proposal.token for _, proposal in self._chain], np.intc)
+        drafted = np.array([one.token for _, one in self._chain], np.intc)
         self._held = np.concatenate([ids, drafted])
-        if self._drafter.failure:
-            self._say(f"the draft model: {self._drafter.failure}; it drafts no more")
+        note = f"the draft model: {self._drafter.failure}; it drafts no more"
+        if self._drafter.failure and note not in self.notes:
+            self.notes.append(note)
         self._returned = self._clock()
         self._draft_s = self._returned - began - reading_s
         return drafted
 
     def _start(self, text: list[int], same: int) -> None:
         """A new text, of which the one before and what was drafted behind it have so many tokens too."""
-        assert self._context is not None
         read = self._drafter.has_read
         if self._context.rewind_kind != "exact" and same < read:
             same = 0
@@ -326,28 +266,27 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             drafter.prefill(text, (), min(same, read))
 
     def _make_policy(self) -> Policy | None:
-        """Who decides how far to draft; None as long as it is not known what the target takes."""
+        """None as long as it is not known what the target takes."""
         if self.options.draft_policy == "fixed":
             return Fixed()
         if self._target is None:
             return None
-        drafts = {"draft": self._drafts} if self._drafts else {}
-        return Adaptive(self._target, drafts, self._estimators, self._back_off)
+        return Adaptive(self._target, self._latencies, self._estimators, self._back_off)
 
-    def _learn(self, emitted: tuple[int, ...], now: float) -> None:
+    def _observe_round(self, emitted: tuple[int, ...], now: float) -> None:
         """How the last round went: all emitted tokens but the last one were drafted."""
         width, accepted = 1 + len(self._chain), len(emitted) - 1
         verify_s = now - self._returned
         names = tuple(name for name, _ in self._chain)
-        drafted = tuple(proposal.token for _, proposal in self._chain)
+        drafted = tuple(one.token for _, one in self._chain)
         total_s = self._draft_s + verify_s
         self.rounds.append(Round(drafted, names, accepted, emitted, width, self._draft_s, verify_s, total_s))
         for drafter in self._drafters:
             drafter.commit(len(self._text) - 1)
         if self._policy is None:
-            self._alone_s.append(verify_s)
-            if len(self._alone_s) == _TIMED:
-                points = {1: max(min(self._alone_s), 1e-9)}
+            self._target_only_s.append(verify_s)
+            if len(self._target_only_s) == _TIMED:
+                points = {1: max(min(self._target_only_s), 1e-9)}
                 self._target = LatencyModel(points, trusted=False, limit=self._most + 1, can_pad=False)
                 self._policy = self._make_policy()
             return
@@ -356,36 +295,18 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         learning = self._clock()
         total_s = self._draft_s + verify_s
         self._policy.observe_round(Outcome(width, accepted, len(emitted), verify_s, total_s, self._learning_s))
-        told_s = (
-            loop.catch_up(self._text, self._drafters, self._policy, self._rule, self._clock) if self._asking else 0.0
-        )
-        self._learning_s = self._clock() - learning - told_s
+        catch_up_s = 0.0
+        if self._drafting:
+            catch_up_s = loop.catch_up(self._text, self._drafters, self._policy, self._rule, self._clock)
+        self._learning_s = self._clock() - learning - catch_up_s
 
     def _forget(self) -> None:
         """Nothing is known of the text."""
         self._text, self._chain = [], []
         self._held = np.empty(0, np.intc)
         self._policy = None
-        self._asking = False
+        self._drafting = False
         self._draft_s = self._learning_s = self._returned = 0.0
-
-    def _check_range(self, ids: Ids) -> None:
-        """Ids that no vocabulary like the draft's has: all that can be seen where no ``Llama`` is known."""
-        for token in (int(ids.min()), int(ids.max())) if ids.size else ():
-            if not 0 <= token < self.model.vocab_size + MAX_SIZE_DIFFERENCE:
-                raise ModelError(
-                    f"token {token} is none of the {self.model.vocab_size:,} of {self.model.path.name}: it cannot "
-                    "draft for that target",
-                    "choose a draft of the target's own family",
-                )
-
-    def _say(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-
-    def _check_open(self) -> None:
-        if not self._free.alive:
-            raise UsageError("this draft model is closed", "make another DraftModel")
 
     def close(self) -> None:
         """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten.
@@ -394,7 +315,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             UsageError: another thread is in the midst of a call.
         """
         if not self._busy.acquire(blocking=False):
-            raise UsageError("this draft is in use", "close it when the answer has ended")
+            raise UsageError("this draft is in the midst of a call", "close it when the answer has ended")
         try:
             self._free()
         finally:
@@ -414,19 +335,8 @@ def _close(closers: list[Model | Context]) -> None:
         closers.pop().close()
 
 
-def _as_it_is(count: int) -> int:
-    return count
-
-
 def _same(held: Ids, ids: Ids) -> int:
     """Tokens that both begin with."""
     count = min(len(held), len(ids))
     differing = np.flatnonzero(held[:count] != ids[:count])
     return int(differing[0]) if differing.size else count
-
-
-def _unnoticed(name: str) -> ModelError:
-    return ModelError(
-        f"{name} cannot take tokens back (recurrent memory), and Llama does not notice",
-        "ggufspec's own SpeculativeDecoder can draft for it",
-    )

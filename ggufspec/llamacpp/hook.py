@@ -6,7 +6,6 @@ What is said of ``Llama`` here is read in llama_cpp/llama.py of 0.3.36.
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ __all__ = [
     "Borrowed",
     "Llama",
     "LlamaDraftModel",
-    "calling",
     "close_with",
     "forget_scores",
     "make_llama",
@@ -63,21 +61,6 @@ class Borrowed(Model):
 
     def close(self) -> None:
         """Nothing: it is not ours."""
-
-
-def calling(depth: int) -> Any | None:
-    """The ``Llama`` whose ``generate`` called, or None where somebody else did.
-
-    A draft model is told ids and nothing else, so that only the caller's frame tells whose ids these are.
-
-    Args:
-        depth: frames from this function's caller to that one.
-    """
-    frame = sys._getframe(depth + 1)
-    if frame.f_code.co_name != "generate":
-        return None
-    llama = frame.f_locals.get("self")
-    return llama if isinstance(llama, Llama) else None
 
 
 def scores_bytes(ctx_size: int, n_vocab: int) -> int:
@@ -132,9 +115,7 @@ def close_with(llama: Any, release: Callable[[], object]) -> None:
     llama._stack.callback(release)
 
 
-def make_llama(
-    path: Path, placement: Placement, options: ContextOptions, draft_model: Callable[..., Any] | None = None
-) -> Any:
+def make_llama(path: Path, placement: Placement, options: ContextOptions) -> Any:
     """A quiet ``Llama``, placed and decoding like a context of ours, as far as it can.
 
     It knows flash attention on or off: ``auto`` is on. It has no room for padding, and nowhere to put experts.
@@ -158,7 +139,6 @@ def make_llama(
             type_k=kv_type(lib, options.cache_type_k),
             type_v=kv_type(lib, options.cache_type_v),
             flash_attn=options.flash_attn != "off",
-            draft_model=draft_model,
             verbose=False,
         )
     except ValueError as error:

@@ -91,9 +91,8 @@ def slowed(llama, draft):
 def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
     """Prompts of up to a thousand tokens, in batches of 128."""
     alone = made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH)
-    draft = DraftModel(pair[1], threads=1, draft_policy=policy, lookup=policy == "adaptive")
-    both = made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH, draft_model=draft)
-    draft.bind(both)
+    both = made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH)
+    draft = DraftModel(pair[1], both, threads=1, draft_policy=policy, lookup=policy == "adaptive")
     if policy == "adaptive":
         slowed(both, draft)
     longest = drafted = accepted = 0
@@ -112,7 +111,7 @@ def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     options = {"n_ctx": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
     alone, told = made(demo[0], **options), made(demo[0], logits_all=True, **options)
     both = made(demo[0], **options)
-    draft = DraftModel(demo[1], target=both, threads=1, draft_policy="fixed")
+    draft = DraftModel(demo[1], both, threads=1, draft_policy="fixed")
     differing = 0
     for number, prompt in enumerate(prompts[::every]):
         ours, theirs = greedy(both, prompt), greedy(alone, prompt)
@@ -127,30 +126,30 @@ def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     assert sum(one.accepted for one in draft.rounds) > 0
 
 
-def test_the_one_line_that_people_write(pair, made):
-    """No bind: the first call finds its Llama."""
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], draft_model=draft)
+def test_its_context_is_as_large_as_its_llamas(pair, made):
+    llama = made(pair[0])
+    draft = DraftModel(pair[1], llama, threads=1)
     assert isinstance(llama.scores, np.ndarray)
     assert answer(llama, PROMPT) == answer(made(pair[0]), PROMPT)
-    assert draft._owner() is llama
     assert draft.options.ctx_size == llama.n_ctx()
     assert len(draft.rounds) > 3
 
 
 def test_the_example_of_its_document():
     found = doctest.testmod(module)
-    assert (found.failed, found.attempted) == (0, 7)
+    assert (found.failed, found.attempted) == (0, 8)
 
 
 def test_a_stream_is_the_same_too(pair, made):
-    llama = made(pair[0], draft_model=DraftModel(pair[1], threads=1))
+    llama = made(pair[0])
+    DraftModel(pair[1], llama, threads=1)
     pieces = [one["choices"][0]["text"] for one in llama(PROMPT, max_tokens=TOKENS, temperature=0.0, stream=True)]
     assert "".join(pieces) == answer(llama, PROMPT, repeat_penalty=1.0)
 
 
 def test_the_same_seed_gives_the_same_text(pair, made):
-    alone, llama = made(pair[0]), made(pair[0], draft_model=DraftModel(pair[1], threads=1))
+    alone, llama = made(pair[0]), made(pair[0])
+    DraftModel(pair[1], llama, threads=1)
     asked = {"temperature": 0.8, "seed": 7, "max_tokens": 48}
     assert answer(llama, PROMPT, **asked) == answer(alone, PROMPT, **asked)
 
@@ -158,28 +157,22 @@ def test_the_same_seed_gives_the_same_text(pair, made):
 def test_a_llama_gets_its_draft_later(pair, made):
     llama = made(pair[0])
     before = greedy(llama, PROMPT)
-    draft = DraftModel(pair[1], target=llama, threads=1, draft_policy="fixed")
+    draft = DraftModel(pair[1], llama, threads=1, draft_policy="fixed")
     assert llama.draft_model is draft
     assert greedy(llama, PROMPT) == before
     assert sum(one.accepted for one in draft.rounds) > 0
 
 
 def test_a_context_beyond_the_batch(pair, made, prompts):
-    """What llama-cpp-python alone cannot do: should that change, our document has to."""
     prompt = next(prompt for prompt in prompts if len(prompt) > 1500)
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH, draft_model=draft)
-    with pytest.raises(ValueError, match="broadcast"):
-        answer(llama, prompt)
-    draft.bind(llama)
-    llama.reset()
+    llama = made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH)
+    DraftModel(pair[1], llama, threads=1)
     assert answer(llama, prompt) == answer(made(pair[0], n_ctx=N_CTX, n_batch=N_BATCH), prompt)
 
 
 def test_to_the_last_token_of_the_context(pair, made):
-    draft = DraftModel(pair[1], threads=1, draft_policy="fixed")
-    llama = made(pair[0], n_ctx=256, n_batch=64, draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0], n_ctx=256, n_batch=64)
+    DraftModel(pair[1], llama, threads=1, draft_policy="fixed")
     prompt = llama.tokenize(PROMPT.encode())
     count = 256 - len(prompt) + 1
     assert greedy(llama, PROMPT, count) == greedy(made(pair[0], n_ctx=256, n_batch=64), PROMPT, count)
@@ -194,9 +187,8 @@ def test_nothing_is_read_twice(pair, made, monkeypatch):
         "decode",
         lambda self, tokens, outputs, width=0: (counts.append(len(tokens)), real(self, tokens, outputs, width))[1],
     )
-    draft = DraftModel(pair[1], threads=1, draft_policy="fixed", draft_max=4)
-    llama = made(pair[0], draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0])
+    draft = DraftModel(pair[1], llama, threads=1, draft_policy="fixed", draft_max=4)
     first = PROMPT * 8
     counts.clear()
     said = answer(llama, first)
@@ -211,9 +203,8 @@ def test_nothing_is_read_twice(pair, made, monkeypatch):
 
 
 def test_logits_are_kept_where_they_were_asked_for(pair, made, monkeypatch):
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], logits_all=True, draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0], logits_all=True)
+    draft = DraftModel(pair[1], llama, threads=1)
     assert not isinstance(llama.scores, Unkept)
     assert draft.scores_bytes == scores_bytes(512, llama.n_vocab()) == llama.scores.nbytes
     asked = {"max_tokens": 8, "temperature": 0.0, "logprobs": 2}
@@ -223,23 +214,21 @@ def test_logits_are_kept_where_they_were_asked_for(pair, made, monkeypatch):
     assert found["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=0.01)
     monkeypatch.setattr(module, "free_memory_bytes", lambda: draft.scores_bytes - 1)
     with pytest.raises(ModelError, match=r"the logits of 512 tokens, \d+ MB of host memory, and \d+ MB are") as caught:
-        DraftModel(pair[1], target=made(pair[0], logits_all=True), threads=1)
+        DraftModel(pair[1], made(pair[0], logits_all=True), threads=1)
     assert "logits_all" in caught.value.hint
 
 
 def test_logits_that_nobody_asked_for_are_not_kept(pair, made):
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], n_ctx=1024, n_batch=256, draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0], n_ctx=1024, n_batch=256)
+    draft = DraftModel(pair[1], llama, threads=1)
     assert (type(llama.scores), draft.scores_bytes) == (Unkept, 0)
     with pytest.raises(UsageError, match="keeps no logits"):
         answer(llama, PROMPT, logprobs=1)
 
 
 def test_a_cache_of_states_works(pair, made):
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], n_ctx=1024, n_batch=256, draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0], n_ctx=1024, n_batch=256)
+    DraftModel(pair[1], llama, threads=1)
     llama.set_cache(LlamaRAMCache())
     before = answer(llama, PROMPT)
     answer(llama, "x = 1\n")
@@ -250,25 +239,12 @@ def test_another_vocabulary_is_an_error(pair, made, other_token):
     renamed, token, before, now = other_token
     told = f"token {token} is '{before}' to the target and '{now}' to the draft"
     with pytest.raises(ModelError, match=told):
-        DraftModel(renamed, target=made(pair[0]), threads=1)
-    llama = made(pair[0], draft_model=DraftModel(renamed, threads=1))
-    with pytest.raises(ModelError, match=told):
-        answer(llama, PROMPT)
+        DraftModel(renamed, made(pair[0]), threads=1)
 
 
 def test_fewer_tokens_are_an_error(pair, made, small_vocabulary):
-    llama = made(pair[0], draft_model=DraftModel(small_vocabulary, threads=1))
     with pytest.raises(ModelError, match="cannot draft for"):
-        answer(llama, PROMPT)
-
-
-def test_a_draft_serves_one_llama(pair, made):
-    draft = DraftModel(pair[1], threads=1)
-    first, second = made(pair[0], draft_model=draft), made(pair[0], draft_model=draft)
-    answer(first, PROMPT, max_tokens=2)
-    with pytest.raises(UsageError, match="serves another Llama"):
-        answer(second, PROMPT)
-    assert answer(first, PROMPT) == answer(made(pair[0]), PROMPT)
+        DraftModel(small_vocabulary, made(pair[0]), threads=1)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "adaptive"])
@@ -280,7 +256,7 @@ def test_a_damaged_draft_costs_the_speedup_and_not_the_answer(pair, made, tmp_pa
     reader.data.flush()
     llama = made(pair[0])
     before = greedy(llama, PROMPT)
-    draft = DraftModel(path, target=llama, threads=1, draft_policy=policy)
+    draft = DraftModel(path, llama, threads=1, draft_policy=policy)
     slowed(llama, draft)
     assert greedy(llama, PROMPT) == before
     assert any("NaN logits; it drafts no more" in note for note in draft.notes)
@@ -290,33 +266,31 @@ def test_a_closed_llama_is_not_served(pair, made):
     llama = made(pair[0])
     llama.close()
     with pytest.raises(UsageError, match="this Llama is closed"):
-        DraftModel(pair[1], target=llama, threads=1)
+        DraftModel(pair[1], llama, threads=1)
 
 
 def test_it_is_closed_with_its_llama(pair, made):
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0])
+    draft = DraftModel(pair[1], llama, threads=1)
     llama.close()
     with pytest.raises(UsageError, match="is closed"):
         draft(np.array([1, 2, 3], np.intc))
 
 
 def test_it_goes_with_its_llama(pair):
-    draft = DraftModel(pair[1], threads=1)
-    llama = Llama(str(pair[0]), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False, draft_model=draft)
-    draft.bind(llama)
+    llama = Llama(str(pair[0]), n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+    draft = DraftModel(pair[1], llama, threads=1)
     gone = weakref.ref(llama)
     del llama
     gc.collect()
     assert gone() is None
     with pytest.raises(UsageError, match="is closed"):
-        draft.bind(object())
+        draft(np.array([1, 2, 3], np.intc))
 
 
 def test_a_llama_whose_draft_is_closed_says_so(pair, made):
-    draft = DraftModel(pair[1], threads=1)
-    llama = made(pair[0], draft_model=draft)
+    llama = made(pair[0])
+    draft = DraftModel(pair[1], llama, threads=1)
     answer(llama, PROMPT, max_tokens=2)
     draft.close()
     with pytest.raises(UsageError, match="is closed"):
@@ -326,9 +300,8 @@ def test_a_llama_whose_draft_is_closed_says_so(pair, made):
 
 
 def test_a_draft_longer_than_a_batch_would_lose_logits(pair, made):
-    draft = DraftModel(pair[1], threads=1, draft_policy="fixed", draft_max=15)
-    llama = made(pair[0], n_ctx=256, n_batch=8, draft_model=draft)
-    draft.bind(llama)
+    llama = made(pair[0], n_ctx=256, n_batch=8)
+    draft = DraftModel(pair[1], llama, threads=1, draft_policy="fixed", draft_max=15)
     assert answer(llama, PROMPT) == answer(made(pair[0], n_ctx=256, n_batch=8), PROMPT)
     assert max(len(one.drafted) for one in draft.rounds) == 7
 
@@ -337,4 +310,4 @@ def test_a_recurrent_target_is_refused(pair, made, tmp_path):
     """Its memory does not go back, which Llama.generate does not notice."""
     path = random_weights.write(tmp_path / "tiny-mamba.gguf", shapes.SHAPES["tiny-mamba"])
     with pytest.raises(ModelError, match="cannot take tokens back"):
-        DraftModel(pair[1], target=made(path), threads=1)
+        DraftModel(pair[1], made(path), threads=1)
