@@ -165,10 +165,10 @@ def _load(lab: Lab, models: Sequence[_Model]) -> batch_timing.Result:
     )
     spec = batch_timing.Spec(parts, lab.scale.depth, seconds=_QUICK_S, rpc=lab.site.endpoints())
 
-    def tell(event: dict[str, object]) -> None:
+    def report(event: dict[str, object]) -> None:
         lab.say(f"{event['event']} {event.get('file', '')}".strip())
 
-    return batch_timing.measure(spec, on_event=tell, verbose=lab.verbose)
+    return batch_timing.measure(spec, on_event=report, verbose=lab.verbose)
 
 
 # ---- part b ----------------------------------------------------------------------------------------------------------

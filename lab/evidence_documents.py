@@ -57,7 +57,7 @@ class Row(Generic[Found]):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedModel:
     """One model where it ran. ``layers`` are as ``-ngl`` counts them, the output included; ``bytes`` its weights."""
 
     file: str
@@ -101,7 +101,7 @@ class BytesFound:
     """
 
     kind: str
-    models: tuple[Placed, ...]
+    models: tuple[PlacedModel, ...]
     ctx_size: int
     cache_type_k: str
     cache_type_v: str
@@ -143,8 +143,8 @@ class LargestFound:
         tried: in the order in which they were loaded.
     """
 
-    target: Placed
-    draft: Placed | None
+    target: PlacedModel
+    draft: PlacedModel | None
     ctx_size: int
     ceiling_bytes: int
     planned: int
@@ -156,7 +156,7 @@ class LargestFound:
 class WidthsFound:
     """Part c: T(n). ``seconds`` are samples by width; ``relative`` is T(n) ÷ T(1), medians."""
 
-    model: Placed
+    model: PlacedModel
     file_type: str
     ctx_size: int
     depth: int
@@ -168,7 +168,7 @@ class WidthsFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WayResult:
     """What one way of running took for all prompts of a repetition; all that a speed is made of."""
 
     tokens: int
@@ -197,17 +197,17 @@ class WaysFound:
         draft: where it was; None in a target-only run.
         ctx_size: tokens of context.
         depth: tokens in the cache, on average.
-        told: by way.
+        results: by way.
         predicted: the planner's tokens/s of this placement, if it made it.
     """
 
     pair: str
     repetition: int
-    target: Placed
-    draft: Placed | None
+    target: PlacedModel
+    draft: PlacedModel | None
     ctx_size: int
     depth: int
-    told: dict[str, Told]
+    results: dict[str, WayResult]
     predicted: float | None = None
 
 
@@ -246,7 +246,7 @@ class SpeedFound:
 
     part: str
     what: str
-    models: tuple[Placed, ...]
+    models: tuple[PlacedModel, ...]
     measured: float
     predicted: float
 
@@ -270,7 +270,7 @@ class Agreeing:
 class ClassesFound:
     """Part h: the width classes of one model at one placement; ``strict`` is empty where strict mode is refused."""
 
-    model: Placed
+    model: PlacedModel
     file_type: str
     threads: int
     limit: int
@@ -283,8 +283,8 @@ class ClassesFound:
 class ChecksFound:
     """Part h: the certificate's checks of a pair, :mod:`ggufspec.verify.certificate`."""
 
-    target: Placed
-    draft: Placed
+    target: PlacedModel
+    draft: PlacedModel
     checks: tuple[Check, ...]
     passed: bool
     text: str

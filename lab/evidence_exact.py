@@ -77,12 +77,12 @@ def _checks_task(lab: Lab, share: float, words: str, rank: int) -> Task:
             rpc=lab.site.endpoints(),
         )
 
-        def tell(event: worker.Event) -> None:
+        def report(event: worker.Event) -> None:
             if event["event"] == "progress":
                 lab.say(f"{event['done']} of {event['total']}: {event['what']}")
 
         with lab.watch():
-            result = verify.measure(spec, on_event=tell, verbose=lab.verbose)
+            result = verify.measure(spec, on_event=report, verbose=lab.verbose)
         passed, text = certificate.judge(result.checks, interrupted=not result.finished)
         return ChecksFound(
             target=lab.placed(pair.target, Placement(layers)),

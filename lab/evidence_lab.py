@@ -23,7 +23,7 @@ from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import MachineSpeed
 from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
 from lab.evidence_device import RPC, Meter, Site
-from lab.evidence_documents import Placed
+from lab.evidence_documents import PlacedModel
 from lab.evidence_models import File, Pair, Scale, Shelf
 
 Say = Callable[[str], object]
@@ -242,11 +242,11 @@ class Lab:
             self._plans[key] = make_plan(asked, self.machine(ceiling_bytes), self.dry_run)
         return self._plans[key]
 
-    def placed(self, file: File, placement: Placement) -> Placed:
+    def placed(self, file: File, placement: Placement) -> PlacedModel:
         """A model where it is put, as documents have it."""
         header = self.shelf.known(file).header
         offloaded = placement.offloaded(header.blocks)
-        return Placed(file.name, header.layers, offloaded, placement.n_cpu_moe, header.weight_bytes())
+        return PlacedModel(file.name, header.layers, offloaded, placement.n_cpu_moe, header.weight_bytes())
 
     def fitting(self, pair: Pair) -> None:
         """Hold a pair that is to be wholly on the device to the ceiling.

@@ -1,6 +1,6 @@
 """The models that evidence is taken with: which shapes at which size, how much is asked of them, and their files.
 
-All are the pair that ships, grown (:mod:`ggufspec.models.expansion_file`): their cost is that of the shape, their text
+All are the bundled pair, expanded (:mod:`ggufspec.models.expansion_file`): their cost is that of the shape, their text
 and their acceptance those of the small pair as far as the weight types allow.
 """
 
@@ -38,7 +38,7 @@ _SPARE_BYTES = 1 << 30  # of disk
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One model file: a grown shape, a file type, and what it is grown from."""
+    """One model file: a shape, a file type, and the model that is expanded to it."""
 
     model: Model
     role: str = TARGET
@@ -319,7 +319,7 @@ class Shelf:
             raise GgufspecError(f"{self.folder} cannot be made: {error.strerror}", "--models FOLDER") from None
         source = demo_pair()[0 if file.role == TARGET else 1]
 
-        def tell(event: worker.Event) -> None:
+        def report(event: worker.Event) -> None:
             if event.get("of"):
                 self.say(f"making {file.name}: {event['bytes'] / event['of']:.0%}")
 
@@ -329,7 +329,7 @@ class Shelf:
             path,
             self.fill,
             hopeless=file.role == HOPELESS,
-            on_event=tell,
+            on_event=report,
             verbose=self._verbose,
         )
         return path

@@ -61,7 +61,7 @@ def _heading(run: Run) -> Iterator[str]:
     yield f"Device `{card.name}`, {_gib(card.total_bytes)}{ceiling}{driver}; {machine.get('cpu')}, "
     yield f"{threads} thread{'s' * (threads != 1)}; ggufspec {machine.get('ggufspec')}, llama-cpp-python "
     yield f"{machine.get('llama_cpp_python')}. {str(settings.get('shapes')).capitalize()} shapes: the pair that ships, "
-    yield "grown; the text and the acceptance are the small pair's as far as the weight types allow."
+    yield "expanded; the text and the acceptance are the small pair's as far as the weight types allow."
     for note in run.notes:
         yield f"Note: {note}."
     seconds = sum(one.seconds for one in run.sittings)

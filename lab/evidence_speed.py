@@ -17,7 +17,7 @@ from lab.evidence_documents import (
     BytesFound,
     CalibrationFound,
     Part,
-    Placed,
+    PlacedModel,
     SpeedFound,
     WaysFound,
     WidthsFound,
@@ -58,11 +58,11 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
         part = batch_timing.Part(lab.shelf.path(file), placement, context, widths)
         spec = batch_timing.Spec((part,), scale.depth, scale.rounds, rpc=lab.site.endpoints())
 
-        def tell(event: worker.Event) -> None:
+        def report(event: worker.Event) -> None:
             lab.say(f"{name}: {event['event']} {event.get('number', '')}".strip())
 
         with lab.watch():
-            result = batch_timing.measure(spec, on_event=tell, verbose=lab.verbose)
+            result = batch_timing.measure(spec, on_event=report, verbose=lab.verbose)
         timed = result.parts[0]
         one_s = median(timed.seconds[1])
         return WidthsFound(
@@ -92,11 +92,11 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
     def run(lab: Lab) -> CalibrationFound:
         spec = calibration.Spec(lab.threads, lab.site.endpoints(), **options)  # type: ignore[arg-type]
 
-        def tell(event: worker.Event) -> None:
+        def report(event: worker.Event) -> None:
             lab.say(f"{event['type']} on {event['device']}")
 
         with lab.watch():
-            speed = calibration.measure(lab.cache, spec, on_event=tell, verbose=lab.verbose)
+            speed = calibration.measure(lab.cache, spec, on_event=report, verbose=lab.verbose)
         return CalibrationFound(plain.dump(speed))
 
     asked = calibration.Spec(lab.threads, **options)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ class _Point:
 
     part: str
     what: str
-    models: tuple[Placed, ...]
+    models: tuple[PlacedModel, ...]
     context: tuple[int, str, str]  # tokens of context, types of the cache
     depth: int
     measured: float
@@ -170,19 +170,19 @@ def _points(part: Part[Any]) -> Iterator[_Point]:
 def _points_of_ways(part: str, found: WaysFound) -> Iterator[_Point]:
     """Target-only runs, and those that drafted a fixed number; the others change it as they go."""
     context = (found.ctx_size, "f16", "f16")
-    for name, told in found.told.items():
-        if not told.drafted and name.startswith(TARGET_ONLY):
-            yield _Point(part, f"{found.pair}: {name}", (found.target,), context, found.depth, told.tokens_per_s)
-        elif found.draft and told.rounds and not told.plain_rounds and name.endswith(" drafted"):
-            drafted = round(told.drafted / told.rounds)
-            per_round = told.tokens / told.rounds
+    for name, result in found.results.items():
+        if not result.drafted and name.startswith(TARGET_ONLY):
+            yield _Point(part, f"{found.pair}: {name}", (found.target,), context, found.depth, result.tokens_per_s)
+        elif found.draft and result.rounds and not result.plain_rounds and name.endswith(" drafted"):
+            drafted = round(result.drafted / result.rounds)
+            per_round = result.tokens / result.rounds
             yield _Point(
                 part,
                 f"{found.pair}: {name}",
                 (found.target, found.draft),
                 context,
                 found.depth,
-                told.tokens_per_s,
+                result.tokens_per_s,
                 drafted,
                 per_round,
             )

@@ -18,7 +18,7 @@ from ggufspec.llamacpp.options import Placement
 from ggufspec.models.expansion_file import SHAPES
 from ggufspec.settings import parse_drafters
 from lab import peers
-from lab.evidence_documents import Row, Told, Way, WaysFound
+from lab.evidence_documents import Row, Way, WayResult, WaysFound
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import HOPELESS, File, Pair
 
@@ -147,7 +147,7 @@ def _peers_of(lab: Lab, pair: Pair, repetition: int, rank: int) -> Task:
     def run(lab: Lab) -> WaysFound:
         program = peers.find(lab.peers)
         lab.fitting(pair)
-        told = {}
+        results = {}
         with lab.watch():
             for length in _turned(scale.peer_lengths, repetition):
                 name = f"{peers.PROGRAM}, {length} drafted"
@@ -166,7 +166,7 @@ def _peers_of(lab: Lab, pair: Pair, repetition: int, rank: int) -> Task:
                     )
                     for prompt in scale.prompts
                 ]
-                told[name] = Told(
+                results[name] = WayResult(
                     tokens=sum(one.tokens for one in answers),
                     seconds=sum(one.seconds for one in answers),
                     drafted=sum(one.drafted for one in answers),
@@ -174,7 +174,7 @@ def _peers_of(lab: Lab, pair: Pair, repetition: int, rank: int) -> Task:
                 )
         everything = Placement(-1)
         target, draft = (lab.placed(file, everything) for file in (pair.target, pair.draft))
-        return WaysFound(pair.name, repetition, target, draft, scale.ctx_size, 0, told)
+        return WaysFound(pair.name, repetition, target, draft, scale.ctx_size, 0, results)
 
     once_s = lab.rates.load_s(pair.target, pair.draft) + scale.tokens * lab.rates.token_s(pair.target)
     seconds = len(scale.peer_lengths) * len(scale.prompts) * once_s
@@ -216,7 +216,7 @@ class _Job:
 def _ask(lab: Lab, job: _Job) -> WaysFound:
     pair, draft, options, prompts = job.pair, job.draft, job.options, lab.scale.prompts
     target_path, draft_path = lab.shelf.path(pair.target), lab.shelf.path(draft) if draft else None
-    told, depths = {}, []
+    results, depths = {}, []
     with lab.watch(job.ceiling), worker.Session(verbose=lab.verbose) as child:
         spec = session.Spec(target_path, draft_path, options, lab.site.endpoints())
         lab.say("loading")
@@ -231,7 +231,7 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
             if 2 * sum(one.tokens for one in statistics) < job.tokens * len(prompts):
                 raise ModelError(f"{run.name}: the answers end after {statistics[0].tokens} tokens, too few to time")
             depths += [one.prompt_tokens + one.tokens // 2 for one in statistics]
-            told[run.name] = Told(
+            results[run.name] = WayResult(
                 tokens=sum(one.tokens for one in statistics),
                 seconds=sum(one.decode_s for one in statistics),
                 rounds=sum(one.rounds for one in statistics),
@@ -248,7 +248,7 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
         draft=lab.placed(draft, options.draft_placement) if draft else None,
         ctx_size=options.ctx_size,
         depth=round(sum(depths) / len(depths)),
-        told=told,
+        results=results,
         predicted=job.predicted,
     )
 
@@ -272,7 +272,7 @@ def _request(run: Run, prompt: str, tokens: int) -> session.Request:
 @dataclass(frozen=True, slots=True)
 class _Sample:
     found: WaysFound
-    told: Told
+    result: WayResult
 
 
 def ways(rows: Iterable[Row[WaysFound]]) -> tuple[Way, ...]:
@@ -286,15 +286,15 @@ def ways(rows: Iterable[Row[WaysFound]]) -> tuple[Way, ...]:
         if row.state != "done" or row.found is None:
             continue
         found = row.found
-        for name, told in found.told.items():
+        for name, result in found.results.items():
             key = (found.pair, name, found.target.gpu_layers, found.draft.gpu_layers if found.draft else None)
-            groups.setdefault(key, {})[found.repetition] = _Sample(found, told)
+            groups.setdefault(key, {})[found.repetition] = _Sample(found, result)
     made = []
     for (pair, name, gpu_layers, draft_layers), samples in groups.items():
         rival = _rival(groups, pair, (OWN_BEST, TARGET_ONLY), name)
         peer = _best_peer(groups, pair) if not name.startswith(peers.PROGRAM) else None
-        every = [sample.told for sample in samples.values()]
-        drafted, rounds = sum(told.drafted for told in every), sum(told.rounds for told in every)
+        every = [sample.result for sample in samples.values()]
+        drafted, rounds = sum(result.drafted for result in every), sum(result.rounds for result in every)
         first = next(iter(samples.values())).found
         made.append(
             Way(
@@ -303,9 +303,9 @@ def ways(rows: Iterable[Row[WaysFound]]) -> tuple[Way, ...]:
                 gpu_layers=gpu_layers,
                 layers=first.target.layers,
                 gpu_layers_draft=draft_layers,
-                tokens_per_s=spread([told.tokens_per_s for told in every]),
-                acceptance_rate=sum(told.accepted for told in every) / drafted if drafted else None,
-                tokens_per_round=sum(told.tokens for told in every) / rounds if rounds and drafted else None,
+                tokens_per_s=spread([result.tokens_per_s for result in every]),
+                acceptance_rate=sum(result.accepted for result in every) / drafted if drafted else None,
+                tokens_per_round=sum(result.tokens for result in every) / rounds if rounds and drafted else None,
                 over_target_only=_over(samples, rival),
                 over_peer=_over(samples, peer),
             )
@@ -328,11 +328,11 @@ def _rival(groups: _Groups, pair: str, names: Sequence[str], own: str) -> _Sampl
 
 def _best_peer(groups: _Groups, pair: str) -> _Samples | None:
     found = [samples for key, samples in groups.items() if key[0] == pair and key[1].startswith(peers.PROGRAM)]
-    return max(found, key=lambda samples: median(one.told.tokens_per_s for one in samples.values()), default=None)
+    return max(found, key=lambda samples: median(one.result.tokens_per_s for one in samples.values()), default=None)
 
 
 def _over(samples: _Samples, rival: _Samples | None) -> Any:
     both = sorted(samples.keys() & rival.keys()) if rival else []
     if not rival or not both:
         return None
-    return paired_ratios(*([of[i].told.tokens_per_s for i in both] for of in (samples, rival)))
+    return paired_ratios(*([of[i].result.tokens_per_s for i in both] for of in (samples, rival)))

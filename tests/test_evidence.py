@@ -17,13 +17,13 @@ from ggufspec.models.expansion_file import Model
 from lab import evidence
 from lab.evidence import Budget, Evidence, check_parts, ordered
 from lab.evidence_device import LocalCard
-from lab.evidence_documents import PARTS, Agreeing, Card, ClassesFound, Placed, read_part, read_run
+from lab.evidence_documents import PARTS, Agreeing, Card, ClassesFound, PlacedModel, read_part, read_run
 from lab.evidence_lab import Lab, Task
 from lab.evidence_models import SCALES, File, Shelf
 from lab.peers import NotThereError
 
 CARD = Card("CUDA0", "NVIDIA Test 24GB", "cuda", 24 << 30, None, "")
-FOUND = ClassesFound(Placed("m.gguf", 9, 9), "F16", 1, 16, (Agreeing((1, 2), 0.0),), (1, 2))
+FOUND = ClassesFound(PlacedModel("m.gguf", 9, 9), "F16", 1, 16, (Agreeing((1, 2), 0.0),), (1, 2))
 
 
 class Clock:

@@ -24,15 +24,15 @@ from lab.evidence_documents import (
     ClassesFound,
     LargestFound,
     Part,
-    Placed,
+    PlacedModel,
     Row,
     Run,
     Sitting,
     Sizes,
     SpeedFound,
-    Told,
     Tried,
     Way,
+    WayResult,
     WaysFound,
     WidthsFound,
     folders,
@@ -52,7 +52,7 @@ RUN = Run(
     (Sitting("2026-11-21 10:00:00", "scripts/gpu_evidence", 100.0, "time"),),
     ("the card was warm",),
 )
-HALF = Placed("t.gguf", 81, 41)
+HALF = PlacedModel("t.gguf", 81, 41)
 SIZES = Sizes(900 * MIB, 80 * MIB, 20 * MIB)
 
 
@@ -66,7 +66,9 @@ def parts() -> list[Part[Any]]:
     off = replace(dense, allocated=Sizes(900 * MIB, 80 * MIB, 21 * MIB), device_bytes=None)
     largest = LargestFound(HALF, None, 4096, 20 << 30, 56, 57, (Tried(56, True, 1), Tried(58, False, 2, "too much")))
     widths = WidthsFound(HALF, "F16", 4096, 512, 8, 1.0, 100.0, {1: (0.01, 0.012, 0.011), 4: (0.03,)}, {1: 1.0, 4: 2.7})
-    told = WaysFound("70b+8b", 0, HALF, Placed("d.gguf", 33, 33), 4096, 500, {"target-only": Told(10, 5.0)}, 2.5)
+    found = WaysFound(
+        "70b+8b", 0, HALF, PlacedModel("d.gguf", 33, 33), 4096, 500, {"target-only": WayResult(10, 5.0)}, 2.5
+    )
     spread = Spread(1.25, (1.1, 1.4), (1.1, 1.25, 1.4))
     ways = (
         Way("70b+8b", "target-only", 41, 81, None, spread, None, None, None),
@@ -82,9 +84,9 @@ def parts() -> list[Part[Any]]:
         "a": rows(dense, off),
         "b": rows(largest),
         "c": rows(widths),
-        "d": rows(told),
-        "e": rows(told),
-        "f": rows(told),
+        "d": rows(found),
+        "e": rows(found),
+        "f": rows(found),
         "g": rows(CalibrationFound({"pass_s": 1}), speed),
         "h": rows(classes, replace(classes, strict=(), refusal="no"), checks),
     }

@@ -26,10 +26,10 @@ from lab.evidence_documents import (
     BytesFound,
     Card,
     Part,
-    Placed,
+    PlacedModel,
     Row,
     Sizes,
-    Told,
+    WayResult,
     WaysFound,
     WidthsFound,
 )
@@ -96,12 +96,14 @@ def test_only_a_card_that_is_nearly_full_is_too_small(tmp_path: Path, monkeypatc
 
 # ---- ways -----------------------------------------------------------------------------------------
 
-TARGET, DRAFT = Placed("t.gguf", 9, 5), Placed("d.gguf", 4, 4)
+TARGET, DRAFT = PlacedModel("t.gguf", 9, 5), PlacedModel("d.gguf", 4, 4)
 
 
-def row(repetition: int, told: dict[str, Told], *, target: Placed = TARGET, draft: Placed | None = DRAFT) -> Row[Any]:
-    found = WaysFound("p", repetition, target, draft, 512, 100, told)
-    return Row(f"{repetition}{sorted(told)}", "r", "done", 1.0, found=found)
+def row(
+    repetition: int, results: dict[str, WayResult], *, target: PlacedModel = TARGET, draft: PlacedModel | None = DRAFT
+) -> Row[Any]:
+    found = WaysFound("p", repetition, target, draft, 512, 100, results)
+    return Row(f"{repetition}{sorted(results)}", "r", "done", 1.0, found=found)
 
 
 def test_ways_are_held_against_the_best_rivals_of_their_own_repetition() -> None:
@@ -109,14 +111,14 @@ def test_ways_are_held_against_the_best_rivals_of_their_own_repetition() -> None
     rows = []
     for repetition, slower in enumerate((1.0, 2.0, 1.0)):
         rows += [
-            row(repetition, {OWN_BEST: Told(20, 2.0 * slower)}, target=replace(TARGET, gpu_layers=7), draft=None),
-            row(repetition, {f"{TARGET_ONLY} at 5 layers": Told(20, 4.0 * slower)}, draft=None),
+            row(repetition, {OWN_BEST: WayResult(20, 2.0 * slower)}, target=replace(TARGET, gpu_layers=7), draft=None),
+            row(repetition, {f"{TARGET_ONLY} at 5 layers": WayResult(20, 4.0 * slower)}, draft=None),
             row(
                 repetition,
                 {
-                    fixed(2).name: Told(20, 1.0 * slower, rounds=10, drafted=20, accepted=10),
-                    f"{peers.PROGRAM}, 2 drafted": Told(20, 2.5 * slower, drafted=20, accepted=9),
-                    f"{peers.PROGRAM}, 4 drafted": Told(20, 1.25 * slower, drafted=40, accepted=9),
+                    fixed(2).name: WayResult(20, 1.0 * slower, rounds=10, drafted=20, accepted=10),
+                    f"{peers.PROGRAM}, 2 drafted": WayResult(20, 2.5 * slower, drafted=20, accepted=9),
+                    f"{peers.PROGRAM}, 4 drafted": WayResult(20, 1.25 * slower, drafted=40, accepted=9),
                 },
             ),
         ]
@@ -138,8 +140,8 @@ def test_ways_are_held_against_the_best_rivals_of_their_own_repetition() -> None
 
 def test_repetitions_at_another_placement_are_another_way() -> None:
     rows = [
-        row(0, {fixed(2).name: Told(20, 1.0)}),
-        row(1, {fixed(2).name: Told(20, 1.0)}, target=replace(TARGET, gpu_layers=6)),
+        row(0, {fixed(2).name: WayResult(20, 1.0)}),
+        row(1, {fixed(2).name: WayResult(20, 1.0)}, target=replace(TARGET, gpu_layers=6)),
     ]
     assert sorted(way.gpu_layers for way in ways(rows)) == [5, 6]
 
@@ -151,7 +153,7 @@ def test_a_speed_is_predicted_for_every_placement_that_was_run() -> None:
     path = demo_pair()[0]
     header = interpret(path.name, [parse(path.read_bytes())], path.stat().st_size)
     speed = from_catalogue([find_card("RTX 4090")], ["RPC0"])
-    target = Placed(path.name, header.layers, 5)
+    target = PlacedModel(path.name, header.layers, 5)
     sizes = Sizes(1, 1, 1)
     parts: list[Part[Any]] = [
         Part("a", "", "", (Row("1", "half", "done", 1.0, found=BytesFound(
@@ -160,12 +162,12 @@ def test_a_speed_is_predicted_for_every_placement_that_was_run() -> None:
             target, "F16", 512, 100, 1, 1.0, 1.0, {1: (0.01, 0.02, 0.03)}, {1: 1.0})),)),
         Part("d", "", "", (
             row(0, {
-                f"{TARGET_ONLY} at 5 layers": Told(20, 1.0, rounds=20),
-                fixed(3).name: Told(20, 1.0, rounds=10, drafted=30, accepted=10),
-                ADAPTIVE: Told(20, 1.0, rounds=10, drafted=25, accepted=10),
+                f"{TARGET_ONLY} at 5 layers": WayResult(20, 1.0, rounds=20),
+                fixed(3).name: WayResult(20, 1.0, rounds=10, drafted=30, accepted=10),
+                ADAPTIVE: WayResult(20, 1.0, rounds=10, drafted=25, accepted=10),
             }, target=target, draft=target),
-            row(1, {fixed(3).name: Told(20, 1.0, rounds=10, drafted=30)}, target=target, draft=target),
-            row(0, {fixed(3).name: Told(20, 1.0, rounds=10, drafted=30)}, target=Placed("gone.gguf", 9, 5)),
+            row(1, {fixed(3).name: WayResult(20, 1.0, rounds=10, drafted=30)}, target=target, draft=target),
+            row(0, {fixed(3).name: WayResult(20, 1.0, rounds=10, drafted=30)}, target=PlacedModel("gone.gguf", 9, 5)),
         )),
     ]  # fmt: skip
     found = predictions(parts, speed, "RPC0", lambda name: header if name == path.name else None)

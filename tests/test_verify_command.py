@@ -143,7 +143,7 @@ def test_ctrl_c_shows_what_was_checked(cli: Cli, tmp_path: Path) -> None:
     left = plain(rest(child))
     assert child.exitstatus == 130
     assert "No certificate: interrupted after 2 checks" in left
-    assert "error: interrupted; what is shown was checked before" in left
+    assert "error: interrupted; what is shown was measured before" in left
     assert "Traceback" not in left
     document = json.loads(kept.read_text())
     assert (document["interrupted"], document["passed"]) == (True, False)

@@ -70,8 +70,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         notes: tuple[str, ...] = ()
         if draft is not None:
             whole = scores_bytes(options.ctx_size, target.vocab_size)
-            told = f"Llama keeps no logits beside the hook: {options.ctx_size:,} × {target.vocab_size:,}"
-            notes = (f"{told} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
+            message = f"Llama keeps no logits beside the hook: {options.ctx_size:,} × {target.vocab_size:,}"
+            notes = (f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
         load_s = time.perf_counter() - began
         emit({"event": "loaded", "seconds": load_s})
         asked = _Asked(llama, target, draft, spec)

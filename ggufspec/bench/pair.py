@@ -65,7 +65,7 @@ def bench_pair(
         divergences, the verdict; :func:`ggufspec.schema.base.to_json` makes JSON of it.
 
     Raises:
-        UsageError: a name or an option is none, there is no prompt, or nobody drafts.
+        UsageError: a name or an option is none, there is no prompt, or speculation is off.
         GgufspecError: a file is not here, nothing fits, or a trial failed.
         KeyboardInterrupt: Ctrl-C; what was measured is lost.
     """

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from ggufspec.schema.compare import CompareDocument
     from ggufspec.schema.sweep import SweepDocument
     from ggufspec.schema.tune import TuneDocument
+    from ggufspec.schema.verify import VerifyDocument
 
-_Document = TypeVar("_Document", "CompareDocument", "SweepDocument", "TuneDocument")
+_Document = TypeVar("_Document", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
 
 
 @dataclass
@@ -39,7 +40,7 @@ def interruptible(has_results: Callable[[], object]) -> Iterator[Measuring]:
         yield state
     except KeyboardInterrupt:
         if not has_results():
-            raise StopError("interrupted before anything was measured", "the same command starts again") from None
+            raise StopError("interrupted before anything was measured", "") from None
         state.interrupted = True
 
 
@@ -48,13 +49,14 @@ def finish(
     show: Callable[[], None],
     given: Settings,
     *,
-    markdown: Callable[[_Document], str],
-    csv: Callable[[_Document], str],
-    notes: Iterable[str],
-    kept: Path | None,
+    markdown: Callable[[_Document], str] = lambda _: "",
+    csv: Callable[[_Document], str] = lambda _: "",
+    notes: Iterable[str] = (),
+    kept: Path | None = None,
     write: Callable[[Path, str], None] | None = None,
     resumed: str = "",
     failed: GgufspecError | None = None,
+    hint: str = "the same command resumes",
 ) -> int:
     """Print the document, then write its files: a full disk costs a file, not the result.
 
@@ -69,6 +71,7 @@ def finish(
         write: writes that file.
         resumed: said with the file's name.
         failed: what failed before.
+        hint: what to do after Ctrl-C.
 
     Returns:
         the exit code: 130 after Ctrl-C, that of the first failure, or 0.
@@ -92,6 +95,6 @@ def finish(
         ui.failure(failed.message, failed.hint)
     failed = inputs.write_exports(given, document, markdown=markdown, csv=csv) or failed
     if document.interrupted:
-        ui.failure("interrupted; what is shown was measured before", "the same command resumes")
+        ui.failure("interrupted; what is shown was measured before", hint)
         return 130
     return failed.exit_code if failed else 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,20 +10,20 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
+from ggufspec.cli.results import finish
 from ggufspec.display import counted, of_file
-from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.errors import StopError, UsageError
 from ggufspec.settings import DRAFTERS, OPTIONS, Settings
 
 if TYPE_CHECKING:
-    from ggufspec.bench.trial import LoadedModel
     from ggufspec.models.profile import Pair
     from ggufspec.schema.verify import VerifyDocument
     from ggufspec.verify.certificate import Spec
+    from ggufspec.verify.document import Files
     from ggufspec.verify.run import Result
 
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
-_BLOCK_BYTES = 2**22
 _DRAFTERS = (*DRAFTERS, "both")
 
 
@@ -79,6 +77,7 @@ def verify(
     """
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.verify.certificate import EVERY_POLICY, TWO_POLICIES, Spec
+    from ggufspec.verify.document import verify_document
 
     rules = _rules(accept)
     if given.value("temp") <= 0:
@@ -106,7 +105,8 @@ def verify(
         rpc=given.rpc or (),
     )
     result, read = _measure(spec, no_hash=no_hash)
-    return _report(_document(pair, spec, result, read), given.export_json)
+    document = verify_document(pair, spec, result, read)
+    return finish(document, lambda: _show(document), given, hint="") or (0 if document.passed else 1)
 
 
 def _rules(accept: str | None) -> tuple[str, ...]:
@@ -129,15 +129,15 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     return (accept,)
 
 
-def _drafters(asked: list[str] | None, pair: Pair) -> tuple[str, ...]:
-    """The drafters that are asked for, or all that the pair has: without a draft model the lookup.
+def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
+    """The given drafters, or all that the pair has: without a draft model the lookup.
 
     Raises:
         UsageError: one needs a draft model and there is none, or there is no such drafter.
     """
-    if "none" in (asked or ()):
+    if "none" in (given or ()):
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
-    chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in asked or ()))
+    chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
     if pair.draft is None:
         if any(name != "lookup" for name in chosen):
             raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
@@ -145,14 +145,15 @@ def _drafters(asked: list[str] | None, pair: Pair) -> tuple[str, ...]:
     return chosen or _DRAFTERS
 
 
-def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, dict[str, list[dict[str, object]]]]:
+def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:
     """The models' files and what was checked of them; what is there at Ctrl-C."""
+    from ggufspec.verify.document import files_of
     from ggufspec.verify.run import measure
     from ggufspec.worker import Interrupted
 
     try:
         with ui.progress() as progress:
-            files = _files(spec, progress, no_hash=no_hash)
+            files = files_of(spec, progress, no_hash=no_hash)
 
             def report(event: dict[str, Any]) -> None:
                 if event["event"] == "progress":
@@ -165,110 +166,6 @@ def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, dict[str, list[dict[
         return stop.partial, files
     except KeyboardInterrupt:
         raise StopError("interrupted before anything was checked") from None
-
-
-def _files(
-    spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: bool
-) -> dict[str, list[dict[str, object]]]:
-    """Name, size and SHA-256 of every file, by model; reads all of them unless ``no_hash``.
-
-    Raises:
-        ModelError: a file cannot be read.
-    """
-    import hashlib
-
-    from ggufspec.models.files import part_names
-
-    parts = {
-        role: [path.with_name(name) for name in part_names(path.name)]
-        for role, path in (("target", spec.target), ("draft", spec.draft))
-        if path is not None
-    }
-    found: dict[str, list[dict[str, object]]] = {role: [] for role in parts}
-    try:
-        total, done = sum(path.stat().st_size for some in parts.values() for path in some), 0
-        for role, some in parts.items():
-            for path in some:
-                digest = hashlib.sha256()
-                with path.open("rb") as file:
-                    while not no_hash and (block := file.read(_BLOCK_BYTES)):
-                        digest.update(block)
-                        done += len(block)
-                        progress(done // 10**6, total // 10**6, f"SHA-256 of {path.name}, MB")
-                found[role].append(
-                    {
-                        "name": path.name,
-                        "size_bytes": path.stat().st_size,
-                        "sha256": None if no_hash else digest.hexdigest(),
-                    }
-                )
-    except OSError as error:
-        raise ModelError(f"{error.filename} cannot be read: {error.strerror}", "ls -l the model's folder") from None
-    return found
-
-
-def _document(chosen: Pair, spec: Spec, result: Result, files: dict[str, list[dict[str, object]]]) -> VerifyDocument:
-    from ggufspec.bench.summary import machine
-    from ggufspec.hardware.host import physical_cores
-    from ggufspec.schema.verify import VerifyDocument
-    from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, judge
-
-    def described(role: str, path: Path | None, placed: LoadedModel | None) -> dict[str, object] | None:
-        if path is None:
-            return None
-        return {"file": str(path), "files": files[role]} | (asdict(placed) if placed else {})
-
-    varied = ("drafters", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
-    placement = {key: value for key, value in asdict(spec.options).items() if key not in varied}
-    passed, verdict = judge(result.checks, interrupted=not result.finished)
-    return VerifyDocument(
-        pair=chosen.describe(),
-        models={
-            "target": described("target", spec.target, result.target),
-            "draft": described("draft", spec.draft, result.draft),
-        },
-        machine=machine(),
-        settings=placement
-        | asdict(spec.sampling)
-        | {
-            "threads": spec.options.threads or physical_cores(),
-            "rpc": spec.rpc,
-            "prompts": len(spec.prompts),
-            "max_tokens": spec.max_tokens,
-            "seeds": spec.seeds,
-            "drafters": spec.drafters,
-            "rules": spec.rules,
-            "policies": {"strict": list(map(str, spec.policies)), "default": list(map(str, TWO_POLICIES))},
-            "false_alarm": FALSE_ALARM,
-        },
-        checks=result.checks,
-        passed=passed,
-        verdict=verdict,
-        notes=result.notes,
-        interrupted=not result.finished,
-    )
-
-
-def _report(document: VerifyDocument, export_json: Path | None) -> int:
-    """Print first, then write the file: a full disk costs a file and not the result."""
-    from ggufspec.files import write_whole
-    from ggufspec.schema.base import to_json
-
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        _show(document)
-    code = 0 if document.passed else 1
-    if export_json is not None:
-        try:
-            write_whole(export_json, to_json(document) + "\n")
-        except GgufspecError as error:
-            ui.failure(error.message, error.hint)
-            code = error.exit_code
-    if document.interrupted:
-        ui.failure("interrupted; what is shown was checked before", "")
-        return 130
-    return code
 
 
 def _show(document: VerifyDocument) -> None:

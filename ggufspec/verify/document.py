@@ -1,0 +1,95 @@
+"""The certificate's document, and the files that it names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from ggufspec.bench.summary import machine
+from ggufspec.bench.trial import LoadedModel
+from ggufspec.errors import ModelError
+from ggufspec.hardware.host import physical_cores
+from ggufspec.models.files import part_names
+from ggufspec.models.profile import Pair
+from ggufspec.schema.verify import VerifyDocument
+from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, Spec, judge
+from ggufspec.verify.run import Result
+
+_BLOCK_BYTES = 2**22
+
+Files = dict[str, list[dict[str, object]]]  # name, size and SHA-256 of every file, by model
+
+
+def files_of(spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: bool) -> Files:
+    """The files of a pair; reads all of them unless ``no_hash``.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    parts = {
+        role: [path.with_name(name) for name in part_names(path.name)]
+        for role, path in (("target", spec.target), ("draft", spec.draft))
+        if path is not None
+    }
+    found: Files = {role: [] for role in parts}
+    try:
+        total, done = sum(path.stat().st_size for some in parts.values() for path in some), 0
+        for role, some in parts.items():
+            for path in some:
+                digest = hashlib.sha256()
+                with path.open("rb") as file:
+                    while not no_hash and (block := file.read(_BLOCK_BYTES)):
+                        digest.update(block)
+                        done += len(block)
+                        progress(done // 10**6, total // 10**6, f"SHA-256 of {path.name}, MB")
+                found[role].append(
+                    {
+                        "name": path.name,
+                        "size_bytes": path.stat().st_size,
+                        "sha256": None if no_hash else digest.hexdigest(),
+                    }
+                )
+    except OSError as error:
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror}", "ls -l the model's folder") from None
+    return found
+
+
+def verify_document(pair: Pair, spec: Spec, result: Result, files: Files) -> VerifyDocument:
+    """What was checked, and whether the certificate is given."""
+
+    def described(role: str, path: Path | None, model: LoadedModel | None) -> dict[str, object] | None:
+        if path is None:
+            return None
+        return {"file": str(path), "files": files[role]} | (asdict(model) if model else {})
+
+    varied = ("drafters", "draft_policy", "draft_max", "lookup_corpus", "accept", "strict")
+    placement = {key: value for key, value in asdict(spec.options).items() if key not in varied}
+    passed, verdict = judge(result.checks, interrupted=not result.finished)
+    return VerifyDocument(
+        pair=pair.describe(),
+        models={
+            "target": described("target", spec.target, result.target),
+            "draft": described("draft", spec.draft, result.draft),
+        },
+        machine=machine(),
+        settings=placement
+        | asdict(spec.sampling)
+        | {
+            "threads": spec.options.threads or physical_cores(),
+            "rpc": spec.rpc,
+            "prompts": len(spec.prompts),
+            "max_tokens": spec.max_tokens,
+            "seeds": spec.seeds,
+            "drafters": spec.drafters,
+            "rules": spec.rules,
+            "policies": {"strict": list(map(str, spec.policies)), "default": list(map(str, TWO_POLICIES))},
+            "false_alarm": FALSE_ALARM,
+        },
+        checks=result.checks,
+        passed=passed,
+        verdict=verdict,
+        notes=result.notes,
+        interrupted=not result.finished,
+    )
