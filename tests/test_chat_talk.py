@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ggufspec import plain
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import markdown
 from ggufspec.chat.commands import Switches
@@ -22,6 +23,7 @@ from ggufspec.chat.talk import Screen, Talk
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.schema.rounds import Added, Drafted, Seen, TracedRound
 from ggufspec.worker import Interrupted
 
 Answer = Callable[["Script", Request, Callable[[dict[str, Any]], None]], Reply]
@@ -258,17 +260,14 @@ def test_a_comparison_keeps_the_answer_that_is_there(talk: Callable[..., Talk]) 
 def test_rounds_in_the_stream(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     def traced(script: Script, request: Request, hear: Callable[[dict[str, Any]], None]) -> Reply:
         assert request.trace
-        places = [
-            {"text": " a", "verdict": "kept"},
-            {"text": "\x1b", "verdict": "refused"},
-            {"text": "c", "verdict": "behind"},
-        ]
-        hear(
-            {
-                "event": "round",
-                "round": {"number": 1, "places": places, "added": {"text": "b"}, "draft_s": 0.001, "verify_s": 0.002},
-            }
+        drafted = tuple(
+            Drafted(number, "draft", 1, text, 1.0, None, result, None)
+            for number, (text, result) in enumerate(((" a", "accepted"), ("\x1b", "rejected"), ("c", "unread")))
         )
+        added = Added(1, 2, "b", "target", "p", 1.0, 1.0, False, Seen(None, 1.0, ()))
+        seconds = {"draft_s": 0.001, "verify_s": 0.002, "total_s": 0.003}
+        one = TracedRound(1, "exact", "", True, 0.0, 0, False, drafted, added, 1, (1, 2), 4, **seconds)
+        hear({"event": "round", "round": plain.dump(one)})
         hear({"event": "token", "text": " ab", "source": "draft"})
         return reply(" ab")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ggufspec.display import counted, number
 from ggufspec.reports import table
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from ggufspec.decoding.decoder import Statistics
+    from ggufspec.schema.rounds import TracedRound
 
+_RESULTS = {"accepted": ("✓", "green"), "rejected": ("✗", "red"), "unread": ("·", "dim")}
 _STOPS = {"length": "cut at /length", "context": "the context is full", "grammar": "the grammar permits no more"}
 
 
@@ -113,22 +115,16 @@ def legend(styles: Mapping[str, str]) -> Text:
     return text
 
 
-def round_line(traced: Mapping[str, Any]) -> Text:
-    """One round of a trace in a line: what was drafted and accepted, and what the target added.
-
-    Args:
-        traced: a :class:`ggufspec.schema.rounds.TracedRound` as JSON has it.
-    """
+def round_line(traced: TracedRound) -> Text:
+    """One round of a trace in a line: what was drafted and accepted, and what the target added."""
     from rich.text import Text
 
-    line = Text(f"round {traced['number']:>3} ", style="dim")
-    for place in traced["places"]:
-        kept, refused = place["verdict"] == "kept", place["verdict"] == "refused"
-        mark = "✓" if kept else "✗" if refused else "·"
-        style = "green" if kept else "red" if refused else "dim"
-        line.append(f" {mark}{quoted(place['text'])}", style=style)
-    if added := traced["added"]:
-        line.append(f" +{quoted(added['text'])}", style="bold not dim")
-    drafting = f"draft {milliseconds(traced['draft_s'])}, " if traced["places"] else ""
-    line.append(f"  {drafting}verify {milliseconds(traced['verify_s'])}", style="dim")
+    line = Text(f"round {traced.number:>3} ", style="dim")
+    for drafted in traced.drafted:
+        mark, style = _RESULTS[drafted.result]
+        line.append(f" {mark}{quoted(drafted.text)}", style=style)
+    if traced.added:
+        line.append(f" +{quoted(traced.added.text)}", style="bold not dim")
+    drafting = f"draft {milliseconds(traced.draft_s)}, " if traced.drafted else ""
+    line.append(f"  {drafting}verify {milliseconds(traced.verify_s)}", style="dim")
     return line

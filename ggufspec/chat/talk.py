@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ggufspec import plain
 from ggufspec.chat import commands as chat_commands
 from ggufspec.chat import conversation, report, session
 from ggufspec.chat.commands import COMMANDS, MODES, Command, Switches
@@ -20,6 +21,7 @@ from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatDocument, ChatRun
+from ggufspec.schema.rounds import TracedRound
 from ggufspec.settings import drafter_text
 from ggufspec.worker import Interrupted, Session
 
@@ -481,7 +483,7 @@ class _Events:
                 self._waiting.enter_context(self._screen.busy())(f"reading a prompt of {event['tokens']:,} tokens")
             case "round":
                 self._waiting.close()
-                self._screen.show(report.round_line(event["round"]))
+                self._screen.show(report.round_line(plain.load(TracedRound, event["round"])))
             case "token":
                 self._waiting.close()
                 self._pieces.append((event["text"], event["source"]))
