@@ -1,7 +1,7 @@
-"""Files that others wrote, read within bounds: on bytes, on nesting and on waiting, before a parser sees them.
+"""Reads untrusted files within bounds on size, nesting and waiting, before a parser sees them.
 
-What is too large, too deep, no text or no file is an error that says so, since parsers answer such things with
-gigabytes, a full stack or no end. JSON is what RFC 8259 says it is, and no more than a double or 64 bits hold.
+Parsers answer hostile files with gigabytes, a full stack or no end. JSON is that of RFC 8259, with numbers that fit a
+double or 64 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_JSON_BYTES = 8 << 20  # Python takes up to 50 times as much for it; a compa
 MOST_JSON_DEPTH = 64  # ours have 8
 MOST_TOML_BYTES = 64 << 10  # a profile has 1 kB
 MOST_TOML_DEPTH = 8  # ours have 2: brackets within each other, and the parts of a dotted key
-PATIENCE_S = 5.0  # for a pipe or a terminal that says nothing
+PATIENCE_S = 5.0  # for a silent pipe or terminal
 
 _DIGITS = 20  # of 64 bits, with the sign
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -35,7 +35,7 @@ _TOML_WORDS = re.compile(
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a regular file; a path that no file can have, of 5,000 characters say, has none."""
+    """Whether a path is a regular file; False for a path that no file can have, of 5,000 characters for example."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -43,24 +43,24 @@ def is_file(path: Path) -> bool:
 
 
 def real(path: Path) -> Path:
-    """Where a path leads; ``Path.resolve``, but a link that leads to itself is no failure."""
+    """``Path.resolve``, but a link that points to itself is not an error."""
     return Path(os.path.realpath(path))
 
 
 def read_bytes(
     path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError, cut: bool = False
 ) -> bytes:
-    """What is in a file, or in a pipe or a device whose end comes soon.
+    """The content of a file, or of a pipe or device that ends soon.
 
     Args:
         path: the file.
-        most_bytes: that it may have.
-        hint: of the errors; by default the command that shows what is there.
-        failure: what is raised.
-        cut: read the beginning of what has more.
+        most_bytes: the limit on its size.
+        hint: of the errors; by default the command that lists the folder.
+        failure: the exception to raise.
+        cut: read the beginning of a larger file.
 
     Raises:
-        GgufspecError: it cannot be read, has more, or nothing comes.
+        GgufspecError: it cannot be read, is larger, or sends nothing.
     """
     hint = hint or f"ls {path.parent}"
     try:
@@ -75,7 +75,7 @@ def read_bytes(
 
 
 def read_text(path: Path, most_bytes: int, *, hint: str = "", failure: type[GgufspecError] = GgufspecError) -> str:
-    """The same as text, which is UTF-8; a byte order mark is no part of it."""
+    """The same as UTF-8 text, without a byte order mark."""
     data = read_bytes(path, most_bytes, hint=hint, failure=failure)
     try:
         return data.decode("utf-8-sig")
@@ -93,11 +93,11 @@ def read_json(path: Path, *, hint: str = "", most_bytes: int = MOST_JSON_BYTES) 
 
 
 def parse_json(text: str, name: str, *, hint: str = "") -> Any:
-    """A JSON value; of an object that has a key twice, a number that is none or too large for 64 bits, no value.
+    """Parse JSON; duplicate keys, NaN and numbers beyond 64 bits are errors.
 
     Args:
         text: the JSON.
-        name: what messages call it.
+        name: its name in messages.
         hint: of the errors.
 
     Raises:
@@ -116,10 +116,10 @@ def parse_json(text: str, name: str, *, hint: str = "") -> Any:
 
 
 def check_toml(text: str, name: str, *, hint: str = "") -> None:
-    """Refuse TOML that is nested deeply: a parser takes the square of a dotted key's length, and of brackets a stack.
+    """Check the nesting of TOML: parsers take quadratic memory for dotted keys, and a stack frame for each bracket.
 
     Raises:
-        GgufspecError: says so.
+        GgufspecError: it is nested too deeply.
     """
     depth = dots = 0
     for word in re.findall(r"[][{}.=,\n]", _TOML_WORDS.sub("", text)):
@@ -130,7 +130,7 @@ def check_toml(text: str, name: str, *, hint: str = "") -> None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting for who writes to a pipe."""
+    """Open without waiting for the writer of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -148,7 +148,7 @@ def _take(descriptor: int, most_bytes: int) -> bytes:
 
 
 def _depth(text: str) -> int:
-    """How deep the brackets of JSON are nested, those in strings aside."""
+    """How deep the brackets of JSON are nested, outside of strings."""
     outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
     brackets = outside.encode("utf-8", "replace").translate(_STEPS, _NO_BRACKETS)
     return max(itertools.accumulate(array.array("b", brackets)), default=0)

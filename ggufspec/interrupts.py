@@ -1,4 +1,4 @@
-"""Ctrl-C and requests to end, held back while what they would break into must be done whole."""
+"""Holds back Ctrl-C and termination signals while a block must complete."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 
 
 class Held:
-    """Holds signals back until the block's end, or until :meth:`check`; a second one is not held.
+    """Hold signals back until the end of the block, or until :meth:`check`; a second one is not held.
 
-    These are SIGINT where it raises KeyboardInterrupt, and SIGTERM and SIGHUP where Python handles them; in threads
-    other than the main one, none.
+    These are SIGINT if it raises KeyboardInterrupt, and SIGTERM and SIGHUP if Python handles them; only in the main
+    thread.
 
     Args:
-        wake: called when one has come; safe in the handler of a signal.
+        wake: called in the signal handler.
     """
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -42,7 +42,7 @@ class Held:
         return self
 
     def check(self) -> None:
-        """Do what is to be done when one has come: raise KeyboardInterrupt, say."""
+        """Call the original handler of a signal that has arrived, which raises KeyboardInterrupt for SIGINT."""
         if self._came is not None:
             number, self._came = self._came, None
             self._before[number](number, None)

@@ -1,6 +1,6 @@
-"""Values as plain data (what JSON has) and back, by pydantic.
+"""Converts values to plain JSON data and back, by pydantic.
 
-Ctrl-C waits for each of these: an interrupt that meets pydantic-core at work is dropped, or comes out as another error.
+Ctrl-C is held back meanwhile: pydantic-core drops an interrupt, or turns it into another error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def dump(value: object, kind: Any = None) -> Any:
-    """A value as plain data; ``kind`` is its type where its class does not tell all."""
+    """A value as plain data; ``kind`` is its type if its class is not enough, such as ``list[int]``."""
     with interrupts.Held():
         return _adapter(kind or type(value)).dump_python(value, mode="json")
 
@@ -32,7 +32,7 @@ def load(kind: type[Value], data: object) -> Value:
     """A value of type ``kind`` from plain data.
 
     Raises:
-        pydantic.ValidationError: it is none.
+        pydantic.ValidationError: it does not fit the type.
     """
     with interrupts.Held():
         value: Value = _adapter(kind).validate_python(data)
@@ -40,10 +40,10 @@ def load(kind: type[Value], data: object) -> Value:
 
 
 def load_json(kind: type[Value], text: bytes) -> Value:
-    """The same from JSON, which may have numbers that are none (NaN, Infinity).
+    """The same from JSON, which may have NaN and Infinity.
 
     Raises:
-        pydantic.ValidationError: it is none, or no JSON.
+        pydantic.ValidationError: it does not fit the type, or is not JSON.
     """
     with interrupts.Held():
         value: Value = _adapter(kind).validate_json(text)

@@ -4,14 +4,14 @@ The child is ``python -P -m ggufspec.worker MODULE``; without ``-P`` a ``json.py
 There are two kinds of job:
 
 - A call. The module has a ``Spec``, a ``Result`` and ``run(spec, emit, stopping) -> Result``.
-- A session, whose child stays and answers requests. The module has a ``Spec``, a ``Ready``, a ``Request``, a ``Reply``
-  and ``opened(spec, emit, stopping)``, a context manager whose value is a :class:`Serving`.
+- A session, whose child answers many requests. The module has a ``Spec``, a ``Ready``, a ``Request``, a ``Reply`` and
+  ``opened(spec, emit, stopping)``, a context manager whose value is a :class:`Serving`.
 
-Both speak one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
-each when the one before is answered. On stdout come ``["event", {…}]`` and, for every request, one outcome:
+Both use one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
+each after the reply to the one before. On stdout come ``["event", {…}]`` and, for every request, one outcome:
 ``["result", N, …]`` or ``["error", N, message, hint, exit code]``. After ``["within", S, what, hint]`` the parent
 kills the child in S seconds, unless ``["within", null]`` follows. ``{"stop": N}`` on stdin asks request N to stop.
-An end of stdin asks the child to end: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S`` then,
+The end of stdin asks the child to end: Ctrl-C in the parent, or the parent's death. It ends within ``_GRACE_S`` then,
 whatever llama.cpp is doing.
 """
 
@@ -51,20 +51,20 @@ CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scri
 
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
-_OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # want of memory ends otherwise
+_OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # lack of memory ends otherwise
 _MEMORY_HINT = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
 _FILE_HINT = "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python"
-# What the last words are of, where they tell: which file of llama.cpp
+# What the last line of stderr is about: names of llama.cpp's files
 _OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
 _OF_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|(failed|unable) to allocate|alloc\w* failed")
 _OF_FILE = re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model")
-_BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # the folder where somebody built it
+_BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # the folder of the build
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # what a new session is on Windows
 _NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a job; ``partial`` is the result as far as it came, or None."""
+    """Ctrl-C during a job; ``partial`` is the unfinished result, or None."""
 
     def __init__(self, partial: Any) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Serving(Protocol):
-    """A session's side in the child."""
+    """What a session's module provides in the child."""
 
     @property
     def ready(self) -> Any:
@@ -80,10 +80,10 @@ class Serving(Protocol):
         ...
 
     def answer(self, request: Any, emit: Emit, stopping: threading.Event) -> Any:
-        """The module's ``Reply`` to a ``Request``; as far as it came, once ``stopping`` is set.
+        """The module's ``Reply`` to a ``Request``; unfinished once ``stopping`` is set.
 
         Raises:
-            GgufspecError: what the user can mend; the session goes on.
+            GgufspecError: a failure that the user can mend; the session continues.
         """
         ...
 
@@ -105,22 +105,22 @@ def call(
         result_type: the job's ``Result``.
         on_event: called with each event as it comes.
         verbose: let llama.cpp's log through to stderr.
-        silence_s: the longest that the child may say nothing; then it is ended.
+        silence_s: the child is killed after so many seconds without a message.
 
     Raises:
         GgufspecError: as the job raised it.
         WorkerError: the child ended without a result; ``ended_by`` names the signal, or is ``silence`` or ``deadline``.
-        Interrupted: Ctrl-C; holds what the child had when it was asked to stop.
+        Interrupted: Ctrl-C; has the unfinished result.
     """
     with Session(verbose=verbose) as session:
         return session.open(module, spec, result_type, on_event=on_event, silence_s=silence_s)
 
 
 class Session:
-    """A child process that stays: opened once, asked again and again.
+    """A child process that is opened once and answers many requests.
 
-    ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` gives it something to do. All but
-    :meth:`stop` belong to one thread. A session can be opened again at any time, after its child has died too.
+    ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` sends a request. All methods but :meth:`stop`
+    belong to one thread. A session can be opened again at any time, also after its child has died.
 
     Args:
         verbose: let llama.cpp's log through to stderr.
@@ -132,7 +132,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a child that can be asked."""
+        """Whether the child is alive."""
         return self._child is not None and self._child.lives
 
     def open(
@@ -144,7 +144,7 @@ class Session:
         on_event: Emit | None = None,
         silence_s: float | None = None,
     ) -> Result:
-        """Start the child and give it its spec; one that was there is ended.
+        """Start the child and send its spec; a previous child is ended.
 
         Args:
             module: dotted name of the job's module.
@@ -156,7 +156,7 @@ class Session:
         Raises:
             GgufspecError: as the job raised it; the child has ended.
             WorkerError: the child died.
-            Interrupted: Ctrl-C; the child has ended. ``partial`` is what it said when it was asked to.
+            Interrupted: Ctrl-C; the child has ended. ``partial`` is its unfinished result.
         """
         self.close()
         child = self._child = _Child(module, verbose=self._verbose)
@@ -182,9 +182,9 @@ class Session:
         return plain.load(ready_type, outcome[2])
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
-        """Give the child a request and wait for its reply.
+        """Send a request and wait for the reply.
 
-        Ctrl-C asks it to stop, and waits for the reply as far as it came; a second Ctrl-C ends the child.
+        Ctrl-C asks the child to stop and waits for its unfinished reply; a second Ctrl-C kills the child.
 
         Args:
             request: the module's ``Request``.
@@ -192,13 +192,13 @@ class Session:
             on_event: called with each event as it comes; what it raises ends the child.
 
         Raises:
-            GgufspecError: as the job raised it; the session goes on.
-            WorkerError: the child died, now or before, or was never opened.
-            Interrupted: Ctrl-C; ``partial`` is the reply as far as it came, or None where the child was ended.
+            GgufspecError: as the job raised it; the session continues.
+            WorkerError: the child has died, or was never opened.
+            Interrupted: Ctrl-C; ``partial`` is the unfinished reply, or None if the child was killed.
         """
         child = self._child
         if child is None:
-            raise WorkerError("no child process is there to be asked", "open the session first")
+            raise WorkerError("the session has no child process", "open the session first")
         try:
             outcome = child.ask("request", request, on_event)
         except KeyboardInterrupt:
@@ -219,15 +219,15 @@ class Session:
         return plain.load(reply_type, outcome[2])
 
     def stop(self) -> None:
-        """Ask the request that runs to stop at its next token; its reply is what there is by then.
+        """Ask the running request, if any, to stop at its next token; its reply is what it has by then.
 
-        Does nothing where none runs. May be called by any thread and from a signal's handler.
+        May be called by any thread and from a signal handler.
         """
         if child := self._child:
             child.stop()
 
     def close(self) -> None:
-        """End the child: at once if it is at work, else when it has freed what it holds, or within ``_GRACE_S``."""
+        """End the child: at once if it is busy, else after its cleanup, within ``_GRACE_S``."""
         if child := self._child:
             self._child = None
             child.end(0 if child.works else _GRACE_S)
@@ -247,12 +247,12 @@ class Session:
 
 
 def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
-    """The result of a request that was interrupted, if there is one."""
+    """The result of an interrupted request, if there is one."""
     return None if outcome is None or outcome[0] == "error" else plain.load(kind, outcome[2])
 
 
 def _error(outcome: Outcome) -> GgufspecError | None:
-    """The error that a job raised, if it did."""
+    """The error that a job raised, if any."""
     if outcome[0] != "error":
         return None
     _, _, message, hint, exit_code = outcome
@@ -260,10 +260,10 @@ def _error(outcome: Outcome) -> GgufspecError | None:
 
 
 class _Child:
-    """A child process, what is said to it and what it says.
+    """A child process and its messages.
 
     Attributes:
-        works: whether it was asked something that it has not answered.
+        works: whether a request is unanswered.
     """
 
     def __init__(self, module: str, *, verbose: bool) -> None:
@@ -321,7 +321,7 @@ class _Child:
         return outcome
 
     def stop(self) -> None:
-        """Ask the newest request to stop; whoever holds the lock meanwhile does it when the lock is free."""
+        """Ask the newest request to stop; if another thread is writing, that thread does it afterwards."""
         if self.works:
             self._unwanted = number = self._number
             if self._writing.acquire(blocking=False):
@@ -331,10 +331,10 @@ class _Child:
                     self._writing.release()
 
     def stopped_word(self, on_event: Emit | None) -> Outcome:
-        """The outcome of the newest request, which is asked to stop.
+        """The outcome of the newest request, after asking it to stop.
 
         Raises:
-            KeyboardInterrupt: it was asked to before, or it was cut short on its way.
+            KeyboardInterrupt: it was asked before, or was not sent completely.
             WorkerError: the child has ended.
         """
         if self._unwanted == self._number or not self._said:
@@ -343,7 +343,7 @@ class _Child:
         return self._listen(on_event)
 
     def last_word(self, on_event: Emit | None) -> Outcome | None:
-        """The outcome of the newest request, of a child that is asked to end; None if none comes in time."""
+        """The outcome of the newest request, after asking the child to end; None if none comes in time."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         with contextlib.suppress(TimeoutError):
@@ -351,7 +351,7 @@ class _Child:
         return None
 
     def end(self, patience_s: float) -> None:
-        """Let it end by itself for a while, then end it."""
+        """Wait for its end, then kill it."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
@@ -371,7 +371,7 @@ class _Child:
             self._stdin.flush()
 
     def _death(self) -> WorkerError:
-        """The error for a child that has ended without a word, with llama.cpp's last words."""
+        """The error for a child that has ended without an outcome, from the end of its stderr."""
         code = self._process.wait()
         self._complaints.seek(self._complained_bytes)
         last = self._complaints.read()
@@ -382,10 +382,10 @@ class _Child:
 
 
 class _Listener:
-    """Takes the child's messages: events, and one outcome (a result or an error) for each request.
+    """Reads the child's messages: events, and one outcome (a result or an error) for each request.
 
-    A thread reads them, since an interrupted read would lose the part of a line that it had. It keeps the outcome,
-    which is there for whoever listens again after an interrupt.
+    A thread reads them, since an interrupted read would lose part of a line. It stores the outcome for whoever listens
+    again after an interrupt.
     """
 
     def __init__(self, lines: IO[str]) -> None:
@@ -402,7 +402,7 @@ class _Listener:
         for line in self._lines:
             try:
                 kind, *_ = message = json.loads(line)
-            except (ValueError, TypeError):  # the last words of a child that died
+            except (ValueError, TypeError):  # a line cut short by the child's death
                 continue
             if kind in ("result", "error"):
                 self._outcome, message = message, None
@@ -416,15 +416,15 @@ class _Listener:
         """Take messages until the outcome of request ``number``; None if the child closes its end before.
 
         Raises:
-            TimeoutError: neither within ``patience_s``, which ``afresh`` begins again with every message.
-            WorkerError: the child set itself a limit and did not keep to it.
-            KeyboardInterrupt: Ctrl-C; the messages that were taken have been heeded.
+            TimeoutError: neither within ``patience_s``, which starts again with every message if ``afresh``.
+            WorkerError: the child exceeded the limit that it set itself.
+            KeyboardInterrupt: Ctrl-C; the messages read so far have been handled.
         """
         until = None if patience_s is None else time.monotonic() + patience_s
         with interrupts.Held(lambda: self._arrived.put(None)) as held:
             while True:
                 held.check()
-                ended, outcome = self._ended, self._outcome  # first: what came before them is in the queue then
+                ended, outcome = self._ended, self._outcome  # first, so that earlier messages are in the queue
                 if self._arrived.empty():
                     if outcome is not None and outcome[1] == number:
                         return outcome
@@ -451,12 +451,12 @@ class _Listener:
                     until = time.monotonic() + patience_s
 
     def ends(self, patience_s: float) -> bool:
-        """Whether the child closes its end within that time."""
+        """Whether the child closes its stdout within that time."""
         self._reader.join(patience_s)
         return not self._reader.is_alive()
 
     def close(self) -> None:
-        """Let go of the child, which has ended."""
+        """Close the pipe of a child that has ended."""
         self._reader.join()
         self._lines.close()
 
@@ -468,7 +468,7 @@ def _died(
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
     of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
-    last = (of_card or telling or lines or ["it said nothing"])[-1]
+    last = (of_card or telling or lines or ["it printed nothing"])[-1]
     name = _NTSTATUS.get(code) or (signal.Signals(-code).name if code < 0 else "")
     reason = "out of memory, most likely" if name == "SIGKILL" else last
     if blame:
@@ -480,10 +480,10 @@ def _died(
 
 
 def _death_hint(name: str, reason: str, peers: Sequence[str]) -> str:
-    """What to do about a death, by its signal (or what Windows calls it; empty: none) and the last words."""
+    """What to do about a death, by its signal (on Windows its status; empty: none) and the last line of stderr."""
     if _OF_RPC.search(reason):
         where = f" at {', '.join(peers)}" if peers else ""
-        return f"look at what `ggufspec worker`{where} says and start it again, or drop --rpc"
+        return f"look at the output of `ggufspec worker`{where} and start it again, or drop --rpc"
     if name == "SIGKILL" or _OF_MEMORY.search(reason):
         return _MEMORY_HINT
     if _OF_FILE.search(reason):
@@ -538,14 +538,14 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
 
 
 def _end_with_parent(number: int) -> None:
-    """Have the kernel send this signal when the parent dies; 0: none. See prctl(2), PR_SET_PDEATHSIG."""
+    """Have the kernel send this signal when the parent dies; 0 for none. See prctl(2), PR_SET_PDEATHSIG."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request as it came; ``stopping`` is set when it is to stop."""
+    """A request; ``stopping`` is set when it is to stop."""
 
     number: int
     value: Any
@@ -553,11 +553,11 @@ class _Asked:
 
 
 class _Inbox:
-    """Takes the parent's lines in a thread of its own, so that a request that runs can be told to stop.
+    """Reads the parent's lines in a thread of its own, so that the running request can be stopped.
 
     Args:
-        lines: where they come from.
-        at_end: called in that thread at their end, when the request that runs has been told.
+        lines: stdin.
+        at_end: called in that thread at their end, after the running request was stopped.
     """
 
     def __init__(self, lines: IO[str], at_end: Callable[[], None]) -> None:
@@ -571,7 +571,7 @@ class _Inbox:
         for line in self._lines:
             try:
                 message = json.loads(line)
-            except json.JSONDecodeError:  # the parent died in the midst of it
+            except json.JSONDecodeError:  # cut short by the parent's death
                 break
             if "stop" in message:
                 if message["stop"] == newest.number:
@@ -585,12 +585,12 @@ class _Inbox:
         self._at_end()
 
     def take(self) -> _Asked | None:
-        """Wait for the next request; None when there will be none."""
+        """Wait for the next request; None at the end."""
         return self._asked.get()
 
 
 def _serve(module: Any, inbox: _Inbox, say: Callable[..., None]) -> None:
-    """Do what is asked until nothing more can be."""
+    """Answer requests until the end of stdin."""
 
     def emit(event: Event) -> None:
         say("event", event)
@@ -643,7 +643,7 @@ def main(argv: list[str]) -> None:
         channel.flush()
 
     def end() -> None:
-        time.sleep(_GRACE_S)  # enough for a token and the result; not for the rest of a model's file
+        time.sleep(_GRACE_S)  # enough for a token and the result
         os._exit(1)
 
     _say = say
@@ -656,7 +656,7 @@ def main(argv: list[str]) -> None:
     except Exception:
         traceback.print_exc()
         os._exit(1)  # an interpreter that ends would wait for the thread at stdin
-    os._exit(0)  # nothing of value is left, and CUDA's teardown may abort
+    os._exit(0)  # nothing is left to do, and CUDA's teardown may abort
 
 
 if __name__ == "__main__":

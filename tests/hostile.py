@@ -908,7 +908,7 @@ def hub_rows() -> Iterator[Row]:
         1,
         raw={LIST: slowly},
         pause_s=1.0,
-        says="no whole answer in 30 s",
+        says="no complete answer in 30 s",
         seconds=45.0,
     )
 

@@ -1,4 +1,4 @@
-"""Where the files of a model are: on this machine, behind a URL or on the hub; of a split model all its parts."""
+"""Finds the files of a model on this machine, behind a URL or on the hub, with all parts of a split model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/
 
 
 class File(Protocol):
-    """A file that can be read in part. Equal ``identity`` is equal contents."""
+    """A file that supports partial reads. Equal ``identity`` means equal contents."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class File(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file of this machine, as it was when it was looked at."""
+    """A file of this machine, with its size and time of modification."""
 
     path: Path
     size_bytes: int
@@ -44,10 +44,10 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: Path) -> LocalFile:
-        """Look at a file.
+        """Check a file.
 
         Raises:
-            ModelError: it is not there, or no file.
+            ModelError: it does not exist, or is not a file.
         """
         try:
             found = path.stat()
@@ -60,19 +60,19 @@ class LocalFile:
 
     @property
     def name(self) -> str:
-        """The file's name; of a link its own."""
+        """The file's name; the link's own for a link."""
         return self.path.name
 
     @property
     def identity(self) -> str:
-        """The place, the size and the time of the last change; a copy elsewhere is another file."""
+        """Path, size and time of modification; a copy elsewhere is another file."""
         return f"{self.path.resolve()} {self.size_bytes} {self.modified_ns}"
 
     def read(self, offset: int, count: int) -> bytes:
         """``count`` bytes from ``offset``; fewer at the end.
 
         Raises:
-            ChangedError: it is not the file that it was.
+            ChangedError: the file has changed.
             ModelError: it cannot be read.
         """
         try:
@@ -88,10 +88,10 @@ class LocalFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A model whose files were looked at: all parts in order.
+class ModelFiles:
+    """The files of a model: all parts in order.
 
-    ``origin`` names the first for people, without signature and password; ``locator`` is the same when contents change.
+    ``origin`` is the first for display, without signature and password; ``locator`` stays when contents change.
     """
 
     source: str | HubFile
@@ -101,7 +101,7 @@ class Found:
 
     @property
     def key(self) -> str:
-        """The name under which its header is kept."""
+        """The key of its header in the cache."""
         return digest("\n".join(file.identity for file in self.files))
 
 
@@ -111,10 +111,10 @@ def digest(text: str) -> str:
 
 
 def plain(source: Source) -> str | HubFile:
-    """A path or a URL as text; a link to the hub is the file that it means.
+    """A path or a URL as text; a link to the hub becomes a :class:`HubFile`.
 
     Raises:
-        GgufspecError: it can be neither.
+        GgufspecError: it is neither.
     """
     if isinstance(source, HubFile):
         return source
@@ -132,15 +132,15 @@ def plain(source: Source) -> str | HubFile:
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is a URL and no path."""
+    """Whether a source is a URL."""
     return source.startswith(("https://", "http://"))
 
 
-def locate(source: Source) -> Found:
-    """Look at the files of a model: of a remote one by one request per part.
+def locate(source: Source) -> ModelFiles:
+    """Find the files of a model; a remote one takes one request per part.
 
     Raises:
-        ModelError: one is missing.
+        ModelError: a part is missing.
         UnreachableError: there is no network.
     """
     source = plain(source)
@@ -148,31 +148,31 @@ def locate(source: Source) -> Found:
         return _downloaded(source) or _on_hub(source)
     if is_url(source):
         files = tuple(map(probe, _part_urls(source)))
-        return Found(source, unsigned(files[0].url), locator(source), files)
+        return ModelFiles(source, unsigned(files[0].url), locator(source), files)
     paths = [Path(name) for name in part_names(_absolute(source))]
-    return Found(source, str(paths[0]), locator(source), _here(paths))
+    return ModelFiles(source, str(paths[0]), locator(source), _here(paths))
 
 
 def locator(source: str | HubFile) -> str:
-    """What stays the same when the contents change; of a split model the same for every part."""
+    """An identifier that stays when contents change; the same for all parts of a split model."""
     if isinstance(source, HubFile):
         return f"hub {HubFile(source.repo, part_names(source.file)[0], source.revision or 'main')}"
     return f"url {unsigned(_part_urls(source)[0])}" if is_url(source) else f"file {part_names(_absolute(source))[0]}"
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a split model, from any part's; of another model its own.
+    """The names of all parts of a split model, from that of any part; of another model its own name.
 
     Raises:
-        ModelError: the numbers in the name make no sense.
+        ModelError: the numbers in the name are impossible.
     """
     match = _PART.fullmatch(name)
     if match is None:
         return [name]
     prefix, number, count = match[1], int(match[2]), int(match[3])
     if not 1 <= number <= count <= MOST_PARTS:
-        message = f"{name} names itself part {number} of {count}"
-        raise ModelError(message, "give the file the name that it was made with")
+        message = f"{name} claims to be part {number} of {count}"
+        raise ModelError(message, "restore the original file name")
     return [f"{prefix}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
 
 
@@ -187,27 +187,27 @@ def _part_urls(url: str) -> list[str]:
 
 
 def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
-    lost = [i for i, path in enumerate(paths, 1) if not os.path.exists(path)]  # noqa: PTH110  # which no name makes fail
+    lost = [i for i, path in enumerate(paths, 1) if not os.path.exists(path)]  # noqa: PTH110  # never raises
     if 0 < len(lost) < len(paths):
         message = f"part {lost[0]} of {len(paths)} is missing: {paths[lost[0] - 1]}"
         raise ModelError(message, "put all parts in one folder")
     return tuple(map(LocalFile.at, paths))
 
 
-def _downloaded(source: HubFile) -> Found | None:
-    """The parts in the hub's own cache, if all are there."""
+def _downloaded(source: HubFile) -> ModelFiles | None:
+    """The parts in the hub's own cache, if all are present."""
     cached = [hub.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
     paths = [path for path in cached if path is not None]
     if len(paths) < len(cached):
         return None
-    return Found(source, str(paths[0]), locator(source), _here(paths))
+    return ModelFiles(source, str(paths[0]), locator(source), _here(paths))
 
 
-def _on_hub(source: HubFile) -> Found:
+def _on_hub(source: HubFile) -> ModelFiles:
     revision, files = source.revision, []
     names = part_names(source.file)
     for name in names:
         part = hub.remote_file(source.repo, name, revision)
-        revision = part.commit or revision  # all parts of the first one's commit
+        revision = part.commit or revision  # the same commit for all parts
         files.append(RemoteFile(part.url, part.size_bytes, commit=part.commit or part.etag, repo=source.repo))
-    return Found(source, str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))
+    return ModelFiles(source, str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))

@@ -1,7 +1,7 @@
-"""The folder of headers that were read: KEY.json, KEY.gguf for the dry run, KEY.header*.gguf with the vocabulary.
+"""The cache of headers: KEY.json, KEY.gguf for dry runs, KEY.header*.gguf with the vocabulary.
 
-KEY is the digest of what the files were (:attr:`ggufspec.models.files.Found.key`), so an entry never goes wrong: a
-changed file has another one. DIGEST.latest says which was the last of a place, for when the place cannot be asked.
+KEY is the digest of the files' identities (:attr:`ggufspec.models.files.ModelFiles.key`), so that an entry is never
+stale: a changed file has another key. DIGEST.latest has the last key of a locator, for when it cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ggufspec import __version__, foreign, plain
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.files import replacing, scratch
 from ggufspec.llamacpp import gguf
-from ggufspec.models.files import Found, digest, part_names
+from ggufspec.models.files import ModelFiles, digest, part_names
 from ggufspec.models.header import ModelHeader
 
 _MOST_BYTES = 16 << 20  # of JSON; a model of a thousand tensors has 0.2 MB
@@ -29,9 +29,9 @@ _SCHEMA = f"ggufspec/header@1 {__version__}"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """KEY.json; written last, so that the entry's other files are there when it is.
+    """KEY.json; written last, so that the entry's other files exist when it does.
 
-    ``sizes`` are of those files, by what follows KEY in their names.
+    ``sizes`` are those of the other files, by the rest of their names after KEY.
     """
 
     made_by: str
@@ -46,7 +46,7 @@ class Entry:
 
 
 def load(folder: Path, key: str) -> Entry | None:
-    """The entry, or None where there is none, or one that is damaged or of another version."""
+    """The entry, or None if it is absent, damaged or of another version."""
     try:
         entry = plain.load_json(Entry, foreign.read_bytes(folder / f"{key}.json", _MOST_BYTES))
         if (entry.made_by, entry.key) != (_SCHEMA, key):
@@ -58,13 +58,13 @@ def load(folder: Path, key: str) -> Entry | None:
 
 
 def latest(folder: Path, locator: str) -> Entry | None:
-    """The last entry of a place, or None."""
+    """The last entry of a locator, or None."""
     key = _last_key(folder, locator)
     return load(folder, key) if re.fullmatch(r"[0-9a-f]{64}", key) else None
 
 
-def mark_latest(folder: Path, found: Found) -> None:
-    """Make an entry that is there the last one of its place.
+def mark_latest(folder: Path, found: ModelFiles) -> None:
+    """Make an existing entry the latest of its locator.
 
     Raises:
         OSError: the folder cannot be written.
@@ -82,13 +82,13 @@ def _last_key(folder: Path, locator: str) -> str:
         return ""
 
 
-def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[bytes]) -> None:
-    """Write an entry: each of its files is whole or not there, whoever else writes the same one.
+def save(folder: Path, found: ModelFiles, header: ModelHeader, prefixes: Sequence[bytes]) -> None:
+    """Write an entry; each of its files appears when it is complete.
 
     Args:
-        folder: made where it is not there.
-        found: where the header is from.
-        header: what it means.
+        folder: the cache, created if need be.
+        found: the model's files.
+        header: the parsed header.
         prefixes: the bytes of the header, by part.
 
     Raises:
@@ -107,13 +107,13 @@ def keep(folder: Path, found: Found, header: ModelHeader, prefixes: Sequence[byt
             entry = Entry(_SCHEMA, found.key, found.origin, sizes, header)
             text = json.dumps(asdict(entry))  # writes NaN, which pydantic reads but would not write
             if len(text) > _MOST_BYTES:
-                raise ModelError(f"the header of {found.origin} is absurdly large", "download it again")
+                raise ModelError(f"the header of {found.origin} is too large", "download it again")
             (new / ".json").write_text(text, encoding="ascii")
             for ending in (*endings, ".json"):
                 (new / ending).replace(folder / f"{found.key}{ending}")
         mark_latest(folder, found)
     except OSError as error:
-        message = f"the header of {found.origin} cannot be kept in {folder}: {error.strerror}"
+        message = f"the header of {found.origin} cannot be written to {folder}: {error.strerror}"
         raise GgufspecError(message, f"df -h {folder.parent}") from None
 
 

@@ -21,11 +21,11 @@ from ggufspec.errors import GgufspecError, ModelError
 
 Answer = TypeVar("Answer")
 
-_NAME = "ggufspec"  # to the hub
+_NAME = "ggufspec"  # for the hub
 _TIMEOUT_S = 15.0
 _PAUSES_S = (0.2, 1.0)  # between three tries
-_MOST_PAUSE_S = 60.0  # that a server may ask for while nobody sees what is waited for
-ANSWER_S = 30.0  # for what a few kB say
+_MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
+ANSWER_S = 30.0  # for an answer of a few kB
 _MOST_PAGES = 100
 _MOST_LIST_BYTES = 16 << 20
 _LOCK_S = 0.5
@@ -37,11 +37,11 @@ _USUAL_QUANT = "Q4_K_M"
 
 
 class UnreachableError(GgufspecError):
-    """There is no way to the server: no network, nobody listening, or the hub's offline mode."""
+    """The server cannot be reached: no network, no listener, or the hub's offline mode."""
 
 
 class BrokenConnectionError(UnreachableError):
-    """The server went away in the middle of an answer."""
+    """The connection broke in the middle of an answer."""
 
 
 class OfflineError(UnreachableError):
@@ -49,7 +49,7 @@ class OfflineError(UnreachableError):
 
 
 class BusyError(UnreachableError):
-    """The server says that it may answer later: after ``wait_s``, if it says when."""
+    """The server asks to try again later: after ``wait_s``, if it names a time."""
 
     def __init__(self, message: str, hint: str = "", wait_s: float = 0.0) -> None:
         super().__init__(message, hint)
@@ -70,7 +70,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where the hub serves a file. ``url`` holds to ``commit``, so that every read is of the same version.
+    """Where the hub serves a file. ``url`` names ``commit``, so that every read is of the same version.
 
     ``etag`` is the SHA-256 of a large file, and git's SHA-1 of a small one.
     """
@@ -83,7 +83,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a GET; ``chunks`` is its body as it comes and may be longer or shorter than the headers say."""
+    """The answer to a GET; ``chunks`` is its body, which may be longer or shorter than the headers claim."""
 
     status: int
     headers: Mapping[str, str]
@@ -91,9 +91,9 @@ class Reply:
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a file's name stays in the folder that it is joined to, on every system, and can be shown. Pure."""
+    """Whether a printable file name stays in the folder that it is joined to, on every system. Pure."""
     return (
-        name.isprintable()  # no NUL, no line break, no half of a character
+        name.isprintable()  # no NUL, line break or surrogate
         and "\\" not in name
         and not name.startswith("~")
         and not any(part in ("", ".", "..") or _DRIVE.match(part) for part in name.split("/"))
@@ -101,10 +101,10 @@ def stays_inside(name: str) -> bool:
 
 
 def check_names(repo: str, file: str, revision: str | None) -> None:
-    """Refuse what would leave the repository's folder in the cache.
+    """Check that names stay in the repository's folder of the cache.
 
     Raises:
-        ModelError: the file's name or the revision does.
+        ModelError: the file's name or the revision leaves it.
     """
     if not stays_inside(file):
         raise ModelError(f"{file!r} leaves the repository {repo}", f"choose a file that {page(repo)}/tree/main shows")
@@ -116,7 +116,7 @@ def cached_file(repo: str, name: str, revision: str | None = None) -> Path | Non
     """The file in the local Hugging Face cache (``HF_HOME`` is honoured), or None. No network.
 
     Raises:
-        GgufspecError: ``repo`` cannot be a repository's name, or ``name`` leaves it.
+        GgufspecError: ``repo`` is not a valid name, or ``name`` leaves it.
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -126,7 +126,7 @@ def cached_file(repo: str, name: str, revision: str | None = None) -> Path | Non
         found = try_to_load_from_cache(repo, name, revision=revision)
     except HFValidationError:
         raise _no_repository(repo) from None
-    except (OSError, ValueError):  # what the cache says of the revision is damaged
+    except (OSError, ValueError):  # the cache's reference is damaged
         return None
     return Path(found) if isinstance(found, str) else None
 
@@ -136,7 +136,7 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such file, it is not for this user, or its name leaves the repository.
+        ModelError: there is no such file, this user has no access, or its name leaves the repository.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -156,16 +156,16 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
             raise ModelError(f"the hub does not say how large {repo}/{file} is", f"hf download {repo} {file}")
         return Remote(url, found.etag or "", found.size, commit)
 
-    return patiently(ask, ANSWER_S)
+    return with_retries(ask, ANSWER_S)
 
 
 def hub_file(name: str, revision: str | None = None) -> HubFile:
-    """The file that ``USER/REPO:QUANT`` means, as llama.cpp's ``-hf`` spells it, or ``USER/REPO/FILE``.
+    """Resolve ``USER/REPO:QUANT``, as in llama.cpp's ``-hf``, or ``USER/REPO/FILE``.
 
-    Without a quant it is Q4_K_M, or the only model of the repository. A file's name may stand for the quant.
+    The default is Q4_K_M, or the only model of the repository. A file name may replace the quant.
 
     Raises:
-        GgufspecError: no such repository, or none or several files for that quant; lists what there is.
+        GgufspecError: no such repository, or none or several files match; lists the choices.
     """
     if match := re.fullmatch(r"([^/:]+/[^/:]+)/(.+)", name, re.DOTALL):
         return HubFile(match[1], match[2], revision)
@@ -176,13 +176,13 @@ def hub_file(name: str, revision: str | None = None) -> HubFile:
 
 
 def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple[str, ...]:
-    """The file of a repository with the weights' type ``quant``; of a split model its parts in order.
+    """The file of a repository in the quantisation ``quant``; all parts of a split model in order.
 
-    Without a way to the hub, those that are in the cache are what there is.
+    If the hub is unreachable, the choices are the files in the cache.
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: no such repository, or none or several files for that quant; lists what there is.
+        ModelError: no such repository, or none or several files match; lists the choices.
     """
 
     def ask() -> list[str]:
@@ -190,7 +190,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple
             return _list(repo, revision)
 
     try:
-        names = patiently(ask, ANSWER_S)
+        names = with_retries(ask, ANSWER_S)
     except UnreachableError:
         names = _cached_names(repo, revision)
         if not names:
@@ -202,7 +202,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple
 
 
 def _list(repo: str, revision: str | None) -> list[str]:
-    """The files of a repository, by as many requests as the hub divides its answer into."""
+    """The files of a repository; the hub may divide the list into pages."""
     from urllib.parse import quote, urlsplit
 
     from huggingface_hub import constants
@@ -231,7 +231,7 @@ def _list(repo: str, revision: str | None) -> list[str]:
 
 
 def _names(repo: str, chunks: Iterable[bytes]) -> list[str]:
-    """The files of one answer; what is between this machine and the hub may have given another one."""
+    """The files of one page; a captive portal may have answered instead of the hub."""
     data = bytearray()
     for chunk in chunks:
         data += chunk
@@ -249,7 +249,7 @@ def _names(repo: str, chunks: Iterable[bytes]) -> list[str]:
 
 
 def choose(repo: str, files: Sequence[str], quant: str) -> tuple[str, ...]:
-    """The files among a repository's that ``quant`` means. Pure.
+    """The files of a repository that match ``quant``. Pure.
 
     Raises:
         ModelError: there is none, or more than one.
@@ -277,7 +277,7 @@ def choose(repo: str, files: Sequence[str], quant: str) -> tuple[str, ...]:
 
 
 def from_url(url: str) -> HubFile | None:
-    """The file that a link to the hub means (``/resolve/`` or the page ``/blob/``), or None for another link."""
+    """The file of a link to the hub (``/resolve/`` or ``/blob/``), or None for another link."""
     from urllib.parse import unquote, urlsplit
 
     from huggingface_hub import constants
@@ -293,21 +293,21 @@ def from_url(url: str) -> HubFile | None:
 def get(
     url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str = "", patient: bool = False
 ) -> Iterator[Reply]:
-    """GET a URL; the body is left to the caller, and what it leaves unread is never fetched.
+    """GET a URL. The caller reads the body; an unread rest is not downloaded.
 
-    Redirects are followed; credentials do not follow to another host.
+    Redirects are followed; credentials are not sent to another host.
 
     Args:
         url: http or https.
         headers: of the request.
-        hub: whether it is the hub's, which is sent the user's token.
-        shown: what to call the file in errors; the URL may hold a signature.
-        patient: whether to wait for a silent server as long as HF_HUB_DOWNLOAD_TIMEOUT says.
+        hub: whether it is the hub, which gets the user's token.
+        shown: the file's name in errors; the URL may contain a signature.
+        patient: whether to wait for a silent server for HF_HUB_DOWNLOAD_TIMEOUT.
 
     Raises:
         UnreachableError: no answer.
-        BrokenConnectionError: the answer broke off.
-        GgufspecError: the URL is none, or leads in circles.
+        BrokenConnectionError: the connection broke.
+        GgufspecError: the URL is invalid, or redirects in circles.
     """
     import httpx2
     from huggingface_hub import constants
@@ -335,28 +335,27 @@ def get(
         raise GgufspecError(f"{shown} cannot be read: {error}", "check the address") from None
 
 
-def patiently(ask: Callable[[], Answer], deadline_s: float | None = None) -> Answer:
-    """Ask again after a pause while the server is busy or the connection breaks; other failures are final.
+def with_retries(ask: Callable[[], Answer], deadline_s: float | None = None) -> Answer:
+    """Call ``ask`` again after a pause while the server is busy or the connection breaks; other failures are final.
 
     Args:
-        ask: the question.
-        deadline_s: for each answer to be whole, since one that comes byte by byte never falls silent; None: any time.
+        ask: the request.
+        deadline_s: for a complete answer, since one that comes byte by byte is never silent; None for no limit.
     """
-    if deadline_s is not None:
-        return patiently(lambda: _by(deadline_s, ask))
+    once = ask if deadline_s is None else lambda: _by(deadline_s, ask)
     for pause_s in _PAUSES_S:
         try:
-            return ask()
+            return once()
         except (BusyError, BrokenConnectionError) as error:
             wait_s = error.wait_s if isinstance(error, BusyError) else 0.0
             if wait_s > _MOST_PAUSE_S:
                 raise
             time.sleep(max(pause_s, wait_s))
-    return ask()
+    return once()
 
 
 def _by(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
-    """Ask in a thread, which is left alone when it takes longer."""
+    """Call in a thread, which is abandoned at the deadline."""
     answers: list[Answer] = []
     failures: list[BaseException] = []
 
@@ -373,11 +372,13 @@ def _by(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
         return answers[0]
     if failures:
         raise failures[0]
-    raise UnreachableError(f"the server gives no whole answer in {deadline_s:.0f} s", "check the network, then again")
+    raise UnreachableError(
+        f"the server gave no complete answer in {deadline_s:.0f} s", "check the network and try again"
+    )
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float:
-    """How long a busy server asks to be left alone; 0 where it does not say.
+    """The pause that a busy server asks for; 0 without one.
 
     Source: RFC 9110, section 10.2.3; the hub's own ``RateLimit: "api";r=0;t=SECONDS`` is of
     draft-ietf-httpapi-ratelimit-headers.
@@ -407,17 +408,17 @@ def cache_folder() -> Path:
 
 
 def largest_by_http_bytes() -> int:
-    """Larger files the hub gives out through hf_xet alone."""
+    """The hub serves larger files through hf_xet only."""
     from huggingface_hub import constants
 
     return constants.MAX_HTTP_DOWNLOAD_SIZE
 
 
 def blob_path(repo: str, etag: str) -> Path:
-    """Where the cache keeps the contents of a file; a file there is whole.
+    """Where the cache stores the content of a file; a file there is complete.
 
     Raises:
-        ModelError: the hub's etag cannot be a file's name.
+        ModelError: the hub's etag is not a valid file name.
     """
     if not _PLAIN.fullmatch(etag):
         raise ModelError(f"the hub gives no version of a file of {repo}: {etag!r}", f"see {page(repo)}")
@@ -426,7 +427,7 @@ def blob_path(repo: str, etag: str) -> Path:
 
 @contextmanager
 def locked(repo: str, etag: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock that huggingface_hub holds while it writes a blob; ``waiting`` is called while another has it."""
+    """Hold huggingface_hub's lock for writing a blob; ``waiting`` is called while another process has it."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path = cache_folder() / ".locks" / _repo_folder(repo).name / f"{etag}.lock"
@@ -443,25 +444,25 @@ def locked(repo: str, etag: str, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def link(repo: str, file: str, commit: str) -> Path:
-    """Name a blob that is whole in the cache's folder of ``commit``; huggingface_hub does it.
+    """Let huggingface_hub link a complete blob into the cache's folder of ``commit``.
 
     Raises:
-        UnreachableError: the hub was not there to ask.
-        ModelError: the file is gone, or not for this user.
+        UnreachableError: the hub cannot be reached.
+        ModelError: the file is gone, or this user has no access.
     """
-    return patiently(lambda: _by_hub(repo, file, commit, None), ANSWER_S)
+    return with_retries(lambda: _by_hub(repo, file, commit, None), ANSWER_S)
 
 
 def download_by_hub(repo: str, file: str, commit: str, on_bytes: Callable[[int], None]) -> Path:
-    """Let huggingface_hub fetch a file, through hf_xet where it can. It begins anew each time.
+    """Let huggingface_hub download a file, through hf_xet if possible. It starts again each time.
 
     Raises:
-        UnreachableError: the hub was not there.
-        ModelError: the file is gone, or not for this user.
+        UnreachableError: the hub cannot be reached.
+        ModelError: the file is gone, or this user has no access.
     """
 
     class Progress:
-        """What huggingface_hub takes for a progress bar of tqdm's."""
+        """Looks like tqdm to huggingface_hub."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
@@ -481,7 +482,7 @@ def download_by_hub(repo: str, file: str, commit: str, on_bytes: Callable[[int],
         set_postfix_str = set_transfer_postfix_str = refresh = close = update_transfer
 
     try:
-        return patiently(lambda: _by_hub(repo, file, commit, Progress))
+        return with_retries(lambda: _by_hub(repo, file, commit, Progress))
     except (RuntimeError, ValueError) as error:  # of hf_xet; of huggingface_hub without it
         raise BrokenConnectionError(
             f"{repo}/{file} was not fetched: {error}", "pip install -U hf_xet, then again"
@@ -505,7 +506,7 @@ def _by_hub(repo: str, file: str, commit: str, progress: Any) -> Path:
 
 
 def point(repo: str, revision: str | None, commit: str) -> None:
-    """Let a branch or a tag mean ``commit`` in the cache from now on; whole or not at all."""
+    """Set a branch or a tag to ``commit`` in the cache."""
     if revision != commit:
         ref = _repo_folder(repo) / "refs" / (revision or "main")
         if _commit(ref) == commit:
@@ -516,7 +517,7 @@ def point(repo: str, revision: str | None, commit: str) -> None:
 
 
 def _commit(ref: Path) -> str:
-    """What a branch or a tag means in the cache; empty where that is not said, or damaged."""
+    """The commit of a branch or a tag in the cache; empty if absent or damaged."""
     try:
         commit = foreign.read_text(ref, 256).strip()
     except GgufspecError:
@@ -535,7 +536,7 @@ def _repo_folder(repo: str) -> Path:
 
 
 def _cached_names(repo: str, revision: str | None) -> list[str]:
-    """The files of a revision that are in the cache."""
+    """The cached files of a revision."""
     folder = _repo_folder(repo)
     ref = folder / "refs" / (revision or "main")
     commit = _commit(ref) or revision or "main"
@@ -545,7 +546,7 @@ def _cached_names(repo: str, revision: str | None) -> list[str]:
 
 @contextmanager
 def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
-    """Turn huggingface_hub's errors into ours."""
+    """Convert huggingface_hub's errors."""
     import httpx2
     from huggingface_hub import errors
 
@@ -587,16 +588,16 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
 
 
 def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
-    """The error for a server that is overloaded, or that one asked too often."""
+    """The error for an overloaded server or a rate limit."""
     wait_s = asked_pause_s(headers)
-    message = f"the hub does not serve {shown} now ({status})"
+    message = f"the hub cannot serve {shown} now ({status})"
     if status == 429:
-        message = f"the hub was asked too often, for {shown} at last (429)"
+        message = f"too many requests to the hub, the last for {shown} (429)"
     return BusyError(message, f"try again in {wait_s:.0f} s" if wait_s else "try again later", wait_s)
 
 
 def _near(repo: str, file: str, revision: str | None) -> list[str]:
-    """Files of a repository whose names are near one that is not there; best none when the hub does not tell."""
+    """Files of a repository with names similar to a missing one; none if the hub does not answer."""
     with suppress(Exception):
         return difflib.get_close_matches(file, _list(repo, revision), n=2)
     return []
@@ -607,12 +608,10 @@ def _no_repository(repo: str) -> GgufspecError:
 
 
 def _offline(shown: str) -> OfflineError:
-    return OfflineError(
-        f"{shown} is not on this machine, and HF_HUB_OFFLINE forbids to ask for it", "unset HF_HUB_OFFLINE"
-    )
+    return OfflineError(f"{shown} is not on this machine, and HF_HUB_OFFLINE forbids requests", "unset HF_HUB_OFFLINE")
 
 
 def _unreachable(shown: str, error: Exception) -> UnreachableError:
     return UnreachableError(
-        f"{shown} cannot be reached: {str(error) or type(error).__name__}", "check the network, then again"
+        f"{shown} cannot be reached: {str(error) or type(error).__name__}", "check the network and try again"
     )

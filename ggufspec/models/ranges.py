@@ -1,7 +1,7 @@
 """Ranges of a file over HTTP: a few megabytes of a file of any size.
 
-A server is believed in nothing: what it sends is bounded by what was asked for, and an answer that does not match its
-question is an error. RFC 9110, sections 14 (ranges) and 15.
+Servers are not trusted: an answer is bounded by its request, and one that does not match it is an error. RFC 9110,
+sections 14 (ranges) and 15.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChangedError(GgufspecError):
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file behind a URL. Its ``etag`` is compared at every read, unless empty (``commit`` holds the version then)."""
+    """A file behind a URL. Its ``etag`` is compared at every read, unless empty (``commit`` fixes the version then)."""
 
     url: str
     size_bytes: int
@@ -44,21 +44,21 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """The same for the same contents, whatever the signature in the URL."""
+        """Equal for equal contents, whatever the signature in the URL."""
         return f"{unsigned(self.url)} {self.size_bytes} {self.commit or self.etag}"
 
     def read(self, offset: int, count: int) -> bytes:
         """``count`` bytes from ``offset``.
 
         Raises:
-            ChangedError: it is not the file that it was.
+            ChangedError: the file has changed.
             UnreachableError: no answer.
-            ModelError: no such file, or no such answer; says which.
+            ModelError: no such file, or a wrong answer.
         """
         if count <= 0:
             return b""
         deadline_s = hub.ANSWER_S + count / _SLOWEST_BYTES_PER_S
-        data, size, etag = hub.patiently(lambda: _range(self.url, offset, count, self.repo), deadline_s)
+        data, size, etag = hub.with_retries(lambda: _range(self.url, offset, count, self.repo), deadline_s)
         if size != self.size_bytes or (self.etag and etag != self.etag):
             raise ChangedError(
                 f"{unsigned(self.url)} changed while it was read", "try again when the upload is complete"
@@ -67,13 +67,13 @@ class RemoteFile:
 
 
 def probe(url: str) -> RemoteFile:
-    """Ask for a file's size and version by a read of one byte, which servers grant that refuse a HEAD.
+    """Get a file's size and version by reading one byte, which also works where HEAD is refused.
 
     Raises:
         UnreachableError: no answer.
         ModelError: no such file, or the server serves no ranges.
     """
-    _, size, etag = hub.patiently(lambda: _range(url, 0, 1, ""), hub.ANSWER_S)
+    _, size, etag = hub.with_retries(lambda: _range(url, 0, 1, ""), hub.ANSWER_S)
     return RemoteFile(url, size, etag)
 
 
@@ -93,16 +93,16 @@ def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, st
             raise _refused(shown, reply.status, repo)
         match = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
         if match is None or reply.headers.get("content-encoding", "identity") != "identity":
-            raise _wrong(shown, "it does not say which bytes it sends")
+            raise _wrong(shown, "the answer does not name its range")
         first, last, size = map(int, match.groups())
         count = min(count, size - offset)
         if size > _LARGEST_FILE or first != offset or last != offset + count - 1:
-            raise _wrong(shown, f"asked for {headers['Range'][6:]} it sends {first}-{last} of {size}")
+            raise _wrong(shown, f"the answer to {headers['Range'][6:]} has {first}-{last} of {size}")
         data = bytearray()
         for chunk in reply.chunks:
             data += chunk
             if len(data) > count:
-                raise _wrong(shown, f"it sends more than the {count:,} bytes that it was asked for")
+                raise _wrong(shown, f"the answer has more than the requested {count:,} bytes")
     if len(data) < count:
         raise hub.BrokenConnectionError(f"{shown}: the server sent {len(data):,} of {count:,} bytes", "try again")
     return bytes(data), size, _version(reply.headers)
@@ -127,5 +127,5 @@ def _refused(shown: str, status: int, repo: str) -> GgufspecError:
         hint = f"see {hub.page(repo)}, and set HF_TOKEN" if repo else "a signed address may have expired: get a new one"
         return ModelError(f"the server refuses {shown} ({status})", hint)
     if status >= 500 or status in (408, 429):
-        return hub.BusyError(f"the server of {shown} has no answer now ({status})", "try again later")
+        return hub.BusyError(f"the server of {shown} is busy ({status})", "try again later")
     return ModelError(f"the server of {shown} answers {status}", "check the address")

@@ -1,8 +1,8 @@
-"""Reads the header of a model from a local file, a URL or the hub, and keeps it.
+"""Reads and caches the header of a model from a local file, a URL or the hub.
 
-Of a remote file only the first megabytes are fetched, by range reads. llama.cpp's parser, which is C++, meets the bytes
-in a child process of bounded memory (:mod:`ggufspec.worker`). A header that is kept costs no child: of a local file a
-call of ``stat``, of a remote one a request.
+Only the first megabytes of a remote file are read, by range requests. llama.cpp's parser, which is C++, runs in a child
+process of bounded memory (:mod:`ggufspec.worker`). A cached header takes no child: a call of ``stat`` for a local file,
+a request for a remote one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggufspec.errors import GgufspecError, ModelError, StopError, WorkerError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import header_cache
-from ggufspec.models.files import MOST_PARTS, File, Found, Source, locate, locator, plain
+from ggufspec.models.files import MOST_PARTS, File, ModelFiles, Source, locate, locator, plain
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.models.hub import HubFile, UnreachableError
 from ggufspec.models.ranges import ChangedError
@@ -38,26 +38,26 @@ __all__ = [
 ]
 
 MOST_HEADER_BYTES = 64 << 20
-"""No header is larger, of all parts of a split model together: nothing beyond is read. Llama 3 has 8 MB."""
+"""Limit on the header, of all parts of a split model together. Llama 3 has 8 MB."""
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
-MAX_MEMORY = 4 << 30  # of address space, over what the child has when llama.cpp is loaded
+MAX_MEMORY = 4 << 30  # of address space, beyond that of the child with llama.cpp loaded
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _AGAIN = "download it again"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The header of one model, and what stands for its file where there are no weights.
+    """The header of one model, and files that stand in for it without weights.
 
     Args:
         header: its shape.
         metadata_only: sparse file for the dry run (:func:`ggufspec.llamacpp.gguf.write_metadata_only`).
         sparse: sparse file of the true size with the true header, vocabulary included; of a split model the first part.
-        origin: where it is from, for people: no signature, no password.
-        bytes_read: what was read for it now; 0 from the cache.
-        from_cache: whether it was kept from before.
-        stale: whether it was not possible to ask if the file has changed since then.
+        origin: its file for display, without signature and password.
+        bytes_read: bytes read now; 0 from the cache.
+        from_cache: whether it was cached.
+        stale: whether the source could not be reached to check for changes.
     """
 
     header: ModelHeader
@@ -73,13 +73,13 @@ class Known:
 class Spec:
     """Headers to read into ``folder``."""
 
-    found: tuple[Found, ...]
+    found: tuple[ModelFiles, ...]
     folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The key of a header that is kept now, and what it took to read."""
+    """The key of a header in the cache, and the bytes read for it."""
 
     key: str
     bytes_read: int
@@ -87,13 +87,13 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """In the order asked for."""
+    """In the order of the spec."""
 
     read: tuple[Read, ...]
 
 
 def default_folder() -> Path:
-    """Where headers are kept."""
+    """The cache of headers."""
     return cache_folder() / "headers"
 
 
@@ -104,20 +104,20 @@ def read_headers(
 
     Args:
         sources: a path, a URL or a file of the hub, each; of a split model any part.
-        folder: where they are kept; the user's cache by default.
-        on_event: told of progress: ``{"event": "reading", "file": …, "bytes": …}``.
+        folder: the cache; the user's by default.
+        on_event: called with progress: ``{"event": "reading", "file": …, "bytes": …}``.
 
     Raises:
         ModelError: a file is missing, cut short, damaged or no model.
-        GgufspecError: there is no network and nothing kept, or the folder cannot be written.
+        GgufspecError: there is no network and no cached header, or the folder cannot be written.
         WorkerError: llama.cpp died over a header.
     """
     folder = (folder or writable(default_folder())).absolute()
     known: dict[int, Known] = {}
-    missing: dict[int, Found] = {}
+    missing: dict[int, ModelFiles] = {}
     for index, source in enumerate(sources):
         entry = _kept(source, folder)
-        if isinstance(entry, Found):
+        if isinstance(entry, ModelFiles):
             missing[index] = entry
         else:
             known[index] = entry
@@ -136,14 +136,14 @@ def read_headers(
 
 
 def cached_header(source: Source, folder: Path | None = None) -> Known | None:
-    """The header that was last read of a source, or None; neither the file nor a server is asked if it still holds."""
+    """The last header of a source in the cache, or None; without checking the source for changes."""
     folder = (folder or default_folder()).absolute()
     entry = header_cache.latest(folder, locator(plain(source)))
     return _known(entry, folder, stale=True) if entry else None
 
 
-def _kept(source: Source, folder: Path) -> Known | Found:
-    """What is kept of a model, or where to read it."""
+def _kept(source: Source, folder: Path) -> Known | ModelFiles:
+    """The cached header of a model, or its files."""
     source = plain(source)
     place = locator(source)
     unchanging = isinstance(source, HubFile) and _COMMIT.fullmatch(source.revision or "")
@@ -158,7 +158,7 @@ def _kept(source: Source, folder: Path) -> Known | Found:
     entry = header_cache.load(folder, found.key)
     if entry is None:
         return found
-    with contextlib.suppress(OSError):  # a folder that is only read does as well
+    with contextlib.suppress(OSError):  # a read-only cache is fine
         header_cache.mark_latest(folder, found)
     return _known(entry, folder)
 
@@ -193,11 +193,11 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
                 except ChangedError:
                     read[found.key] = _read(locate(found.source), spec.folder, progress)
         except MemoryError:
-            raise ModelError(f"the header of {found.origin} takes absurdly much memory", _AGAIN) from None
+            raise ModelError(f"the header of {found.origin} takes too much memory", _AGAIN) from None
     return Result(tuple(read[found.key] for found in spec.found))
 
 
-def _read(found: Found, folder: Path, progress: Callable[[str, int], None]) -> Read:
+def _read(found: ModelFiles, folder: Path, progress: Callable[[str, int], None]) -> Read:
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0
@@ -210,14 +210,14 @@ def _read(found: Found, folder: Path, progress: Callable[[str, int], None]) -> R
     name = found.files[0].name
     _check_split(name, parts)
     header = interpret(name, parts, sum(file.size_bytes for file in found.files))
-    header_cache.keep(folder, found, header, prefixes)
+    header_cache.save(folder, found, header, prefixes)
     return Read(found.key, read)
 
 
 def read_prefix(
     file: File, most: int = MOST_HEADER_BYTES, progress: Callable[[int], None] | None = None
 ) -> tuple[gguf.Gguf, bytes, int]:
-    """Read a file's first bytes until they are a whole header: (what it says, its bytes, how many were read).
+    """Read a file's first bytes until the header is complete: (parsed, its bytes, number of bytes read).
 
     Raises:
         ModelError: it is no GGUF file, cut short, damaged, or its header is larger than ``most``.
@@ -237,7 +237,7 @@ def read_prefix(
             if wanted == file.size_bytes:
                 what = f"{file.name} is cut short within its header, or damaged"
             elif wanted == most:
-                what = f"{file.name} has no whole header in its first {most:,} bytes"
+                what = f"{file.name} has no complete header in its first {most:,} bytes"
             else:
                 wanted = wanted * 2 if wanted < _DOUBLED_TO else wanted * 5 // 4
                 continue
@@ -259,7 +259,7 @@ def _looks_like(data: bytes) -> str:
 
 
 def _check_split(name: str, parts: Sequence[gguf.Gguf]) -> None:
-    """Hold the parts of a split model to each other. Source: llama_model_loader in src/llama-model-loader.cpp."""
+    """Check that the parts of a split model belong together. Source: llama_model_loader in src/llama-model-loader.cpp."""
     again = "download all parts again"
     for index, part in enumerate(parts):
         count, number = part.metadata.get("split.count", 1), part.metadata.get("split.no", 0)
@@ -268,7 +268,9 @@ def _check_split(name: str, parts: Sequence[gguf.Gguf]) -> None:
             raise ModelError(f"{name} is one of {count} parts, and not named so", f"give all parts names like {names}")
         if len(parts) > 1 and (count != len(parts) or number != index):
             says = f"part {number + 1} of {count}" if isinstance(number, int) else "no part"
-            message = f"part {index + 1} of {len(parts)} of {name} says that it is {says}: they are not of one model"
+            message = (
+                f"part {index + 1} of {len(parts)} of {name} claims to be {says}: the parts are of different models"
+            )
             raise ModelError(message, again)
     tensors = [tensor.name for part in parts for tensor in part.tensors]
     if len(set(tensors)) < len(tensors):  # llama.cpp would abort over them: gguf_add_tensor in ggml/src/gguf.cpp
