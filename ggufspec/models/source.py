@@ -259,7 +259,7 @@ def _looks_like(data: bytes) -> str:
 
 
 def _check_split(name: str, parts: Sequence[gguf.Gguf]) -> None:
-    """Check that the parts of a split model belong together. Source: llama_model_loader in src/llama-model-loader.cpp."""
+    """Check that parts belong to one model. Source: llama_model_loader in src/llama-model-loader.cpp."""
     again = "download all parts again"
     for index, part in enumerate(parts):
         count, number = part.metadata.get("split.count", 1), part.metadata.get("split.no", 0)
