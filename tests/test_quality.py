@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ggufspec.bench import quality
-from ggufspec.bench.passages import PASSAGES
+from ggufspec.bench.prompts import PASSAGES
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement

@@ -8,7 +8,7 @@ import pytest
 
 from ggufspec.api import Resolved
 from ggufspec.bench import summary, trial, versus
-from ggufspec.bench.learned import learn
+from ggufspec.bench.history import record_results
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
@@ -149,7 +149,7 @@ def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp
     files = Pair("mine", target, draft)
     for drafter in ("lookup", "both"):
         options = DecoderOptions(drafters=parse_drafters(drafter))
-        learn(files, Resolved(options, options), [pair(drafters=(drafter,))])
+        record_results(files, Resolved(options, options), [pair(drafters=(drafter,))])
     names = [known.header.fingerprint for known in read_headers([target, draft])]
     assert [told[1:] for told in kept] == [(*names, [7, 5], [8, 8])]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import api, settings
 from ggufspec.bench import hooked, trial, versus
-from ggufspec.bench.learned import learn
+from ggufspec.bench.history import record_results
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
@@ -104,5 +104,5 @@ def bench_pair(
             on_event({"event": "progress", "done": done, "total": total, "what": what})
 
     run.run(progress)
-    learn(files, places, run.results["speculative"])
+    record_results(files, places, run.results["speculative"])
     return run.document()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec import worker
-from ggufspec.bench.passages import PASSAGES
+from ggufspec.bench.prompts import PASSAGES
 from ggufspec.errors import ModelError
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices

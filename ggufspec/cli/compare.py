@@ -63,7 +63,7 @@ def compare(
     command resumes an interrupted run. Quality is measured against the largest target.
     """
     from ggufspec.bench.compare import LOG, Comparison
-    from ggufspec.bench.learned import learn
+    from ggufspec.bench.history import record_results
     from ggufspec.bench.matrix import Matrix
     from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
@@ -86,7 +86,7 @@ def compare(
             comparison.run(progress)
         for contender, results in comparison.measured.items():
             if contender.name in matrix.planned and contender.draft is not None:
-                learn(*matrix.planned[contender.name], results)
+                record_results(*matrix.planned[contender.name], results)
     document = comparison.document(interrupted=state.interrupted)
     resumed = f"; {counted(comparison.trials.resumed, 'trial')} from before, --fresh measures everything again"
     code = finish(

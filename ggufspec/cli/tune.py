@@ -18,20 +18,14 @@ from ggufspec.cli.plan import measure_if_due
 from ggufspec.cli.results import finish, interruptible
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.settings import Settings, names
+from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.models.profile import Pair
     from ggufspec.schema.tune import TuneDocument
-    from ggufspec.tune.run import Experiment, Now, Tuning, Watch
-    from ggufspec.tune.space import Free
+    from ggufspec.tune.run import Now, Tuning, Watch
 
-_TUNED = names(tune=True, profile=True)  # of a profile: searched anew, an earlier winner's too
-_CACHE = ("cache_type_k", "cache_type_v")  # the same, where --allow-kv says so
 _SHOWN = 10  # settings, without --explain
 _FEWEST = 3  # trials side by side, for an interval to say something
-_EVERY = 2  # half of the bundled prompts, of every kind
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -78,8 +72,11 @@ def tune(
     """
     from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
+    from ggufspec.hardware.host import physical_cores
     from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
+    from ggufspec.tune.experiment import experiment as tune_experiment
+    from ggufspec.tune.experiment import without_tuned
     from ggufspec.tune.profile import profile_name, template
     from ggufspec.tune.profile import save as save_profile
     from ggufspec.tune.run import LOG, Tuning, log_path
@@ -93,7 +90,21 @@ def tune(
     own_draft = pair.draft is not None and bool(given.model_draft or given.hf_repo_draft)
     name = profile_name(save, tuned, pair, own_draft=own_draft)
     made_from = None if no_save else template(name, None if own_draft else tuned, pair)
-    experiment = prepare(pair, given, prompt=own_prompt, budget=budget, threshold=threshold)
+    given = inputs.with_seed(given)
+    untuned = without_tuned(pair, given)
+    base = api.decoder_options(given.over(untuned.settings))
+    measure_if_due(base.threads, physical_cores(), given.rpc or ())
+    planned = inputs.make_plan(untuned, given)
+    experiment = tune_experiment(
+        pair,
+        given,
+        base,
+        planned,
+        prompt=own_prompt,
+        threshold=threshold / 100,
+        budget_s=None if budget is None else _in_seconds(budget),
+        verbose=ui.flags().verbose,
+    )
     folder = given.results or writable(results_folder())
     path = log_path(folder, experiment)
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
@@ -105,9 +116,8 @@ def tune(
         failed: GgufspecError | None = None
         document = tune_document(run, interrupted=state.interrupted)
         if not no_save and not state.interrupted and document.winner is not None and run.compared:
-            base, count = experiment.spec.options, len(run.kept)
             try:
-                saved = save_profile(document, name, made_from, pair, base, count)
+                saved = save_profile(document, name, made_from, pair, base, len(run.kept))
                 document = replace(document, saved=saved)
             except GgufspecError as error:  # the results are shown all the same
                 failed = error
@@ -127,107 +137,8 @@ def tune(
     return code
 
 
-def prepare(pair: Pair, given: Settings, *, prompt: str | None, budget: str | None, threshold: float) -> Experiment:
-    """Plan, and make the space around the plan.
-
-    Args:
-        pair: the pair.
-        given: the command line; what it gives is not searched.
-        prompt: the user's own; None: some bundled ones.
-        budget: as ``--budget`` has it.
-        threshold: in percent.
-
-    Raises:
-        GgufspecError: nothing fits, a header cannot be read, or nothing is left to search.
-    """
-    from ggufspec.api import with_placement
-    from ggufspec.bench.prompts import PROMPTS
-    from ggufspec.bench.trial import Spec
-    from ggufspec.hardware.host import physical_cores
-    from ggufspec.tune.run import Experiment
-    from ggufspec.tune.space import candidates, nearest
-
-    free_of = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
-    spec = replace(pair, settings=replace(pair.settings, **dict.fromkeys(free_of)))
-    base = api.decoder_options(given.over(spec.settings))
-    measure_if_due(base.threads, physical_cores(), given.rpc or ())
-    made = inputs.make_plan(spec, given)
-    free = _free(base, given, with_draft=pair.draft is not None)
-    with made.dry_runs:
-        space = candidates(made.plan, base, free, made.dry_runs)
-    if not space:
-        raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
-    by_itself = nearest(space, replace(with_placement(base, made.plan.alone), drafters=()), drafted=False)
-    option = made.plan.pair
-    at_pair = nearest(space, with_placement(base, option, draft_max=given.draft_max), drafted=True) if option else None
-    if option is None:
-        at_pair = nearest(space, replace(with_placement(base, made.plan.alone), drafters=("lookup",)), drafted=True)
-    first = (at_pair, by_itself) if made.plan.choice == "speculative" else (by_itself, at_pair)
-    texts = (prompt,) if prompt is not None else tuple(one.text for one in PROMPTS[::_EVERY])
-    return Experiment(
-        pair=made.described(),
-        spec=Spec(
-            target=pair.target,
-            draft=pair.draft,
-            options=base,
-            sampling=api.sampling(inputs.with_seed(given)),
-            prompts=texts,
-            max_tokens=given.value("predict"),
-            rpc=given.rpc or (),
-        ),
-        space=tuple(space),
-        first=tuple(index for index in first if index is not None),
-        threshold=threshold / 100,
-        budget_s=None if budget is None else _in_seconds(budget),
-        repeats=given.value("repetitions"),
-        notes=(*made.plan.notes, *_busy()),
-        verbose=ui.flags().verbose,
-    )
-
-
-def _busy() -> tuple[str, ...]:
-    """What a search on a machine that is at work is worth."""
-    from ggufspec.bench.summary import BUSY_CPUS
-    from ggufspec.hardware.host import others_cpus, usable_cpus
-
-    others = others_cpus()
-    if others < BUSY_CPUS:
-        return ()
-    used = f"other programs use {others:.1f} of {usable_cpus()} CPUs"
-    return (f"{used}: what is fastest beside them may not be on an idle machine; tune again with --fresh then",)
-
-
 def _in_seconds(text: str) -> float:
     return float(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else float(text) * _UNITS["m"]
-
-
-def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
-    """What the command line leaves open."""
-    from ggufspec.hardware.host import physical_cores
-    from ggufspec.tune.space import Free, policies, thread_counts
-
-    drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
-    if base.accept != "exact" or given.drafter is not None:
-        drafters = (str(given.drafter or "both"),)
-    lengths = policies(type(base)().draft_max)
-    if given.draft_policy is not None:
-        lengths = tuple(one for one in lengths if one[0] == given.draft_policy)
-    if given.draft_max is not None:
-        lengths = tuple(dict.fromkeys((policy, given.draft_max) for policy, _ in lengths))
-    return Free(
-        threads=(base.threads,) if base.threads else thread_counts(physical_cores()),
-        drafters=drafters,
-        policies=lengths,
-        flash_attn=(base.flash_attn,) if given.flash_attn else ("auto", "off"),
-        **({"ubatch_sizes": (base.ubatch_size,)} if given.ubatch_size else {}),
-        kv_types=tuple(
-            dict.fromkeys(((base.cache_type_k, base.cache_type_v), *((name, name) for name in given.allow_kv or ())))
-        ),
-        gpu_layers=api.layers_of(given.gpu_layers),
-        gpu_layers_draft=api.layers_of(given.gpu_layers_draft),
-        n_cpu_moe=given.n_cpu_moe,
-        within_budget=given.headroom is not None,
-    )
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------------------

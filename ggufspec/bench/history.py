@@ -1,55 +1,50 @@
-"""What measured runs teach later plans: a pair's acceptance, and what a card's driver takes for itself."""
+"""What later plans use of measured runs: a pair's acceptance, and the memory that a card's driver takes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from importlib.metadata import version
 
-if TYPE_CHECKING:
-    from ggufspec.api import Resolved
-    from ggufspec.bench.trial import Result
-    from ggufspec.models.profile import PairSpec
+from ggufspec.api import Resolved
+from ggufspec.bench.summary import by_position
+from ggufspec.bench.trial import Result
+from ggufspec.cache import cache_folder
+from ggufspec.errors import GgufspecError
+from ggufspec.hardware.gpus import survey
+from ggufspec.models.profile import PairSpec
+from ggufspec.models.source import read_headers
+from ggufspec.planning import calibration
+from ggufspec.planning.history import record_acceptance
+from ggufspec.settings import is_lossy
 
 
-def learn(pair: PairSpec, resolved: Resolved, results: Sequence[Result]) -> None:
-    """Keep what speculative runs showed in the user's cache.
+def record_results(pair: PairSpec, resolved: Resolved, results: Sequence[Result]) -> None:
+    """Write the acceptance of speculative runs, and a driver's overhead, to the user's cache.
 
     Args:
         pair: what was measured.
         resolved: where it ran.
         results: what was measured.
     """
-    from ggufspec.bench.summary import by_position
-    from ggufspec.cache import cache_folder
-    from ggufspec.errors import GgufspecError
-    from ggufspec.models.source import read_headers
-    from ggufspec.planning.history import record_acceptance
-    from ggufspec.settings import is_lossy
-
     every = [answer.statistics for result in results for answer in result.answers]
     if not every or not pair.draft or not resolved.pair.needs_draft or is_lossy(resolved.pair.accept):
-        return  # what the lookup alone drafted tells nothing of the pair
+        return  # the lookup's acceptance says nothing about the pair
     accepted = by_position(s.accepted_by_position for s in every)
     drafted = by_position(s.drafted_by_position for s in every)
-    with contextlib.suppress(GgufspecError):  # a cache that cannot be written costs the memory
+    with contextlib.suppress(GgufspecError):  # a cache that cannot be written is skipped
         target, draft = (known.header.fingerprint for known in read_headers([pair.target, pair.draft]))
         record_acceptance(cache_folder(), target, draft, accepted, drafted)
-    _learn_overhead(resolved, results[0])
+    _record_overhead(resolved, results[0])
 
 
-def _learn_overhead(resolved: Resolved, result: Result) -> None:
-    from importlib.metadata import version
-
-    from ggufspec.cache import cache_folder
-    from ggufspec.hardware.gpus import survey
-    from ggufspec.planning import calibration
+def _record_overhead(resolved: Resolved, result: Result) -> None:
 
     seen, option = survey(), resolved.plan.options["speculative"] if resolved.plan else None
     if resolved.plan is None or option is None or option.draft is None or result.draft is None:
         return
     if len(seen.cards) != 1 or len(resolved.cards) != 1:
-        return  # whose memory it is could not be told
+        return  # the overhead cannot be attributed to a card
     ran_as_planned = (option.target.gpu_layers, option.draft.gpu_layers) == (
         result.target.gpu_layers,
         result.draft.gpu_layers,

@@ -1,0 +1,122 @@
+"""What ``tune`` searches, from the options and the plan: what is given is fixed, the rest is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ggufspec import api
+from ggufspec.bench.prompts import PROMPTS
+from ggufspec.bench.summary import BUSY_CPUS
+from ggufspec.bench.trial import Spec
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import UsageError
+from ggufspec.hardware.host import others_cpus, physical_cores, usable_cpus
+from ggufspec.models.profile import Pair
+from ggufspec.settings import Settings, names
+from ggufspec.tune.run import Experiment
+from ggufspec.tune.space import Free, candidates, nearest, policies, thread_counts
+
+_TUNED = names(tune=True, profile=True)  # of a profile: searched anew, an earlier winner's too
+_CACHE = ("cache_type_k", "cache_type_v")  # the same with --allow-kv
+_EVERY = 2  # half of the bundled prompts, of every kind
+
+
+def without_tuned(pair: Pair, given: Settings) -> Pair:
+    """The pair without the settings of its profile that are searched."""
+    searched = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
+    return replace(pair, settings=replace(pair.settings, **dict.fromkeys(searched)))
+
+
+def experiment(
+    pair: Pair,
+    given: Settings,
+    base: DecoderOptions,
+    planned: api.PlanResult,
+    *,
+    prompt: str | None,
+    threshold: float,
+    budget_s: float | None,
+    verbose: bool = False,
+) -> Experiment:
+    """The space around a plan.
+
+    Args:
+        pair: the pair.
+        given: the options; what is given is not searched.
+        base: the decoder's options where nothing is searched.
+        planned: the plan.
+        prompt: the user's own; None: some bundled ones.
+        threshold: expected gain, as a share, that is worth a trial.
+        budget_s: seconds for all trials; None: no limit.
+        verbose: show llama.cpp's log.
+
+    Raises:
+        UsageError: nothing is left to search.
+    """
+    plan = planned.plan
+    free = _free(base, given, with_draft=pair.draft is not None)
+    with planned.dry_runs:
+        space = candidates(plan, base, free, planned.dry_runs)
+    if not space:
+        raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
+    target_only = replace(api.with_placement(base, plan.alone), drafters=())
+    if plan.pair:
+        drafted = api.with_placement(base, plan.pair, draft_max=given.draft_max)
+    else:
+        drafted = replace(target_only, drafters=("lookup",))
+    first = [nearest(space, drafted, drafted=True), nearest(space, target_only, drafted=False)]
+    texts = (prompt,) if prompt is not None else tuple(one.text for one in PROMPTS[::_EVERY])
+    return Experiment(
+        pair=planned.described(),
+        spec=Spec(
+            target=pair.target,
+            draft=pair.draft,
+            options=base,
+            sampling=api.sampling(given),
+            prompts=texts,
+            max_tokens=given.value("predict"),
+            rpc=given.rpc or (),
+        ),
+        space=tuple(space),
+        first=tuple(index for index in (first if plan.choice == "speculative" else first[::-1]) if index is not None),
+        threshold=threshold,
+        budget_s=budget_s,
+        repeats=given.value("repetitions"),
+        notes=(*plan.notes, *_busy()),
+        verbose=verbose,
+    )
+
+
+def _busy() -> tuple[str, ...]:
+    """A note if other programs use the machine."""
+    others = others_cpus()
+    if others < BUSY_CPUS:
+        return ()
+    used = f"other programs use {others:.1f} of {usable_cpus()} CPUs"
+    return (f"{used}: what is fastest beside them may not be on an idle machine; tune again with --fresh then",)
+
+
+def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
+    """What the options leave open."""
+    drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
+    if base.accept != "exact" or given.drafter is not None:
+        drafters = (str(given.drafter or "both"),)
+    lengths = policies(type(base)().draft_max)
+    if given.draft_policy is not None:
+        lengths = tuple(one for one in lengths if one[0] == given.draft_policy)
+    if given.draft_max is not None:
+        lengths = tuple(dict.fromkeys((policy, given.draft_max) for policy, _ in lengths))
+    return Free(
+        threads=(base.threads,) if base.threads else thread_counts(physical_cores()),
+        drafters=drafters,
+        policies=lengths,
+        flash_attn=(base.flash_attn,) if given.flash_attn else ("auto", "off"),
+        **({"ubatch_sizes": (base.ubatch_size,)} if given.ubatch_size else {}),
+        kv_types=tuple(
+            dict.fromkeys(((base.cache_type_k, base.cache_type_v), *((name, name) for name in given.allow_kv or ())))
+        ),
+        gpu_layers=api.layers_of(given.gpu_layers),
+        gpu_layers_draft=api.layers_of(given.gpu_layers_draft),
+        n_cpu_moe=given.n_cpu_moe,
+        within_budget=given.headroom is not None,
+    )
