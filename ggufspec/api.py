@@ -1,6 +1,6 @@
 r"""From settings to a loaded pair: what the commands call, and the entry points for people who write Python.
 
-Three lines from an installed package to tokens that say where they come from:
+Three lines from an installed package to tokens that name their source:
 
 >>> from ggufspec import load_pair
 >>> with load_pair("demo", threads=1) as decoder:
@@ -11,8 +11,8 @@ True
 In order: a pair spec (:func:`spec_of`, :func:`spec_of_files`), its files here (:func:`pair_of_files`,
 :func:`files_of`), a plan (:func:`make_plan`), the decoder's options with their placements (:func:`resolve`), the
 decoder (:func:`load_pair`). Keywords are the rows of :data:`ggufspec.settings.OPTIONS` that Python has. What is given
-goes over the profile, the profile over the plan, the plan over the defaults. Nothing is printed; ``on_event`` is told
-of what takes long. A failure is a :class:`ggufspec.errors.GgufspecError`, whose ``hint`` is the next thing to try, in
+goes over the profile, the profile over the plan, the plan over the defaults. Nothing is printed; ``on_event`` gets
+what takes long. A failure is a :class:`ggufspec.errors.GgufspecError`, whose ``hint`` is the next thing to try, in
 the command line's words.
 """
 
@@ -102,7 +102,7 @@ def pair_of_files(
         fetch: is given the models of the hub and what to call them.
         no_draft: leave the draft away.
         need_draft: refuse a pair without one.
-        on_event: told of expanded models that are made.
+        on_event: gets progress of expanded models.
 
     Raises:
         GgufspecError: a profile or a file is not there or is no GGUF file, or the user does not want to fetch it.
@@ -282,7 +282,7 @@ def site(wanted: Settings, threads: int) -> Site:
     """The machine to plan for: the cards named, or those that are here.
 
     Raises:
-        UsageError: a size is none, a card is not known, or cards that are here are mixed with others.
+        UsageError: a size is not one, a card is not known, or cards that are here are mixed with others.
     """
     from ggufspec.cache import cache_folder
     from ggufspec.planning import survey
@@ -312,9 +312,9 @@ def make_plan(
     Args:
         pair: whose headers are read.
         given: what is fixed, over the pair's own settings.
-        where: the machine; by default what ``given`` says.
+        where: the machine; by default that of ``given``.
         options: context, types and threads where they are not those of ``given``; their placements are not looked at.
-        on_event: told of headers that are read: :func:`ggufspec.models.source.read_headers`.
+        on_event: gets headers as they are read: :func:`ggufspec.models.source.read_headers`.
         verbose: show llama.cpp's log of the dry runs.
 
     Raises:
@@ -345,11 +345,11 @@ def make_plan(
             pair.settings.acceptance,
         )
     both = [(known.header, known.metadata_only) for known in headers]
-    asked = question(both[0], both[1] if draft else None, options, acceptance, wanted)
-    asked, machine = _known_here(asked, where, threads)
+    what = question(both[0], both[1] if draft else None, options, acceptance, wanted)
+    what, machine = _known_here(what, where, threads)
     dry_runs = DryRuns(machine.described, simulated=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose)
     with dry_runs:
-        plan = search.make_plan(asked, machine, dry_runs)
+        plan = search.make_plan(what, machine, dry_runs)
     if dry_runs.limits:
         warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
     plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
@@ -373,7 +373,7 @@ def question(
         wanted: layers where they are fixed, cache types that the plan may choose, the longest draft.
 
     Raises:
-        UsageError: experts are asked for where there are none.
+        UsageError: ``n_cpu_moe`` for a model without experts.
     """
     from ggufspec.planning.plan import Question, Subject
 
@@ -393,7 +393,7 @@ def question(
     )
 
 
-def _known_here(asked: Question, where: Site, threads: int) -> tuple[Question, Machine]:
+def _known_here(what: Question, where: Site, threads: int) -> tuple[Question, Machine]:
     """The question with what a rehearsal on this machine found of these models."""
     from ggufspec.cache import cache_folder
     from ggufspec.planning import rehearsed
@@ -410,11 +410,11 @@ def _known_here(asked: Question, where: Site, threads: int) -> tuple[Question, M
             rehearsals.append(f"{subject.header.name} as rehearsed here on {pace.dates[-1]}")
         return replace(subject, pace=pace)
 
-    asked = replace(
-        asked, alone=known(asked.alone), target=known(asked.target), draft=known(asked.draft) if asked.draft else None
+    what = replace(
+        what, alone=known(what.alone), target=known(what.target), draft=known(what.draft) if what.draft else None
     )
     origin = "; ".join([machine.speed.origin, *dict.fromkeys(rehearsals)])
-    return asked, replace(machine, speed=replace(machine.speed, origin=origin))
+    return what, replace(machine, speed=replace(machine.speed, origin=origin))
 
 
 # ---- resolved settings -----------------------------------------------------------------------------------------------
@@ -444,8 +444,8 @@ def resolve(
 ) -> Resolved:
     """Where the layers of a pair go, and with ``rival`` those of the best target-only run.
 
-    Layers that are given by number are taken as they are; what is left to ``auto`` is planned. A draft model that does
-    not draft, since only the lookup does or nothing, is not placed.
+    Layers that are given by number are taken as they are; what is left to ``auto`` is planned. A draft model that
+    is not used (--drafter lookup or none) is not placed.
 
     Args:
         pair: its files may be in the hub still.
@@ -546,7 +546,7 @@ def plan_pair(
         acceptance: the acceptance rate to expect, 0 to 1; otherwise what was measured before, or the profile's.
         allow_kv: types of the target's cache that the plan may choose besides the ones given.
         sweep: predict tokens/s over the target's layers too.
-        on_event: told of progress: ``{"event": "reading", "file": …, "bytes": …}``.
+        on_event: gets progress: ``{"event": "reading", "file": …, "bytes": …}``.
         verbose: let llama.cpp's log of the dry runs through to standard error.
         options: rows of :class:`ggufspec.settings.Settings` that Python has: ``ctx_size``, ``gpu_layers``, …
 
@@ -555,7 +555,7 @@ def plan_pair(
         :func:`ggufspec.schema.base.to_json` makes JSON of it.
 
     Raises:
-        UsageError: a name, an option or a size is none.
+        UsageError: a name, an option or a size is not valid.
         GgufspecError: a header cannot be read, the draft cannot serve the target, or nothing fits.
     """
     simulated = {
@@ -589,12 +589,12 @@ def load_pair(
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         download: fetch what is on the hub and not here, which may be many GB; without it such a pair is an error.
-        on_event: told of progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one at a
+        on_event: gets progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one at a
             time, and ``{"event": "reading", "file": …, "bytes": …}``.
         options: rows of :class:`ggufspec.settings.Settings` that Python has: ``drafter``, ``ctx_size``, …
 
     Raises:
-        UsageError: a name or an option is none, or a drafter needs a draft and there is none.
+        UsageError: a name or an option is not valid, or a drafter needs a draft and there is none.
         ModelError: a file is not here or damaged, or the draft's vocabulary is another.
         GgufspecError: nothing fits, or the hub cannot be reached.
     """

@@ -292,7 +292,7 @@ class Option:
         """A value from wherever: one of the right type, within the bounds. Texts are read as on the command line.
 
         Raises:
-            UsageError: it is none; the hint says what is usual.
+            UsageError: it is not; the hint has a usual value.
         """
         if value is None or self.kind is bool:
             return value
@@ -403,7 +403,7 @@ class Settings:
     """What was given: by flags, by a profile or by keywords. None is not given. Values are checked when it is made.
 
     Raises:
-        UsageError: a value is out of range or of no use; the hint says what is usual.
+        UsageError: a value is out of range or not known; the hint has a usual one.
     """
 
     # ---- which models

@@ -35,11 +35,11 @@ def test_a_command_has_the_options_that_it_takes() -> None:
     assert seen == [Settings(model="a.gguf", threads=2), 4]
 
 
-def test_a_command_that_asks_has_yes() -> None:
+def test_a_command_that_confirms_has_yes() -> None:
     def command() -> int:
         return 0
 
-    assert "yes" in inspect.signature(parameters.command(command, asks=True)).parameters
+    assert "yes" in inspect.signature(parameters.command(command, confirms=True)).parameters
 
 
 def test_a_default_of_the_command_s_own_is_filled_in_and_others_are_not() -> None:

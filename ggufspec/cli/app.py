@@ -45,10 +45,10 @@ profiles = typer.Typer(name="profiles", rich_markup_mode=None)
 
 
 def _register(
-    command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None, asks: bool = False
+    command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None, confirms: bool = False
 ) -> None:
-    """Add a command; ``examples`` end its help. With ``asks`` it has ``-y``."""
-    command = parameters.command(command, asks=asks)
+    """Add a command; ``examples`` end its help. With ``confirms`` it has ``-y``."""
+    command = parameters.command(command, confirms=confirms)
 
     @functools.wraps(command)
     def interruptible(*args: object, **kwargs: object) -> int:
@@ -58,12 +58,12 @@ def _register(
         except KeyboardInterrupt:  # Typer would make it a bare exit code
             raise StopError("interrupted") from None
         finally:
-            _tell_unkept()
+            _warn_temporary()
 
     on.command(name, epilog=parameters.epilog(*examples))(interruptible)
 
 
-def _tell_unkept() -> None:
+def _warn_temporary() -> None:
     """Warn once that the command had only a temporary folder for its cache or its results."""
     cache = sys.modules.get("ggufspec.cache")
     if cache is not None and cache.warning():
@@ -75,34 +75,34 @@ _register(
     "ggufspec bench demo",
     "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
     "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
-    asks=True,
+    confirms=True,
 )
 _register(
     compare,
     "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html c.html",
     "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
     "ggufspec compare llama3-70b llama3.1-8b",
-    asks=True,
+    confirms=True,
 )
 _register(
     run,
     'ggufspec run demo -p "def main("',
     "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
-    asks=True,
+    confirms=True,
 )
 _register(
     chat,
     "ggufspec chat demo",
     "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
     "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
-    asks=True,
+    confirms=True,
 )
 _register(
     trace,
     'ggufspec trace demo -p "def main(" -n 16',
     "ggufspec trace demo -f prompt.txt --temp 0.8 --accept residual --html trace.html",
     "ggufspec trace -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --json | jq .places",
-    asks=True,
+    confirms=True,
 )
 _register(
     plan,
@@ -113,7 +113,7 @@ _register(
     pull,
     "ggufspec pull llama3-70b --dry-run",
     "ggufspec pull -hf USER/REPO:Q4_K_M -hfd USER/SMALL-REPO:Q8_0 -y",
-    asks=True,
+    confirms=True,
 )
 _register(
     rehearse,
@@ -129,7 +129,7 @@ _register(
     tune,
     "ggufspec tune demo --budget 5m",
     "ggufspec tune -m TARGET.gguf -md DRAFT.gguf --allow-kv q8_0 --save my-pair",
-    asks=True,
+    confirms=True,
 )
 _register(
     report,
@@ -140,7 +140,7 @@ _register(
     verify,
     "ggufspec verify demo",
     "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json certificate.json",
-    asks=True,
+    confirms=True,
 )
 _register(
     worker,
@@ -180,7 +180,7 @@ _register(
     "ggufspec profiles rm my-pair",
     on=profiles,
     name="rm",
-    asks=True,
+    confirms=True,
 )
 _register(
     check,
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _message(error: typer.TyperException) -> str:
-    """What Typer says, without the words that pydantic puts before what a parser said."""
+    """Typer's message, without what pydantic puts before the message of a parser."""
     return error.format_message().replace(": Value error, ", ": ", 1)
 
 

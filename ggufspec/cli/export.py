@@ -52,7 +52,7 @@ def export(
 ) -> int:
     """Print a pair's placement as settings of another program.
 
-    What the program cannot be told is said on standard error.
+    What the program has no setting for is noted on standard error.
     """
     from dataclasses import replace
 
@@ -67,7 +67,7 @@ def export(
     if given.no_draft:
         pair = replace(pair, draft=None)
     resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other
-    if not resolved.pair.needs_draft:  # the profile says so: tuning found that it does not pay
+    if not resolved.pair.needs_draft:  # as its profile has it: tuning found that it does not pay
         pair = replace(pair, draft=None)
     settings = settings_from(
         _file(pair.target, hub),
@@ -91,7 +91,7 @@ def export(
 
 
 def _blocks(pair: PairSpec) -> int:
-    """LM Studio is told a share of the target's blocks."""
+    """LM Studio takes a share of the target's blocks."""
     from ggufspec.models.source import read_headers
 
     with ui.busy():
@@ -107,7 +107,7 @@ def settings_from(
     devices: tuple[str, ...] = (),
     rpc: tuple[str, ...] = (),
 ) -> planning.Settings:
-    """What other programs are to be told, so that they place and decode a pair as ``decoder`` says.
+    """Settings for other programs, so that they place and decode a pair as ``decoder`` has it.
 
     Args:
         target: the target's file.
@@ -134,7 +134,7 @@ def settings_from(
 
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
-    """How other programs are told of a file: by its repository where it is not here, or where ``hub`` asks for it."""
+    """How other programs name a file: by its repository where it is not here, or where ``hub`` asks for it."""
     from ggufspec.models.hub import HubFile
     from ggufspec.planning.export import ModelFile
 

@@ -32,8 +32,8 @@ MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
 def pair_spec(given: Settings) -> PairSpec:
     """The pair that is given, wherever its files are: :func:`ggufspec.api.spec_of_files`."""
-    with ui.making() as tell:
-        return api.spec_of_files(given, tell)
+    with ui.making() as on_event:
+        return api.spec_of_files(given, on_event)
 
 
 def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -> Pair:
@@ -47,29 +47,29 @@ def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -
         draft_repo = None if no_draft else given.hf_repo_draft
         return pull.have(sources, name, pull.command(given.pair, given.hf_repo, draft_repo))
 
-    with ui.making() as tell:
-        return api.pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=tell)
+    with ui.making() as on_event:
+        return api.pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=on_event)
 
 
 def resolve(
     spec: PairSpec, given: Settings, *, options: DecoderOptions | None = None, rival: bool = False
 ) -> api.Resolved:
     """:func:`ggufspec.api.resolve` with progress."""
-    with planning() as tell:
-        return api.resolve(spec, given, options=options, rival=rival, on_event=tell, verbose=ui.flags().verbose)
+    with planning() as on_event:
+        return api.resolve(spec, given, options=options, rival=rival, on_event=on_event, verbose=ui.flags().verbose)
 
 
 def make_plan(spec: PairSpec, given: Settings = Settings(), *, options: DecoderOptions | None = None) -> api.PlanResult:
     """:func:`ggufspec.api.make_plan` with progress."""
-    with planning() as tell:
-        return api.make_plan(spec, given, options=options, on_event=tell, verbose=ui.flags().verbose)
+    with planning() as on_event:
+        return api.make_plan(spec, given, options=options, on_event=on_event, verbose=ui.flags().verbose)
 
 
 @contextmanager
 def planning() -> Iterator[api.OnEvent]:
     """Shows what takes long while headers are read: the events of :func:`ggufspec.api.make_plan`."""
-    with ui.busy() as say:
-        yield lambda event: say(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
+    with ui.busy() as show:
+        yield lambda event: show(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
 
 
 # ---- the prompt and its answer ---------------------------------------------------------------------------------------

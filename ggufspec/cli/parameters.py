@@ -131,14 +131,14 @@ def _from_environment(row: Option, error: UsageError, context: typer.Context | N
     return UsageError(error.message, f"the value comes from the environment: {name}={os.environ.get(name)}")
 
 
-def command(function: Callable[..., int], *, asks: bool = False) -> Callable[..., int]:
+def command(function: Callable[..., int], *, confirms: bool = False) -> Callable[..., int]:
     """``function`` as Typer shall see it: a parameter of settings stands for the options that it takes.
 
-    Every command has ``--json``, ``-q`` and ``-v``, and with ``asks`` it has ``-y``: :func:`ggufspec.cli.ui.flags` has
-    them while it runs.
+    Every command has ``--json``, ``-q`` and ``-v``, and with ``confirms`` it has ``-y``: while it runs they are in
+    :func:`ggufspec.cli.ui.flags`.
     """
     signature = inspect.signature(function, eval_str=True)
-    flags = [row for row in FLAGS.values() if asks or row.group != "yes"]
+    flags = [row for row in FLAGS.values() if confirms or row.group != "yes"]
     shown = [inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     given, swept, rows = "", "", []
     for name, one in signature.parameters.items():

@@ -33,7 +33,7 @@ def plan(
         ),
     ],
 ) -> int:
-    """Say what fits, how fast it is, and whether the draft pays. Say where each layer goes, too.
+    """Show what fits, how fast it is, and whether the draft pays; and where each layer goes.
 
     Needs no download: headers are read from the hub by range, a few MB. Needs no card: --gpu or --vram names one.
     """
@@ -63,11 +63,11 @@ def measure_machine(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
     from ggufspec.planning import calibration
 
     left = Threads(threads, cores=threads or cores).start()
-    with ui.busy() as say:
+    with ui.busy() as show:
         speed = calibration.measure(
             cache_folder(),
             calibration.Spec(threads or cores, rpc, left),
-            on_event=lambda event: say(f"measuring this machine: {event['type']} on {event['device']}"),
+            on_event=lambda event: show(f"measuring this machine: {event['type']} on {event['device']}"),
             verbose=ui.flags().verbose,
         )
     if speed.disturbed == calibration.CONTRADICTS:
@@ -119,7 +119,7 @@ def _show(document: PlanDocument) -> None:
         out.print(table.terminal(report.sweep(document)))
     elif document.sweep:
         out.print(
-            "No card is here: nothing is offloaded, whatever -ngl says. --gpu or --vram sweeps over a card's layers."
+            "There is no card: nothing is offloaded, whatever -ngl is. --gpu or --vram sweeps over a card's layers."
         )
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"

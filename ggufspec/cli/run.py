@@ -143,7 +143,7 @@ def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool
 
 
 def show_statistics(document: RunDocument | TraceDocument) -> None:
-    """Say what an answer took."""
+    """Print what an answer took."""
     from ggufspec.reports.values import prompt_figures
     from ggufspec.schema.base import SpeculativeRun
 

@@ -44,7 +44,7 @@ class Console(console.Console):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def print(self, *what: Any, **how: Any) -> None:
-        """What cannot be said on standard error is no reason to fail."""
+        """Standard error that cannot be written to is no reason to fail."""
         with suppress(OSError) if self.stderr else nullcontext():
             super().print(*what, **how)
 

@@ -25,7 +25,7 @@ _flags = Flags()
 
 
 def begin(given: Flags) -> None:
-    """Start a command: what it was told of how to talk holds until the next one starts."""
+    """Start a command; its flags hold until the next one starts."""
     global _flags
     _flags = given
 
@@ -98,7 +98,7 @@ def result(document: Document, show: Callable[[], None]) -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is no data, unless ``-q`` is given."""
+    """Print a note to standard error, unless ``-q`` is given."""
     if _flags.quiet:
         return
     from rich.text import Text
@@ -107,7 +107,7 @@ def note(text: str) -> None:
 
 
 def failure(message: str, hint: str) -> None:
-    """Say what failed and what to do next."""
+    """Print what failed and what to do next."""
     from rich.text import Text
 
     console = err()
@@ -163,12 +163,12 @@ def busy() -> Iterator[Callable[[str], None]]:
 
     status = err().status("")
 
-    def say(what: str) -> None:
+    def show(what: str) -> None:
         status.update(Text(what, "dim"))
-        status.start()  # where nothing is said nothing takes long
+        status.start()  # nothing is shown until something takes long
 
     try:
-        yield say
+        yield show
     finally:
         status.stop()
 
@@ -187,5 +187,5 @@ def making() -> Iterator[Callable[[dict[str, Any]], None]]:
 
     The value takes the events of :func:`ggufspec.models.sparse.fill`.
     """
-    with busy() as say:
-        yield lambda event: say(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")
+    with busy() as show:
+        yield lambda event: show(f"making {event['file']}, once: {event['bytes'] / event['of']:.0%}")

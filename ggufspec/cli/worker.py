@@ -32,7 +32,7 @@ def worker(
     """Serve this machine's devices to another machine, until Ctrl-C.
 
     A run there with --rpc puts layers on them as if they were GPUs of its own. One client at a time. llama.cpp's RPC
-    knows neither passwords nor encryption, so that it is served on this machine alone unless --host says otherwise.
+    has neither passwords nor encryption: without --host it serves this machine only.
     """
     from ggufspec.hardware import host as machine
     from ggufspec.llamacpp import serve

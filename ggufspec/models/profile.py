@@ -433,8 +433,8 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
         return GgufspecError(f"{place}: unknown key {key!r}", hint)
     if first["type"] == "missing":
         return GgufspecError(f"{place}: key {key!r} is missing", f"add {key} to the file")
-    told = first["msg"].removeprefix("Value error, ")
-    return GgufspecError(f"{place}: {key or 'profile'}: {told}", "correct the value in the file")
+    message = first["msg"].removeprefix("Value error, ")
+    return GgufspecError(f"{place}: {key or 'profile'}: {message}", "correct the value in the file")
 
 
 def _as_written(text: str, key: str) -> str:
