@@ -45,7 +45,7 @@ def test_it_grows(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert grow(tiny, big, "--width", 64, "--vocab", 300, "--layers", 3) == 0
     assert "big.gguf: 0 M parameters, F16, 0 MB" in capsys.readouterr().out
     fields = gguf.GGUFReader(big).fields
-    assert fields["general.name"].contents() == "tiny, grown to 64 wide, 3 blocks"
+    assert fields["general.name"].contents() == "tiny, expanded to width 64, 3 blocks"
     assert fields["llama.context_length"].contents() == 512
     assert fields["llama.vocab_size"].contents() == 300
     tokens, types = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type"))

@@ -98,7 +98,7 @@ def test_a_large_model_takes_little_disk_and_time(tmp_path: Path) -> None:
 
 def test_no_room_is_said_before_anything_is_written(known: Known, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 20)
-    with pytest.raises(GgufspecError, match=r"takes 0.0 GB of disk and .* has 0.0"):
+    with pytest.raises(GgufspecError, match=r"need 0.0 GB of disk, and .* has 0.0"):
         standin.make(known, tmp_path, "blocks")
     assert not list(tmp_path.iterdir())
 

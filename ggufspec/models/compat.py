@@ -34,7 +34,7 @@ _KINDS = {
     "rwkv": "RWKV",
     "plamo2": "PLAMO2",
 }
-# Which of them put a BOS token before a prompt when the header does not say (the same function).
+# Those that put a BOS token before a prompt by default (the same function).
 _BOS_BY_KIND = frozenset({"SPM", "WPM"})
 _BOS_BY_PRE = frozenset(
     {
@@ -43,7 +43,7 @@ _BOS_BY_PRE = frozenset(
     }
 )
 
-# Drafters that read the target's hidden states: what they are, and the --spec-type of llama-server that runs them
+# Drafters that need the target's hidden states: what they are, and llama-server's --spec-type for them
 # (common_speculative_type_from_name_map and common_speculative_types_from_gguf in common/speculative.cpp).
 _HEADS = {
     "eagle3": ("an EAGLE-3 head", "draft-eagle3"),
@@ -51,7 +51,7 @@ _HEADS = {
     "gemma4-assistant": ("a head for multi-token prediction", "draft-mtp"),
 }
 
-# What it costs to take rejected tokens back out of a state: ggufspec/llamacpp/rewind.py
+# The cost of rolling a state back after a rejection: ggufspec/llamacpp/rewind.py
 _COSTS = {
     "snapshots": "it keeps a state for each token of a draft, which takes memory",
     "checkpoint": "after a rejection it decodes once more what was kept, so that only a good draft pays",
@@ -60,7 +60,7 @@ _COSTS = {
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _ENCODERS = (architecture.NO_MEMORY - _DIFFUSION) | {"t5", "t5encoder", "llama-embed", "clip"}
 
-# Words of a chat template that tell its family: llm_chat_detect_template in src/llama-chat.cpp, in its order.
+# Markers of a chat template's family: llm_chat_detect_template in src/llama-chat.cpp, in its order.
 _TEMPLATES = (
     ("phi", ("<|im_sep|>",)),
     ("chatml", ("<|im_start|>",)),
@@ -80,12 +80,12 @@ _TEMPLATES = (
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """Whether a draft may serve a target, and why.
+    """Whether a draft is compatible with a target, and why.
 
     Args:
-        answer: ``no`` where it cannot; ``yes-with-warning`` where it can, and something speaks against it.
-        reasons: what speaks against it, whole clauses; none for ``yes``.
-        runner: a program that runs the pair all the same, as far as it can be typed; empty where there is none.
+        answer: ``no``, ``yes``, or ``yes-with-warning``.
+        reasons: the objections or warnings, as clauses; none for ``yes``.
+        runner: the command of another program that can run the pair; empty without one.
     """
 
     answer: Literal["yes", "yes-with-warning", "no"]
@@ -95,7 +95,7 @@ class Compatibility:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What must agree for drafted ids to mean the same to both models."""
+    """What must agree for token ids to mean the same to both models."""
 
     kind: str  # type of tokenizer: SPM, BPE, …
     adds_bos: bool
@@ -104,7 +104,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How many of the compared tokens differ, and the first of them with both its texts."""
+    """The number of differing tokens, and the first of them with both texts."""
 
     count: int
     token: int
@@ -120,7 +120,7 @@ Compare = Callable[[], Differences | None]
 
 
 def vocabulary_mismatch(target: Vocabulary, draft: Vocabulary) -> str | None:
-    """Why ``draft`` cannot serve ``target`` by their vocabularies alone, or None where it can."""
+    """Why the vocabularies are incompatible, or None."""
     sizes = (len(target.tokens), len(draft.tokens))
     differ = _outline_mismatch((target.kind, draft.kind), (target.adds_bos, draft.adds_bos), sizes)
     if differ:
@@ -130,7 +130,7 @@ def vocabulary_mismatch(target: Vocabulary, draft: Vocabulary) -> str | None:
 
 
 def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences | None:
-    """The tokens that both have and that differ, from the first one that llama.cpp compares; None without any."""
+    """The differences of common tokens, from the first that llama.cpp compares; None without any."""
     pairs = zip(target[FIRST_TOKEN_COMPARED:], draft[FIRST_TOKEN_COMPARED:], strict=False)
     unlike = [(token, one, other) for token, (one, other) in enumerate(pairs, FIRST_TOKEN_COMPARED) if one != other]
     if not unlike:
@@ -140,13 +140,13 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences 
 
 
 def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = None) -> Compatibility:
-    """Whether ``draft`` may serve ``target``, by what their headers say.
+    """Whether ``draft`` is compatible with ``target``, by their headers.
 
     Args:
         target: its header.
         draft: its header.
-        compare: compares the texts of their tokens; asked only where nothing else rules the pair out and the digests
-            differ. Without it such a pair gets a warning.
+        compare: compares the texts of their tokens; called only if the digests differ and nothing else rules the pair
+            out. Without it such a pair gets a warning.
     """
     needed = _head(draft)
     if needed:
@@ -172,7 +172,7 @@ def puts_bos(tokenizer: Tokenizer) -> bool:
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
-    """The type of vocabulary: SPM, BPE, …; a model that llama.cpp does not know is its own."""
+    """The type of vocabulary: SPM, BPE, …; an unknown model stands for itself."""
     return _KINDS.get(tokenizer.model, tokenizer.model or "none")
 
 
@@ -184,11 +184,11 @@ def template_family(header: ModelHeader) -> str:
     return next((name for name, words in _TEMPLATES if all(word in template for word in words)), "other")
 
 
-# ---- what rules a pair out ------------------------------------------------------------------------------------------
+# ---- incompatible pairs ------------------------------------------------------------------------------------------
 
 
 def _head(draft: ModelHeader) -> tuple[str, str] | None:
-    """(what it is, its ``--spec-type``) of a drafter that needs the target's hidden states."""
+    """(description, ``--spec-type``) of a drafter that needs the target's hidden states."""
     names = {tensor.name for tensor in draft.tensors}
     if draft.architecture == "dflash" and "markov_w1.weight" in names:
         return "a DSpark drafter", "draft-dspark"
@@ -204,7 +204,7 @@ def _head(draft: ModelHeader) -> tuple[str, str] | None:
 
 
 def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
-    """Why a model can be in no pair."""
+    """Why a model cannot be in any pair."""
     own = header.architecture
     if own in _DIFFUSION:
         yield f"the {role} is a diffusion model ({own}): it does not write from left to right"
@@ -219,13 +219,13 @@ def _unfit(header: ModelHeader, role: str) -> Iterator[str]:
 
 
 def _way_back(header: ModelHeader, role: str) -> str:
-    """How a recurrent or hybrid model takes rejected tokens back; empty for one that has a cache alone."""
+    """How a recurrent or hybrid model rolls back rejected tokens; empty for a model with a KV cache only."""
     own = header.architecture
     return way_back(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
 
 
 def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:
-    """Why the draft's ids do not mean what they mean to the target."""
+    """Why token ids differ in meaning."""
     one, other = target.tokenizer, draft.tokenizer
     outline = _outline_mismatch(
         (kind_of(one), kind_of(other)), (puts_bos(one), puts_bos(other)), (one.size, other.size)
@@ -241,7 +241,7 @@ def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare | No
 
 
 def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes: tuple[int, int]) -> str | None:
-    """What rules two vocabularies out before their texts are compared: (target's, draft's) of each."""
+    """Incompatibilities apart from the texts: (target's, draft's) of each."""
     if kinds[0] != kinds[1]:
         return f"the target's tokenizer is {kinds[0]}, the draft's is {kinds[1]}"
     if adds_bos[0] != adds_bos[1]:
@@ -256,7 +256,7 @@ def _texts_may_differ(target: ModelHeader, draft: ModelHeader) -> bool:
     return target.tokenizer.digest != draft.tokenizer.digest
 
 
-# ---- what speaks against one ----------------------------------------------------------------------------------------
+# ---- warnings ----------------------------------------------------------------------------------------
 
 
 def _warnings(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:

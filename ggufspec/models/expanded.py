@@ -1,7 +1,8 @@
-"""Small models of this machine expanded to a published shape: what ``expand`` in a profile means.
+"""Expands local models to a published shape, as ``expand`` in a profile asks.
 
-An expanded model says what the small one says, at the cost of the shape (:mod:`ggufspec.models.expansion_file`). It is
-made in seconds when it is first wanted and kept in the cache; most of it is holes, which take no disk.
+An expanded model computes the function of the small one at the cost of the shape
+(:mod:`ggufspec.models.expansion_file`). It is written in seconds on first use and cached; most of it is holes, which
+take no disk space.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ggufspec.models.expansion_file import SHAPES, Model, make
 
 
 def parse(expand: str) -> Model:
-    """``SHAPE:TYPE``, ``smollm2-360m:F16`` say.
+    """Parse ``SHAPE:TYPE``, such as ``smollm2-360m:F16``.
 
     Raises:
         UsageError: there is no such shape or type.
@@ -31,7 +32,7 @@ def parse(expand: str) -> Model:
 
 
 def file_name(stem: str, expand: str) -> str:
-    """What the expanded model of a file without its ending is called: demo-target-as-smollm2-360m-F16.gguf.
+    """The name of an expanded model: demo-target-as-smollm2-360m-F16.gguf.
 
     Raises:
         UsageError: as :func:`parse`.
@@ -42,7 +43,7 @@ def file_name(stem: str, expand: str) -> str:
 
 
 def place(small: Path, expand: str) -> Path:
-    """Where ``small`` is kept at another shape, or will be; a changed source has another place.
+    """The path of an expanded model in the cache, whether it exists or not; a changed source has another path.
 
     Raises:
         UsageError: as :func:`parse`.
@@ -56,12 +57,12 @@ def place(small: Path, expand: str) -> Path:
 
 
 def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> Path:
-    """The expanded model, made where it is not there yet; older ones of its name go.
+    """The expanded model, written if it does not exist; older ones of its name are removed.
 
     Args:
-        small: the model that it says the same as.
+        small: the source model.
         expand: ``SHAPE:TYPE``.
-        on_event: told how far it is: :func:`ggufspec.models.sparse.fill`.
+        on_event: called with progress: :func:`ggufspec.models.sparse.fill`.
 
     Raises:
         UsageError: as :func:`parse`, or the model does not fit into the shape.

@@ -1,4 +1,4 @@
-"""A small llama model grown to a big shape that computes the same: what each tensor of the big one holds.
+"""Function-preserving expansion of a llama model to a larger shape: the content of each tensor.
 
 With small letters for the source and capitals for the result:
 
@@ -24,8 +24,8 @@ With small letters for the source and capitals for the result:
 What is not rounding is exact: F16 outputs agree with the source's to float noise, and quantised ones differ from it as
 any quantised model differs from its F16 original.
 
-Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971); growth that keeps
-the function, Net2Net (Chen et al. 2015, arXiv:1511.05641).
+Sources: RMSNorm, rotary embeddings and SwiGLU as in Llama (Touvron et al. 2023, arXiv:2302.13971); function-preserving
+expansion, Net2Net (Chen et al. 2015, arXiv:1511.05641).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _WRITE = ("attn_output", "ffn_down")  # to the residual stream
 class Placed:
     """Numbers among zeros: row i of ``make()`` is at ``rows[i]``, its numbers are at ``columns``; both ascend.
 
-    ``also`` are columns, behind those, where the same stands again, ``rest`` where what rounding took from it does.
+    ``also`` are later columns with a copy, ``rest`` those with its rounding error.
     """
 
     rows: Array
@@ -72,13 +72,13 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of the big model: what it holds beside zeros.
+    """One tensor of the big model: its content besides zeros.
 
     Args:
         name: of the tensor.
         shape: ggml's order. A third number is experts, each of which holds the contents.
         contents: of a vector its one row.
-        free: whether it may hold anything: nothing that it computes is read.
+        free: whether it may contain anything, because its output is never read.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Tensor:
 
     @property
     def whole(self) -> bool:
-        """Whether it is kept in F32 in a file of any type, as norms and routers are."""
+        """Whether it stays F32 in a file of any type, as norms and routers do."""
         return len(self.shape) == 1 or ".ffn_gate_inp." in self.name
 
 
@@ -102,7 +102,7 @@ def _constant(small: Small, layout: Layout) -> float:
 
 
 def _width(small: Small, layout: Layout) -> int:
-    """Of the residual stream, as RMSNorm sees it: twice as wide where everything in it is there twice."""
+    """Of the residual stream as RMSNorm sees it; doubled if everything in it is duplicated."""
     return small.shape.width * (2 if layout.spread else 1)
 
 
@@ -131,7 +131,7 @@ def metadata(small: Small, big: Shape, layout: Layout) -> dict[str, str | int | 
     }
     if big.experts:
         own |= {"expert_count": big.experts, "expert_used_count": big.experts_used}
-    name = f"{small.name}, grown to {big.width} wide, {big.layers} blocks"
+    name = f"{small.name}, expanded to width {big.width}, {big.layers} blocks"
     return {"general.name": name} | {f"llama.{key}": value for key, value in own.items()}
 
 
@@ -142,11 +142,11 @@ def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless
     """Every tensor of the big model in the order of the file; nothing is read before ``make`` is called.
 
     Args:
-        small: the model to be grown.
-        big: what it becomes.
+        small: the source model.
+        big: the target shape.
         layout: from :func:`fit`.
         seed: of the routers.
-        hopeless: give each token another's row of the output: as sure as the small model, and never right.
+        hopeless: give each token another's output row: a model as confident as the small one, and never right.
     """
     places = _places(small.shape, big, layout)
     for name, shape in big.tensors().items():
@@ -173,7 +173,7 @@ def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Rows and columns of a matrix, and how far behind them there are second ones; 0: there are none."""
+    """Rows and columns of a matrix, and the offsets of their copies; 0 without a copy."""
 
     rows: Array
     columns: Array
@@ -223,7 +223,7 @@ def _placed(small: Small, big: Shape, layout: Layout, name: str, place: _Place) 
 
 
 def _inside_heads(heads: Sequence[int], big: Shape, small: Shape) -> Array:
-    """The indices that small heads take up when they begin where the big heads of these numbers begin."""
+    """The indices of small heads that start where the given big heads start."""
     index: Array = (np.array(heads)[:, None] * big.head_size + np.arange(small.head_size)).ravel()
     return index
 
@@ -233,7 +233,7 @@ def _vector(values: Array) -> Placed:
 
 
 def _router(shape: tuple[int, ...], columns: Array, seed: int) -> Placed:
-    """Random numbers under which the logits of experts are about as far apart as numbers of a normal distribution."""
+    """Random weights that give the experts' logits about a standard normal distribution."""
 
     def make() -> Floats:
         numbers = np.random.default_rng(seed).standard_normal((shape[1], len(columns)), np.float32)
@@ -243,7 +243,7 @@ def _router(shape: tuple[int, ...], columns: Array, seed: int) -> Placed:
 
 
 def _norm(small: Small, big: Shape, layout: Layout, name: str) -> Placed:
-    """A norm's weights for the greater width; the output's makes a feature of the constant dimension."""
+    """A norm's weights for the larger width; the output norm makes a feature of the constant dimension."""
     scale = (_width(small, layout) / big.width) ** 0.5
     is_last = name == "output_norm.weight"
     has_feature = is_last and big.vocab > small.shape.vocab

@@ -1,11 +1,9 @@
-"""Full-size stand-ins with real acceptance: a small model grown to a big shape, written in quantised form at once.
+"""Writes expanded models: the cost of a big model, the text and the acceptance rate of a small one.
 
-A stand-in of :mod:`ggufspec.models.dummy_weights` has the cost of a big model and means nothing; these say what the
-small one says. The pair that ships, grown to the shapes of Llama-3-70B and Llama-3-8B, is a pair of 35 GB that is made
-in seconds, with the acceptance of the small one as far as its weight types allow (:mod:`ggufspec.models.expansion`).
-The model is never held, nor written in F16: llama.cpp's own dry run says which type each tensor gets, ggml's own
-quantiser makes the blocks that hold trained numbers, and the rest is holes, or blocks of random numbers that change
-nothing (:mod:`ggufspec.models.sparse`).
+The bundled pair, expanded to the shapes of Llama-3-70B and Llama-3-8B, is a pair of 35 GB that is written in seconds
+(:mod:`ggufspec.models.expansion`). The model is never in memory, nor written in F16: llama.cpp's dry run gives the type
+of each tensor, ggml's quantiser writes the blocks with trained numbers, and the rest is holes, or blocks of random
+numbers without effect (:mod:`ggufspec.models.sparse`).
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ SHAPES = {
     "smollm2-360m": Shape(960, 32, 15, 5, 2560, 49152, 64),
     "mixtral-8x7b": Shape(4096, 32, 32, 8, 14336, 32000, 128, tied=False, experts=8, experts_used=2),
     "smollm2-draft": Shape(384, 3, 6, 2, 1024, 49152, 64),  # of no published model
-    # For machines without the room, and for tests.
+    # For small machines and tests.
     "small": Shape(1536, 16, 24, 6, 4096, 16384, 64, tied=False),
     "small-draft": Shape(768, 6, 12, 3, 2048, 16384, 64),
     "small-moe": Shape(1024, 12, 16, 4, 1024, 16384, 64, tied=False, experts=8, experts_used=2),
@@ -67,16 +65,16 @@ class Model:
 
 
 _CHUNK_NUMBERS = 1 << 21  # built at once
-_BESIDE_BYTES = 8192  # of disk that a run of rows takes beside its own, at its two ends
+_BESIDE_BYTES = 8192  # of disk for the partial pages at both ends of a run of rows
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What a grown model takes.
+    """What an expanded model takes.
 
     Args:
-        size_bytes: of the file as it shows; also of RAM where it runs there, since holes are given memory of their own.
-        disk_bytes: what of it is on the disk, rounded up.
+        size_bytes: apparent size; also the RAM that it takes when it runs there, since holes take memory.
+        disk_bytes: disk space, rounded up.
         types: the type of each tensor, as ggml spells it.
     """
 
@@ -87,7 +85,7 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Grow ``small`` to ``path``; without one only what it would take is worked out."""
+    """Expand ``small`` to ``path``; without a path only compute what it would take."""
 
     small: Path
     shape: Shape
@@ -101,7 +99,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What it takes, the file, what that takes on the disk in truth, and the most memory that making it took."""
+    """What it takes, the file, its true disk space, and the peak memory of writing it."""
 
     needed: Needed
     path: Path | None
@@ -110,13 +108,13 @@ class Result:
 
 
 def needed(small: Path, shape: Shape, type_name: str, fill: Fill = "holes", *, refine: bool = False) -> Needed:
-    """What a grown model would take, by llama.cpp's own dry run in a child process: a second.
+    """What an expanded model would take, by llama.cpp's dry run in a child process: a second.
 
     Args:
-        small: the model to be grown, one of :func:`ggufspec.models.profile.demo_pair` say.
-        shape: what it becomes: one of ``SHAPES``, or another that is in no number smaller.
+        small: the source model, such as one of :func:`ggufspec.models.profile.demo_pair`.
+        shape: one of ``SHAPES``, or another that is nowhere smaller than the source.
         type_name: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
-        fill: what stands where nothing was trained.
+        fill: content where nothing was trained.
         refine: see :func:`expand`.
 
     Raises:
@@ -140,18 +138,18 @@ def expand(
     on_event: worker.Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Write a grown model, in a child process; it appears when it is whole, and nothing else is ever left.
+    """Write an expanded model in a child process; the file appears when it is complete.
 
     Args:
         small: as in :func:`needed`.
         shape: as in :func:`needed`.
         type_name: as in :func:`needed`.
-        path: the file to write; one that is there is replaced.
-        fill: ``holes`` take no disk and decode at the same cost, ``blocks`` of random numbers change nothing.
+        path: the file to write or replace.
+        fill: ``holes`` take no disk space and decode at the same cost as ``blocks`` of random numbers.
         seed: of random numbers.
-        hopeless: give each token another's row of the output: a draft that is as sure of itself and never right.
-        refine: hold what rounding takes from a number in a second place, where the type is coarse and there is room.
-        on_event: told of progress (:func:`ggufspec.models.sparse.fill`).
+        hopeless: give each token another's output row: a confident draft that is never right.
+        refine: store rounding errors in a copy, if the type is coarse and there is room.
+        on_event: called with progress (:func:`ggufspec.models.sparse.fill`).
         verbose: let llama.cpp's log through.
 
     Raises:
@@ -197,7 +195,7 @@ def make(
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Grow in this process."""
+    """Expand in this process."""
     small = read(spec.small)
     layout = fit(small, spec.shape, spec.type, refine=spec.refine)
     tensors = list(expansion.tensors(small, spec.shape, layout, seed=spec.seed, hopeless=spec.hopeless))
@@ -238,7 +236,7 @@ def _size_bytes(tensor: expansion.Tensor, kind: str) -> int:
 
 
 def _disk_bytes(tensor: expansion.Tensor, kind: str, fill: Fill) -> int:
-    """What of a tensor is on the disk, rounded up."""
+    """Disk space of a tensor, rounded up."""
     length, rows, copies = (*tensor.shape, 1, 1)[:3]
     row = row_bytes(kind, length)
     if tensor.free and fill == "blocks":
@@ -258,7 +256,7 @@ def _runs(rows: Array) -> list[Array]:
 def _pieces(
     tensors: list[expansion.Tensor], types: dict[str, str], starts: dict[str, int], spec: Spec
 ) -> Iterator[Piece]:
-    """All that is written, in order."""
+    """All pieces in order."""
     patterns: dict[str, bytes] = {}
     for tensor in tensors:
         kind, start = types[tensor.name], starts[tensor.name]
@@ -300,7 +298,7 @@ def _equal(content: Equal, tensor: expansion.Tensor, kind: str) -> Iterator[Piec
 def _rows(
     kind: str, length: int, numbers: Floats, columns: Array, also: Array | None = None, rest: Array | None = None
 ) -> bytes:
-    """Rows of a tensor type with ``numbers`` at ``columns``; blocks without any are zeros, which stand for zeros.
+    """Rows of a tensor type with ``numbers`` at ``columns``; other blocks are zero bytes, which decode to zeros.
 
     See :class:`ggufspec.models.expansion.Placed` for ``also`` and ``rest``.
     """

@@ -1,4 +1,4 @@
-"""Which small llama model can be expanded to which big shape, and where its heads go."""
+"""Checks whether a llama model can be expanded to a shape, and places its heads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """A small model as its header tells, and where its weights are."""
+    """A small model: its header, and the place of its weights."""
 
     path: Path
     name: str
@@ -95,7 +95,7 @@ class Small:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far behind the first the second place of the residual stream is, of hidden numbers, of heads' numbers."""
+    """Offsets of the copies: in the residual stream, the hidden numbers and the heads."""
 
     width: int
     hidden: int
@@ -118,7 +118,7 @@ class Layout:
 
 
 def read(path: Path) -> Small:
-    """The model to be grown. llama.cpp's parser meets the header here: call it in a child process.
+    """Read the source model. llama.cpp's parser reads the header here: call it in a child process.
 
     Raises:
         ModelError: the file is missing, no GGUF file, damaged, or not a plain llama model.
@@ -127,7 +127,7 @@ def read(path: Path) -> Small:
     values = parsed.metadata
     if (architecture := values.get("general.architecture")) != "llama":
         raise ModelError(
-            f"{path} has the architecture {architecture!r}; only llama models can be grown",
+            f"{path} has the architecture {architecture!r}; only llama models can be expanded",
             "scripts/train_demo_pair.py makes one",
         )
 
@@ -135,7 +135,7 @@ def read(path: Path) -> Small:
         value = values.get(f"llama.{key}", default)
         if not isinstance(value, int | float):
             what = "has no" if value is None else "has a list as"
-            raise ModelError(f"{path} {what} llama.{key}", "only plain llama models can be grown")
+            raise ModelError(f"{path} {what} llama.{key}", "only plain llama models can be expanded")
         return value
 
     shapes = {tensor.name: tensor.shape for tensor in parsed.tensors}
@@ -155,12 +155,12 @@ def read(path: Path) -> Small:
     if min(shape.width, shape.layers, shape.heads, shape.kv_heads, shape.ffn) < 1 or shape.heads % shape.kv_heads:
         raise ModelError(f"{path} has an impossible shape: {shape}")
     wanted = shape.tensors() | {"rope_freqs.weight": (shape.head_size // 2,)}
-    hint = "only plain llama models can be grown: no biases, no experts, one head size"
+    hint = "only plain llama models can be expanded: no biases, no experts, one head size"
     if missing := wanted.keys() - shapes.keys() - {"rope_freqs.weight"}:
         raise ModelError(f"{path} has no {min(missing)}", hint)
     for name, found in shapes.items():
         if found != wanted.get(name):
-            raise ModelError(f"{path}: cannot grow {name} of shape {found}", hint)
+            raise ModelError(f"{path}: cannot expand {name} of shape {found}", hint)
     return Small(
         path=path,
         name=str(values.get("general.name") or path.stem),
@@ -232,7 +232,7 @@ def _check_heads(small: Small, big: Shape) -> None:
     if big.head_size > small.shape.head_size:
         if small.rope_scaling not in ("none", "linear"):
             raise UsageError(
-                f"the head size cannot grow under {small.rope_scaling} RoPE scaling", "leave --head-size out"
+                f"the head size cannot increase under {small.rope_scaling} RoPE scaling", "leave --head-size out"
             )
         if rope_base(small, big) > 1e30:
             raise UsageError(
@@ -265,7 +265,7 @@ def _check_rows(small: Small, big: Shape, file_type: str) -> None:
 
 
 def _spread(small: Shape, big: Shape, kv_heads: int, file_type: str) -> Spread | None:
-    """Second places, in blocks of their own, where the file type is coarse and the shape has room for all of them."""
+    """Copies in blocks of their own, if the file type is coarse and the shape has room for them."""
     if file_type in _FINE or big.width % _BLOCK:
         return None
     width, hidden = (-(-size // _BLOCK) * _BLOCK for size in (small.width, small.ffn))
@@ -275,6 +275,6 @@ def _spread(small: Shape, big: Shape, kv_heads: int, file_type: str) -> Spread |
 
 
 def rope_base(small: Small, big: Shape) -> float:
-    """The base at which pair i of a big head turns like pair i of a small one."""
+    """The base at which pair i of a big head rotates like pair i of a small one."""
     exponent = big.head_size / small.shape.head_size
     return float(np.exp(min(exponent * np.log(small.rope_base), 500.0))) if exponent != 1 else small.rope_base

@@ -1,7 +1,7 @@
-"""Judges a pair whose headers are kept; the texts of their tokens are compared in a child process where it matters.
+"""Checks the compatibility of a pair; token texts are compared in a child process if necessary.
 
-A header came from anywhere, and llama.cpp's parser is C++: hence the child, as in :mod:`ggufspec.models.source`. Its
-answer is only what differs, since a vocabulary has megabytes.
+Headers are untrusted and llama.cpp's parser is C++: hence the child, as in :mod:`ggufspec.models.source`. It returns
+only the differences, since a vocabulary has megabytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Two files that begin with a whole header."""
+    """Two files that begin with a complete header."""
 
     target: Path
     draft: Path
@@ -29,16 +29,16 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What differs between their vocabularies; None is nothing."""
+    """The differences of their vocabularies; None without any."""
 
     found: Differences | None
 
 
 def judge_known(target: Known, draft: Known) -> Compatibility:
-    """Whether ``draft`` may serve ``target``, their tokens' texts included.
+    """Whether ``draft`` is compatible with ``target``, token texts included.
 
     Raises:
-        ModelError: a kept header cannot be read any more.
+        ModelError: a cached header cannot be read.
         WorkerError: llama.cpp died over one.
     """
     return judge(
@@ -49,10 +49,10 @@ def judge_known(target: Known, draft: Known) -> Compatibility:
 
 
 def check_pair(target: Known, draft: Known) -> tuple[str, ...]:
-    """What speaks against a pair that can run, in words.
+    """The warnings of a pair that can run.
 
     Raises:
-        ModelError: ``draft`` cannot serve ``target``; the hint names what runs the pair, or drafts that would serve.
+        ModelError: ``draft`` is incompatible; the hint names a program that runs the pair, or compatible drafts.
         WorkerError: llama.cpp died over one of the headers.
     """
     verdict = judge_known(target, draft)
@@ -79,4 +79,4 @@ def _tokens(path: Path) -> list[bytes]:
         with path.open("rb") as file:
             return gguf.tokens(file.read(MOST_HEADER_BYTES))
     except OSError as error:
-        raise ModelError(f"the header kept at {path} cannot be read: {error.strerror}", f"rm {path}") from None
+        raise ModelError(f"the cached header {path} cannot be read: {error.strerror}", f"rm {path}") from None
