@@ -261,6 +261,7 @@ def test_what_is_not_loaded_cannot_be_switched_to() -> None:
         (PAIR, ("draft", "lookup"), ""),
         (replace(PAIR, ngram="off"), ("draft",), ""),
         (replace(PAIR, ngram="only"), ("lookup",), ""),
+        (replace(PAIR, loaded=()), ("lookup",), ""),
         (replace(PAIR, mode="target"), ("draft", "lookup"), "target"),
         (replace(PAIR, mode="drafter"), ("draft", "lookup"), "draft"),
         (ALONE, (), ""),

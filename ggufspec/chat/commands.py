@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
 from ggufspec.reports.values import penalties
-from ggufspec.settings import OPTIONS, RULE_FORMS, Option, check_rule, is_lossy, names
+from ggufspec.settings import DRAFTERS, OPTIONS, RULE_FORMS, Option, check_rule, is_lossy, names
 
 MODES = {"speculative": "", "target": "target", "drafter": "draft"}  # by command: which model answers alone
 _MODE_NAMES = {"speculative": "speculative", "target": "target-only", "drafter": "draft-only"}
@@ -35,6 +35,7 @@ class Switches:
 
     Args:
         has_draft: whether a draft model is loaded.
+        loaded: the drafters that the chat began with; the lookup is always there.
         draft_most: the draft length that the pair was loaded for.
         auto_most: the longest draft of the adaptive policy.
         mode: of ``MODES``.
@@ -52,6 +53,7 @@ class Switches:
     """
 
     has_draft: bool
+    loaded: tuple[str, ...] = ("draft",)
     draft_most: int = 15
     auto_most: int = 15
     mode: str = "speculative"
@@ -75,8 +77,11 @@ class Switches:
     @property
     def drafters(self) -> tuple[str, ...]:
         """Who drafts, of :data:`ggufspec.settings.DRAFTERS`."""
-        drafts = {"draft": self.has_draft and self.ngram != "only", "lookup": self.ngram != "off"}
-        return tuple(name for name, does in drafts.items() if does)
+        lookup = ("lookup",) if self.ngram != "off" else ()
+        if self.ngram == "only":
+            return lookup
+        others = (name for name in self.loaded if name != "lookup")
+        return (*(name for name in others if self.has_draft or not DRAFTERS[name].needs_model), *lookup)
 
     @property
     def draft_policy(self) -> str:

@@ -84,14 +84,14 @@ def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
 
     chosen, loaded = prepare_pair(given)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
-    ngram = {"both": "on", "lookup": "on", "draft": "off", "none": "off"}[loaded.drafter] if drafts else "off"
     fixed = loaded.draft_policy == "fixed"
     most = max(loaded.draft_max, ROWS - 1)  # what it is loaded for
     settings = Switches(
         has_draft=chosen.draft is not None and loaded.needs_draft,
         draft_most=most,
         auto_most=most if fixed else loaded.draft_max,
-        ngram=ngram,
+        loaded=loaded.drafters,
+        ngram="on" if drafts and "lookup" in loaded.drafters else "off",
         gamma=loaded.draft_max if fixed and drafts else None,
         accept=loaded.accept,
         sampling=api.sampling(inputs.with_seed(given)),
