@@ -426,7 +426,7 @@ def test_kill_and_go_on(cli: Cli, tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     kept = before.count(b"\n") - 1
     assert kept >= 2
-    assert f"{kept} trials of an interrupted run taken over" in done.stderr
+    assert f"{kept} trials of an interrupted run are reused" in done.stderr
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 

@@ -143,7 +143,7 @@ def test_the_same_command_again_measures_nothing(tuned: tuple[Cli, Finished, Pat
     before = run_logs(cli)[0].read_bytes()
     again = cli("tune", *SMALL, "--json")
     assert again.code == 0
-    assert "going on with" in again.stderr
+    assert "resuming with" in again.stderr
     assert run_logs(cli)[0].read_bytes() == before
     assert again.document()["trials"] == done.document()["trials"]
     assert again.document()["stopped"] == done.document()["stopped"]
@@ -181,7 +181,7 @@ def test_killed_at_a_trial_it_goes_on_and_loses_no_other(cli: Cli) -> None:
     before = kept(cli)[:trials]
     done = cli("tune", *SMALL, "--no-save", "--json")
     assert done.code == 0
-    assert f"going on with {trials} trials" in done.stderr
+    assert f"resuming with {trials} trials" in done.stderr
     assert kept(cli)[:trials] == before
     assert not own(cli).exists()
 

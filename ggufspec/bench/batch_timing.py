@@ -60,7 +60,7 @@ class Spec:
 class Timed:
     """One model as it ran. ``seconds`` are samples by width, one a round; ``bytes`` llama.cpp's own count by device.
 
-    ``depth`` is what was in the cache: less than asked for where the context holds no more.
+    ``depth`` is the number of tokens in the cache: less than requested if the context is shorter.
     """
 
     layers: int

@@ -25,8 +25,8 @@ from ggufspec.schema.plan import PlannedModel, PlannedOption
 from ggufspec.settings import is_lossy
 
 LOG = "ggufspec/compare-log@1"
-MORE = 2  # times the repetitions asked for, at most, where leaders overlap
-_FEWEST = 3  # trials of which an interval can be told
+MORE = 2  # times the requested repetitions, at most, where leaders overlap
+_FEWEST = 3  # trials for an interval
 _NAMED = 3  # cells of a long list
 
 ByDevice = dict[str, dict[str, int]]
@@ -47,7 +47,7 @@ class Subject:
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One cell of the matrix: a target with a draft, or target-only. ``failure`` says why there is no ``spec``;
+    """One cell of the matrix: a target with a draft, or target-only. ``failure`` is why there is no ``spec``;
     ``identity`` is that of its files.
     """
 
@@ -71,7 +71,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Where a cell runs, as it was planned for the first run of a comparison; a resumed one keeps to it."""
+    """Where a cell runs, as it was planned for the first run of a comparison; a resumed one uses it again."""
 
     options: DecoderOptions
     bytes: ByDevice
@@ -104,7 +104,7 @@ class Experiment:
 
 class Comparison:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted, or killed and begun again with
-    the same log; :meth:`document` tells of what is there.
+    the same log; :meth:`document` has what is there.
     """
 
     def __init__(

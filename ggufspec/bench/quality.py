@@ -1,7 +1,7 @@
 """How near a quantised target is to the reference: perplexity, KL divergence and top-1 agreement on a bundled text.
 
 One model is loaded at a time, in a child process (:mod:`ggufspec.worker`), so that two that do not fit together can be
-compared: the reference writes what it says of each token to a file, and every other model is read against that file.
+compared: the reference writes its probabilities to a file, and every other model is compared with that file.
 A row of it is the logits less their maximum as float16. They are made a distribution again when they are read, so that
 the rounding shifts no probability from the row to nowhere: what it adds to a divergence is below 10⁻⁵ nats.
 """
@@ -44,7 +44,7 @@ class Spec:
         rows: the reference's file: written by the reference, read by the others.
         is_reference: whether this is the reference.
         reference: its name.
-        passages: the text, each passage read by itself.
+        passages: the text; each passage is a context of its own.
         cache_type_k: type of the key cache.
         cache_type_v: type of the value cache.
         flash_attn: auto, on or off.

@@ -1,7 +1,7 @@
 """Measurements that are written as they come, so that a search or a comparison that is killed resumes.
 
-A run log is a file of JSON lines. The first names its schema; every other is one measurement under a key that says
-what was measured, whole or not there: a line that a crash cut short is dropped.
+A run log is a file of JSON lines. The first names its schema; every other is one measurement under a key of what was
+measured. A line that a crash cut short is dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RunLog:
     Args:
         path: the file; its folder is made.
         schema: of its values. A file of another schema, or a damaged one, is renamed (:func:`set_aside`), and
-            :attr:`notes` says so.
+            :attr:`notes` has a note.
         fresh: rename what is there and start over.
 
     Raises:

@@ -19,7 +19,7 @@ SHUFFLES = 2000
 _CERTAIN = 0.01  # p-value below which a trend is no chance
 _WORTH_TELLING = 0.03  # of the speed, first repetition to last
 _STANDS_OUT = 0.08  # of the speed, that a repetition lacks against the others
-_FEWEST = 6  # samples of which a trend can be told
+_FEWEST = 6  # samples for a trend
 
 Floats = npt.NDArray[np.floating[Any]]
 

@@ -31,7 +31,7 @@ def speed(result: trial.Result) -> float:
 
 
 def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
-    """All trials of one mode as one row; ``lossy`` says that its rule may change the text."""
+    """All trials of one mode as one row; ``lossy``: its rule may change the text."""
     first = results[0]
     every = [answer.statistics for result in results for answer in result.answers]
     waits = [s.time_to_first_token_s for s in every if s.time_to_first_token_s is not None]
@@ -122,7 +122,7 @@ def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:
 
 
 def settings_of(spec: trial.Spec) -> dict[str, object]:
-    """What was asked for; threads and micro-batch as used."""
+    """The requested settings; threads and micro-batch as used."""
     corpus = spec.options.lookup_corpus
     options = asdict(spec.options) | {
         "threads": spec.options.threads or host.physical_cores(),

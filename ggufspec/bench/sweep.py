@@ -45,7 +45,7 @@ class Experiment:
     """What to measure.
 
     Args:
-        pair: as :meth:`ggufspec.models.profile.Pair.describe` tells of it.
+        pair: as :meth:`ggufspec.models.profile.Pair.describe` has it.
         option: its name in documents, ``draft_max``, for example.
         values: of the option, in the order in which they are shown.
         repetitions: trials of each run.

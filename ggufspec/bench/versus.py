@@ -59,7 +59,7 @@ class Experiment:
 
 @dataclass
 class Bench:
-    """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then tells of
+    """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
     what is there.
     """
 
@@ -225,8 +225,8 @@ def _compared(drafted: trial.Result, alone: trial.Result) -> tuple[bool, str]:
     """Whether the answers are the same, and what was compared."""
     pairs = list(zip(drafted.answers, alone.answers, strict=True))
     tokens = sum(len(answer.tokens) for answer in alone.answers)
-    said = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared"
-    return all(a.tokens == b.tokens for a, b in pairs), said
+    text = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared"
+    return all(a.tokens == b.tokens for a, b in pairs), text
 
 
 def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:

@@ -195,19 +195,19 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
     if text is not None and not split(text):
         raise UsageError(f"{flag} names no repository: the matrix is empty", example)
-    asked, repo = [], ""
+    files, repo = [], ""
     for part in split(text):
         if part in (LOOKUP, NONE):
             continue
         if "/" in part:
             repo = part.partition(":")[0]
-            asked.append(part)
+            files.append(part)
         elif repo:
-            asked.append(f"{repo}:{part}")
+            files.append(f"{repo}:{part}")
         else:
             raise UsageError(f"{part!r} names no repository", example)
-    sources = [hub_file(name) for name in asked]
-    again = " && ".join(pull.command(None, name, None) for name in asked)  # pull knows no lists
+    sources = [hub_file(name) for name in files]
+    again = " && ".join(pull.command(None, name, None) for name in files)  # pull knows no lists
     paths = pull.have(sources, "the comparison", again)
     return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
 

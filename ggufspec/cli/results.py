@@ -69,7 +69,7 @@ def finish(
         notes: for people.
         kept: its own file; None writes none.
         write: writes that file.
-        resumed: said with the file's name.
+        resumed: goes with the file's name.
         failed: what failed before.
         hint: what to do after Ctrl-C.
 
@@ -89,7 +89,7 @@ def finish(
         except GgufspecError as error:
             failed = failed or error
         else:
-            if not is_temporary(kept):
+            if not (ui.flags().json or is_temporary(kept)):
                 ui.note(f"kept in {kept}{resumed}")
     if failed is not None:
         ui.failure(failed.message, failed.hint)

@@ -105,7 +105,7 @@ def _notes(swept: Swept, values: list[Value]) -> tuple[str, ...]:
 
 
 def measure(experiment: Experiment, given: Settings) -> int:
-    """Measure every value, show and keep what came of it; trials of an interrupted run are not made again.
+    """Measure every value, show and write the results; trials of an interrupted run are not repeated.
 
     Raises:
         GgufspecError: results cannot be kept.
@@ -166,7 +166,7 @@ def _resumed(sweep: Sweep) -> tuple[str, ...]:
     count = sweep.measured
     if not count:
         return ()
-    return (f"{counted(count, 'trial')} of an interrupted run taken over; --fresh measures all of them again",)
+    return (f"{counted(count, 'trial')} of an interrupted run are reused; --fresh measures all of them again",)
 
 
 def _show(document: SweepDocument) -> None:

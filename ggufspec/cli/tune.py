@@ -1,4 +1,4 @@
-"""``ggufspec tune``: finds the fastest setting of a pair on this machine, and keeps it in a profile."""
+"""``ggufspec tune``: finds the fastest setting of a pair on this machine and writes it to a profile."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def tune(
 ) -> int:
     """Find the fastest setting of a pair on this machine. Layers, drafts, threads, flash attention and more are tried.
 
-    It starts from the plan, measures what promises most, learns from every trial, and stops when nothing promises more
-    or the budget is spent. What wins goes to a profile of yours: run and bench use it from then on. A trial that runs
-    out of memory is a row. The same command goes on after an interruption. Options that are given are not searched.
+    It starts from the plan, measures the most promising settings, learns from every trial, and stops when nothing
+    promises more or the budget is spent. The winner is written to a profile of yours, which run and bench use from then
+    on. A trial that runs out of memory is a row. The same command resumes an interrupted search. Options that are given
+    are not searched.
     """
     from ggufspec.bench.run_log import RunLog
     from ggufspec.cache import results_folder, writable
@@ -110,7 +111,7 @@ def tune(
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         run = Tuning(experiment, log)
         if run.resumed:
-            ui.note(f"going on with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
+            ui.note(f"resuming with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
         with interruptible(lambda: run.kept) as state, _live() as watch:
             run.run(watch)
         failed: GgufspecError | None = None
@@ -212,7 +213,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         for sentence in document.explanation:
             out.print(Text(f"- {sentence}"))
     elif document.stopped:
-        out.print(Text(f"The search ended: {document.stopped}. --explain tells why this setting.", style="dim"))
+        out.print(Text(f"The search ended: {document.stopped}. --explain gives the reasons.", style="dim"))
     if document.saved:
         out.print(Text(f"Saved to {document.saved}: ggufspec bench {name}", style="dim"))
 

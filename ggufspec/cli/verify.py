@@ -73,7 +73,7 @@ def verify(
     of the residual rule have to follow the target's own distribution. The exit code is 0 only if all of it holds.
 
     The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
-    does 2 tokens/s. --quick asks for some 1,000, -n, --prompts and --seeds for anything between.
+    does 2 tokens/s. --quick takes some 1,000, -n, --prompts and --seeds for anything between.
     """
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.verify.certificate import EVERY_POLICY, TWO_POLICIES, Spec

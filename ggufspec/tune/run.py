@@ -30,7 +30,7 @@ _MEMORY_WORDS = ("out of memory", "alloc", "no context of", "cannot be loaded", 
 _SAME = 1.0
 _FINAL_SHARE = 0.4  # of the budget, that the final may keep back
 _FEWEST_FINALISTS = 2
-_MOST_REPEATED = 2  # times the repetitions that were asked for, where leaders overlap
+_MOST_REPEATED = 2  # times the requested repetitions, where leaders overlap
 _FINAL = "final"  # the log's key of the finalists; trials are under their numbers
 
 
@@ -39,7 +39,7 @@ class Experiment:
     """What to tune.
 
     Args:
-        pair: as :meth:`ggufspec.models.profile.Pair.describe` tells of it.
+        pair: as :meth:`ggufspec.models.profile.Pair.describe` has it.
         spec: a trial; its options are those of the setting.
         space: the settings.
         first: indices of the planner's choices: its first one, and its best target-only one.
@@ -194,14 +194,14 @@ class Tuning:
 
     def _search(self, watch: Watch) -> None:
         while True:
-            asked = self.search.suggest()
-            if isinstance(asked, Done):
-                self.stopped = asked.why
+            proposal = self.search.suggest()
+            if isinstance(proposal, Done):
+                self.stopped = proposal.why
                 break
-            if self.kept and self._left_s < self._trial_s(asked.index) + self._final_s():
+            if self.kept and self._left_s < self._trial_s(proposal.index) + self._final_s():
                 self.stopped = f"the budget of {_minutes(self.experiment.budget_s or 0)} was spent"
                 break
-            self._measure(asked, 0, watch)
+            self._measure(proposal, 0, watch)
         self._end()
 
     def _end(self) -> None:
@@ -250,10 +250,10 @@ class Tuning:
 
     # ---- one trial
 
-    def _measure(self, asked: Next, repetition: int, watch: Watch) -> None:
-        candidate = self.experiment.space[asked.index]
-        said = ", ".join(difference(self.experiment.space[self.experiment.first[0]].setting, candidate.setting))
-        watch(self, Now(asked.why if repetition else said or "the planner's choice", self.spent_s))
+    def _measure(self, proposal: Next, repetition: int, watch: Watch) -> None:
+        candidate = self.experiment.space[proposal.index]
+        changes = ", ".join(difference(self.experiment.space[self.experiment.first[0]].setting, candidate.setting))
+        watch(self, Now(proposal.why if repetition else changes or "the planner's choice", self.spent_s))
         began = self.clock()
         spec = replace(
             self.experiment.spec,
@@ -268,8 +268,8 @@ class Tuning:
             speed(result) if result else None,
             trial.prompt_speed(result.answers) if result else None,
             seconds,
-            asked.predicted_tokens_per_s,
-            asked.why,
+            proposal.predicted_tokens_per_s,
+            proposal.why,
             repetition,
             tried.failure,
         )
@@ -399,7 +399,7 @@ class Tuning:
 
     @property
     def compared(self) -> bool:
-        """Whether settings were held against each other: else nothing is worth keeping."""
+        """Whether settings were compared with each other; otherwise there is nothing to save."""
         return len({kept.setting for kept in self.kept}) > 1 or len(self.experiment.space) == 1
 
 

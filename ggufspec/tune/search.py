@@ -3,10 +3,10 @@
 Pure: no model, clock or I/O. Simulators and real runs drive the same :class:`Search` by suggest and observe.
 
 What is learned is by how much the planner is wrong. The logarithm of measured ÷ predicted is a sum of what is wrong
-with its parts: a device that is slower than its data sheet says changes a setting by that device's share of the time,
+with its parts: a device that is slower than its data sheet changes a setting by that device's share of the time,
 an acceptance that is lower than hoped by the share that drafting contributes, a thread count by the host's share.
 All of these are unknown numbers with a prior; a Gaussian process over the layers and a term for each setting alone
-take what no part explains. So one trial says something of all settings, most of those that are like it.
+take the rest. So one trial is evidence about all settings, most about similar ones.
 
 Source of the acquisition: Jones, Schonlau and Welch 1998, equation 15 (expected improvement); of its product with the
 chance to fit: Gardner et al. 2014, equation 5. Of the model: Rasmussen and Williams 2006, equations 2.23 and 2.24.
@@ -62,7 +62,7 @@ class Search:
     Args:
         candidates: the space, at least one.
         first: indices that are measured before anything is learned: the planner's choices.
-        threshold: the expected gain, as a share, from which on a trial is worth its time.
+        threshold: the expected gain, as a share, above which a trial is made.
         most: settings that are measured at most; those that are measured again do not count.
     """
 
@@ -114,7 +114,7 @@ class Search:
         return self._next(index, gain, self._why(index))
 
     def observe(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
-        """What came of a trial.
+        """The outcome of a trial.
 
         Args:
             index: its setting.

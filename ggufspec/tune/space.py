@@ -129,7 +129,7 @@ def drafts(setting: TunedSetting) -> str:
 
 
 def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun) -> list[Candidate]:
-    """Every setting that is worth a trial.
+    """Every setting that may be tried.
 
     Args:
         plan: the planner's answer, whose question and machine tell what there is.

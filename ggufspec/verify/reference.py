@@ -17,7 +17,7 @@ Floats = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """What a llama header says beside the weights; ``head_size`` is also the number of rotated dimensions."""
+    """The hyperparameters in a llama header; ``head_size`` is also the number of rotated dimensions."""
 
     layers: int
     heads: int

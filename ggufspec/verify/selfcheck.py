@@ -188,7 +188,7 @@ def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = l
 
     Args:
         types: of ``TYPES``.
-        on_step: told before each step.
+        on_step: called before each step.
 
     Returns:
         A row for everything that was measured, and one for everything that failed, whatever it was.
