@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ggufspec.models.profile import Pair, PairSpec, Profile
     from ggufspec.models.source import Known
     from ggufspec.planning.dry_runs import DryRuns
-    from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
+    from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
     from ggufspec.planning.survey import Site
     from ggufspec.schema.plan import PlanDocument
 
@@ -345,24 +345,24 @@ def make_plan(
             pair.settings.acceptance,
         )
     both = [(known.header, known.metadata_only) for known in headers]
-    what = question(both[0], both[1] if draft else None, options, acceptance, wanted)
-    what, machine = _known_here(what, where, threads)
+    asked = plan_request(both[0], both[1] if draft else None, options, acceptance, wanted)
+    asked, machine = _known_here(asked, where, threads)
     dry_runs = DryRuns(machine.described, simulated=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose)
     with dry_runs:
-        plan = search.make_plan(what, machine, dry_runs)
+        plan = search.make_plan(asked, machine, dry_runs)
     if dry_runs.limits:
         warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
     plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
     return PlanResult(plan, pair, headers, acceptance_from, dry_runs)
 
 
-def question(
+def plan_request(
     target: tuple[ModelHeader, Path],
     draft: tuple[ModelHeader, Path] | None,
     options: DecoderOptions,
     acceptance: float,
     wanted: Settings = Settings(),
-) -> Question:
+) -> PlanRequest:
     """What to plan for. Beside a draft, target-only is always placed as well as it can be.
 
     Args:
@@ -375,25 +375,25 @@ def question(
     Raises:
         UsageError: ``n_cpu_moe`` for a model without experts.
     """
-    from ggufspec.planning.plan import Question, Subject
+    from ggufspec.planning.plan import ModelRequest, PlanRequest
 
     if wanted.n_cpu_moe and not target[0].experts:
         raise UsageError(f"{target[0].name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
     longest = wanted.draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
     layers, split = layers_of(wanted.gpu_layers), wanted.tensor_split or ()
-    fixed = Subject(*target, widest.context(with_draft=draft is not None), layers, split, wanted.n_cpu_moe)
-    return Question(
+    fixed = ModelRequest(*target, widest.context(with_draft=draft is not None), layers, split, wanted.n_cpu_moe)
+    return PlanRequest(
         target=fixed,
-        alone=Subject(*target, widest.context(with_draft=False)) if draft else fixed,
-        draft=Subject(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None,
+        target_only=ModelRequest(*target, widest.context(with_draft=False)) if draft else fixed,
+        draft=ModelRequest(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None,
         acceptance=acceptance,
         kv_types=tuple((name, name) for name in wanted.allow_kv or ()),
         draft_max=longest,
     )
 
 
-def _known_here(what: Question, where: Site, threads: int) -> tuple[Question, Machine]:
+def _known_here(asked: PlanRequest, where: Site, threads: int) -> tuple[PlanRequest, Machine]:
     """The question with what a rehearsal on this machine found of these models."""
     from ggufspec.cache import cache_folder
     from ggufspec.planning import rehearsed
@@ -401,7 +401,7 @@ def _known_here(what: Question, where: Site, threads: int) -> tuple[Question, Ma
     machine, rehearsals = where.machine, []
     identity = rehearsed.identity(machine.cards)
 
-    def known(subject: Subject) -> Subject:
+    def known(subject: ModelRequest) -> ModelRequest:
         if where.paper:
             return subject
         points = rehearsed.known(cache_folder(), subject.header, threads, identity)
@@ -410,11 +410,14 @@ def _known_here(what: Question, where: Site, threads: int) -> tuple[Question, Ma
             rehearsals.append(f"{subject.header.name} as rehearsed here on {pace.dates[-1]}")
         return replace(subject, pace=pace)
 
-    what = replace(
-        what, alone=known(what.alone), target=known(what.target), draft=known(what.draft) if what.draft else None
+    asked = replace(
+        asked,
+        target_only=known(asked.target_only),
+        target=known(asked.target),
+        draft=known(asked.draft) if asked.draft else None,
     )
     origin = "; ".join([machine.speed.origin, *dict.fromkeys(rehearsals)])
-    return what, replace(machine, speed=replace(machine.speed, origin=origin))
+    return asked, replace(machine, speed=replace(machine.speed, origin=origin))
 
 
 # ---- resolved settings -----------------------------------------------------------------------------------------------
@@ -484,16 +487,16 @@ def resolve(
         given = replace(given, gpu_layers=None, tensor_split=None, n_cpu_moe=None)
     made = make_plan(pair, given, where=where, options=options, on_event=on_event, verbose=verbose)
     document, cards = made.document(), where.machine.card_names
-    alone = with_placement(options, made.plan.alone, draft_max=options.draft_max)
+    alone = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
     if all_given:
         return Resolved(fixed, alone, cards, document)
     if pair.draft is not None and made.plan.pair is None:
         raise UsageError(made.plan.why(), "--no-draft runs target-only; plan shows what fits")
-    option = made.plan.pair or made.plan.alone
+    option = made.plan.pair or made.plan.target_only
     return Resolved(with_placement(options, option, draft_max=wanted.draft_max), alone, cards, document)
 
 
-def with_placement(options: DecoderOptions, option: Option, *, draft_max: int | None = None) -> DecoderOptions:
+def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: int | None = None) -> DecoderOptions:
     """``options`` at the placement that a plan found. A fixed draft length is the plan's, unless one is given."""
     draft = option.draft
     planned = option.draft_length if options.draft_policy == "fixed" else None

@@ -25,7 +25,7 @@ from ggufspec.bench.summary import machine
 from ggufspec.display import gib
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import check_writable, write_whole
-from ggufspec.planning.speed import MachineSpeed
+from ggufspec.planning.speed import MachineProfile
 from lab import evidence_bytes, evidence_exact, evidence_speed, evidence_ways
 from lab.evidence_documents import (
     PARTS,
@@ -392,7 +392,7 @@ class Evidence:
         calibrated = next((row.found for row in self.rows("g") if isinstance(row.found, CalibrationFound)), None)
         if calibrated is None:
             return
-        speed = plain.load(MachineSpeed, calibrated.speed)
+        speed = plain.load(MachineProfile, calibrated.speed)
 
         def header(name: str) -> Any:
             with suppress(GgufspecError):  # it is damaged now

@@ -98,14 +98,14 @@ def _planned_task(lab: Lab, pair: Pair, rank: int) -> Task:
         ceiling = lab.pair_ceiling(pair)
         plan = lab.plan(pair, ceiling)
         option = plan.pair
-        if option is None or option.draft is None or plan.question.draft is None:
+        if option is None or option.draft is None or plan.request.draft is None:
             raise GgufspecError(f"the draft of {pair.name} does not fit beside its target", "give more with --vram")
         return _taken(
             lab,
             "pair",
             (
                 _Model(pair.target, option.target, option.context),
-                _Model(pair.draft, option.draft, plan.question.draft.context),
+                _Model(pair.draft, option.draft, plan.request.draft.context),
             ),
             ceiling,
         )
@@ -191,14 +191,14 @@ def largest_tasks(lab: Lab) -> Iterator[Task]:
 def _largest(lab: Lab, pair: Pair, *, with_draft: bool) -> LargestFound:
     ceiling = lab.pair_ceiling(pair)
     plan = lab.plan(pair, ceiling)
-    option = plan.pair if with_draft else plan.alone
+    option = plan.pair if with_draft else plan.target_only
     if option is None:
         raise GgufspecError(f"the draft of {pair.name} does not fit beside its target", "give more with --vram")
     header = lab.shelf.known(pair.target).header
     planned = option.target.offloaded(header.blocks)
     beside = []
-    if option.draft is not None and plan.question.draft is not None:
-        beside.append(_Model(pair.draft, option.draft, plan.question.draft.context))
+    if option.draft is not None and plan.request.draft is not None:
+        beside.append(_Model(pair.draft, option.draft, plan.request.draft.context))
     tried: list[Tried] = []
 
     def fits(layers: int) -> bool:

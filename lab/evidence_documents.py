@@ -253,7 +253,7 @@ class SpeedFound:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFound:
-    """Part g's own measurement: bytes/s and fixed costs of host and device, :class:`planning.speed.MachineSpeed`."""
+    """Part g's own measurement: bytes/s and fixed costs of host and device, :class:`planning.speed.MachineProfile`."""
 
     speed: dict[str, Any]
 

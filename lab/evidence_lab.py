@@ -9,18 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ggufspec.api import question
+from ggufspec.api import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import gib
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning import calibration, plan
+from ggufspec.planning import machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.history import PRIOR_ACCEPTANCE
 from ggufspec.planning.memory import ByDevice, Bytes, Memory, Request, resident
 from ggufspec.planning.search import make_plan
-from ggufspec.planning.speed import MachineSpeed
+from ggufspec.planning.speed import MachineProfile
 from ggufspec.planning.survey import DEFAULT_HEADROOM_BYTES
 from lab.evidence_device import RPC, Meter, Site
 from lab.evidence_documents import PlacedModel
@@ -171,7 +171,7 @@ class Lab:
     def overhead_bytes(self) -> int:
         """What the planner adds for the driver's own share: what was seen before, or a guess."""
         card = self.site.card
-        return 0 if self.is_remote else calibration.known_overhead(self.cache, card.description)
+        return 0 if self.is_remote else machine_profile.known_overhead(self.cache, card.description)
 
     def learn_overhead(self, seen_bytes: int) -> None:
         """Keep the most that the driver was seen to take for itself."""
@@ -179,9 +179,9 @@ class Lab:
         if not card.driver:
             return
         llama_cpp = version("llama-cpp-python")
-        known = calibration.known_overhead(self.cache, card.description, card.driver, llama_cpp)
-        if known == calibration.DEFAULT_OVERHEAD_BYTES or seen_bytes > known:
-            calibration.record_overhead(self.cache, card.description, card.driver, llama_cpp, seen_bytes)
+        known = machine_profile.known_overhead(self.cache, card.description, card.driver, llama_cpp)
+        if known == machine_profile.DEFAULT_OVERHEAD_BYTES or seen_bytes > known:
+            machine_profile.record_overhead(self.cache, card.description, card.driver, llama_cpp, seen_bytes)
             self._plans.clear()
 
     # ---- plans
@@ -190,18 +190,18 @@ class Lab:
         """Options of a decoder at this scale."""
         return DecoderOptions(**{"ctx_size": self.scale.ctx_size, "threads": self.threads, **changes})
 
-    def speed(self) -> MachineSpeed:
+    def speed(self) -> MachineProfile:
         """What is known of this machine's speeds: measured, or a catalogue's guess before that."""
         card = self.site.card
         known = None if self.is_remote else cards.recognise(card.description, card.total_bytes)
-        return calibration.expected({card.name: known}, folder=self.cache, threads=self.threads)
+        return machine_profile.expected({card.name: known}, folder=self.cache, threads=self.threads)
 
     def machine(self, ceiling_bytes: int) -> plan.Machine:
         """This machine with so much of the device. A worker on loopback is taken for a card, or layers would stay."""
         card, overhead = self.site.card, self.overhead_bytes
         shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
         headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
-        as_card = calibration.from_catalogue([calibration.typical_card(_TYPICAL_BYTES)], [card.name])
+        as_card = machine_profile.from_catalogue([machine_profile.typical_card(_TYPICAL_BYTES)], [card.name])
         return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if self.is_remote else self.speed())
 
     def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:
@@ -233,7 +233,7 @@ class Lab:
         key = (pair.name, ceiling_bytes)
         if key not in self._plans:
             target, draft = (self.shelf.known(file) for file in (pair.target, pair.draft))
-            asked = question(
+            asked = plan_request(
                 (target.header, target.metadata_only),
                 (draft.header, draft.metadata_only),
                 self.options(),

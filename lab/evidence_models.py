@@ -105,7 +105,7 @@ class Scale:
         notebook_layers: share of the target's layers that the notebook had on its card, without a plan.
         checked: prompts of the certificate.
         checked_tokens: of each of its answers.
-        calibration: keywords of :class:`ggufspec.planning.calibration.Spec` for a shorter look.
+        calibration: keywords of :class:`ggufspec.planning.machine_profile.Spec` for a shorter look.
     """
 
     name: str

@@ -11,8 +11,8 @@ from ggufspec import plain, worker
 from ggufspec.bench import batch_timing
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.expansion_file import Model
-from ggufspec.planning import calibration
-from ggufspec.planning.speed import MachineSpeed, pass_s
+from ggufspec.planning import machine_profile
+from ggufspec.planning.speed import MachineProfile, pass_s
 from lab.evidence_documents import (
     BytesFound,
     CalibrationFound,
@@ -90,16 +90,16 @@ def speed_tasks(lab: Lab) -> Iterator[Task]:
     options = dict(lab.scale.calibration)
 
     def run(lab: Lab) -> CalibrationFound:
-        spec = calibration.Spec(lab.threads, lab.site.endpoints(), **options)  # type: ignore[arg-type]
+        spec = machine_profile.Spec(lab.threads, lab.site.endpoints(), **options)  # type: ignore[arg-type]
 
         def report(event: worker.Event) -> None:
             lab.say(f"{event['type']} on {event['device']}")
 
         with lab.watch():
-            speed = calibration.measure(lab.cache, spec, on_event=report, verbose=lab.verbose)
+            speed = machine_profile.measure(lab.cache, spec, on_event=report, verbose=lab.verbose)
         return CalibrationFound(plain.dump(speed))
 
-    asked = calibration.Spec(lab.threads, **options)  # type: ignore[arg-type]
+    asked = machine_profile.Spec(lab.threads, **options)  # type: ignore[arg-type]
     seconds = 2 * (asked.device_s + min(_CALIBRATION_S, 4 * asked.device_s))
     yield Task("g", "calibration", -1, seconds, run, (), tuple(options.items()))
 
@@ -119,7 +119,7 @@ class _Point:
 
 
 def predictions(
-    parts: Iterable[Part[Any]], speed: MachineSpeed, card: str, header: Callable[[str], Any]
+    parts: Iterable[Part[Any]], speed: MachineProfile, card: str, header: Callable[[str], Any]
 ) -> list[SpeedFound]:
     """What the planner's model of speed says of every placement that was run.
 

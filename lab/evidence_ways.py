@@ -67,7 +67,7 @@ def notebook_tasks(lab: Lab) -> Iterator[Task]:
             return _ask(lab, job(repetition, options=options, runs=runs))
 
         def at_best(lab: Lab, repetition: int = repetition) -> WaysFound:
-            option = lab.plan(pair, lab.pair_ceiling(pair)).alone
+            option = lab.plan(pair, lab.pair_ceiling(pair)).target_only
             options = lab.options(gpu_layers=option.target.gpu_layers, drafters=())
             predicted = None if lab.is_remote else option.tokens_per_s
             runs = (Run(OWN_BEST, "target"),)

@@ -18,17 +18,17 @@ from pathlib import Path
 import shapes
 from compute_buffers import dry_run
 
-from ggufspec.api import question, with_placement
+from ggufspec.api import plan_request, with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.planning import calibration
+from ggufspec.planning import machine_profile
 from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
-from ggufspec.planning.speed import DeviceSpeed, pass_s
+from ggufspec.planning.speed import DeviceProfile, pass_s
 from ggufspec.tune.search import Done, Search
 from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
 
@@ -92,17 +92,17 @@ class Simulated:
     def __init__(self, case: Case) -> None:
         self.case, self.random = case, random.Random(case.seed)
         card = find_card(case.card)
-        host = calibration.guessed_host()
+        host = machine_profile.guessed_host()
         host = host.scaled(host.bandwidth_bytes_per_s / case.host_bytes_per_s)
-        known = calibration.from_catalogue([card], ["GPU0"])
-        link = calibration.link_bytes_per_s(case.pcie, card.pcie_width)
+        known = machine_profile.from_catalogue([card], ["GPU0"])
+        link = machine_profile.link_bytes_per_s(case.pcie, card.pcie_width)
         known = replace(known, devices=known.devices | {HOST: host}, link_bytes_per_s=link)
         free = card.vram_bytes - int(self.random.uniform(0.3, 0.9) * GIB)
         self.machine = Machine((Card("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known)
         self.options = DecoderOptions(ctx_size=4096, threads=case.cores)
         target, draft = header(case.target), header(case.draft)
         self.dry_run = dry_run(*self.machine.card_names)
-        self.plan: Plan = make_plan(question(target, draft, self.options, 0.7), self.machine, self.dry_run)
+        self.plan: Plan = make_plan(plan_request(target, draft, self.options, 0.7), self.machine, self.dry_run)
         self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(15))
         self.space = candidates(self.plan, self.options, self.free, self.dry_run)
         self._make_truth()
@@ -127,7 +127,7 @@ class Simulated:
         self.memory, self.driver = chance.uniform(0.99, 1.06), int(chance.uniform(0.15, 0.6) * GIB)
         self._passes: dict[object, tuple[float, float]] = {}
 
-    def _other(self, speed: DeviceSpeed) -> DeviceSpeed:
+    def _other(self, speed: DeviceProfile) -> DeviceProfile:
         """Bandwidth wrong by 10 to 40 %, up or down; the kernels' curves with dips and bumps of their own."""
         chance = self.random
         factor = math.exp(chance.uniform(0.1, 0.34) * chance.choice((-1, 1)))
@@ -155,7 +155,7 @@ class Simulated:
 
     def fits(self, one: Candidate) -> bool:
         """Whether a card's true memory holds it."""
-        options, asks = one.options, self.plan.question
+        options, asks = one.options, self.plan.request
         context = options.context(with_draft=options.needs_draft)
         requests = [Request(asks.target.header, asks.target.metadata_only, options.placement, context)]
         if options.needs_draft and asks.draft:
@@ -171,7 +171,7 @@ class Simulated:
         s = one.setting
         if not self.fits(one):
             return 0.0
-        asks, cores = self.plan.question, self.case.cores
+        asks, cores = self.plan.request, self.case.cores
         depth = self.options.ctx_size // 2
         fewer = max(1.0, self.knee * cores / s.threads) * (1 - self.crowd * (s.threads < cores))
 
@@ -278,7 +278,7 @@ def first_choices(machine: Simulated) -> list[int]:
     """The planner's pair and target-only."""
     plan, options = machine.plan, machine.options
     pair = with_placement(options, plan.pair, draft_max=15) if plan.pair else None
-    alone = replace(with_placement(options, plan.alone, draft_max=15), drafters=())
+    alone = replace(with_placement(options, plan.target_only, draft_max=15), drafters=())
     found = [nearest(machine.space, pair, drafted=True) if pair else None, nearest(machine.space, alone, drafted=False)]
     chosen = found if plan.choice == "speculative" else found[::-1]
     return [index for index in chosen if index is not None]

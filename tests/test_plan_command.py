@@ -12,7 +12,7 @@ import shapes
 from processes import Cli, plain, rest
 from server import serving
 
-from ggufspec.planning import calibration
+from ggufspec.planning import machine_profile
 
 TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
 CARD = ("--gpu", "RTX 4090")
@@ -48,13 +48,15 @@ def files(tmp_path_factory):
 def test_what_was_measured_on_a_busy_machine_is_measured_again(cli: Cli, command: tuple[str, ...]) -> None:
     """One thread, which others always leave: that the machine of the tests is busy tells nothing here."""
     folder = Path(cli.environment["HOME"], ".cache", "ggufspec")
-    speed = replace(calibration.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs")
-    calibration._keep(folder, calibration.Result({}, (), finished=True), speed, 1)
+    speed = replace(
+        machine_profile.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs"
+    )
+    machine_profile._keep(folder, machine_profile.Result({}, (), finished=True), speed, 1)
     done = cli(*command, "--json")
     assert "this machine was measured while other programs used 1.0 CPUs: it is measured again" in done.stderr
-    again = calibration._kept(folder)
+    again = machine_profile._kept(folder)
     assert again is not None
-    assert again.speed.disturbed == "" or calibration.CONTRADICTS in done.stderr
+    assert again.speed.disturbed == "" or machine_profile.CONTRADICTS in done.stderr
     assert done.code == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from properties import examples
 
-from ggufspec.api import question, with_placement
+from ggufspec.api import plan_request, with_placement
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import gguf
@@ -21,7 +21,7 @@ from ggufspec.models.header import interpret
 from ggufspec.planning import search
 from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.plan import Card, Machine
-from ggufspec.planning.speed import DeviceSpeed, MachineSpeed, pass_s
+from ggufspec.planning.speed import DeviceProfile, MachineProfile, pass_s
 from ggufspec.settings import Settings
 
 GIB = 2**30
@@ -48,13 +48,13 @@ def model(tmp_path_factory):
 
 def machine(*gib, host=40e9, card=800e9, headroom=0, overhead=0):
     cards = tuple(Card(f"GPU{i}", "", int(size * GIB), int(size * GIB), overhead) for i, size in enumerate(gib))
-    speeds = {HOST: DeviceSpeed(host, 5e11)} | {one.name: DeviceSpeed(card, 1e14) for one in cards}
-    return Machine(cards, 64 * GIB, headroom, MachineSpeed(speeds, 1e-4, 1e-4, 20e9, "made up"))
+    speeds = {HOST: DeviceProfile(host, 5e11)} | {one.name: DeviceProfile(card, 1e14) for one in cards}
+    return Machine(cards, 64 * GIB, headroom, MachineProfile(speeds, 1e-4, 1e-4, 20e9, "made up"))
 
 
 def ask(model, target="llama3-70b-q3_k_s", draft="llama3-8b-q3_k_l", acceptance=0.7, options=None, **more):
     options = options or DecoderOptions(ctx_size=4096, threads=4)
-    return question(model(target), model(draft) if draft else None, options, acceptance, Settings(**more))
+    return plan_request(model(target), model(draft) if draft else None, options, acceptance, Settings(**more))
 
 
 def make_plan(asked, machine, run=None):
@@ -75,10 +75,10 @@ def test_the_plan_fits_and_one_layer_more_does_not(model):
     here = machine(24)
     asked = ask(model)
     plan = make_plan(asked, here)
-    for option in (plan.alone, plan.pair):
+    for option in (plan.target_only, plan.pair):
         assert excess(option, here) <= 0
         more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
-        subject = asked.target if option.draft else asked.alone
+        subject = asked.target if option.draft else asked.target_only
         (used,) = dry_run(*here.card_names)([Request(subject.header, subject.metadata_only, more, option.context)])
         larger = replace(option, target_bytes=used)
         assert excess(larger, here) > 0
@@ -86,9 +86,9 @@ def test_the_plan_fits_and_one_layer_more_does_not(model):
 
 def test_the_draft_is_paid_in_target_layers(model):
     plan = make_plan(ask(model), machine(24))
-    assert plan.draft_costs_layers == plan.alone.target.gpu_layers - plan.pair.target.gpu_layers > 0
+    assert plan.draft_costs_layers == plan.target_only.target.gpu_layers - plan.pair.target.gpu_layers > 0
     assert f"costs {plan.draft_costs_layers} target layers" in plan.why()
-    assert f"{plan.alone.target.gpu_layers}/81 layers" in plan.why()
+    assert f"{plan.target_only.target.gpu_layers}/81 layers" in plan.why()
 
 
 def test_the_choice_turns_at_the_break_even_acceptance(model):
@@ -97,7 +97,7 @@ def test_the_choice_turns_at_the_break_even_acceptance(model):
     assert 0 < even < 1
     worse, better = (make_plan(ask(model, acceptance=even + step), here) for step in (-0.03, 0.03))
     assert (worse.choice, better.choice) == ("target-only", "speculative")
-    assert worse.chosen is worse.alone
+    assert worse.chosen is worse.target_only
     assert better.chosen is better.pair
 
 
@@ -117,7 +117,7 @@ def test_all_of_it_fits_a_large_card(model):
 
 def test_without_a_card_everything_is_on_the_host(model):
     plan = make_plan(ask(model), machine())
-    assert plan.alone.target == plan.pair.target == plan.pair.draft == Placement(0)
+    assert plan.target_only.target == plan.pair.target == plan.pair.draft == Placement(0)
     assert set(plan.pair.target_bytes) == {HOST}
 
 
@@ -125,7 +125,7 @@ def test_layers_that_are_asked_for_are_kept(model):
     here = machine(24)
     plan = make_plan(ask(model, gpu_layers=30, gpu_layers_draft=0), here)
     assert (plan.pair.target.gpu_layers, plan.pair.draft.gpu_layers) == (30, 0)
-    assert plan.alone.target.gpu_layers > 60  # the rival is free
+    assert plan.target_only.target.gpu_layers > 60  # the rival is free
 
 
 def test_layers_that_do_not_fit_are_refused_with_the_figures(model):
@@ -139,7 +139,7 @@ def test_layers_that_do_not_fit_are_refused_with_the_figures(model):
 def test_a_card_too_small_for_anything_is_left_alone(model):
     here = machine(0.3, overhead=200 * 2**20)
     plan = make_plan(ask(model), here)
-    assert plan.alone.target.gpu_layers <= 1
+    assert plan.target_only.target.gpu_layers <= 1
     with pytest.raises(UsageError, match=r"budget is 0\.00 GiB"):
         make_plan(ask(model), replace(here, headroom_bytes=GIB))
 
@@ -169,8 +169,8 @@ def test_a_smaller_cache_is_chosen_only_where_it_is_allowed_and_faster(model):
 
 def test_experts_go_to_the_cpu_before_attention_does(model):
     plan = make_plan(ask(model, target="qwen3moe-30b-a3b", draft=None), machine(8))
-    assert plan.alone.target.n_cpu_moe > 0
-    assert plan.alone.target.gpu_layers == 49
+    assert plan.target_only.target.n_cpu_moe > 0
+    assert plan.target_only.target.gpu_layers == 49
 
 
 def test_two_cards_are_filled_by_their_budgets(model):
@@ -192,7 +192,7 @@ def test_what_the_dry_run_refuses_is_not_planned(model):
             for request, answer in zip(requests, agrees(requests), strict=True)
         ]
 
-    assert make_plan(ask(model, draft=None), here, refuse).alone.target.gpu_layers == 40
+    assert make_plan(ask(model, draft=None), here, refuse).target_only.target.gpu_layers == 40
 
 
 def test_what_always_is_refused_is_an_error(model):
@@ -204,7 +204,7 @@ def test_a_buffer_that_is_smaller_than_those_of_alike_placements_makes_room_for_
     here = machine(24)
     asked = ask(model, draft=None)
     agrees = dry_run("GPU0")
-    usual = make_plan(asked, here, agrees).alone.target.gpu_layers
+    usual = make_plan(asked, here, agrees).target_only.target.gpu_layers
 
     def smaller(requests):
         """Of one layer more than usually fits, which is none of those that are dry-run for an estimate."""
@@ -216,8 +216,8 @@ def test_a_buffer_that_is_smaller_than_those_of_alike_placements_makes_room_for_
         return answers
 
     found = make_plan(asked, here, smaller)
-    assert found.alone.target.gpu_layers in (usual, usual + 1)
-    assert excess(found.alone, here) <= 0
+    assert found.target_only.target.gpu_layers in (usual, usual + 1)
+    assert excess(found.target_only, here) <= 0
 
 
 def test_alike_placements_share_their_dry_runs(model):
@@ -234,7 +234,7 @@ def test_alike_placements_share_their_dry_runs(model):
 
 def test_a_slow_worker_gets_no_layers(model):
     plan = make_plan(ask(model), machine(24, card=2e9))
-    assert plan.alone.target.gpu_layers == 0
+    assert plan.target_only.target.gpu_layers == 0
 
 
 def test_a_host_that_is_too_small_is_said(model):
@@ -245,7 +245,7 @@ def test_a_host_that_is_too_small_is_said(model):
 def test_a_context_beyond_the_training_is_said(model):
     options = DecoderOptions(ctx_size=16384, threads=4)
     plan = make_plan(ask(model, draft=None, options=options), machine(24))
-    trained = plan.question.target.header.context_length
+    trained = plan.request.target.header.context_length
     assert any("was trained for" in note for note in plan.notes) == (trained < 16384)
 
 
@@ -257,17 +257,17 @@ def test_the_sweep_ends_where_the_budget_does(model):
     assert rows[-1].target_only_tokens_per_s is None
     assert rows[0].target_only_tokens_per_s < rows[3].target_only_tokens_per_s
     known = [row.target_only_tokens_per_s for row in rows if row.target_only_tokens_per_s]
-    assert max(known) == best.alone.tokens_per_s
+    assert max(known) == best.target_only.tokens_per_s
 
 
 def test_what_was_chosen_is_among_the_rows_of_a_sweep(model):
     plan = make_plan(ask(model), machine(24))
     rows = {row.gpu_layers: row for row in sweep(plan, steps=2)}
-    blocks = plan.question.target.header.blocks
+    blocks = plan.request.target.header.blocks
     assert plan.pair is not None
-    alone, pair = plan.alone.target.offloaded(blocks), plan.pair.target.offloaded(blocks)
+    alone, pair = plan.target_only.target.offloaded(blocks), plan.pair.target.offloaded(blocks)
     assert set(rows) == {0, 40, 81, alone, pair}
-    assert rows[alone].target_only_tokens_per_s == plan.alone.tokens_per_s
+    assert rows[alone].target_only_tokens_per_s == plan.target_only.tokens_per_s
     assert rows[pair].speculative_tokens_per_s == plan.pair.tokens_per_s
 
 
@@ -289,15 +289,15 @@ def test_no_placement_that_fits_is_faster(model, gib, host, card, acceptance, ct
     options = DecoderOptions(ctx_size=ctx_size, threads=4)
     asked = ask(model, target="llama-1b-q4_0", draft=None, acceptance=acceptance, options=options)
     plan = make_plan(asked, here)
-    header, context = asked.alone.header, asked.alone.context
+    header, context = asked.target_only.header, asked.target_only.context
     speeds = []
     for count in range(header.layers + 1):
         at = Placement(count)
-        (used,) = dry_run("GPU0")([Request(header, asked.alone.metadata_only, at, context)])
+        (used,) = dry_run("GPU0")([Request(header, asked.target_only.metadata_only, at, context)])
         if used["GPU0"].total <= here.budget_bytes(here.cards[0]):
             seconds = pass_s(header, at, here.speed, here.card_names, tokens=1, depth=ctx_size // 2, context=context)
             speeds.append(1 / seconds)
-    assert plan.alone.tokens_per_s == pytest.approx(max(speeds))
+    assert plan.target_only.tokens_per_s == pytest.approx(max(speeds))
 
 
 def test_bytes_add_up():

@@ -128,7 +128,7 @@ def test_a_plan_considers_drafts_as_long_as_the_decoder_s() -> None:
     pair = api.spec_of("demo")
     given = Settings(vram=("24GiB",))
     plan = api.make_plan(pair, given).plan
-    assert plan.question.draft_max == DRAFT_MAX == DecoderOptions().draft_max
+    assert plan.request.draft_max == DRAFT_MAX == DecoderOptions().draft_max
     assert plan.pair is not None
     fixed = api.resolve(pair, replace(given, draft_policy="fixed"))
     assert fixed.pair.draft_max == plan.pair.draft_length

@@ -19,8 +19,8 @@ from ggufspec.planning import speed
 from ggufspec.planning.memory import HOST, layer_devices
 from ggufspec.planning.speed import (
     Choice,
-    DeviceSpeed,
-    MachineSpeed,
+    DeviceProfile,
+    MachineProfile,
     best_length,
     break_even_acceptance,
     cost,
@@ -85,11 +85,11 @@ def header(
 
 def machine(
     *, host: float = 1000.0, card: float = 4000.0, flops: float = math.inf, layer_s: float = 0.0, **more: object
-) -> MachineSpeed:
-    devices = {HOST: DeviceSpeed(host, flops, layer_s)}
-    devices |= dict.fromkeys((CARD, OTHER), DeviceSpeed(card, flops, layer_s))
+) -> MachineProfile:
+    devices = {HOST: DeviceProfile(host, flops, layer_s)}
+    devices |= dict.fromkeys((CARD, OTHER), DeviceProfile(card, flops, layer_s))
     fixed = {"pass_s": 0.0, "crossing_s": 0.0, "link_bytes_per_s": math.inf, "origin": "made up"}
-    return MachineSpeed(devices, **(fixed | more))  # type: ignore[arg-type]
+    return MachineProfile(devices, **(fixed | more))  # type: ignore[arg-type]
 
 
 ROW = TABLE / VOCABULARY
@@ -180,15 +180,15 @@ def test_passes_and_layers_have_fixed_costs():
 
 
 def test_bandwidth_and_curve_belong_to_the_weights_type():
-    device = DeviceSpeed(1000.0, 1e9, by_type={"f16": 500.0}, curves={"f16": {1: 1.0, 2: 3.0, 4: 2.0}})
-    there = MachineSpeed({HOST: device}, 0.0, 0.0, math.inf, "made up")
+    device = DeviceProfile(1000.0, 1e9, by_type={"f16": 500.0}, curves={"f16": {1: 1.0, 2: 3.0, 4: 2.0}})
+    there = MachineProfile({HOST: device}, 0.0, 0.0, math.inf, "made up")
     weights, rest = (4 * BLOCK + TABLE) / 500, (KV + ROW) / 1000
     for tokens, relative in {1: 1.0, 2: 3.0, 3: 2.5, 4: 2.0, 9: 2.0}.items():
         assert pass_s(header(), Placement(), there, tokens=tokens) == pytest.approx(relative * weights + tokens * rest)
 
 
 def test_past_a_curve_s_end_computing_takes_over():
-    device = DeviceSpeed(1000.0, 1.0, curves={"f16": {1: 1.0, 4: 2.0}})
+    device = DeviceProfile(1000.0, 1.0, curves={"f16": {1: 1.0, 4: 2.0}})
     assert device.weights_s("f16", 1000, flops=100, width=4) == 2
     assert device.weights_s("f16", 1000, flops=100, width=5) == 100
 
@@ -198,7 +198,7 @@ def test_past_a_curve_s_end_computing_takes_over():
 )
 def test_an_unknown_type_is_taken_for_the_one_it_is_most_like(kind: str, like: str):
     by_type = {"f16": 1.0, "q8_0": 2.0, "q4_0": 3.0, "q4_K": 4.0, "q6_K": 5.0, "q3_K": 6.0}
-    assert DeviceSpeed(9.0, 1.0, by_type=by_type).weights_s(kind, 60, 0) == pytest.approx(60 / by_type[like])
+    assert DeviceProfile(9.0, 1.0, by_type=by_type).weights_s(kind, 60, 0) == pytest.approx(60 / by_type[like])
 
 
 def test_a_measured_curve_replaces_the_shape():
@@ -345,7 +345,9 @@ def test_break_even_in_exact_arithmetic():
 # ---- the fit
 
 
-def rates(there: MachineSpeed, model: ModelHeader, layers: list[int], offload_s: float = 0) -> list[tuple[int, float]]:
+def rates(
+    there: MachineProfile, model: ModelHeader, layers: list[int], offload_s: float = 0
+) -> list[tuple[int, float]]:
     seconds = [pass_s(model, Placement(n), there, (CARD,), depth=64) + (offload_s if n else 0.0) for n in layers]
     return [(n, 1 / s) for n, s in zip(layers, seconds, strict=True)]
 

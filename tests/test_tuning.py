@@ -43,7 +43,7 @@ def test_every_setting_is_there_once(tight: simulator.Simulated) -> None:
 
 def test_the_prediction_of_the_plan_is_that_of_its_setting(tight: simulator.Simulated) -> None:
     """Target-only is predicted by the space as the planner predicts it."""
-    alone = tight.plan.alone
+    alone = tight.plan.target_only
     same = [
         one
         for one in tight.space

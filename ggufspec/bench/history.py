@@ -14,7 +14,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.hardware.gpus import survey
 from ggufspec.models.profile import PairSpec
 from ggufspec.models.source import read_headers
-from ggufspec.planning import calibration
+from ggufspec.planning import machine_profile
 from ggufspec.planning.history import record_acceptance
 from ggufspec.settings import is_lossy
 
@@ -51,7 +51,7 @@ def _record_overhead(resolved: Resolved, result: Result) -> None:
     )
     known = sum(sum(model.bytes[resolved.cards[0]].values()) for model in (option.target, option.draft))
     if ran_as_planned and result.vram_bytes > known:
-        calibration.record_overhead(
+        machine_profile.record_overhead(
             cache_folder(),
             seen.cards[0].name,
             seen.driver or "",

@@ -15,7 +15,7 @@ from ggufspec.display import of_memory
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes, DryRun, Request
-from ggufspec.planning.plan import Option, Plan, Subject
+from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
 from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
 
@@ -41,26 +41,26 @@ def stages(plan: Plan, dry_run: DryRun) -> list[Stage]:
 
     A stage that another one answers is left out: without a card there is one.
     """
-    alone, pair, found = plan.alone, plan.pair, list[Stage]()
+    alone, pair, found = plan.target_only, plan.pair, list[Stage]()
     if pair is not None:
         found.append(Stage("pair", pair.target, pair.context, pair.draft, _used(pair)))
     if pair is None or pair.target != alone.target:
         found.append(Stage("target_only", alone.target, alone.context, None, _used(alone)))
     if plan.machine.cards:
-        most = alone.target.offloaded(plan.question.target.header.blocks)
-        had = {stage.target.offloaded(plan.question.target.header.blocks) for stage in found}
+        most = alone.target.offloaded(plan.request.target.header.blocks)
+        had = {stage.target.offloaded(plan.request.target.header.blocks) for stage in found}
         for name, count in (("half", most // 2), ("none", 0)):
             if count not in had:
                 had.add(count)
                 placement = replace(alone.target, gpu_layers=count, split=alone.target.split if count else ())
-                model = plan.question.alone
+                model = plan.request.target_only
                 (answer,) = dry_run([Request(model.header, model.metadata_only, placement, alone.context)])
                 if not isinstance(answer, str):
                     found.append(Stage(name, placement, alone.context, None, answer))
     return found
 
 
-def _used(option: Option) -> dict[str, Bytes]:
+def _used(option: PlannedRun) -> dict[str, Bytes]:
     return {name: option.used(name) for name in {*option.target_bytes, *option.draft_bytes}}
 
 
@@ -70,7 +70,7 @@ def lacking(plan: Plan, stage: Stage) -> ModelError | None:
     short = need.total + _PROCESS_BYTES - free
     if short <= 0:
         return None
-    header, draft = plan.question.target.header, plan.question.draft if stage.draft is not None else None
+    header, draft = plan.request.target.header, plan.request.draft if stage.draft is not None else None
     what = f"{header.name} with {draft.header.name}" if draft else header.name
     bits = 8 * header.weight_bytes() / sum(math.prod(tensor.shape) for tensor in header.tensors)
     fitting = bits * (1 - short / header.weight_bytes())
@@ -84,7 +84,7 @@ def lacking(plan: Plan, stage: Stage) -> ModelError | None:
     ways = [f"{of_memory(short)} more on cards (--rpc HOST:PORT adds another machine's)"]
     if fitting >= _FEWEST_BITS:
         ways.append(f"a target file of at most {fitting:.1f} bits a weight instead of {bits:.1f}")
-    if draft and plan.alone.used(HOST).total + _PROCESS_BYTES <= free:
+    if draft and plan.target_only.used(HOST).total + _PROCESS_BYTES <= free:
         ways.append("the target without a draft")
     if need.kv > short:
         ways.append("a smaller -c, or -ctk q8_0 -ctv q8_0")
@@ -99,8 +99,8 @@ def spec(
     is_main = stage.name == "pair" or (plan.pair is None and stage.name == "target_only")
     widths = tuple(n for n in sorted({*_WIDTHS, widest}) if n <= widest) if is_main else (1,)
     parts = [batch_timing.Part(target, stage.target, stage.context, widths)]
-    if stage.draft is not None and draft is not None and plan.question.draft is not None:
-        parts.append(batch_timing.Part(draft, stage.draft, plan.question.draft.context, (1, 2)))
+    if stage.draft is not None and draft is not None and plan.request.draft is not None:
+        parts.append(batch_timing.Part(draft, stage.draft, plan.request.draft.context, (1, 2)))
     return batch_timing.Spec(tuple(parts), depth, rounds, rpc=tuple(rpc))
 
 
@@ -113,14 +113,14 @@ def run_of(stage: Stage, result: batch_timing.Result, plan: Plan) -> RehearsedRu
     Raises:
         ModelError: it was stopped before every width was timed.
     """
-    subjects: tuple[Subject | None, ...] = (plan.question.target, plan.question.draft)
+    subjects: tuple[ModelRequest | None, ...] = (plan.request.target, plan.request.draft)
     models = [_model(timed, subject) for timed, subject in zip(result.parts, subjects, strict=False) if subject]
     return RehearsedRun(
         stage.name, models[0], models[1] if len(models) > 1 else None, result.ram_bytes, result.vram_bytes
     )
 
 
-def _model(timed: batch_timing.Timed, subject: Subject) -> RehearsedModel:
+def _model(timed: batch_timing.Timed, subject: ModelRequest) -> RehearsedModel:
     if 1 not in timed.seconds:
         raise ModelError("nothing was timed", "")
     return RehearsedModel(
@@ -165,7 +165,7 @@ def document(
     even = None
     if draft is not None:
         latencies = {width: seconds.median for width, seconds in main.batch_s.items()}
-        draft_s, most = draft.batch_s[1].median, min(plan.question.draft_max, max(latencies) - 1)
+        draft_s, most = draft.batch_s[1].median, min(plan.request.draft_max, max(latencies) - 1)
         rows = tuple(expectations(latencies, draft_s, rival.median, most))
         even = break_even_acceptance(lambda n: interpolate(latencies, n), draft_s, rival.median, most)
     return RehearseDocument(

@@ -60,17 +60,17 @@ def measure_machine(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
     """
     from ggufspec.cache import cache_folder
     from ggufspec.decoding.threads import Threads
-    from ggufspec.planning import calibration
+    from ggufspec.planning import machine_profile
 
     left = Threads(threads, cores=threads or cores).start()
     with ui.busy() as show:
-        speed = calibration.measure(
+        speed = machine_profile.measure(
             cache_folder(),
-            calibration.Spec(threads or cores, rpc, left),
+            machine_profile.Spec(threads or cores, rpc, left),
             on_event=lambda event: show(f"measuring this machine: {event['type']} on {event['device']}"),
             verbose=ui.flags().verbose,
         )
-    if speed.disturbed == calibration.CONTRADICTS:
+    if speed.disturbed == machine_profile.CONTRADICTS:
         ui.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
     elif speed.disturbed:
         ui.note(
@@ -86,9 +86,9 @@ def measure_if_due(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
     """
     from ggufspec.cache import cache_folder
     from ggufspec.hardware import host
-    from ggufspec.planning import calibration
+    from ggufspec.planning import machine_profile
 
-    why = calibration.is_due(cache_folder(), threads or cores, host.usable_cpus(), host.others_cpus)
+    why = machine_profile.is_due(cache_folder(), threads or cores, host.usable_cpus(), host.others_cpus)
     if why:
         ui.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
         measure_machine(threads, cores, rpc)
@@ -106,7 +106,7 @@ def show_shapes(out: Console, pair: dict[str, Any]) -> None:
 def _show(document: PlanDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.planning.calibration import DEFAULT_OVERHEAD_BYTES
+    from ggufspec.planning.machine_profile import DEFAULT_OVERHEAD_BYTES
     from ggufspec.reports import plan as report
     from ggufspec.reports import table
 

@@ -66,7 +66,7 @@ def rehearse(
         plan,
         runs,
         pair=made_plan.described(),
-        settings=asdict(plan.question.target.context) | {"depth": depth, "draft_max": plan.question.draft_max},
+        settings=asdict(plan.request.target.context) | {"depth": depth, "draft_max": plan.request.draft_max},
         dummy_weights={
             "bytes_read": sum(known.bytes_read for known in headers),
             "disk_bytes": sum(one.disk_bytes for one in made),
@@ -156,7 +156,7 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
     from ggufspec.planning import rehearsed
 
     machine = rehearsed.identity(plan.machine.cards)
-    question = plan.question
+    question = plan.request
     for stage, run in zip(stages, runs, strict=True):
         models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))
         for subject, model, placement in models:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
-from ggufspec.planning.plan import Option, Plan, Subject
+from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
@@ -21,26 +21,26 @@ def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: S
         sweep: rows of a sweep over layers, if one was asked for.
     """
     chosen = _option(plan, plan.chosen)
-    question = plan.question
+    request = plan.request
     return PlanDocument(
         pair=pair,
         devices=tuple(_devices(plan)),
         target=chosen.target,
         draft=chosen.draft,
         options={
-            "target_only": _option(plan, plan.alone),
+            "target_only": _option(plan, plan.target_only),
             "speculative": _option(plan, plan.pair) if plan.pair else None,
         },
         predicted={
-            "target_only_tokens_per_s": plan.alone.tokens_per_s,
+            "target_only_tokens_per_s": plan.target_only.tokens_per_s,
             "speculative_tokens_per_s": plan.pair.tokens_per_s if plan.pair else None,
             "target_only_at_pair_tokens_per_s": plan.at_pair if plan.pair else None,
             "break_even_acceptance": plan.break_even_acceptance,
-            "acceptance": question.acceptance if question.draft else None,
+            "acceptance": request.acceptance if request.draft else None,
         },
         choice=plan.choice,
         why=plan.why(),
-        settings=asdict(plan.chosen.context) | {"acceptance_from": acceptance_from, "draft_max": question.draft_max},
+        settings=asdict(plan.chosen.context) | {"acceptance_from": acceptance_from, "draft_max": request.draft_max},
         draft_costs_layers=plan.draft_costs_layers,
         confirmed=plan.confirmed,
         speed=plan.machine.speed.origin,
@@ -70,17 +70,17 @@ def _devices(plan: Plan) -> list[PlannedDevice]:
     return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, host.total, 0, error)]
 
 
-def _option(plan: Plan, option: Option) -> PlannedOption:
-    question = plan.question
+def _option(plan: Plan, option: PlannedRun) -> PlannedOption:
+    request = plan.request
     draft = None
-    if option.draft is not None and question.draft is not None:
-        draft = _model(question.draft, option.draft, question.draft.context, option.draft_bytes)
-    target = _model(question.target, option.target, option.context, option.target_bytes)
+    if option.draft is not None and request.draft is not None:
+        draft = _model(request.draft, option.draft, request.draft.context, option.draft_bytes)
+    target = _model(request.target, option.target, option.context, option.target_bytes)
     return PlannedOption(target, draft, option.tokens_per_s, option.draft_length)
 
 
 def _model(
-    subject: Subject, placement: Placement, context: ContextOptions, by_device: dict[str, Bytes]
+    subject: ModelRequest, placement: Placement, context: ContextOptions, by_device: dict[str, Bytes]
 ) -> PlannedModel:
     return PlannedModel(
         file=subject.header.name,

@@ -13,7 +13,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import Bytes
 from ggufspec.planning.rehearsed import Pace
-from ggufspec.planning.speed import MachineSpeed
+from ggufspec.planning.speed import MachineProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Machine:
     cards: tuple[Card, ...]
     memory_bytes: int
     headroom_bytes: int
-    speed: MachineSpeed
+    speed: MachineProfile
 
     def budget_bytes(self, card: Card) -> int:
         """What a plan may use of a card, its overhead included."""
@@ -52,8 +52,8 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """One model of the question: header, metadata-only file for dry runs, context, and its layers where they are fixed.
+class ModelRequest:
+    """One model of the request: header, metadata-only file for dry runs, context, and its layers where they are fixed.
 
     ``pace`` is how fast a rehearsal on this machine found the model.
     """
@@ -68,28 +68,28 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanRequest:
     """A pair to place.
 
     Args:
         target: the target in the pair.
-        alone: the target without a draft: fewer rows of logits are reserved.
+        target_only: the target without a draft: fewer rows of logits are reserved.
         draft: the draft, or None.
         acceptance: the expected share of drafted tokens that the target keeps, 0 to 1.
         draft_max: the longest draft to consider.
         kv_types: (cache_type_k, cache_type_v) of the target's cache that may be chosen besides the one asked for.
     """
 
-    target: Subject
-    alone: Subject
-    draft: Subject | None
+    target: ModelRequest
+    target_only: ModelRequest
+    draft: ModelRequest | None
     acceptance: float
     draft_max: int
     kv_types: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class PlannedRun:
     """One way of running: placements, bytes by device, and what it will reach.
 
     ``estimate`` is what :mod:`ggufspec.planning.memory` estimated for the same, both models together.
@@ -114,7 +114,7 @@ class Plan:
     """The answer.
 
     Args:
-        alone: target-only at its own best placement.
+        target_only: target-only at its own best placement.
         pair: the best placement of both; None without a draft, or where the draft does not fit.
         at_pair: predicted tokens/s of target-only at the pair's placement of the target.
         break_even_acceptance: from which acceptance on the pair wins; None where it never does.
@@ -123,10 +123,10 @@ class Plan:
         notes: what the user should know besides.
     """
 
-    question: Question
+    request: PlanRequest
     machine: Machine
-    alone: Option
-    pair: Option | None
+    target_only: PlannedRun
+    pair: PlannedRun | None
     at_pair: float
     break_even_acceptance: float | None
     draft_costs_layers: int
@@ -136,30 +136,29 @@ class Plan:
     @property
     def choice(self) -> str:
         """``speculative`` where the pair is predicted to win, else ``target-only``."""
-        return "speculative" if self.pair and self.pair.tokens_per_s > self.alone.tokens_per_s else "target-only"
+        return "speculative" if self.pair and self.pair.tokens_per_s > self.target_only.tokens_per_s else "target-only"
 
     @property
-    def chosen(self) -> Option:
+    def chosen(self) -> PlannedRun:
         """The faster option."""
-        return self.pair if self.pair and self.choice == "speculative" else self.alone
+        return self.pair if self.pair and self.choice == "speculative" else self.target_only
 
     def why(self) -> str:
         """The choice in words."""
-        layers, alone = self.question.target.header.layers, self.alone
-        rival = f"target-only at {alone.target.offloaded(layers - 1)}/{layers} layers"
-        if self.question.draft is None:
-            return f"{rival} is predicted to reach {_rate(alone.tokens_per_s)}."
+        layers, target_only = self.request.target.header.layers, self.target_only
+        rival = f"target-only at {target_only.target.offloaded(layers - 1)}/{layers} layers"
+        if self.request.draft is None:
+            return f"{rival} is predicted to reach {_rate(target_only.tokens_per_s)}."
         if self.pair is None:
-            return (
-                f"The draft does not fit beside the target; {rival} is predicted to reach {_rate(alone.tokens_per_s)}."
-            )
+            rate = _rate(target_only.tokens_per_s)
+            return f"The draft does not fit beside the target; {rival} is predicted to reach {rate}."
         assert self.pair.draft is not None
         said = []
         if self.draft_costs_layers:
             said.append(f"The draft costs {counted(self.draft_costs_layers, 'target layer')}")
         said.append(
-            f"{rival} would reach {_rate(alone.tokens_per_s)}, the pair {_rate(self.pair.tokens_per_s)} at "
-            f"{self.question.acceptance:.0%} acceptance and draft length {self.pair.draft_length}"
+            f"{rival} would reach {_rate(target_only.tokens_per_s)}, the pair {_rate(self.pair.tokens_per_s)} at "
+            f"{self.request.acceptance:.0%} acceptance and draft length {self.pair.draft_length}"
         )
         if self.break_even_acceptance is None:
             said.append("no acceptance would make the draft worth it here")

@@ -18,7 +18,7 @@ from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import MachineSpeed, fit, pass_s
+from ggufspec.planning.speed import MachineProfile, fit, pass_s
 
 if TYPE_CHECKING:
     from ggufspec.planning.plan import Card
@@ -88,7 +88,7 @@ class Pace:
     ``curves`` are by offloaded layers.
     """
 
-    speed: MachineSpeed
+    speed: MachineProfile
     curves: dict[int, dict[int, float]]
     dates: tuple[str, ...]
 
@@ -98,7 +98,7 @@ class Pace:
         return None if nearest is None else self.curves[nearest]
 
 
-def pace(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]) -> Pace | None:
+def pace(points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]) -> Pace | None:
     """What ``points`` say of a model on a machine; None without any.
 
     On one card two placements give both bandwidths (:func:`ggufspec.planning.speed.fit`); else all devices are scaled
@@ -116,8 +116,8 @@ def pace(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, card
 
 
 def _fitted(
-    points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]
-) -> MachineSpeed | None:
+    points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
+) -> MachineProfile | None:
     rates = [(p.placement.offloaded(header.blocks), 1 / p.batch_s[1]) for p in points if not p.placement.n_cpu_moe]
     if len(cards) != 1 or len({layers for layers, _ in rates}) < _FEWEST_TO_FIT:
         return None
@@ -127,7 +127,9 @@ def _fitted(
         return None
 
 
-def _scaled(points: Sequence[Point], header: ModelHeader, speed: MachineSpeed, cards: Sequence[str]) -> MachineSpeed:
+def _scaled(
+    points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
+) -> MachineProfile:
     factors = []
     for point in points:
         context = ContextOptions(

@@ -15,7 +15,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, context_hint, load_hint, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, total
-from ggufspec.planning.plan import Machine, Option, Plan, Question, Subject
+from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
 from ggufspec.schema.plan import SweepRow
 
@@ -26,11 +26,11 @@ _MOST_ASKED = 120
 _DRAFT_STEPS = 8
 
 
-def make_plan(question: Question, machine: Machine, dry_run: DryRun) -> Plan:
+def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
     """Place a pair, and target-only, as fast as the budget allows.
 
     Args:
-        question: what to place.
+        request: what to place.
         machine: where.
         dry_run: llama.cpp's dry run.
 
@@ -38,19 +38,19 @@ def make_plan(question: Question, machine: Machine, dry_run: DryRun) -> Plan:
         UsageError: layers that were asked for do not fit the budget.
         ModelError: llama.cpp refuses what would fit.
     """
-    search = _Search(question, machine, dry_run)
-    alone = search.best([(question.alone, None)])
-    if alone is None:
-        raise search.too_large(question.alone, None)
+    search = _Search(request, machine, dry_run)
+    target_only = search.best([(request.target_only, None)])
+    if target_only is None:
+        raise search.too_large(request.target_only, None)
     pair, notes = None, list[str]()
-    if question.draft is not None:
-        pair = search.best([(target, question.draft) for target in _with_kv_types(question)])
+    if request.draft is not None:
+        pair = search.best([(target, request.draft) for target in _with_kv_types(request)])
         if pair is None:
-            error = search.too_large(question.target, question.draft)
-            if question.target.gpu_layers is not None or question.draft.gpu_layers is not None:
+            error = search.too_large(request.target, request.draft)
+            if request.target.gpu_layers is not None or request.draft.gpu_layers is not None:
                 raise error
             notes.append(error.message)
-    return search.finish(alone, pair, notes)
+    return search.finish(target_only, pair, notes)
 
 
 def sweep(plan: Plan, dry_run: DryRun, steps: int = 8) -> list[SweepRow]:
@@ -63,14 +63,14 @@ def sweep(plan: Plan, dry_run: DryRun, steps: int = 8) -> list[SweepRow]:
         dry_run: llama.cpp's dry run.
         steps: rows between none and all of the layers.
     """
-    question, machine = plan.question, plan.machine
-    blocks = question.target.header.blocks
-    layers = question.target.header.layers if machine.cards else 0
+    request, machine = plan.request, plan.machine
+    blocks = request.target.header.blocks
+    layers = request.target.header.layers if machine.cards else 0
     counts = {round(step * layers / steps) for step in range(steps + 1)}
-    counts |= {option.target.offloaded(blocks) for option in (plan.alone, plan.pair) if option}
-    search = _Search(question, machine, dry_run)
+    counts |= {option.target.offloaded(blocks) for option in (plan.target_only, plan.pair) if option}
+    search = _Search(request, machine, dry_run)
 
-    def speed(count: int, chosen: Option | None, target: Subject, draft: Subject | None) -> float | None:
+    def speed(count: int, chosen: PlannedRun | None, target: ModelRequest, draft: ModelRequest | None) -> float | None:
         if chosen is not None and chosen.target.offloaded(blocks) == count:
             return chosen.tokens_per_s
         return search.best_estimate(replace(target, gpu_layers=count), draft)
@@ -78,28 +78,28 @@ def sweep(plan: Plan, dry_run: DryRun, steps: int = 8) -> list[SweepRow]:
     return [
         SweepRow(
             count,
-            speed(count, plan.alone, question.alone, None),
-            speed(count, plan.pair, question.target, question.draft) if question.draft else None,
+            speed(count, plan.target_only, request.target_only, None),
+            speed(count, plan.pair, request.target, request.draft) if request.draft else None,
         )
         for count in sorted(counts)
     ]
 
 
-def _with_kv_types(question: Question) -> Iterator[Subject]:
-    yield question.target
-    for cache_type_k, cache_type_v in question.kv_types:
-        context = replace(question.target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
-        if context != question.target.context:
-            yield replace(question.target, context=context)
+def _with_kv_types(request: PlanRequest) -> Iterator[ModelRequest]:
+    yield request.target
+    for cache_type_k, cache_type_v in request.kv_types:
+        context = replace(request.target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
+        if context != request.target.context:
+            yield replace(request.target, context=context)
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """Both models placed; the draft may be absent. ``estimate`` is what both take."""
 
-    target: Subject
+    target: ModelRequest
     placement: Placement
-    draft: Subject | None
+    draft: ModelRequest | None
     draft_placement: Placement | None
     choice: Choice
     estimate: ByDevice
@@ -113,14 +113,14 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, question: Question, machine: Machine, dry_run: DryRun) -> None:
-        self.question, self.machine = question, machine
+    def __init__(self, request: PlanRequest, machine: Machine, dry_run: DryRun) -> None:
+        self.request, self.machine = request, machine
         self._memory = Memory(machine.card_names, dry_run)
         self._passes: dict[object, float] = {}
 
     # ---- what is known of a placement
 
-    def pass_s(self, subject: Subject, placement: Placement, tokens: int) -> float:
+    def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int) -> float:
         """Predicted seconds of a batch, half of the context filled."""
         context = subject.context
         key = (id(subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
@@ -139,7 +139,9 @@ class _Search:
             )
         return self._passes[key]
 
-    def choice(self, target: Subject, at: Placement, draft: Subject | None, draft_at: Placement | None) -> Choice:
+    def choice(
+        self, target: ModelRequest, at: Placement, draft: ModelRequest | None, draft_at: Placement | None
+    ) -> Choice:
         """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
             seconds = self.pass_s(target, at, 1)
@@ -147,14 +149,14 @@ class _Search:
         return best_length(
             lambda tokens: self.pass_s(target, at, tokens),
             self.pass_s(draft, draft_at, 1),
-            self.question.acceptance,
-            most=self.question.draft_max,
+            self.request.acceptance,
+            most=self.request.draft_max,
             least=1,
         )
 
     # ---- the search
 
-    def best(self, subjects: Iterable[tuple[Subject, Subject | None]]) -> Option | None:
+    def best(self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]]) -> PlannedRun | None:
         """The fastest option that fits, or None.
 
         Raises:
@@ -179,16 +181,16 @@ class _Search:
             raise ModelError(f"{request.header.name}: {reason}", hint)
         return None
 
-    def best_estimate(self, target: Subject, draft: Subject | None) -> float | None:
+    def best_estimate(self, target: ModelRequest, draft: ModelRequest | None) -> float | None:
         """Tokens/s of the fastest option that fits by estimate, or None."""
         fitting = [one for one in self._candidates(target, draft) if self._within([one.estimate])]
         return max((one.choice.tokens_per_s for one in fitting), default=None)
 
     def _rank(self, one: _Candidate) -> float:
-        asked = one.target.context in (self.question.target.context, self.question.alone.context)
+        asked = one.target.context in (self.request.target.context, self.request.target_only.context)
         return one.choice.tokens_per_s / (1.0 if asked else _WORTH_A_SMALLER_CACHE)
 
-    def _candidates(self, target: Subject, draft: Subject | None) -> Iterator[_Candidate]:
+    def _candidates(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[_Candidate]:
         """Every placement of both but for those that are far too large."""
         placed = self._estimated(target)
         drafts: list[tuple[Placement | None, ByDevice]] = [*self._estimated(draft)] if draft else [(None, {})]
@@ -198,8 +200,8 @@ class _Search:
                 if self._within([both], unsure=_UNSURE):
                     yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at), both)
 
-    def _estimated(self, subject: Subject) -> list[tuple[Placement, ByDevice]]:
-        """The placements that a question leaves open and what they take, without those that cannot fit."""
+    def _estimated(self, subject: ModelRequest) -> list[tuple[Placement, ByDevice]]:
+        """The placements that a request leaves open and what they take, without those that cannot fit."""
         header, context = subject.header, subject.context
         placements = [
             at for at in self._placements(subject) if self._within([self._memory.resident(header, at, context)])
@@ -207,13 +209,13 @@ class _Search:
         estimates = self._memory.estimates(header, subject.metadata_only, context, placements)
         return list(zip(placements, estimates, strict=True))
 
-    def _placements(self, subject: Subject) -> list[Placement]:
-        """The placements that a question leaves open, the largest first."""
+    def _placements(self, subject: ModelRequest) -> list[Placement]:
+        """The placements that a request leaves open, the largest first."""
         layers = subject.header.layers
         if not self.machine.cards:
             return [Placement(0)]
         counts: Iterable[int] = range(layers, -1, -1)
-        if subject is self.question.draft:  # a part of the draft is rarely best: a few steps tell
+        if subject is self.request.draft:  # a part of the draft is rarely best: a few steps tell
             counts = sorted({round(step * layers / _DRAFT_STEPS) for step in range(_DRAFT_STEPS + 1)}, reverse=True)
         if subject.gpu_layers is not None:
             counts = [offloaded(subject.gpu_layers, layers)]
@@ -225,7 +227,7 @@ class _Search:
                     found += [Placement(count, split, blocks) for blocks in range(1, subject.header.blocks + 1)]
         return found
 
-    def _splits(self, subject: Subject, count: int) -> list[tuple[float, ...]]:
+    def _splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
         """Layers for each card: by budget, and with a few taken from the last, which has the output matrix too."""
         cards = self.machine.cards
         if subject.split or len(cards) < 2 or count < len(cards):
@@ -250,8 +252,8 @@ class _Search:
         used = sum((part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes))
         return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
 
-    def _option(self, one: _Candidate, parts: Sequence[ByDevice]) -> Option:
-        return Option(
+    def _option(self, one: _Candidate, parts: Sequence[ByDevice]) -> PlannedRun:
+        return PlannedRun(
             target=one.placement,
             draft=one.draft_placement,
             context=one.target.context,
@@ -262,7 +264,7 @@ class _Search:
             draft_length=one.choice.length,
         )
 
-    def too_large(self, target: Subject, draft: Subject | None) -> UsageError:
+    def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> UsageError:
         """Why nothing fits: the smallest placement that was allowed, against the tightest card."""
         smallest = []
         for subject in (target, draft) if draft else (target,):
@@ -281,11 +283,11 @@ class _Search:
 
     # ---- the answer
 
-    def finish(self, alone: Option, pair: Option | None, notes: list[str]) -> Plan:
+    def finish(self, target_only: PlannedRun, pair: PlannedRun | None, notes: list[str]) -> Plan:
         """Compare the two options."""
-        question, machine = self.question, self.machine
-        target, draft = question.target, question.draft
-        at_pair, even, costs = alone.tokens_per_s, None, 0
+        request, machine = self.request, self.machine
+        target, draft = request.target, request.draft
+        at_pair, even, costs = target_only.tokens_per_s, None, 0
         if pair is not None and draft is not None and pair.draft is not None:
             placed = replace(target, context=pair.context)
             draft_s = self.pass_s(draft, pair.draft, 1)
@@ -293,12 +295,12 @@ class _Search:
             even = break_even_acceptance(
                 lambda tokens: self.pass_s(placed, pair.target, tokens),
                 draft_s,
-                alone.tokens_per_s,
-                most=question.draft_max,
+                target_only.tokens_per_s,
+                most=request.draft_max,
             )
             blocks = target.header.blocks
-            costs = max(0, alone.target.offloaded(blocks) - pair.target.offloaded(blocks))
-        plan = Plan(question, machine, alone, pair, at_pair, even, costs, True, tuple(notes))
+            costs = max(0, target_only.target.offloaded(blocks) - pair.target.offloaded(blocks))
+        plan = Plan(request, machine, target_only, pair, at_pair, even, costs, True, tuple(notes))
         return replace(plan, notes=(*notes, *self._warnings(plan)))
 
     def _warnings(self, plan: Plan) -> Iterator[str]:
@@ -308,6 +310,6 @@ class _Search:
                 f"{host / 2**30:.1f} GiB stay on the host and {self.machine.memory_bytes / 2**30:.1f} GiB of its "
                 "memory are free: the rest is read from disk at every token"
             )
-        for subject in (self.question.target, self.question.draft):
+        for subject in (self.request.target, self.request.draft):
             if subject and 0 < subject.header.context_length < subject.context.ctx_size:
                 yield f"{subject.header.name} was trained for {subject.header.context_length:,} tokens of context"

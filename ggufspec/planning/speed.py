@@ -3,7 +3,7 @@
 A token costs what must be read for it: the weights of every block on the block's device, the KV cache, and some fixed
 costs. A batch of n tokens reads the same weights once and computes n times, and T(n) / T(1) is neither flat nor
 monotonic: it belongs to the kernels of a machine and a weight type. So a device carries its measured curves
-(:mod:`ggufspec.planning.calibration`); without one the dearer of reading and computing counts.
+(:mod:`ggufspec.planning.machine_profile`); without one the dearer of reading and computing counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Curve = Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceSpeed:
+class DeviceProfile:
     """One device.
 
     Args:
@@ -53,7 +53,7 @@ class DeviceSpeed:
     by_type: dict[str, float] = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def scaled(self, factor: float) -> DeviceSpeed:
+    def scaled(self, factor: float) -> DeviceProfile:
         """The same device, its weights' time multiplied by ``factor``."""
         return replace(
             self,
@@ -81,7 +81,7 @@ class DeviceSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineSpeed:
+class MachineProfile:
     """A machine; the host is the device ``HOST``.
 
     Args:
@@ -96,7 +96,7 @@ class MachineSpeed:
         disturbed: why an idle machine would have been found faster, or empty.
     """
 
-    devices: dict[str, DeviceSpeed]
+    devices: dict[str, DeviceProfile]
     pass_s: float
     crossing_s: float
     link_bytes_per_s: float
@@ -106,7 +106,7 @@ class MachineSpeed:
     disk_bytes_per_s: float = 2e9
     disturbed: str = ""
 
-    def device(self, name: str) -> DeviceSpeed:
+    def device(self, name: str) -> DeviceProfile:
         """One device.
 
         Raises:
@@ -281,7 +281,7 @@ class Cost:
 def cost(
     header: ModelHeader,
     placement: Placement,
-    machine: MachineSpeed,
+    machine: MachineProfile,
     cards: Sequence[str] = (),
     *,
     tokens: int = 1,
@@ -325,7 +325,7 @@ def cost(
 def pass_s(
     header: ModelHeader,
     placement: Placement,
-    machine: MachineSpeed,
+    machine: MachineProfile,
     cards: Sequence[str] = (),
     *,
     tokens: int = 1,
@@ -438,7 +438,7 @@ class Fitted:
     """
 
     header: ModelHeader
-    machine: MachineSpeed
+    machine: MachineProfile
     card: str
     depth: int
     context: ContextOptions | None
@@ -459,7 +459,7 @@ def fit(
     points: Sequence[tuple[int, float]],
     header: ModelHeader,
     *,
-    machine: MachineSpeed | None = None,
+    machine: MachineProfile | None = None,
     card: str = "GPU",
     depth: int = 0,
     context: ContextOptions | None = None,
@@ -535,7 +535,7 @@ def fit(
     return Fitted(header, fitted, card, depth, context, found[2] if len(found) == 3 else 0.0)
 
 
-def _bytes_only(card: str) -> MachineSpeed:
+def _bytes_only(card: str) -> MachineProfile:
     """A machine on which one byte takes one second and nothing else takes any."""
-    speed = DeviceSpeed(1.0, math.inf)
-    return MachineSpeed({HOST: speed, card: speed}, 0.0, 0.0, math.inf, "bytes alone")
+    speed = DeviceProfile(1.0, math.inf)
+    return MachineProfile({HOST: speed, card: speed}, 0.0, 0.0, math.inf, "bytes alone")

@@ -11,9 +11,9 @@ from ggufspec.errors import UsageError
 from ggufspec.hardware import cards, gpus, host
 from ggufspec.llamacpp import installed
 from ggufspec.llamacpp.devices import Device
-from ggufspec.planning import calibration
+from ggufspec.planning import machine_profile
 from ggufspec.planning.plan import Card, Machine
-from ggufspec.planning.speed import MachineSpeed
+from ggufspec.planning.speed import MachineProfile
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
@@ -63,9 +63,9 @@ def imagined(names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, 
     for index in range(count):
         size = vram[index] if index < len(vram) else known[index].vram_bytes
         name = known[index].name if known else "any card"
-        made.append(Card(f"GPU{index}", name, size, size, calibration.known_overhead(folder, name)))
+        made.append(Card(f"GPU{index}", name, size, size, machine_profile.known_overhead(folder, name)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
-    speed = calibration.expected(named, folder=folder, threads=threads)
+    speed = machine_profile.expected(named, folder=folder, threads=threads)
     return Site(Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed), paper=True)
 
 
@@ -83,7 +83,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
     seen = {gpu.name: gpu for gpu in gpus.gpus()}
     made = [_card(device, seen.get(device.description), folder) for device in (*workers, *local)]
     named = {card.name: cards.recognise(card.description, card.total_bytes) for card in made}
-    speed: MachineSpeed = calibration.expected(named, folder=folder, threads=threads)
+    speed: MachineProfile = machine_profile.expected(named, folder=folder, threads=threads)
     machine = Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed)
     return Site(machine, paper=False, rpc=tuple(rpc))
 
@@ -91,7 +91,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
 def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:
     """NVML's figures where it knows the card: asked before this process has anything on it."""
     remote = device.name.startswith("RPC")
-    overhead = 0 if remote else calibration.known_overhead(folder, device.description)
+    overhead = 0 if remote else machine_profile.known_overhead(folder, device.description)
     if gpu is None:
         return Card(device.name, device.description, device.total_bytes, device.free_bytes, overhead)
     return Card(device.name, gpu.name, gpu.total_bytes, gpu.free_bytes, overhead)

@@ -59,7 +59,7 @@ def experiment(
         space = candidates(plan, base, free, planned.dry_runs)
     if not space:
         raise UsageError("the options leave no setting to try", "give fewer of them: what is given is fixed")
-    target_only = replace(api.with_placement(base, plan.alone), drafters=())
+    target_only = replace(api.with_placement(base, plan.target_only), drafters=())
     if plan.pair:
         drafted = api.with_placement(base, plan.pair, draft_max=given.draft_max)
     else:

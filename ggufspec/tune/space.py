@@ -16,7 +16,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import counted
 from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
-from ggufspec.planning.plan import Card, Machine, Plan, Question, Subject
+from ggufspec.planning.plan import Card, Machine, ModelRequest, Plan, PlanRequest
 from ggufspec.planning.speed import cost, expected_tokens, pass_s
 from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings import parse_drafters
@@ -132,13 +132,13 @@ def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun)
     """Every setting that may be tried.
 
     Args:
-        plan: the planner's answer, whose question and machine tell what there is.
+        plan: the planner's answer, whose request and machine tell what there is.
         options: what stays as it is: the context, the acceptance rule.
         free: what may be chosen.
         dry_run: llama.cpp's dry run.
     """
     memory = Memory(plan.machine.card_names, dry_run)
-    return list(_Space(plan.question, plan.machine, options, free, _split(plan), memory).all())
+    return list(_Space(plan.request, plan.machine, options, free, _split(plan), memory).all())
 
 
 def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: bool) -> int | None:
@@ -163,8 +163,8 @@ def nearest(space: Sequence[Candidate], options: DecoderOptions, *, drafted: boo
 
 
 def _split(plan: Plan) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    option = plan.pair or plan.alone
-    return plan.alone.target.split or option.target.split, option.draft.split if option.draft else ()
+    option = plan.pair or plan.target_only
+    return plan.target_only.target.split or option.target.split, option.draft.split if option.draft else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class _Time:
 
 @dataclass
 class _Space:
-    question: Question
+    request: PlanRequest
     machine: Machine
     options: DecoderOptions
     free: Free
@@ -206,7 +206,7 @@ class _Space:
     def all(self) -> Iterator[Candidate]:
         for drafter in self.free.drafters:
             drafted, with_model = drafter != "none", drafter in ("draft", "both")
-            if with_model and self.question.draft is None:
+            if with_model and self.request.draft is None:
                 continue
             policies = self.free.policies if drafted else self.free.policies[:1]
             for kv, flash in itertools.product(self.free.kv_types, self.free.flash_attn):
@@ -235,8 +235,8 @@ class _Space:
     # ---- placements
 
     def _draft_layers(self) -> list[int]:
-        assert self.question.draft is not None
-        layers = self.question.draft.header.layers
+        assert self.request.draft is not None
+        layers = self.request.draft.header.layers
         if self.free.gpu_layers_draft is not None:
             return [offloaded(self.free.gpu_layers_draft, layers)]
         return list(dict.fromkeys((0, layers // 2, layers))) if self.machine.cards else [0]
@@ -245,7 +245,7 @@ class _Space:
         self, drafter: str, draft_layers: int, kv: tuple[str, str], flash: str
     ) -> Iterator[tuple[int, int, int]]:
         """(target layers, blocks whose experts are on the CPU, micro-batch)."""
-        header = self.question.target.header
+        header = self.request.target.header
         blocks, layers = header.blocks, header.layers
         usual = self.free.ubatch_sizes[0]
         if not self.machine.cards:
@@ -320,7 +320,7 @@ class _Space:
             draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
             lookup_corpus=None,
         )
-        target, draft = self.question.target, self.question.draft if drafter in ("draft", "both") else None
+        target, draft = self.request.target, self.request.draft if drafter in ("draft", "both") else None
         context = options.context(with_draft=draft is not None)
         beside: ByDevice = {}
         if draft is not None:
@@ -362,7 +362,7 @@ class _Space:
 
     # ---- speed
 
-    def _pass(self, subject: Subject, placement: Placement, kv: tuple[str, str], tokens: int) -> _Time:
+    def _pass(self, subject: ModelRequest, placement: Placement, kv: tuple[str, str], tokens: int) -> _Time:
         """One batch, half of the context filled, with all cores."""
         key = (id(subject.header), placement, kv, tokens)
         if key not in self._times:
@@ -393,9 +393,9 @@ class _Space:
         at = Placement(s.gpu_layers, self.splits[0], s.n_cpu_moe)
         acceptance = self._acceptance(s.drafter)
         draft_token = _Time()
-        if s.drafter in ("draft", "both") and self.question.draft is not None:
+        if s.drafter in ("draft", "both") and self.request.draft is not None:
             draft_at = Placement(s.gpu_layers_draft, self.splits[1])
-            draft_token = self._pass(self.question.draft, draft_at, ("f16", "f16"), 1).times(1.0, slower)
+            draft_token = self._pass(self.request.draft, draft_at, ("f16", "f16"), 1).times(1.0, slower)
         if not s.drafted:
             lengths: Sequence[int] = (0,)
         elif s.draft_policy == "fixed":
@@ -404,7 +404,7 @@ class _Space:
             lengths = range(min(s.draft_max, _LONGEST) + 1)
         best: tuple[float, int, _Time, _Time] | None = None
         for length in lengths:
-            verify = self._pass(self.question.target, at, kv, length + 1).times(1.0, slower)
+            verify = self._pass(self.request.target, at, kv, length + 1).times(1.0, slower)
             drafting = draft_token.times(length)
             rate = expected_tokens(acceptance, length) / (verify.total + drafting.total)
             if best is None or rate > best[0]:
@@ -419,11 +419,11 @@ class _Space:
             memory=self._bytes[
                 s.drafter, s.gpu_layers_draft, s.gpu_layers, s.n_cpu_moe, kv, s.flash_attn, s.ubatch_size
             ],
-            offloaded=at.offloaded(self.question.target.header.blocks) / self.question.target.header.layers,
+            offloaded=at.offloaded(self.request.target.header.blocks) / self.request.target.header.layers,
         )
 
     def _acceptance(self, drafter: str) -> float:
-        known = self.question.acceptance
+        known = self.request.acceptance
         return {"lookup": _LOOKUP_ACCEPTANCE, "both": min(known * _BOTH_GAIN, 0.98)}.get(drafter, known)
 
     def _features(

@@ -33,8 +33,8 @@ from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.planning import calibration
-from ggufspec.planning.speed import MachineSpeed, fit, pass_s
+from ggufspec.planning import machine_profile
+from ggufspec.planning.speed import MachineProfile, fit, pass_s
 
 SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', {threads})"
 CARD = "RPC0"
@@ -105,7 +105,7 @@ def measure(
 
 
 def predictions(
-    measured: dict[int, float], header: ModelHeader, machine: MachineSpeed, depth: int
+    measured: dict[int, float], header: ModelHeader, machine: MachineProfile, depth: int
 ) -> Iterator[dict[str, Any]]:
     """The other placements from every two and from three, with and without the calibration; the two ends first."""
     counts = sorted(measured)
@@ -137,8 +137,8 @@ def main() -> None:
         header = read_header(path)
         layers = sorted({round(header.layers * share / 4) for share in range(5)})
         with worker(worker_threads) as endpoint, tempfile.TemporaryDirectory() as folder:
-            spec = calibration.Spec(threads=threads, rpc=(endpoint,))
-            machine = calibration.measure(Path(folder), spec)
+            spec = machine_profile.Spec(threads=threads, rpc=(endpoint,))
+            machine = machine_profile.measure(Path(folder), spec)
             with multiprocessing.get_context("spawn").Pool(1) as child:  # a worker's devices stay with a process
                 samples = child.apply(measure, (path, endpoint, layers, threads, arguments.r, arguments.n))
         depth = DEPTH + arguments.n // 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import shapes
 
-from ggufspec.api import question
+from ggufspec.api import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
@@ -17,10 +17,10 @@ from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.search import make_plan
-from ggufspec.planning.speed import DeviceSpeed, MachineSpeed
+from ggufspec.planning.speed import DeviceProfile, MachineProfile
 
 TINY = [name for name in shapes.SHAPES if name.startswith("tiny-")]
-SPEED = MachineSpeed({HOST: DeviceSpeed(1e9, 1e11), "RPC0": DeviceSpeed(5e10, 1e13)}, 1e-5, 1e-5, 1e10, "made up")
+SPEED = MachineProfile({HOST: DeviceProfile(1e9, 1e11), "RPC0": DeviceProfile(5e10, 1e13)}, 1e-5, 1e-5, 1e10, "made up")
 MIB = 2**20
 
 
@@ -58,13 +58,13 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
     dry_runs = DryRuns({"RPC0": "a worker"}, simulated=True, rpc=(), folder=tmp_path)
     for target, draft, budget, options, acceptance in cases():
         here = Machine((Card("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
-        asked = question(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)
+        asked = plan_request(tiny[target][:2], tiny[draft][:2] if draft else None, options, acceptance)
         try:
             plan = make_plan(asked, here, dry_runs)
         except GgufspecError as error:  # not even an empty placement's buffers fit, or llama.cpp refuses the KV types
             refused.append(error.message)
             continue
-        for option in filter(None, (plan.alone, plan.pair)):
+        for option in filter(None, (plan.target_only, plan.pair)):
             parts = [(tiny[target][2], option.target, option.context)]
             if option.draft is not None:
                 parts.append((tiny[draft][2], option.draft, asked.draft.context))
@@ -72,7 +72,7 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
             wanted.append((option, budget, len(parts)))
             more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
             if more.gpu_layers <= asked.target.header.layers:
-                subject = asked.target if option.draft else asked.alone
+                subject = asked.target if option.draft else asked.target_only
                 (larger,) = dry_runs([Request(subject.header, subject.metadata_only, more, option.context)])
                 beside = option.draft_bytes["RPC0"].total if option.draft else 0
                 assert larger["RPC0"].total + beside > budget

@@ -19,8 +19,8 @@ from ggufspec.llamacpp.devices import Device
 from ggufspec.llamacpp.gguf import parse, write_model
 from ggufspec.llamacpp.model import Context, ContextOptions, Model, Placement
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.planning import calibration
-from ggufspec.planning.calibration import (
+from ggufspec.planning import machine_profile
+from ggufspec.planning.machine_profile import (
     DEFAULT_OVERHEAD_BYTES,
     Result,
     Spec,
@@ -37,7 +37,7 @@ from ggufspec.planning.calibration import (
     typical_card,
 )
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import DeviceSpeed, MachineSpeed, expected_tokens, pass_s
+from ggufspec.planning.speed import DeviceProfile, MachineProfile, expected_tokens, pass_s
 
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
@@ -48,7 +48,7 @@ TINY = Spec(threads=1, types=("f16", "q4_K"), widths=(1, 2, 4), wide_bytes=2**22
 # ---- stand-ins
 
 
-@pytest.mark.parametrize("kind", calibration.TYPES)
+@pytest.mark.parametrize("kind", machine_profile.TYPES)
 def test_a_stand_in_is_a_sparse_model_of_zeros(kind: str, tmp_path: Path):
     standin = Standin(kind, 512, 768, 3)
     path = tmp_path / "model.gguf"
@@ -67,9 +67,9 @@ def test_a_stand_in_is_a_sparse_model_of_zeros(kind: str, tmp_path: Path):
 
 
 def test_wide_stand_ins_have_the_bytes_that_were_asked_for():
-    narrow, more, *wide = standins(calibration.TYPES, 128 * 2**20)
+    narrow, more, *wide = standins(machine_profile.TYPES, 128 * 2**20)
     assert narrow.blocks < more.blocks
-    assert [standin.kind for standin in wide] == list(calibration.TYPES)
+    assert [standin.kind for standin in wide] == list(machine_profile.TYPES)
     bits = {"f16": 16, "q8_0": 8.5, "q6_K": 6.5625, "q4_0": 4.5, "q4_K": 4.5, "q3_K": 3.4375}
     for standin in wide:
         size = standin.numbers * bits[standin.kind] / 8
@@ -122,7 +122,7 @@ def made_up(pass_s: float, layer_s: float, bandwidth: float, types: dict[str, di
 def test_costs_are_told_apart():
     curves = {"f16": {1: 1.0, 2: 1.5, 8: 3.0}, "q4_K": {1: 1.0, 2: 2.0, 8: 8.0}}
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, curves), "CUDA0": made_up(3e-4, 2e-5, 8e11, curves)}
-    there = calibration.interpret(Result(timings, (CPU, CUDA), finished=True), 1e10, "made up")
+    there = machine_profile.interpret(Result(timings, (CPU, CUDA), finished=True), 1e10, "made up")
     assert there.pass_s == pytest.approx(1e-4)
     assert there.crossing_s == pytest.approx(1e-4)  # there and back
     assert (there.link_bytes_per_s, there.streams, there.origin) == (1e10, True, "made up")
@@ -141,7 +141,7 @@ def test_noise_makes_no_negative_costs():
     timings = {HOST: made_up(0.0, 0.0, 4e10, {"f16": {1: 1.0}})}
     first, second, wide = timings[HOST]
     timings[HOST] = [first, replace(second, seconds={1: first.seconds[1] / 2}), wide]
-    there = calibration.interpret(Result(timings, (CPU,), finished=True), 1e10, "noise")
+    there = machine_profile.interpret(Result(timings, (CPU,), finished=True), 1e10, "noise")
     assert there.pass_s >= 0
     assert there.device(HOST).layer_s >= 0
     assert there.device(HOST).bandwidth_bytes_per_s > 0
@@ -149,7 +149,7 @@ def test_noise_makes_no_negative_costs():
 
 def test_the_link_to_workers_alone_is_what_loading_reached():
     timings = {name: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0}}) for name in (HOST, "RPC0")}
-    there = calibration.interpret(Result(timings, (CPU, RPC), finished=True), 1e10, "made up")
+    there = machine_profile.interpret(Result(timings, (CPU, RPC), finished=True), 1e10, "made up")
     assert there.link_bytes_per_s == WIDE.numbers * 2
     assert not there.streams
 
@@ -172,7 +172,7 @@ def test_devices_are_those_that_llama_cpp_offloads_to(kinds: str, expected_names
 # ---- a small real one
 
 
-def sane(there: MachineSpeed) -> bool:
+def sane(there: MachineProfile) -> bool:
     figures = [there.link_bytes_per_s]
     for device in there.devices.values():
         figures += [device.bandwidth_bytes_per_s, device.flops_per_s, *device.by_type.values()]
@@ -186,10 +186,10 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(calibration, "is_plausible", lambda _: True)  # the machine that runs the tests is busy
+    monkeypatch.setattr(machine_profile, "is_plausible", lambda _: True)  # the machine that runs the tests is busy
     events: list[dict[str, Any]] = []
     spec = replace(TINY, rpc=(worker[0],))
-    there = calibration.measure(tmp_path, spec, on_event=events.append)
+    there = machine_profile.measure(tmp_path, spec, on_event=events.append)
     assert sane(there)
     assert set(there.devices) == {HOST, "RPC0"}
     assert {kind for device in there.devices.values() for kind in device.by_type} == {"f16", "q4_K"}
@@ -199,7 +199,7 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     assert len(events) == 2 * 4
     kept = json.loads((tmp_path / "calibration.json").read_text())
     assert set(kept) == {"date", "identity", "speed", "timings"}
-    known = calibration._kept(tmp_path)
+    known = machine_profile._kept(tmp_path)
     assert known is not None
     assert known.speed == there
     everywhere = expected({"RPC0": None}, folder=tmp_path, threads=1)
@@ -211,7 +211,7 @@ def test_a_measurement_that_is_stopped_ends():
         def is_set(self) -> bool:
             return True
 
-    result = calibration.run(TINY, lambda _: None, Stop())  # type: ignore[arg-type]
+    result = machine_profile.run(TINY, lambda _: None, Stop())  # type: ignore[arg-type]
     assert not result.finished
 
 
@@ -230,7 +230,7 @@ def test_a_measurement_that_is_stopped_ends():
     ],
 )
 def test_a_wider_batch_is_no_cheaper_than_a_narrower_one(seconds: dict[int, float], plausible: bool):
-    assert calibration.is_plausible(seconds) is plausible
+    assert machine_profile.is_plausible(seconds) is plausible
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,11 @@ def test_a_wider_batch_is_no_cheaper_than_a_narrower_one(seconds: dict[int, floa
 def test_what_others_used_is_held_against_a_measurement(others_cpus: float, first: float, why: str):
     timings = {HOST: made_up(0.0, 0.0, 4e10, {"f16": {1: first, 2: 1.5}})}
     result = Result(timings, (CPU,), finished=True, others_cpus=others_cpus)
-    assert calibration.disturbance(result, 2, 2) == why
-    assert calibration.disturbance(replace(result, others_cpus=others_cpus / 2), 2, 8) in ("", why)  # others fit beside
+    assert machine_profile.disturbance(result, 2, 2) == why
+    assert machine_profile.disturbance(replace(result, others_cpus=others_cpus / 2), 2, 8) in (
+        "",
+        why,
+    )  # others fit beside
 
 
 def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
@@ -255,30 +258,30 @@ def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
     busy = replace(good, disturbed="other programs used 1.0 CPUs")
     nonsense = replace(good, disturbed="its times contradicted each other")
     for before in (None, good, busy):
-        assert calibration.is_better(good, before)
-        assert not calibration.is_better(nonsense, before)
-    assert [calibration.is_better(busy, before) for before in (None, good, busy)] == [True, False, True]
+        assert machine_profile.is_better(good, before)
+        assert not machine_profile.is_better(nonsense, before)
+    assert [machine_profile.is_better(busy, before) for before in (None, good, busy)] == [True, False, True]
 
 
 def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path: Path):
     def due(others_cpus: float, threads: int = 2) -> str:
-        return calibration.is_due(tmp_path, threads, 2, lambda: others_cpus)
+        return machine_profile.is_due(tmp_path, threads, 2, lambda: others_cpus)
 
     assert due(0.0) == ""  # nothing is kept
     there = keep(tmp_path, (CPU,))
     assert due(0.0) == ""
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0, 2: 1.5}})}
     busy = replace(there, disturbed="other programs used 1.0 CPUs")
-    calibration._keep(tmp_path, Result(timings, (CPU,), finished=True), busy, 2)
+    machine_profile._keep(tmp_path, Result(timings, (CPU,), finished=True), busy, 2)
     assert due(0.0) == due(0.4) == "other programs used 1.0 CPUs"
     assert due(1.0) == due(0.0, threads=1) == ""  # not yet; not of so many threads
 
 
-def keep(folder: Path, here: tuple[Device, ...], threads: int = 2) -> MachineSpeed:
+def keep(folder: Path, here: tuple[Device, ...], threads: int = 2) -> MachineProfile:
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0, 2: 1.5}})}
     timings |= {d.name: made_up(3e-4, 2e-5, 8e11, {"f16": {1: 1.0, 2: 1.2}}) for d in here if d.kind == "gpu"}
-    there = calibration.interpret(Result(timings, here, finished=True), 1e10, "measured once")
-    calibration._keep(folder, Result(timings, here, finished=True), there, threads)
+    there = machine_profile.interpret(Result(timings, here, finished=True), 1e10, "measured once")
+    machine_profile._keep(folder, Result(timings, here, finished=True), there, threads)
     return there
 
 
@@ -299,7 +302,7 @@ def test_it_is_ignored_when_the_machine_has_changed(change: str, tmp_path: Path,
     elif change == "cpu":
         monkeypatch.setattr(host, "cpu_name", lambda: "another")
     elif change == "version":
-        monkeypatch.setattr(calibration, "version", lambda _: "9.9.9")
+        monkeypatch.setattr(machine_profile, "version", lambda _: "9.9.9")
     elif change == "damage":
         file.write_text(file.read_text()[:100])
     elif change == "schema":
@@ -389,7 +392,7 @@ def test_a_catalogue_machine_says_so():
     assert there.origin == "from the catalogue; this machine's speed is not measured (plan --calibrate does)"
     assert [device.source for device in there.devices.values()] == ["guess", "catalogue", "catalogue"]
     here = replace(
-        there, origin="measured on a day", pass_s=7.0, devices={HOST: DeviceSpeed(9e9, 1e9, 0.0, "measured")}
+        there, origin="measured on a day", pass_s=7.0, devices={HOST: DeviceProfile(9e9, 1e9, 0.0, "measured")}
     )
     beside = from_catalogue([find_card("RTX 4090")], ["GPU0"], here)
     assert beside.device(HOST).bandwidth_bytes_per_s == 9e9

@@ -34,7 +34,7 @@ from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceSpeed, MachineSpeed
+from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceProfile, MachineProfile
 
 TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
@@ -267,7 +267,7 @@ def disturbance(result: Result, threads: int, cpus: int) -> str:
     return ""
 
 
-def is_better(new: MachineSpeed, before: MachineSpeed | None) -> bool:
+def is_better(new: MachineProfile, before: MachineProfile | None) -> bool:
     """Whether a measurement takes the place of one of the same machine. Pure."""
     if new.disturbed == CONTRADICTS:
         return False
@@ -289,7 +289,7 @@ def is_due(folder: Path, threads: int, cpus: int, others_cpus: Callable[[], floa
     return kept.speed.disturbed if host.threads_left(threads, cpus, others_cpus()) == threads else ""
 
 
-def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineSpeed:
+def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineProfile:
     """The speeds behind a measurement. Pure.
 
     T(1) of two narrow models and of the wide one of the same type are three equations in the cost of a pass, of a
@@ -302,7 +302,7 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineSp
     cards = [name for name in speeds if name != HOST]
     if cards and all(is_remote(name) for name in cards):
         link_bytes_per_s = max(t.read_bytes / t.load_s for name in cards for t in result.timings[name][2:])
-    return MachineSpeed(
+    return MachineProfile(
         devices=speeds,
         pass_s=pass_s,
         crossing_s=median(beyond) if beyond else _CROSSING_S,
@@ -321,7 +321,7 @@ def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
     return max(pass_s, 0.0), max(layer_s, 0.0)
 
 
-def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceSpeed:
+def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceProfile:
     by_type: dict[str, float] = {}
     curves: dict[str, dict[int, float]] = {}
     flops_per_s = 0.0
@@ -332,7 +332,7 @@ def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceSp
         by_type[kind] = timing.read_bytes / weights[1]
         curves[kind] = {n: seconds / weights[1] for n, seconds in sorted(weights.items())}
         flops_per_s = max(flops_per_s, 2 * timing.standin.numbers * widest / weights[widest])
-    return DeviceSpeed(by_type[timings[0].standin.kind], flops_per_s, layer_s, "measured", by_type, curves)
+    return DeviceProfile(by_type[timings[0].standin.kind], flops_per_s, layer_s, "measured", by_type, curves)
 
 
 # ---- kept ------------------------------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceSp
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a calibration belongs to. ``devices`` are the names and descriptions of all that ggml sees."""
+    """What a machine profile belongs to. ``devices`` are the names and descriptions of all that ggml sees."""
 
     llama_cpp_python: str
     cpu: str
@@ -354,8 +354,8 @@ def identity(threads: int, here: Sequence[ggml.Device] = ()) -> Identity:
     return Identity(version("llama-cpp-python"), host.cpu_name(), threads, names)
 
 
-def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineSpeed | None:
-    """The calibration that is kept for this machine, or None.
+def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProfile | None:
+    """The profile that is cached for this machine, or None.
 
     Args:
         folder: the cache, see :func:`ggufspec.cache.cache_folder`.
@@ -370,7 +370,7 @@ def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineSpee
 class _Kept:
     date: str
     identity: Identity
-    speed: MachineSpeed
+    speed: MachineProfile
     timings: dict[str, list[Timing]]
 
 
@@ -382,7 +382,7 @@ def _kept(folder: Path) -> _Kept | None:
     return cache.read(_file(folder), _Kept)
 
 
-def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineSpeed:
+def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineProfile:
     """The best that is known: what was measured here, the catalogue for the rest.
 
     Args:
@@ -414,7 +414,7 @@ def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
         return False
 
 
-def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> MachineSpeed:
+def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> MachineProfile:
     """Measure this machine in a child process, and keep the result unless a better one is kept.
 
     Raises:
@@ -432,7 +432,7 @@ def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, ve
     return speed
 
 
-def _keep(folder: Path, result: Result, speed: MachineSpeed, threads: int) -> None:
+def _keep(folder: Path, result: Result, speed: MachineProfile, threads: int) -> None:
     cache.write(_file(folder), _Kept(_today(), identity(threads, result.devices), speed, result.timings))
 
 
@@ -469,24 +469,26 @@ _HOST_CURVES = {
 _UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)  # a modest card of some years ago
 
 
-def guessed_host() -> DeviceSpeed:
+def guessed_host() -> DeviceProfile:
     """A desktop of today with two memory channels."""
     by_type = {kind: _HOST_BYTES_PER_S * share for kind, share in _HOST_SHARES.items()}
     curves = {kind: dict(curve) for kind, curve in _HOST_CURVES.items()}
-    return DeviceSpeed(_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, curves)
+    return DeviceProfile(_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, curves)
 
 
-def from_catalogue(cards: Sequence[Card], names: Sequence[str] = (), here: MachineSpeed | None = None) -> MachineSpeed:
+def from_catalogue(
+    cards: Sequence[Card], names: Sequence[str] = (), here: MachineProfile | None = None
+) -> MachineProfile:
     """The speeds of cards that are not here, by their data sheets.
 
     Args:
         cards: the cards, in llama.cpp's order.
         names: what the devices are called in placements; the cards' own names without them.
-        here: the calibration of the machine that they would be put into; a usual desktop without it.
+        here: the profile of the machine that they would be put into; a usual desktop without it.
     """
     speeds = {HOST: here.device(HOST) if here else guessed_host()}
     for name, card in zip(names or [card.name for card in cards], cards, strict=True):
-        speeds[name] = DeviceSpeed(
+        speeds[name] = DeviceProfile(
             bandwidth_bytes_per_s=card.bandwidth_bytes_per_s * _EFFICIENCY[_maker(card)],
             flops_per_s=card.fp16_flops * _CARD_FLOPS,
             layer_s=_CARD_LAYER_S,
@@ -496,7 +498,7 @@ def from_catalogue(cards: Sequence[Card], names: Sequence[str] = (), here: Machi
     links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
     host_words = f"the host {here.origin}" if here else "this machine's speed is not measured (plan --calibrate does)"
     origin = f"from the catalogue; {host_words}" if cards or not here else here.origin
-    return MachineSpeed(
+    return MachineProfile(
         devices=speeds,
         pass_s=here.pass_s if here else _PASS_S,
         crossing_s=_CROSSING_S,
