@@ -302,7 +302,7 @@ class Option:
             try:
                 value = self.reader(value)
             except ValueError as error:
-                raise UsageError(f"{self.flag} {value!r} {error}", self.usual) from None
+                raise UsageError(f"{self.flags[-1]} {value!r} {error}", self.usual) from None
         elif self.kind in (str, Path) and self.reader is None:
             value = self.kind(value)
         elif self.kind in (int, float) and value not in self.words:
@@ -310,7 +310,7 @@ class Option:
         if self.choices and value not in self.choices:
             raise UsageError(f"there is no {self.label} {str(value)!r}", "one of " + ", ".join(self.choices))
         if isinstance(value, int | float) and not self._is_within(value):
-            raise UsageError(f"{self.label} {value} is out of range: {self._range()}", self.usual)
+            raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {self._range()}", self.usual)
         return value
 
     def _number(self, value: Any) -> Any:
@@ -318,7 +318,7 @@ class Option:
             return self.kind(value)
         except (ValueError, TypeError, OverflowError):
             what = "a whole number" if self.kind is int else "a number"
-            raise UsageError(f"{self.flag} {str(value)[:40]!r} is not {what}", self.usual) from None
+            raise UsageError(f"{self.flags[-1]} {str(value)[:40]!r} is not {what}", self.usual) from None
 
     def _is_within(self, value: float) -> bool:
         return (
@@ -330,8 +330,10 @@ class Option:
         )
 
     def _range(self) -> str:
-        words = (("from", self.least), ("above", self.above), ("to", self.most), ("below", self.below))
-        return " ".join(f"{word} {bound}" for word, bound in words if bound is not None) or "finite numbers only"
+        if self.least is not None and self.most is not None:
+            return f"{_shown(self.least)} to {_shown(self.most)}"
+        words = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
+        return ", ".join(f"{word} {_shown(bound)}" for word, bound in words if bound is not None) or "a finite number"
 
     def parse_list(self, text: str) -> list[tuple[str, Any]]:
         """(as typed, value) of each in a list with commas, each once; of a number 0-80+8 and 1-16*2 are lists too.
@@ -349,6 +351,10 @@ class Option:
                 if len(values) > MAX_LIST:
                     raise UsageError(f"{self.flag} {text!r} has more than {MAX_LIST} values", "fewer of them")
         return list(values.items())
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _numbers(part: str) -> Iterator[str]:
@@ -477,7 +483,6 @@ class Settings:
         where="profile sweep tune python",
         shown="auto",
         least=0,
-        most=MAX_COUNT,
         usual="--n-cpu-moe 10",
         label="CPU expert blocks",
     )

@@ -80,7 +80,7 @@ def test_two_lists_are_one_too_many() -> None:
         (("verify", "--drafter", "me"), "there is no drafter 'me'"),
         (("verify", "demo", "--drafter", "none"), "--drafter none leaves nothing to check"),
         (("export", "--to", "me"), "'me' is not one of"),
-        (("plan", "-c", "1"), "context size 1 is out of range"),
+        (("plan", "-c", "1"), "--ctx-size 1 is out of range"),
     ],
 )
 def test_a_value_that_is_refused(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_a_keyword_takes_it() -> None:
     assert (plan.target.gpu_layers, plan.draft and plan.draft.gpu_layers) == (9, 3)
     few, many = (plan_pair("demo", vram="24GiB", gpu_layers=99, ubatch_size=size) for size in (32, 512))
     assert few.target.bytes["GPU0"]["compute"] < many.target.bytes["GPU0"]["compute"]
-    with pytest.raises(UsageError, match="micro-batch 5000"):
+    with pytest.raises(UsageError, match="--ubatch-size 5000"):
         plan_pair("demo", vram="24GiB", ubatch_size=5000)
 
 

@@ -115,7 +115,7 @@ def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
                 f"--drafter {given.drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
             )
         if given.drafter is None and given.lookup_corpus is not None:
-            raise UsageError("--lookup-corpus without a draft model needs --drafter lookup", "--drafter lookup")
+            raise UsageError("--lookup-corpus needs --drafter lookup: there is no draft model", "--drafter lookup")
     return pair, inputs.resolve(pair, given).pair
 
 
