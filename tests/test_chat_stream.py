@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import termios
 
 import pytest
 from hypothesis import given
@@ -103,6 +105,24 @@ def test_a_terminal_of_another_size_loses_nothing(size: tuple[int, int]) -> None
     shown = " ".join(terminal.text.split())
     assert all(f"of line {number}" in shown for number in range(15))
     assert shown.endswith("and then some")
+
+
+def test_columns_and_lines_that_the_terminal_does_not_have() -> None:
+    terminal = Terminal(40, 10)
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (10, 40))
+    screen = console(terminal)
+    screen.size = (100, 50)
+    screen.file.fileno = lambda: slave
+    live = Rendered(screen)
+    words = " ".join(f"word{number}" for number in range(60))
+    for word in words.split(" "):
+        live.push(f"{word} ", "target")
+        live.refresh()
+    live.finish()
+    os.close(master)
+    os.close(slave)
+    assert terminal.text.split() == words.split()
 
 
 def test_of_long_code_the_end_is_shown_and_then_all_of_it() -> None:

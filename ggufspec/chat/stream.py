@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -32,6 +33,16 @@ class Stream(Protocol):
 def source_styles(console: Console) -> dict[str, str]:
     """The styles of tokens by who wrote them; the target's own have none."""
     return _SOURCE_STYLES if console.color_system and not console.no_color else _SOURCE_STYLES_WITHOUT_COLOUR
+
+
+def _size(console: Console) -> tuple[int, int]:
+    """(columns, rows): what ``COLUMNS`` and ``LINES`` say, but not more than the terminal has."""
+    columns, rows = console.size
+    try:
+        real = os.get_terminal_size(console.file.fileno())
+    except (OSError, ValueError):
+        return columns, rows
+    return min(columns, real.columns or columns), min(rows, real.lines or rows)
 
 
 class Plain:
@@ -96,7 +107,7 @@ class Rendered(Live):
         return self
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = max(1, console.height - 2)
+        height = max(1, _size(console)[1] - 2)
         first, *others = self._block.lstrip("\n").rstrip().split("\n")
         if len(others) > height:  # the cost of showing it follows the terminal, not the block
             others = others[-height:]
@@ -110,7 +121,8 @@ class Rendered(Live):
 
     def _lines(self, source: str, options: ConsoleOptions) -> list[list[Segment]]:
         """With an empty line before them, where something was printed."""
-        lines = markdown.rendered(source, self.console, options.update(width=max(1, options.max_width - 1)))
+        width = max(1, _size(self.console)[0] - 1)
+        lines = markdown.rendered(source, self.console, options.update(width=width))
         return [[], *lines] if self._printed and lines else lines
 
 
@@ -125,6 +137,6 @@ def stream(console: Console, *, as_markdown: bool, tint: bool) -> Stream:
     if console.is_terminal and not console.is_dumb_terminal:
         if tint:
             return Tinted(console)
-        if as_markdown and console.width >= NARROW:
+        if as_markdown and _size(console)[0] >= NARROW:
             return Rendered(console)
     return Plain(console)
