@@ -91,11 +91,11 @@ def test_every_switch_in_one_chat(chat: Callable[..., Session], tmp_path: Path) 
     after(session, "/chat on", "no chat template")
     text = after(session, "/settings", "tokens\n")
     assert "topk" not in text.rpartition("mode")[2]
-    after(session, "/undo", "taken back: x = 1")
+    after(session, "/undo", "removed: x = 1")
     file = tmp_path / "said.json"
     after(session, f"/save {file}", "5 turns in")
     after(session, "/clear", "the conversation is empty")
-    after(session, "/undo", "nothing to take back")
+    after(session, "/undo", "nothing to undo")
     after(session, f"/load {file}", "5 turns from")
     after(session, "/retry", answered(7))
     after(session, "/help", "leave; so does Ctrl-D")
@@ -128,7 +128,7 @@ def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], cli:
     after(session, "/gamma 99", "is not possible")
     after(session, "/processor topk x", "topk [T] [K]")
     after(session, "/drafter", "no draft model")
-    after(session, "/compare x", "nothing to be compared")
+    after(session, "/compare x", "nothing to compare")
     after(session, "/save", "needs the name of a file")
     after(session, "/load nothing.json", "cannot be read")  # a short name: its message is one line
     (cli.folder / "damaged.json").write_text('{"schema": "ggufspec/chat@1", "turns": [{"user"')

@@ -243,7 +243,7 @@ def test_a_question_that_was_not_read_is_not_kept(
     for typed in ("another", "/retry"):
         chat.take(typed)
         assert chat.conversation == before
-        assert "is not kept" in capsys.readouterr().err
+        assert "is dropped" in capsys.readouterr().err
         assert [turn.answer for turn in chat.document().turns] == ["one"]
     chat.take("/retry")
     assert [turn.answer for turn in chat.conversation.turns] == ["two"]
@@ -299,7 +299,7 @@ def test_one_document_streams_nothing(talk: Callable[..., Talk], capsys: pytest.
 def test_a_model_without_template(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     chat = talk(Script(template=False))
     assert not chat.settings.chat
-    with pytest.raises(UsageError, match="no chat template"):
+    with pytest.raises(UsageError, match="no usable chat template"):
         chat.take("/chat on")
     chat.take("/chat")
     assert "chat: off" in capsys.readouterr().err

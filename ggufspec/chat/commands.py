@@ -170,8 +170,8 @@ COMMANDS: dict[str, About] = {
     "drafter": About("", "draft-only"),
     "compare": About(
         "[TEXT]",
-        "ask the target, the draft model and both, and compare",
-        more=("Without TEXT the last message is asked again; the conversation keeps the answer of both together.",),
+        "answer target-only, draft-only and speculatively, and compare",
+        more=("Without TEXT the last message is answered again; the conversation keeps the speculative answer.",),
     ),
     "gamma": About(
         "N|auto",
@@ -191,7 +191,7 @@ COMMANDS: dict[str, About] = {
     ),
     "penalties": About(
         "NAME X …|off",
-        "make what was said less likely",
+        "make tokens of the text less likely",
         {"off": "", **{name: _help(row.name) for name, row in PENALTIES.items()}},
         (
             *(f"{name}: {_help(row.name)}" for name, row in PENALTIES.items()),
@@ -206,7 +206,7 @@ COMMANDS: dict[str, About] = {
         {rule.partition(":")[0] + (":" if ":" in rule else ""): "" for rule in RULE_FORMS},
         (_help("accept"), "top-k:N accepts the target's N likeliest tokens, typical:EPS what is typical."),
     ),
-    "chat": About("on|off", "use the chat template; off: the text goes on"),
+    "chat": About("on|off", "use the chat template; off: continue plain text"),
     "cache": About("on|off", "keep the context from turn to turn"),
     "debug": About("on|off", "show every round in the stream"),
     "tint": About(
@@ -217,8 +217,8 @@ COMMANDS: dict[str, About] = {
     "markdown": About("on|off|auto", "render Markdown; auto: with the chat template"),
     "system": About("TEXT|off", "the system prompt, from the next answer on"),
     "save": About("FILE", "write the conversation to a file", path=True),
-    "load": About("FILE", "go on with a conversation from a file", path=True),
-    "undo": About("", "take the last message and its answer back"),
+    "load": About("FILE", "resume a conversation from a file", path=True),
+    "undo": About("", "remove the last message and its answer"),
     "retry": About("", "answer the last message again"),
     "clear": About("", "forget the conversation"),
     "settings": About("", "show all of this"),

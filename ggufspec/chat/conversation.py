@@ -183,7 +183,7 @@ def _parse(body: object, name: str) -> Conversation:
     if schema != SCHEMA:
         known = schema.rpartition("@")[0] == SCHEMA.rpartition("@")[0]
         hint = "a newer ggufspec wrote it: update" if known else _HINT
-        raise GgufspecError(f"{name} is {schema!r}, and a conversation is {SCHEMA!r}", hint)
+        raise GgufspecError(f"{name} has schema {schema!r}, a conversation has {SCHEMA!r}", hint)
     try:
         file = plain.load(_File, body)
     except ValidationError as error:

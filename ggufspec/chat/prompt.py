@@ -105,7 +105,7 @@ class Prompter:
         """The messages as the template takes them, and its text."""
         if messages[0].role != "system":
             return messages, self._pieces(template, messages)
-        failure = ModelError("the model's chat template leaves the system prompt out", "/system with nothing behind it")
+        failure = ModelError("the model's chat template leaves the system prompt out", "/system off")
         if not self._folds:
             try:
                 pieces = self._pieces(template, messages)

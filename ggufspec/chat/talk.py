@@ -192,7 +192,7 @@ class Talk:
         asked = replace(self.conversation, system=settings.system).ask(text)
         answer = self._ask(asked, settings, settings.alone)
         if answer.stopped and not answer.text and not answer.tokens:
-            self.screen.say("stopped before the answer began: the question is not kept")
+            self.screen.say("stopped before the answer began: the question is dropped")
             self.screen.gap()
             return False
         figures = report.figures(answer.statistics, lossy=settings.lossy)
@@ -287,7 +287,7 @@ class Talk:
         if command.argument or not COMMANDS[name].form:
             changed = chat_commands.change(self.settings, command)
             if changed.chat and not self.settings.chat and self._ready and not self._ready.has_template:
-                raise UsageError("the model has no chat template that could be used", "the text goes on as it is")
+                raise UsageError("the model has no usable chat template", "messages are continued as plain text")
             self.settings = changed
         value = chat_commands.shown(self.settings, name)
         self.screen.say(value if name in MODES else f"{name}: {value}")
@@ -325,12 +325,12 @@ class Talk:
         self.screen.say("the conversation is empty")
 
     def _undo(self, _: str) -> None:
-        text = self._last_question("take back")
+        text = self._last_question("undo")
         self.conversation = self.conversation.undo()
-        self.screen.say(f"taken back: {chat_commands.shortened(text)}")
+        self.screen.say(f"removed: {chat_commands.shortened(text)}")
 
     def _retry(self, _: str) -> None:
-        text, before = self._last_question("answer again"), self.conversation
+        text, before = self._last_question("retry"), self.conversation
         self.conversation = before.undo()
         answered = False
         try:
@@ -368,7 +368,9 @@ class Talk:
         self._dropped = self._used = 0
         self.screen.say(f"{counted(self.turns, 'turn')} from {path}")
         if loaded.open:
-            self.screen.say(f"its last question has no answer: {chat_commands.shortened(loaded.turns[-1].user)}")
+            self.screen.say(
+                f"its last question has no answer and is dropped: {chat_commands.shortened(loaded.turns[-1].user)}"
+            )
 
     def _compare(self, argument: str) -> None:
         """One question to the target, to the draft model, and to both."""
@@ -378,7 +380,7 @@ class Talk:
         settings = replace(self.settings, mode="speculative")
         ways = ["target", *(["draft"] if settings.has_draft else []), *([""] if settings.drafters else [])]
         if len(ways) == 1:
-            raise UsageError("target-only has nothing to be compared with", "/ngram on")
+            raise UsageError("there is nothing to compare target-only with", "/ngram on")
         asked = replace(before, system=settings.system).ask(argument)
         runs: list[ChatRun] = []
         answers: dict[str, _Answer] = {}
