@@ -20,7 +20,7 @@ A, B, C, D, E, X, Y, Z = range(8)
 
 def ask(text, corpus=None):
     """What an index of ``corpus``, or of the text itself, has for the end of ``text``."""
-    return Index(text if corpus is None else corpus).ask(lookup.window_of(text))
+    return Index(text if corpus is None else corpus).find(lookup.window_of(text))
 
 
 def drafter_of(prompt, corpus=()):
@@ -138,7 +138,7 @@ def test_old_matches_are_found_in_a_text_that_has_grown():
     for token in text:
         index.append(token)
     for place in (40, 1000, 19_000):
-        assert index.ask(lookup.window_of(text[:place]))[:2] == (text[place], REACH)
+        assert index.find(lookup.window_of(text[:place]))[:2] == (text[place], REACH)
 
 
 def test_only_the_newest_occurrences_vote():
@@ -293,7 +293,7 @@ def test_a_new_prompt_starts_a_new_text():
 # Text and corpus.
 
 
-def test_a_corpus_is_asked_where_the_text_has_nothing():
+def test_a_corpus_is_last_where_the_text_has_nothing():
     assert chain(drafter_of([X], corpus=[A, X, Y, Z, B]), [X], 9) == [Y, Z, B]
 
 
@@ -392,7 +392,7 @@ def looks(count):
     asked, appended = 0, 0
     for _ in range(50):
         tokens.looks = 0
-        index.ask(lookup.window_of(text))
+        index.find(lookup.window_of(text))
         asked, tokens.looks = max(asked, tokens.looks), 0
         text.append(rng.randrange(4))
         index.append(text[-1])

@@ -1,4 +1,4 @@
-"""A measured run through llama-cpp-python's ``Llama``, alone or with our draft: a trial as :mod:`ggufspec.bench.trial`.
+"""A trial through llama-cpp-python's ``Llama``, with or without our draft; see :mod:`ggufspec.bench.trial`.
 
 ``Llama`` reads all but the last token of a prompt before its first round, as our own loop does, and the draft's reading
 of it is counted to the prompt: so tokens per second are of the same tokens.
@@ -74,13 +74,13 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             notes = (f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
         load_s = time.perf_counter() - began
         emit({"event": "loaded", "seconds": load_s})
-        asked = _Asked(llama, target, draft, spec)
+        answering = _Answering(llama, target, draft, spec)
         prompts = [target.tokenize(prompt) for prompt in spec.prompts]
-        asked.answer(prompts[0][:WARM_UP_PROMPT], _WARM_UP_TOKENS, stopping)
+        answering.answer(prompts[0][:WARM_UP_PROMPT], _WARM_UP_TOKENS, stopping)
         answers: list[Answer] = []
         energy_before = gpus.energy_j()
         for prompt in prompts:
-            answers.append(asked.answer(prompt, spec.max_tokens, stopping))
+            answers.append(answering.answer(prompt, spec.max_tokens, stopping))
             emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
@@ -124,8 +124,8 @@ def _loaded(model: Model, gpu_layers: int) -> LoadedModel:
     return LoadedModel(model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes)
 
 
-class _Asked:
-    """A ``Llama`` that is asked for answers, with a draft or without."""
+class _Answering:
+    """A ``Llama`` that answers prompts, with a draft or without."""
 
     def __init__(self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec) -> None:
         self.llama, self.target, self.draft = llama, target, draft
@@ -143,7 +143,7 @@ class _Asked:
             self.draft.rounds, self.draft.read_s = [], 0.0
         tally = Tally(self.draft_max if self.draft else 0, len(tokens), len(tokens))
         clock = time.perf_counter
-        asked = began = clock()
+        requested = began = clock()
         self.llama.reset()
         self.llama.eval(tokens[:-1])
         tally.prompt_s = clock() - began
@@ -152,7 +152,7 @@ class _Asked:
         for token in self._generate(tokens):
             emitted.append(token)
             if tally.time_to_first_token_s is None:
-                tally.time_to_first_token_s = clock() - asked
+                tally.time_to_first_token_s = clock() - requested
             tally.stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
             if tally.stop_reason or stopping.is_set():
                 break

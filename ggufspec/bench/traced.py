@@ -1,4 +1,4 @@
-"""A trial that tells of every round as it ends. Runs in a child process (:mod:`ggufspec.worker`)."""
+"""A trial that reports every round as it ends. Runs in a child process (:mod:`ggufspec.worker`)."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Statistics:
     """What one answer took.
 
     ``decode_s`` counts from the end of the prompt to the last token; ``draft_s`` and ``verify_s`` are parts of it.
-    ``drafted_by_position`` and ``accepted_by_position`` count tokens at each place of the draft, ``lookup_drafted`` and
-    ``lookup_accepted`` those that the n-gram lookup offered. ``plain_rounds`` had no draft.
+    ``drafted_by_position`` and ``accepted_by_position`` count tokens by position of the draft, ``lookup_drafted`` and
+    ``lookup_accepted`` those of the n-gram lookup. ``plain_rounds`` had no draft.
     ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
     permits no further token), or empty where the caller left off. ``prompt_read`` tokens of the prompt were decoded for
     this answer: all of them, unless its beginning was in the cache or the caller left off before. ``prompt_s`` counts
@@ -78,9 +78,9 @@ class Statistics:
 class Emitted:
     """One token of the answer. ``text`` is what became certain with it; it may be empty or end an earlier character.
 
-    ``token`` is -1 where a grammar ended the answer and text was still held back. ``source`` tells who wrote it:
-    ``draft`` and ``lookup`` offered it and the target kept it; ``bonus`` is the target's own behind a draft that was
-    kept whole, ``target`` its own otherwise.
+    ``token`` is -1 where a grammar ended the answer and text was still held back. ``source`` is who wrote it:
+    a drafter (``draft``, ``lookup``) whose token was accepted, or the target: ``bonus`` behind a draft that was
+    accepted whole, ``target`` otherwise.
     """
 
     token: int
@@ -89,7 +89,7 @@ class Emitted:
 
     @property
     def drafted(self) -> bool:
-        """Whether a drafter offered it."""
+        """Whether a drafter wrote it."""
         return self.source not in ("bonus", "target")
 
 
@@ -112,7 +112,7 @@ class SpeculativeDecoder:
         target: path of the target's GGUF file.
         draft: path of the draft's, or None.
         options: placement and decoding. The draft is not loaded where only the lookup drafts.
-        cache: folder in which measured verify curves are kept; None keeps none.
+        cache: folder in which measured latency models are cached; None caches none.
 
     Attributes:
         notes: what a user should know of how it runs: a measurement that was disturbed, a draft that is of no use.
@@ -143,7 +143,7 @@ class SpeculativeDecoder:
         self._held: dict[str, list[int]] = {}  # texts that begin with what is in the caches
         draft = draft if options.needs_draft else None
         drafts = options.drafts(with_draft=draft is not None)
-        self._rooms = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
+        self._most_drafted = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
             self.target = self._own(Model(Path(target), options.placement))
             self.draft = self._own(Model(Path(draft), options.draft_placement)) if draft else None
@@ -180,8 +180,7 @@ class SpeculativeDecoder:
         self._latency.configure(options)
         if self._drafter:
             self._drafter.width = self._latency.draft_width
-        said = [*self._latency.notes, self._latency.refusal]
-        self.notes += [note for note in said if note and note not in self.notes]
+        self._note(*self._latency.notes, self._latency.refusal)
         self._drafters = [] if self._latency.refusal else drafters
 
     def _made(self, name: str) -> Drafter:
@@ -210,13 +209,13 @@ class SpeculativeDecoder:
             if self._closed:
                 raise _closed()
             before = self.options
-            self.options = before.with_answer(changes, has_draft=self.draft is not None, rooms=self._rooms)
+            self.options = before.with_answer(changes, has_draft=self.draft is not None, rooms=self._most_drafted)
             try:
                 self._engage()
             except BaseException:
                 self.options = before
                 self._latency.configure(before)  # which measures nothing: it was configured so already
-                self._held.clear()  # nobody knows what a measurement that broke off left in the caches
+                self._held.clear()  # a measurement that broke off left the caches in an unknown state
                 raise
         finally:
             self._answering.release()
@@ -232,7 +231,7 @@ class SpeculativeDecoder:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Who drafts; nobody in a target-only decoder."""
+        """Who drafts; none in a target-only decoder."""
         return tuple(drafter.name for drafter in self._drafters)
 
     def generate(
@@ -276,7 +275,7 @@ class SpeculativeDecoder:
             self._unfinished = answer = self._answer(
                 prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, rounds, stopping
             )
-            if self._closed:  # asked after the line above: whoever closes looks at both in the other order
+            if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
             yield from answer
         finally:
@@ -297,7 +296,7 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
-        asked = clock()
+        requested = clock()
         check_one_of(alone, ("", "target", "draft"), "model")
         model, context = self.target, self._target
         if alone == "draft":
@@ -339,7 +338,7 @@ class SpeculativeDecoder:
                 self._drafter.let_go()
             began = clock()
             try:
-                with self._asking(stopping):
+                with self._interruptible(stopping):
                     prefill(context, tokens, drafters, policy, cached=cached, draft_cached=draft_cached)
             except _LeftOff:
                 tally.prompt_read = context.length - cached
@@ -367,16 +366,16 @@ class SpeculativeDecoder:
                     rounds.append(round_)
                 if trace is not None:
                     trace.add(round_)
-                for place, token in enumerate(round_.emitted):
+                for index, token in enumerate(round_.emitted):
                     tally.tokens += 1
                     if tally.time_to_first_token_s is None:
-                        tally.time_to_first_token_s = clock() - asked
+                        tally.time_to_first_token_s = clock() - requested
                     piece = stream.push(model.piece(token))
-                    dead_end = round_.dead_end and place == len(round_.emitted) - 1
+                    dead_end = round_.dead_end and index == len(round_.emitted) - 1
                     tally.stop_reason = self._stop_reason(
                         model.is_end(token), stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens, dead_end
                     )
-                    yield Emitted(token, piece + (stream.finish() if tally.stop_reason else ""), round_.source(place))
+                    yield Emitted(token, piece + (stream.finish() if tally.stop_reason else ""), round_.source(index))
                     if tally.stop_reason:
                         return
                 if round_.dead_end:
@@ -386,17 +385,17 @@ class SpeculativeDecoder:
         except GeneratorExit:  # the caller left off, between two rounds
             raise
         except BaseException:
-            text.clear()  # nobody knows what the caches hold
+            text.clear()  # the caches are in an unknown state
             raise
         finally:
             self.statistics = tally.statistics()
-            self._say(tally.stop_reason)
+            self._note_outcome(tally.stop_reason)
 
     @contextlib.contextmanager
-    def _asking(self, stopping: Callable[[], bool] | None) -> Iterator[None]:
+    def _interruptible(self, stopping: Callable[[], bool] | None) -> Iterator[None]:
         """Between the batches of a long text, ask whether to go on."""
 
-        def ask() -> None:
+        def between() -> None:
             self._follow_threads()
             if stopping is not None and stopping():
                 raise _LeftOff
@@ -404,7 +403,7 @@ class SpeculativeDecoder:
         self._threads.resume()
         contexts = [context for context in (self._target, self._draft) if context is not None]
         for context in contexts:
-            context.between = ask
+            context.between = between
         try:
             yield
         finally:
@@ -419,30 +418,32 @@ class SpeculativeDecoder:
                     context.use_threads(self._threads.count)
 
     def _same(self, name: str, prompt: Sequence[int], context: Context, has_read: int) -> int:
-        """How many of the prompt's tokens, of all but the last, are in a cache and can stay there.
+        """How many of the prompt's tokens, of all but the last, are in a cache and can be kept.
 
         Args:
             name: whose text to compare with.
             prompt: token ids.
-            context: the cache; one that cannot forget stays as it is or is emptied.
+            context: the cache; one that cannot rewind is kept whole or emptied.
             has_read: tokens of the text before that went into it.
         """
         pairs = zip(self._held.get(name, ())[:has_read], prompt[:-1], strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return same if same == has_read or context.rewind_kind == "exact" else 0
 
-    def _say(self, stop_reason: str) -> None:
+    def _note_outcome(self, stop_reason: str) -> None:
         """Note, once, what kept an answer from being what a user expects."""
-        said = [
+        notes = [
             f"the draft model: {drafter.failure}; it drafts no more"
             for drafter in self._drafters
             if isinstance(drafter, ModelDrafter) and drafter.failure
         ]
         if stop_reason == "grammar":
-            said.append("the answer ends where the grammar permits no further token")
-        if self._threads.note:
-            said.append(self._threads.note)
-        self.notes += [note for note in said if note not in self.notes]
+            notes.append("the answer ends where the grammar permits no further token")
+        self._note(*notes, self._threads.note)
+
+    def _note(self, *notes: str) -> None:
+        """Add those that are not empty, each once."""
+        self.notes += [note for note in notes if note and note not in self.notes]
 
     def _stop_reason(self, end: bool, stream: TextStream, length: int, enough: bool, dead_end: bool) -> str:
         """Why the answer ends with a token; empty where it goes on."""
@@ -457,7 +458,7 @@ class SpeculativeDecoder:
         return "context" if length > self.options.ctx_size else ""
 
     def close(self) -> None:
-        """Free both models and their caches, and keep what was learned of their speed; of no use afterwards.
+        """Free both models and their caches, and cache what was learned of their speed. The decoder is closed then.
 
         An answer that is unfinished ends.
 
@@ -499,7 +500,7 @@ class Tally:
         self.prompt_tokens, self.prompt_read = prompt_tokens, prompt_read
         self.prompt_s = self.decode_s = self.draft_s = self.verify_s = 0.0
         self.tokens = self.rounds = 0
-        self.drafted, self.accepted = [0] * draft_max, [0] * draft_max
+        self.by_position = [0] * draft_max, [0] * draft_max  # drafted and accepted
         self.plain_rounds = self.lookup_drafted = self.lookup_accepted = 0
         self.stop_reason = ""
         self.time_to_first_token_s: float | None = None
@@ -512,29 +513,20 @@ class Tally:
         self.decode_s += round_.total_s
         self.draft_s += round_.draft_s
         self.verify_s += round_.verify_s
-        for place in range(len(round_.drafted)):
-            self.drafted[place] += 1
-            self.accepted[place] += place < round_.accepted
+        drafted, accepted = self.by_position
+        for position in range(len(round_.drafted)):
+            drafted[position] += 1
+            accepted[position] += position < round_.accepted
 
     def statistics(self) -> Statistics:
+        values = dict(vars(self))
+        drafted, accepted = map(tuple, values.pop("by_position"))
         return Statistics(
-            prompt_tokens=self.prompt_tokens,
-            prompt_s=self.prompt_s,
-            tokens=self.tokens,
-            decode_s=self.decode_s,
-            rounds=self.rounds,
-            drafted=sum(self.drafted),
-            accepted=sum(self.accepted),
-            drafted_by_position=tuple(self.drafted),
-            accepted_by_position=tuple(self.accepted),
-            draft_s=self.draft_s,
-            verify_s=self.verify_s,
-            stop_reason=self.stop_reason,
-            plain_rounds=self.plain_rounds,
-            lookup_drafted=self.lookup_drafted,
-            lookup_accepted=self.lookup_accepted,
-            prompt_read=self.prompt_read,
-            time_to_first_token_s=self.time_to_first_token_s,
+            drafted=sum(drafted),
+            accepted=sum(accepted),
+            drafted_by_position=drafted,
+            accepted_by_position=accepted,
+            **values,
         )
 
 

@@ -26,7 +26,7 @@ SAMPLINGS = {
     "temperature 0.8, top-p 0.95 alone": Sampling(temperature=0.8, top_k=0, min_p=0.0, seed=1),
     "temperature 0.8, no truncation": Sampling(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, seed=1),
 }
-FIXED = DecoderOptions(ctx_size=1024, drafter="draft", draft_policy="fixed", draft_max=4, threads=1)
+FIXED = DecoderOptions(ctx_size=1024, drafters=("draft",), draft_policy="fixed", draft_max=4, threads=1)
 GOALS_S = {4096: 200e-6, 128256: 1e-3}
 
 

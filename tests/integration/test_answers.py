@@ -291,7 +291,7 @@ def test_a_corpus_for_the_lookup(decoder: SpeculativeDecoder, tmp_path: Path) ->
         ({"strict": True}, "strict cannot change"),
         ({"accept": "best"}, "no acceptance rule 'best'"),
         ({"draft_max": 16}, "is longer than the pair was loaded for: 15"),
-        ({"draft_max": 0}, "a draft length of 0"),
+        ({"draft_max": 0}, "--draft-max 0 is out of range"),
         ({"drafters": ("nobody",)}, "no drafter 'nobody'"),
     ],
 )

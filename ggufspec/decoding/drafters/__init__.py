@@ -1,4 +1,4 @@
-"""The drafters: who guesses what the target will say.
+"""The drafters: who proposes what the target may say next.
 
 :data:`ggufspec.settings.DRAFTERS` is their registry. A drafter is one module, which has ``make(parts)``, and one row
 there.

@@ -1,6 +1,6 @@
-"""Who guesses what the target will say: the protocol.
+"""The protocol of drafters.
 
-A drafter offers one token at a time, so that the policy can weigh each against its cost before it is drawn.
+A drafter proposes one token at a time, so that the policy can weigh each against its cost before it is drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Candidate:
     """The next token that a drafter has, not drawn yet.
 
     Args:
-        confidence: 0 to 1, the drafter's own estimate that the token will stay, from what is known before the draw.
+        confidence: 0 to 1, the drafter's own estimate of acceptance, from what is known before the draw.
         draw: gives the token.
     """
 
@@ -28,11 +28,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ShadowEvaluation:
-    """What a drafter would have offered at a place that is decided by now.
+    """What a drafter would have proposed at a position that is decided by now.
 
     Args:
         confidence: as in its :class:`Candidate`.
-        agreement: 1 if it was the token that came, 0 if not; under the residual rule the chance that it would stay.
+        agreement: 1 if it was the token that came, 0 if not; with speculative sampling the chance of that.
     """
 
     confidence: float
@@ -55,7 +55,7 @@ class Parts:
 
 
 class Drafter(Protocol):
-    """Guesses what the target will say."""
+    """Proposes what the target may say next."""
 
     name: str
 
@@ -64,16 +64,16 @@ class Drafter(Protocol):
 
         Args:
             prompt: (n,) token ids.
-            choices: (m,) the target's likeliest token at each of the prompt's last m places, whatever stands there.
-            same: the text before began with so many of these tokens: what is in a cache of them may stay.
+            choices: (m,) the target's likeliest token at each of the prompt's last m positions, whatever stands there.
+            same: the text before began with so many of these tokens: a cache may keep them.
 
         Returns:
-            what it would have offered at these places, judged by ``choices``; nothing if it cannot tell.
+            what it would have proposed at these positions, judged by ``choices``, as far as it knows.
         """
         ...
 
     def pending(self, length: int) -> int:
-        """Tokens that it has yet to read before it can offer the one at index ``length``; 0: an offer costs nothing."""
+        """Tokens that it has yet to read to propose the one at index ``length``; 0: a proposal costs nothing."""
         ...
 
     def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
@@ -81,12 +81,12 @@ class Drafter(Protocol):
         ...
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
-        """Read what was emitted and not read yet, and tell what it would have offered there.
+        """Read what was emitted and not read yet; what it would have proposed there.
 
         Where that is more than ``most`` tokens, a drafter whose reading costs something forgets all before these.
         """
         ...
 
     def commit(self, length: int) -> None:
-        """Only the first ``length`` tokens of the text are certain to stay."""
+        """The first ``length`` tokens of the text are final, and only these."""
         ...

@@ -1,4 +1,4 @@
-"""The drafter that is no model: it offers what followed when the text last read like this.
+"""The drafter without a model: it proposes what followed when the text last read like this.
 
 Source: prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) and llama.cpp's
 common/ngram-cache.cpp. Unlike them it looks at the newest occurrences and not at the oldest, measures how far each
@@ -30,7 +30,7 @@ _BITS = _TOKEN_BITS * REACH
 _WHOLE = (1 << _BITS) - 1
 _WINDOW = struct.Struct(f"<{REACH}I")
 _EDGE = 0xFFFFFFFF  # stands before the first token of an index,
-_BLANK = 0xFFFFFFFE  # and this before the first of a text that asks: two beginnings are no match
+_BLANK = 0xFFFFFFFE  # and this before the first of a text that is looked up: two beginnings do not match
 _PRIME = 999_999_937  # the largest below 10**9: a one-digit divisor for Python, products of 64 bits for NumPy
 _RADIX = 2**_TOKEN_BITS % _PRIME
 _BUCKETS = 1024  # of a short text
@@ -63,7 +63,7 @@ def slide(window: int, token: int) -> int:
 
 
 class Index:
-    """Where the n-grams of a text occurred, for n in ``ORDERS``; to append, take back or ask takes constant time.
+    """Where the n-grams of a text occurred, for n in ``ORDERS``; to append, take back or look up takes constant time.
 
     The last n tokens choose a bucket; it leads to the newest position that such tokens stand before, and each position
     to the next older one of its bucket (the hash chains of zlib's deflate). What only shares the bucket is seen by
@@ -104,7 +104,7 @@ class Index:
             for _, shift, newest, older in self._chains:
                 newest[(window >> shift) % _PRIME & self._mask] = older.pop()
 
-    def ask(self, window: int) -> Guess | None:
+    def find(self, window: int) -> Guess | None:
         """What follows a text that ends with this window; None if even its last token is new.
 
         The newest occurrences of the longest n-gram that has any vote for what followed them, each with the number of
@@ -159,9 +159,9 @@ class Index:
 
 
 class LookupDrafter:
-    """Offers what followed the longest match in the text so far or in a corpus; the text wins a draw.
+    """Proposes what followed the longest match in the text so far or in a corpus; the text wins a draw.
 
-    The index holds only what is certain to stay. A drafted chain is in what it is asked with, never in the index.
+    The index holds only what is final. A drafted chain is in the text that is looked up, never in the index.
 
     Args:
         corpus: (n,) token ids of other text, such as the files that an answer may quote; see :class:`Index` for memory.
@@ -180,59 +180,59 @@ class LookupDrafter:
         same: int = 0,  # noqa: ARG002 - reading is free
     ) -> list[ShadowEvaluation]:
         choices = choices[-len(prompt) :] if prompt else ()
-        self._told = len(prompt) - len(choices)  # places before this one have had their hindsight, or get none
-        self._untold: list[ShadowEvaluation] = []
+        self._evaluated = len(prompt) - len(choices)  # positions before this one are evaluated, or never will be
+        self._unreported: list[ShadowEvaluation] = []
         self._certain = len(prompt)
-        self._index = Index(prompt[: self._told])
-        self._asked = -1, 0  # index length and window of the last guess
+        self._index = Index(prompt[: self._evaluated])
+        self._last = -1, 0  # index length and window of the last guess
         return self._append(prompt, len(prompt), choices)
 
     def pending(self, length: int) -> int:  # noqa: ARG002 - whatever it has to read is read in microseconds
         return 0
 
     def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
-        self._untold += self._append(text, min(self._certain, len(text)))
+        self._unreported += self._append(text, min(self._certain, len(text)))
         guess = self._guess(window_of(text))
         if guess is None or not rule.permits(guess.token, len(text)):
             return None
         return Candidate(guess.confidence, lambda: DraftToken(guess.token))
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002 - reading is free
-        told = self._untold + self._append(text, len(text))
-        self._untold = []
-        return told
+        seen = self._unreported + self._append(text, len(text))
+        self._unreported = []
+        return seen
 
     def commit(self, length: int) -> None:
         self._certain = length
         if length < len(self._index):
             self._index.rewind(length)
-            self._asked = -1, 0
+            self._last = -1, 0
 
     def _append(self, text: Sequence[int], end: int, decided: Sequence[int] = ()) -> list[ShadowEvaluation]:
-        """Append ``text`` up to ``end``; the hindsight on these places, where ``decided`` or else the text came."""
+        """Append ``text`` up to ``end``; evaluations of these positions by ``decided``, or else by the text."""
         start = len(self._index)
         tokens = text[start:end]
         window = window_of(text[max(0, start - REACH) : start])
-        told = []
+        seen = []
         for position, (token, came) in enumerate(zip(tokens, decided or tokens, strict=True), start):
-            if position >= self._told and (guess := self._guess(window)):
-                told.append(ShadowEvaluation(guess.confidence, float(guess.token == came)))
+            if position >= self._evaluated and (guess := self._guess(window)):
+                seen.append(ShadowEvaluation(guess.confidence, float(guess.token == came)))
             self._index.append(token)
             window = slide(window, token)
-        self._told = max(self._told, end)
-        return told
+        self._evaluated = max(self._evaluated, end)
+        return seen
 
     def _guess(self, window: int) -> Guess | None:
-        """What follows; the same again for the offer and then the hindsight of a round that drafted nothing."""
-        asked = len(self._index), window
-        if asked != self._asked:
-            self._asked, self._answer = asked, self._look_up(window)
-        return self._answer
+        """What follows; kept for a round that drafted nothing, which looks it up again for its evaluation."""
+        wanted = len(self._index), window
+        if wanted != self._last:
+            self._last, self._found = wanted, self._look_up(window)
+        return self._found
 
     def _look_up(self, window: int) -> Guess | None:
-        guess = self._index.ask(window)
+        guess = self._index.find(window)
         if self._corpus and (guess is None or guess.length < REACH):
-            other = self._corpus.ask(window)
+            other = self._corpus.find(window)
             if other and (guess is None or other.length > guess.length):
                 return other
         return guess

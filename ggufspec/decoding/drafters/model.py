@@ -1,4 +1,4 @@
-"""The drafter that is a model."""
+"""The drafter with a model."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class ModelDrafter:
     def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         self.failure = ""
         end = len(prompt) - 1
-        stays = min(same, self.has_read, end)
-        if self._first < stays and end - self._first <= self.model.capacity:
-            self.model.rewind(stays - self._first)
+        cached = min(same, self.has_read, end)
+        if self._first < cached and end - self._first <= self.model.capacity:
+            self.model.rewind(cached - self._first)
         else:
             self.model.rewind(0)
             self._first = max(0, end - self.model.capacity)
@@ -111,7 +111,7 @@ class ModelDrafter:
         self.model.rewind(min(length - self._first, self.model.length))
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Tokens that only the target has are read as token 0: the guess gets worse, the text does not change."""
+        """Tokens that only the target has are read as token 0: the draft gets worse, the text does not change."""
         if max(tokens, default=0) < self.model.vocab_size:
             return tokens
         return [token if token < self.model.vocab_size else 0 for token in tokens]

@@ -1,6 +1,6 @@
-"""T(n): seconds of one batch by its width, refreshed by every batch that runs. Pure: no model, clock or I/O.
+"""Seconds of one batch by its width, T(n), refreshed by every batch that runs. Pure: no model, clock or I/O.
 
-T(n) is neither flat nor monotonic, so that three tokens may be faster padded to four. It also moves: the machine gets
+It is neither flat nor monotonic, so that three tokens may be faster padded to four. It also moves: the machine gets
 busy, a context gets deep, which all widths feel alike; and single widths may have been measured wrongly. The seconds of
 a width are therefore (its own point) × (a factor shared by all), and both are estimated from the batches as they run.
 """
@@ -30,7 +30,7 @@ class LatencyModel:
 
     Args:
         points: measured seconds by width, at least one. Widths between them are interpolated. Beyond the last, the
-            slope of the last segment goes on, but not less than that of the whole curve: it may end in a dip.
+            slope of the last segment goes on, but not less than that of all points: they may end in a dip.
         widths: the widths that may be used (strict mode: one class); None: all up to ``limit``.
         switch_s: what a batch costs more whose width is not the last one's, for a new graph.
         trusted: whether the measurement was undisturbed.
@@ -52,7 +52,7 @@ class LatencyModel:
         can_pad: bool = True,
     ) -> None:
         if not points or min(points) < 1 or not all(0 < seconds < inf for seconds in points.values()):
-            raise ValueError("a curve is seconds by width, all positive")
+            raise ValueError("a latency model is seconds by width, all positive")
         self.limit = max(widths) if widths else limit or max(points)
         self.switch_s = switch_s
         self.trusted = trusted
@@ -60,19 +60,19 @@ class LatencyModel:
         self.widths = None if widths is None else tuple(sorted(widths))
         self._allowed = frozenset(range(1, self.limit + 1) if widths is None else widths)
         if not self._allowed or min(self._allowed) < 1:
-            raise ValueError("a curve needs a width that may be used")
+            raise ValueError("a latency model needs a width that may be used")
         if not can_pad and len(self._allowed) != self.limit:
             raise ValueError("only some widths may be used, and the model cannot pad")
 
-        # State of the filter: place 0 is the shared factor, the others are the widths that are known, by `_place`.
+        # State of the filter: index 0 is the shared factor, the others are the widths that are known, by `_index`.
         # Lists, and not arrays: for so few numbers, between two batches that empty the caches, they take half as long.
         self._widths = sorted(points)
-        self._place = {width: place for place, width in enumerate(self._widths, 1)}
+        self._index = {width: index for index, width in enumerate(self._widths, 1)}
         self._state = [0.0, *(log(points[width]) for width in self._widths)]
         self._covariance = [[0.0] * len(self._state) for _ in self._state]
-        for place in range(len(self._state)):
-            spread = (_MEASURED if trusted else _GUESSED) if place else _SHARED
-            self._covariance[place][place] = spread**2
+        for index in range(len(self._state)):
+            spread = (_MEASURED if trusted else _GUESSED) if index else _SHARED
+            self._covariance[index][index] = spread**2
         self._last_width = 0
         self._surprises = [0.0] * len(self._state)  # nats by which the last batch was off, and that of each width
 
@@ -85,7 +85,7 @@ class LatencyModel:
         """The fastest width that may be used and holds ``count`` tokens, 0 … ``limit``.
 
         It is the smallest one unless a wider one is clearly faster, and it stays until another one is. A single token
-        is never padded: a curve that says so is wrong, and would not be put right.
+        is never padded: points that suggest it are wrong, and would never be corrected.
 
         Raises:
             IndexError: no width holds so many.
@@ -114,9 +114,9 @@ class LatencyModel:
         return [seconds * factor + (switch_s if width != last else 0.0) for seconds, width in widths]
 
     def observe(self, width: int, seconds: float) -> None:
-        """A batch of this width took so long; batches are told in the order in which they ran.
+        """A batch of this width took so long; to be called in the order in which batches ran.
 
-        A Kalman filter of log seconds = shared factor + the width's own, which tells one from the other by what the
+        A Kalman filter of log seconds = shared factor + the width's own, which separates one from the other by what the
         other widths do. A time out of line moves it little. If the next batch is out of line the same way, the load
         has changed; if only the next one of this width is, the width has. Widths beyond the limit and times that no
         clock saw are left out.
@@ -126,20 +126,20 @@ class LatencyModel:
         if self._last_width not in (0, width):
             seconds = max(seconds - self.switch_s, seconds / 2)
         self._last_width = width
-        place = self._place.get(width) or self._add(width)
+        index = self._index.get(width) or self._add(width)
 
         state, covariance, surprises = self._state, self._covariance, self._surprises
         for part, row in enumerate(covariance):
             row[part] += _OWN_STEP**2
         covariance[0][0] += _SHARED_STEP**2
-        off = log(seconds) - state[0] - state[place]
+        off = log(seconds) - state[0] - state[index]
         # of this batch's log seconds with every part of the state
-        with_all = [shared + own for shared, own in zip(covariance[0], covariance[place], strict=True)]
-        variance = with_all[0] + with_all[place] + _NOISE**2
+        with_all = [shared + own for shared, own in zip(covariance[0], covariance[index], strict=True)]
+        variance = with_all[0] + with_all[index] + _NOISE**2
         cut = _SURPRISE * sqrt(variance)
         surprise = off if abs(off) > cut else 0.0
-        changed = next((part for part in (0, place) if surprise * surprises[part] > 0), None)
-        surprises[0] = surprises[place] = surprise
+        changed = next((part for part in (0, index) if surprise * surprises[part] > 0), None)
+        surprises[0] = surprises[index] = surprise
         if changed is not None:
             cut = max(cut, _CUT)
             more = min(abs(off), cut) ** 2
@@ -161,25 +161,25 @@ class LatencyModel:
         return {width: seconds * self._factor for width, seconds in self.own_points().items()}
 
     def own_points(self) -> dict[int, float]:
-        """The same without what all widths have in common now: what to keep."""
-        return {width: exp(self._state[place]) for width, place in sorted(self._place.items())}
+        """The same without what all widths have in common now: what to cache."""
+        return {width: exp(self._state[index]) for width, index in sorted(self._index.items())}
 
     def _add(self, width: int) -> int:
-        """Make a width that was interpolated one of its own; its place."""
-        place = self._place[width] = len(self._state)
-        self._widths = sorted(self._place)
+        """Make a width that was interpolated one of its own; its index."""
+        index = self._index[width] = len(self._state)
+        self._widths = sorted(self._index)
         self._state.append(log(self._by_width[width]))
         self._surprises.append(0.0)
         for row in self._covariance:
             row.append(0.0)
-        self._covariance.append([0.0] * place + [_GUESSED**2])
+        self._covariance.append([0.0] * index + [_GUESSED**2])
         self._built = self._state[1:]
-        return place
+        return index
 
     def _build(self) -> None:
         """Seconds and best width of every count, the shared factor aside."""
         self._built = self._state[1:]
-        known = [exp(self._state[self._place[width]]) for width in self._widths]
+        known = [exp(self._state[self._index[width]]) for width in self._widths]
         first, last = self._widths[0], self._widths[-1]
         by_width = self._by_width = np.interp(np.arange(self.limit + 1), self._widths, known).tolist()
         if last > first:
@@ -194,8 +194,8 @@ class LatencyModel:
                 own = count
                 if by_width[count] <= by_width[fastest]:
                     fastest = count
-            kept = self._best[count] or own
-            if self.can_pad and own > 1 and fastest - count <= SLACK and by_width[fastest] < _CLEARLY * by_width[kept]:
-                kept = fastest
-            self._best[count] = kept
+            best = self._best[count] or own
+            if self.can_pad and own > 1 and fastest - count <= SLACK and by_width[fastest] < _CLEARLY * by_width[best]:
+                best = fastest
+            self._best[count] = best
         self._seconds = [0.0, *(by_width[width] for width in self._best[1:])]
