@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,14 @@ def test_estimates_are_never_below(models: dict[str, Model], tmp_path: Path, nam
         if "rows" in row:
             assert row["below"] == 0, family
             assert row["above_percent"] < 20, family
+
+
+def test_the_record_says_the_same() -> None:
+    record = json.loads(RECORD.read_text())
+    assert {name.split(", ")[0] for name in record["results"]} == set(SHAPES)
+    assert record["total"]["below"] == 0
+    assert record["total"]["dry_runs"] < record["total"]["rows"] / 2
+    assert all(row["real"] == row["dry"] for row in record["loads"])
 
 
 def test_a_real_load_is_the_dry_run(models: dict[str, Model]) -> None:

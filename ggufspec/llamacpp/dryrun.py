@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -215,6 +215,8 @@ class _Serving:
 
     def _answer(self, model: Any, options: ContextOptions) -> Answer:
         lib = load()
+        if self._on_host and options.flash_attn == "auto" and lib.llama_model_is_hybrid(model):
+            options = replace(options, flash_attn="off")  # a hybrid in part on a card may lose it
         forget_complaints()
         context = lib.llama_init_from_model(model, context_params(lib, options, model))
         if not context:

@@ -12,9 +12,11 @@ from typing import Self
 
 from ggufspec import cache
 from ggufspec.llamacpp import dryrun
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, Request, SameHeader, resident
 
-_CPU_MARGIN = 1.15  # of the CPU's compute buffer: a card's was at most 1.13 of it, docs/evidence/memory.json
+# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026
+_DENSE, _EXPERTS, _RECURRENT = 1.0, 1.05, 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class DryRuns:
     """Callable: what llama.cpp would allocate for each request, by device; its message where it refuses.
 
     Where this llama.cpp reports its compute buffers alone, weights and caches are sums; where it cannot simulate a card
-    that is not here, the card's buffer is the CPU's and a margin. ``limits`` says so then.
+    that is not here, the card's buffer is at most the CPU's and a margin. ``limits`` says so then.
 
     Args:
         cards: description of each card, by llama.cpp's name and in its order: another card may be CUDA0 tomorrow.
@@ -102,7 +104,7 @@ class DryRuns:
             found[HOST] += Bytes(overhead=answer.output)
             return _Entry(found)
         used = resident(request.header, request.placement, request.context, self._cards)
-        on_host = 0 if self._session.ready.offload else int(_CPU_MARGIN * found[HOST].compute)
+        on_host = 0 if self._session.ready.offload else int(_card_share(request.header) * found[HOST].compute)
         compute = {
             name: found[name].compute if name in found else on_host if one.total else 0 for name, one in used.items()
         }
@@ -115,6 +117,12 @@ class DryRuns:
 
     def _file(self, model: str) -> Path:
         return self._folder / f"{model}.json"
+
+
+def _card_share(header: ModelHeader) -> float:
+    if any(header.recurrent):
+        return _RECURRENT
+    return _EXPERTS if header.experts else _DENSE
 
 
 @functools.lru_cache(maxsize=32)
