@@ -200,6 +200,12 @@ def test_a_door_only_hands_on():
     assert complaints(thresholds) == []
 
 
+def test_the_package_does_not_know_the_lab():
+    """The lab is in no wheel: only its own modules, scripts and tests import it."""
+    found = [name for path, source in sources().items() for name, _ in imports(path, ast.parse(source))]
+    assert [name for name in found if name.split(".")[0] == "lab"] == []
+
+
 def test_each_foreign_system_has_one_importer():
     assert complaints(strangers) == []
     found = {name.split(".")[0] for path, source in sources().items() for name, _ in imports(path, ast.parse(source))}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 
 from ggufspec import plain, worker
 from ggufspec.bench import divergence
-from ggufspec.bench.trial import LoadedModel
+from ggufspec.bench.trial import LoadedModel, loaded_models
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.loop import Round
@@ -236,7 +236,8 @@ class _Job:
         )
         self._progress(what)
         with SpeculativeDecoder(spec.target, own, options, cache=cache_folder()) as decoder:
-            self.models = (_loaded(decoder.target), _loaded(decoder.draft) or self.models[1])
+            target, draft = loaded_models(decoder)
+            self.models = (target, draft or self.models[1])
             answers = []
             for request in requests:
                 answers.append(self._answer(decoder, request, alone="" if drafter else "target"))
@@ -272,12 +273,6 @@ class _Job:
         for check in checks:
             self.checks.append(check)
             self._emit({"event": "check", "check": asdict(check)})
-
-
-def _loaded(model: Model | None) -> LoadedModel | None:
-    if model is None:
-        return None
-    return LoadedModel(model.description, model.layers, model.gpu_layers if devices.has_gpu() else 0, model.size_bytes)
 
 
 def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:

@@ -19,9 +19,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -127,11 +126,11 @@ def make(type_name: str, path: Path) -> None:
 
 def _check_type(step: CheckStep, folder: Path, figures: Stored, emit: worker.Emit) -> None:
     def begin(next_step: CheckStep) -> CheckStep:
-        emit({"event": "step"} | _plain(next_step))
+        emit({"event": "step"} | asdict(next_step))
         return next_step
 
     def measured(found: Floats, right: Floats) -> None:
-        emit({"event": "row", "off_by": error_of(found, right)} | _plain(step))
+        emit({"event": "row", "off_by": error_of(found, right)} | asdict(step))
 
     path = folder / f"{step.type}.gguf"
     step = begin(step)
@@ -152,10 +151,6 @@ def _check_type(step: CheckStep, folder: Path, figures: Stored, emit: worker.Emi
                         measured(_decoded(context, batch, figures), right)
                 finally:
                     context.close()
-
-
-def _plain(step: CheckStep) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in ("type", "place", "flash", "batch")}
 
 
 def _reference(path: Path, figures: Stored) -> Floats:
