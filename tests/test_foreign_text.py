@@ -302,7 +302,7 @@ def test_the_exports_of_a_comparison(cli: Cli, target: Path, draft: Path, tmp_pa
 def test_no_other_console_is_made() -> None:
     root = Path(str(ggufspec.__file__)).parent
     made = {path.name for path in root.rglob("*.py") if re.search(r"\bConsole\(|from_markup", path.read_text("utf-8"))}
-    assert made == {"terminal.py", "console.py"}
+    assert made == {"terminal.py", "ui.py"}
 
 
 def test_commands_in_one_process_do_not_pile_up(

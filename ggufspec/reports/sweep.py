@@ -91,14 +91,16 @@ def results(document: SweepDocument, width: int = 80) -> Table:
         Column("Accepted", accepted),
         Column("GPU layers", layers),
         Column("Tokens/round", tokens_per_round),
+        Column("Failure", align="left", wraps=True, only="file"),
     )
     rows: list[tuple[Any, ...]] = []
     for point in document.points:
         pair, run = point.speculative, _leading(point)
-        failed = point.failure is not None and run is None
-        rows.append(
-            (point.value,) if failed else (point.value, point.target_only, pair, point, point.speedup, pair, run, pair)
-        )
+        if run is None:
+            rows.append((point.value,))
+        else:
+            why = point.failure.error if point.failure else None
+            rows.append((point.value, point.target_only, pair, point, point.speedup, pair, run, pair, why))
     return Table(
         "Results",
         columns,
@@ -125,20 +127,17 @@ def _bar(point: SweepPoint, longest: float, width: int) -> str:
 
 def failures(document: SweepDocument) -> list[str]:
     """A line for each value that failed."""
-    return [line for line, _ in _failures(document)]
-
-
-def _failures(document: SweepDocument) -> Iterator[tuple[str, SweepPoint]]:
-    for point in document.points:
-        if point.failure is not None:
-            hint = f" (next: {point.failure.hint})" if point.failure.hint else ""
-            yield f"{flag(document)} {point.value} failed: {point.failure.error}{hint}", point
+    return [
+        f"{flag(document)} {point.value} failed: {point.failure.error}"
+        + (f" (next: {point.failure.hint})" if point.failure.hint else "")
+        for point in document.points
+        if point.failure is not None
+    ]
 
 
 def markdown(document: SweepDocument) -> str:
     """The table and what it shows."""
-    sentences = (summary(document), *(line for line, point in _failures(document) if _runs(point)))
-    return "\n\n".join([table.markdown(results(document).filled()), *map(table.escaped, sentences)]) + "\n"
+    return f"{table.markdown(results(document).filled())}\n\n{table.escaped(summary(document))}\n"
 
 
 def comma_separated(document: SweepDocument) -> str:
