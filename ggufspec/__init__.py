@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ggufspec.models.profile import Pair, Profile, demo_pair, load_profile
     from ggufspec.schema.bench import BenchDocument
     from ggufspec.schema.plan import PlanDocument
+    from ggufspec.settings import Settings
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ _HOMES = {
     "PlanDocument": "ggufspec.schema.plan",
     "Profile": "ggufspec.models.profile",
     "Sampling": "ggufspec.decoding.sampling",
+    "Settings": "ggufspec.settings",
     "SpeculativeDecoder": "ggufspec.decoding.decoder",
     "Statistics": "ggufspec.decoding.decoder",
     "UsageError": "ggufspec.errors",
@@ -45,6 +47,7 @@ __all__ = [
     "PlanDocument",
     "Profile",
     "Sampling",
+    "Settings",
     "SpeculativeDecoder",
     "Statistics",
     "UsageError",

@@ -23,10 +23,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggufspec import foreign, settings
+from ggufspec import foreign
 from ggufspec.display import of_file
 from ggufspec.errors import UsageError
-from ggufspec.settings import DRAFT_MAX, FIXED_DRAFT_MAX, Settings, parse_drafters
+from ggufspec.settings import (
+    DRAFT_MAX,
+    DRAFTERS,
+    FIXED_DRAFT_MAX,
+    OPTIONS,
+    Settings,
+    names,
+    of_keywords,
+    parse_drafters,
+)
 
 if TYPE_CHECKING:
     from ggufspec.decoding.decoder import SpeculativeDecoder
@@ -198,7 +207,7 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
     if wanted.lookup_corpus is not None:
         _check_text(wanted.lookup_corpus)  # a typo is not to cost the time to load the models
     placed = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe")
-    same = [name for name in DecoderOptions.__dataclass_fields__ if name in settings.OPTIONS and name not in placed]
+    same = [name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS and name not in placed]
     options = wanted.given(same)
     if wanted.drafter is not None:
         options["drafters"] = parse_drafters(wanted.drafter)
@@ -215,7 +224,7 @@ def sampling(given: Settings) -> Sampling:
     """
     from ggufspec.decoding.sampling import Sampling
 
-    values = {name: given.value(name) for name in settings.names(group="sampling")}
+    values = {name: given.value(name) for name in names(group="sampling")}
     return Sampling(temperature=values.pop("temp"), **values)
 
 
@@ -518,6 +527,7 @@ def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: in
 
 def plan_pair(
     pair: str | Path | Profile | Pair = "demo",
+    settings: Settings | None = None,
     *,
     gpu: str | Sequence[str] = (),
     vram: int | str | Sequence[int | str] = (),
@@ -544,6 +554,7 @@ def plan_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
+        settings: options that go over the profile's, checked by type checkers, too.
         gpu: names of cards that are not here: ``RTX 4090``.
         vram: memory of cards that are not here: bytes, or ``24GiB``.
         acceptance: the acceptance rate to expect, 0 to 1; otherwise what was measured before, or the profile's.
@@ -551,7 +562,7 @@ def plan_pair(
         sweep: predict tokens/s over the target's layers too.
         on_event: gets progress: ``{"event": "reading", "file": …, "bytes": …}``.
         verbose: let llama.cpp's log of the dry runs through to standard error.
-        options: rows of :class:`ggufspec.settings.Settings` that Python has: ``ctx_size``, ``gpu_layers``, …
+        options: the same by keyword, which go over ``settings``: ``ctx_size``, ``gpu_layers``, …
 
     Returns:
         The document of ``ggufspec plan --json``: bytes by device, tokens/s of both ways, the choice and why;
@@ -567,12 +578,13 @@ def plan_pair(
         "acceptance": acceptance,
         "allow_kv": tuple(allow_kv) or None,
     }
-    given = settings.of_keywords(options, **simulated)
+    given = of_keywords(options, settings, **simulated)
     return make_plan(spec_of(pair), given, on_event=on_event, verbose=verbose).document(sweep=sweep)
 
 
 def load_pair(
     pair: str | Path | Profile | Pair = "demo",
+    settings: Settings | None = None,
     *,
     download: bool = False,
     on_event: OnEvent | None = None,
@@ -591,10 +603,11 @@ def load_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
+        settings: options that go over the profile's, checked by type checkers, too.
         download: fetch what is on the hub and not here, which may be many GB; without it such a pair is an error.
         on_event: gets progress: ``{"event": "fetching", "file": …, "bytes": …, "total": …}`` from threads, one at a
             time, and ``{"event": "reading", "file": …, "bytes": …}``.
-        options: rows of :class:`ggufspec.settings.Settings` that Python has: ``drafter``, ``ctx_size``, …
+        options: the same by keyword, which go over ``settings``: ``drafter``, ``ctx_size``, …
 
     Raises:
         UsageError: a name or an option is not valid, or a drafter needs a draft and there is none.
@@ -605,7 +618,7 @@ def load_pair(
     from ggufspec.decoding.decoder import SpeculativeDecoder
     from ggufspec.llamacpp import devices
 
-    given = settings.of_keywords(options)
+    given = of_keywords(options, settings)
     files = files_of(pair, download=download, on_event=on_event)
     check_drafter(files, given)
     resolved = resolve(files, given, on_event=on_event)
@@ -621,5 +634,5 @@ def check_drafter(pair: Pair, given: Settings) -> None:
         UsageError: it does; the hint is in Python's words.
     """
     wanted = parse_drafters(given.drafter or "none")
-    if pair.draft is None and any(settings.DRAFTERS[name].needs_model for name in wanted):
+    if pair.draft is None and any(DRAFTERS[name].needs_model for name in wanted):
         raise UsageError(f"the drafter {given.drafter!r} needs a draft model, and none is given", "drafter='lookup'")

@@ -819,8 +819,13 @@ def names(**properties: Any) -> tuple[str, ...]:
     )
 
 
-def of_keywords(keywords: Mapping[str, Any], **more: Any) -> Settings:
-    """Settings of a Python caller's keywords, and of ``more`` that are parameters of their own; None is not given.
+def of_keywords(keywords: Mapping[str, Any], base: Settings | None = None, **more: Any) -> Settings:
+    """Settings of a Python caller's keywords; None is not given.
+
+    Args:
+        keywords: names and values, of the rows that Python has.
+        base: what holds where they have nothing.
+        more: the same of rows that are parameters of their own.
 
     Raises:
         UsageError: a name is not known, the nearest is named; or a value is refused.
@@ -828,10 +833,12 @@ def of_keywords(keywords: Mapping[str, Any], **more: Any) -> Settings:
     known = names(python=True)
     for name in keywords:
         if name not in known:
-            near = difflib.get_close_matches(OLD_NAMES.get(name, name), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "known options: " + ", ".join(known)
+            near = difflib.get_close_matches(name, [*known, *OLD_NAMES], n=1)
+            hint = (
+                f"did you mean {OLD_NAMES.get(near[0], near[0])!r}?" if near else "known options: " + ", ".join(known)
+            )
             raise UsageError(f"there is no option {name!r}", hint)
-    return Settings(**keywords, **more)
+    return Settings(**keywords, **more).over(base or Settings())
 
 
 def renamed(value: Any) -> Any:

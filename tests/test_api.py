@@ -212,10 +212,10 @@ def test_without_a_network_the_reason_is_told(far: Cli) -> None:
     [
         ({"n_cxt": 512}, "there is no option 'n_cxt'", "did you mean 'ctx_size'?"),
         ({"gpu_layers": "many"}, "'many' is not a number of layers", "45, all or auto"),
-        ({"ubatch_size": 4097}, "a micro-batch of 4097 tokens", "1 to 4096"),
-        ({"cache_type_k": "q9"}, "'q9' is not a KV cache type", "f16"),
-        ({"ctx_size": 1}, "a context of 1 tokens", "-c 2048"),
-        ({"acceptance": 1.5}, "an acceptance of 1.5", "0 to 1"),
+        ({"ubatch_size": 4097}, "--ubatch-size 4097 is out of range: 0 to 4096", "1 to 4096"),
+        ({"cache_type_k": "q9"}, "there is no key cache type 'q9'", "f16"),
+        ({"ctx_size": 1}, "--ctx-size 1 is out of range", "-c 2048"),
+        ({"acceptance": 1.5}, "--acceptance 1.5 is out of range: 0 to 1", "0.7"),
         ({"vram": "much"}, "'much' is not a memory size", "24GiB"),
         ({"gpu": "RTX 9999 Ti"}, "RTX 9999 Ti", ""),
         ({"vram": "1GiB", "rpc": ["127.0.0.1:1"]}, "--rpc is a card that is here", "one or the other"),
@@ -444,7 +444,7 @@ def test_a_target_alone_has_nothing_to_compare_with(target: Path) -> None:
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 TYPED = """
-from ggufspec import bench_pair, load_pair, plan_pair
+from ggufspec import Settings, bench_pair, load_pair, plan_pair
 
 with load_pair("demo", ctx_size=512, gpu_layers="all") as decoder:
     reveal_type(decoder)
@@ -452,9 +452,9 @@ with load_pair("demo", ctx_size=512, gpu_layers="all") as decoder:
         reveal_type(emitted.source)
 reveal_type(plan_pair("demo", vram=["24GiB", 2**30]).target.gpu_layers)
 reveal_type(bench_pair("demo", rpc=["127.0.0.1:1"]).verdict.worth_it)
-load_pair("demo", n_cxt=512)
-plan_pair("demo", strict=True)
-bench_pair("demo", draft_max="4")
+load_pair("demo", Settings(n_cxt=512))
+plan_pair("demo", Settings(strict=1.5))
+bench_pair("demo", Settings(draft_max="4"))
 """
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggufspec import api, settings
+from ggufspec import api
 from ggufspec.bench import hooked, trial, versus
 from ggufspec.bench.history import record_results
 from ggufspec.bench.prompts import PROMPTS
@@ -14,6 +14,7 @@ from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
 from ggufspec.schema.bench import BenchDocument
+from ggufspec.settings import Settings, of_keywords
 
 if TYPE_CHECKING:
     from ggufspec.models.profile import Pair, Profile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 def bench_pair(
     pair: str | Path | Profile | Pair = "demo",
+    settings: Settings | None = None,
     *,
     prompts: Sequence[str] | None = None,
     max_tokens: int = 128,
@@ -49,6 +51,7 @@ def bench_pair(
 
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
+        settings: options that go over the profile's, checked by type checkers, too.
         prompts: what is answered; eight short bundled ones by default.
         max_tokens: of each answer, at most.
         repetitions: trials of each run; an interval takes three.
@@ -58,7 +61,7 @@ def bench_pair(
         on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what
             :func:`ggufspec.load_pair` tells.
         verbose: let llama.cpp's log through to standard error.
-        options: rows of :class:`ggufspec.settings.Settings` that Python has: ``drafter``, ``ctx_size``, …
+        options: the same by keyword, which go over ``settings``: ``drafter``, ``ctx_size``, …
 
     Returns:
         The document of ``ggufspec bench --json``: tokens/s with raw samples, the speedup and its interval, acceptance,
@@ -75,7 +78,7 @@ def bench_pair(
     if repetitions < 1 or max_tokens < 1:
         raise UsageError("a bench takes at least one trial of at least one token", "repetitions=5, max_tokens=128")
     check_one_of(engine, versus.ENGINES, "engine")
-    given = settings.of_keywords(options)
+    given = of_keywords(options, settings)
     files = api.files_of(pair, download=download, on_event=on_event)
     api.check_drafter(files, given)
     places = api.resolve(files, given, rival=True, on_event=on_event, verbose=verbose)
