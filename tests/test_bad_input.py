@@ -131,7 +131,7 @@ def test_a_profile_whose_files_are_not_downloaded(cli: Cli) -> None:
             'name="a"\nwhy="b"\nsource="c"\n[target]\nfile="x.gguf"\n[settings]\ndraft_mx=3',
             ("settings.draft_mx", "did you mean 'draft_max'?"),
         ),
-        ('name="a"\nwhy="b"\nsource="c"\n[target]\nfile="x.gguf"', ("x.gguf, which is not there",)),
+        ('name="a"\nwhy="b"\nsource="c"\n[target]\nfile="x.gguf"', ("x.gguf, which does not exist",)),
     ],
 )
 def test_broken_profiles(cli: Cli, tmp_path: Path, text: str, words: tuple[str, ...]) -> None:

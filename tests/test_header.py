@@ -97,7 +97,7 @@ def test_parts_are_one_model(tmp_path: Path, shapes: dict[str, Gguf]) -> None:
     header = interpret("tiny-llama", parts, 1)
     assert header.parts == 3
     assert {tensor.name for tensor in header.tensors} == {tensor.name for tensor in shapes["tiny-llama"].tensors}
-    with pytest.raises(ModelError, match="3 parts and 2 are here"):
+    with pytest.raises(ModelError, match="3 parts, and 2 are here"):
         interpret("tiny-llama", parts[:2], 1)
 
 

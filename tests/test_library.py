@@ -140,7 +140,7 @@ def test_a_function_that_is_missing_is_a_failure_with_a_hint() -> None:
 @pytest.mark.parametrize("version", ["0.3.35", "0.3.4+cu124", "0.2.90", "0.4.0", "1.0"])
 def test_a_version_that_ggufspec_is_not_made_for(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     installed(monkeypatch, version)
-    with pytest.raises(GgufspecError, match="is installed, and ggufspec is made for llama-cpp-python") as caught:
+    with pytest.raises(GgufspecError, match="is installed, and ggufspec needs llama-cpp-python") as caught:
         library._check_version()
     assert (caught.value.message.count(version), caught.value.hint) == (1, "scripts/bootstrap")
 

@@ -333,7 +333,7 @@ def test_a_terminal_is_not_asked_with_yes(cli: Cli, mine: Path) -> None:
     [
         ("godo", "there is no profile 'godo' of yours", "did you mean 'good'?"),
         ("quite-another", "there is no profile 'quite-another' of yours", "yours are: good"),
-        ("llama3-70b", "'llama3-70b' ships with ggufspec", "ggufspec profiles new llama3-70b"),
+        ("llama3-70b", "'llama3-70b' is a bundled profile", "ggufspec profiles new llama3-70b"),
         ("good.toml", "'good.toml' is not a profile name", "profiles list"),
         ("../profiles/good", "'../profiles/good' is not a profile name", "profiles list"),
         ("/etc/passwd", "'/etc/passwd' is not a profile name", "profiles list"),

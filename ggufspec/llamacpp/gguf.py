@@ -1,8 +1,8 @@
 """GGUF headers through llama.cpp's own parser, from the first bytes of a file.
 
-The parser reads a buffer of bounded size, so that a header which lies about its lengths can neither make it read beyond
-nor allocate more than a few times that size. Hostile files are for a child process all the same
-(:mod:`ggufspec.models.header`). Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
+The parser reads a buffer of bounded size, so that a header with false lengths can neither make it read beyond nor
+allocate more than a few times that size. Untrusted files still need a child process (:mod:`ggufspec.models.source`).
+Source: ggml/include/gguf.h, ggml/src/gguf.cpp.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SCALARS: dict[int, Any] = {
 }
 _STRING, _ARRAY = 8, 9
 _COUNTS = struct.Struct("<8xQQ")  # tensors and keys, after the magic and the version
-_LONGEST_ARRAY = 4096  # longer ones are the vocabulary's: only their lengths are kept
+_LONGEST_ARRAY = 4096  # of longer ones, the vocabulary's, only the lengths are read
 _LONGEST_TEXT = 65536  # chat templates are shorter
-_MOST_NUMBERS = 1 << 18  # of all arrays that are kept: one per block, in a few keys
+_MOST_NUMBERS = 1 << 18  # of all arrays together: one per block, in a few keys
 _MOST_TOKENS = 1 << 21  # vocabularies have 262,144 at most
-_MOST_ENTRIES = 65536  # keys, and tensors: each costs llama.cpp a hundred times its bytes in the file
+_MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """What a header says.
+    """A parsed header.
 
     ``metadata`` has scalars and short arrays; ``lengths`` the length of every array; ``tokens_digest`` the SHA-256 of
-    the vocabulary's texts, each with its length, or empty without one. ``data_offset`` is where weights begin.
+    the vocabulary's texts, each with its length, or empty without one. Weights begin at ``data_offset``.
     """
 
     metadata: dict[str, Value]
@@ -84,7 +84,7 @@ def _parsed(data: bytes) -> Iterator[tuple[int, int]]:
     """(gguf_context, ggml_context with the tensors' shapes) of a buffer.
 
     Raises:
-        ModelError: llama.cpp refuses it; the message says why.
+        ModelError: llama.cpp refuses it, with the reason.
     """
     lib = _ggml()
     if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
@@ -108,7 +108,7 @@ def parse(data: bytes) -> Gguf:
         data: the file's first bytes, at least as many as the header has.
 
     Raises:
-        ModelError: it is no whole header, or llama.cpp refuses it.
+        ModelError: the header is incomplete, or llama.cpp refuses it.
     """
     lib = _ggml()
     with _parsed(data) as (handle, _):
@@ -162,7 +162,7 @@ def tokens(data: bytes) -> list[bytes]:
         data: the file's first bytes, at least as many as the header has.
 
     Raises:
-        ModelError: it is no whole header, or llama.cpp refuses it.
+        ModelError: the header is incomplete, or llama.cpp refuses it.
     """
     with _parsed(data) as (handle, _):
         return _tokens(handle)
@@ -185,9 +185,9 @@ def _tokens_digest(handle: int) -> str:
 
 
 def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
-    """Write a sparse file that has the model's shape and nothing else: what the dry run needs.
+    """Write a metadata-only file for dry runs: a sparse file with the model's shape.
 
-    The vocabulary is left out but for its size (it is most of a header, and loading it most of a dry run), the parts of
+    Of the vocabulary only the size is written (it is most of a header, and most of the time of a dry run), the parts of
     a split file become one, and the weights are a hole of their true size.
 
     Args:
@@ -291,7 +291,7 @@ def _ggml() -> Any:
     return lib
 
 
-# ---- models of our own ---------------------------------------------------------------------------------------------
+# ---- writing models ---------------------------------------------------------------------------------------------
 
 
 class _InitParams(ctypes.Structure):
@@ -320,7 +320,7 @@ def type_number(name: str) -> int:
     return _type_numbers()[name]
 
 
-# Of a header that is written like another: what belongs to that file, and not to the model.
+# Keys that belong to the file and not to the model.
 _OF_THE_FILE = (
     b"general.alignment",
     b"general.size_label",
@@ -339,17 +339,17 @@ def write_model(
     like: bytes = b"",
     vocabulary: int = 0,
 ) -> None:
-    """Write a GGUF file whose weights are a hole: they read as zeros and take no disk.
+    """Write a GGUF file whose weights are a hole: they read as zeros and take no disk space.
 
     Args:
         path: the file to write.
         metadata: scalars by key; an int is written as u32.
         tensors: (name, type as ggml spells it, shape in ggml's order) of each; a row is a multiple of its type's block.
-        like: the header of a model whose other keys are kept, the tokenizer's too.
-        vocabulary: tokens that the tokenizer is to have: unused ones, ``[PADn]`` by their ids, are put behind its own.
+        like: the header of a model whose other keys are copied, the tokenizer's included.
+        vocabulary: number of tokens; unused ones, ``[PADn]`` by their ids, are appended.
 
     Raises:
-        ModelError: the file cannot be written, or there are tokens of those names already.
+        ModelError: the file cannot be written, or such tokens exist already.
         ValueError: there is no such type.
     """
     lib, types, wanted = _ggml(), _type_numbers(), list(tensors)
@@ -392,7 +392,7 @@ def _pad_vocabulary(handle: int, size: int) -> None:
         return
     if taken := set(texts).intersection(padding):
         first = min(taken).decode()
-        raise ModelError(f"the vocabulary has a token named {first} already", "leave the vocabulary's size as it is")
+        raise ModelError(f"the vocabulary already has a token {first}", "leave the vocabulary's size as it is")
     lib.gguf_set_arr_str(handle, b"tokenizer.ggml.tokens", (ctypes.c_char_p * size)(*texts, *padding), size)
     for name, kind, value in _PADDING:
         key = b"tokenizer.ggml." + name

@@ -1,9 +1,8 @@
-"""Loads llama.cpp once and routes what it says to Python's logging.
+"""Loads llama.cpp once and routes its log to Python's logging.
 
-What is installed may be of another version or built by somebody else: where it cannot serve, a :class:`GgufspecError`
-says what to type. Nothing of llama.cpp reaches a terminal unless a handler is put on
-``logging.getLogger("ggufspec.llamacpp")``.
-The last warnings and errors are kept, since llama.cpp's calls return a bare null and say why only in the log.
+The installed llama.cpp may be of another version or build: if it cannot serve, a :class:`GgufspecError` names the
+command that helps. Its log reaches a terminal only through a handler on ``logging.getLogger("ggufspec.llamacpp")``.
+The last warnings and errors are stored, since llama.cpp's calls return a null and give the reason only in the log.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from ggufspec.errors import GgufspecError
 from ggufspec.hardware import installation
 
 logger = logging.getLogger("ggufspec.llamacpp")
-logger.addHandler(logging.NullHandler())  # or Python's last resort would print warnings to stderr
+logger.addHandler(logging.NullHandler())  # or Python's handler of last resort would print warnings
 
 # enum ggml_log_level, ggml/include/ggml.h
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUED = 5
 
-# Said after every failure to load: src/llama.cpp.
+# Logged after every failure to load: src/llama.cpp.
 _EMPTY_WORDS = ("llama_model_load_from_file_impl: failed to load model",)
 
 _complaints: deque[str] = deque(maxlen=8)
@@ -56,18 +55,18 @@ class _Log:
 
 
 class MissingFunctionError(GgufspecError, AttributeError):
-    """The llama.cpp that is installed lacks a function: one of another version, or built without a part of it.
+    """The installed llama.cpp lacks a function: it is another version, or built without it.
 
-    ``hasattr`` and ``getattr`` with a default see it as any attribute that is not there.
+    To ``hasattr`` and ``getattr`` with a default it is a missing attribute.
     """
 
     def __init__(self, name: str) -> None:
-        what = f"the llama.cpp that is installed has no {name}: it is another version than ggufspec needs"
+        what = f"the installed llama.cpp has no {name}: ggufspec needs another version"
         super().__init__(what, installation.mend())
 
 
 class _Complete(ModuleType):
-    """Stands for a module or a library; what that lacks is a :class:`MissingFunctionError`."""
+    """Wraps a module or a library; a missing name raises :class:`MissingFunctionError`."""
 
     def __init__(self, whole: Any) -> None:
         super().__init__("llama_cpp.llama_cpp")
@@ -89,13 +88,13 @@ def imported() -> ModuleType:
     """The module ``llama_cpp.llama_cpp``; ``_lib`` of it is the C library.
 
     Raises:
-        GgufspecError: llama-cpp-python is missing or of a version that ggufspec is not made for, or its libraries
-            cannot be loaded. Later, for a function that is not there: :class:`MissingFunctionError`.
+        GgufspecError: llama-cpp-python is missing or of an unsupported version, or its libraries cannot be loaded.
+            Later, for a missing function: :class:`MissingFunctionError`.
     """
     _check_version()
     try:
         return _Complete(_import())
-    except AttributeError as error:  # a library that is older than the module: an override, or a broken installation
+    except AttributeError as error:  # a library older than the module: an override, or a broken installation
         raise GgufspecError(f"llama-cpp-python and its libraries do not match: {error}", installation.mend()) from error
     except (ImportError, OSError, RuntimeError) as error:
         said = f"llama-cpp-python cannot be loaded: {error}"
@@ -119,9 +118,9 @@ def load() -> ModuleType:
 
 
 def _import() -> ModuleType:
-    """Import it; where CUDA's runtime is missing and packages in this environment have it, with theirs.
+    """Import it; if CUDA's runtime is missing, with that of NVIDIA's packages in this environment.
 
-    Only then, since a library that was built here wants the runtime that it was built with.
+    Only then, since a local build needs the runtime it was built with.
     """
     if sys.platform == "win32":
         for folder in _runtime_folders("bin"):
@@ -140,11 +139,10 @@ def _import() -> ModuleType:
 def _load_cuda_runtime(major: str) -> bool:
     """Load the libraries of the packages ``nvidia-cuda-runtime-…`` and ``nvidia-cublas-…``; whether there are any.
 
-    The dynamic linker takes a library that is loaded already for one that is needed, by its SONAME. In this order: each
-    needs the ones before it.
+    The dynamic linker uses a loaded library of the right SONAME. Each needs the ones before it.
 
     Args:
-        major: of CUDA's version; packages of several may be installed.
+        major: CUDA's major version; several may be installed.
     """
     found = [
         path
@@ -164,7 +162,7 @@ def _load_cuda_runtime(major: str) -> bool:
 
 
 def _runtime_folders(name: str) -> list[Path]:
-    """Where NVIDIA's packages keep libraries: ``nvidia/cublas/lib``, and since CUDA 13 ``nvidia/cu13/lib``."""
+    """Folders of libraries in NVIDIA's packages: ``nvidia/cublas/lib``, and since CUDA 13 ``nvidia/cu13/lib``."""
     spec = importlib.util.find_spec("nvidia")  # a namespace that they share
     roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
     patterns = (f"*/{name}", f"*/{name}/x86_64") if name == "bin" else (f"*/{name}",)
@@ -174,21 +172,21 @@ def _runtime_folders(name: str) -> list[Path]:
 
 
 def _check_version() -> None:
-    """Whether llama-cpp-python is of a version that ggufspec is made for.
+    """Check the version of llama-cpp-python, which pip does not enforce later.
 
     Raises:
-        GgufspecError: it is not; pip lets one install it all the same.
+        GgufspecError: it is not supported.
     """
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:
-        return  # the import says it better, and a module without metadata may do
+        return  # the import reports it better, and a module without metadata may work
     needed = installation.requirement()
     limits = {sign: _numbers(number) for sign, number in re.findall(r"(>=|<)([\d.]+)", needed)}
     has = _numbers(version)
     if has < limits.get(">=", has) or ("<" in limits and has >= limits["<"]):
         raise GgufspecError(
-            f"llama-cpp-python {version} is installed, and ggufspec is made for {needed}", installation.mend()
+            f"llama-cpp-python {version} is installed, and ggufspec needs {needed}", installation.mend()
         )
 
 
@@ -198,10 +196,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def forget_complaints() -> None:
-    """Start a new record of warnings and errors; call it before a call that may fail."""
+    """Clear the stored warnings and errors; call it before a call that may fail."""
     _complaints.clear()
 
 
 def complaints() -> str:
-    """What llama.cpp warned of since :func:`forget_complaints`, the root cause first."""
+    """llama.cpp's warnings since :func:`forget_complaints`, the root cause first."""
     return "; ".join(dict.fromkeys(line for line in _complaints if line and line not in _EMPTY_WORDS))

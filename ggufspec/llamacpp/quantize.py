@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float32]
 
 _VERSION = 2  # GGML_QNT_VERSION, ggml/include/ggml.h
 
-# llama_ftype by llama-quantize's names; those that need an importance matrix are left out.
+# llama_ftype by llama-quantize's names, without those that need an importance matrix.
 FILE_TYPES = (
     *("F32", "F16", "BF16"),
     *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0"),
@@ -44,7 +44,7 @@ FILE_TYPES = (
 
 
 def check_type(type_name: str) -> str:
-    """``type_name`` as ``FILE_TYPES`` spells it.
+    """The spelling of ``type_name`` in ``FILE_TYPES``.
 
     Raises:
         UsageError: no file type has that name.
@@ -64,13 +64,13 @@ def quantize(source: Path, target: Path, type_name: str, threads: int, *, requan
 
     Args:
         source: a GGUF file whose matrices are F32, F16 or BF16.
-        target: the file to write; one that is there is replaced.
+        target: the file to write or replace.
         type_name: one of ``FILE_TYPES``.
-        threads: CPU threads; 0 takes all.
-        requantize: whether the source's matrices may be quantised already, which costs quality twice.
+        threads: CPU threads; 0 for all.
+        requantize: whether the source may be quantised already, which loses quality twice.
 
     Raises:
-        UsageError: the file type is not known, or source and target are the same file.
+        UsageError: the file type is unknown, or source and target are the same file.
         ModelError: the source is missing, the target cannot be written, or llama.cpp refuses the model.
     """
     name = check_type(type_name)
@@ -79,7 +79,7 @@ def quantize(source: Path, target: Path, type_name: str, threads: int, *, requan
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target} would overwrite the model it is made from", "give the new file another name")
     try:
-        target.touch()  # llama.cpp does not say why it could not open a file
+        target.touch()  # llama.cpp gives no reason if it cannot open a file
     except OSError as error:
         raise ModelError(f"{target} cannot be written: {error.strerror}", f"ls -ld {target.parent}") from error
     done = False
@@ -110,14 +110,14 @@ def _refused(source: Path, name: str) -> ModelError:
 
 
 def tensor_types(source: Path, type_name: str) -> dict[str, str]:
-    """The type that llama.cpp would give each tensor, as ggml spells it, by its own dry run: weights are not read.
+    """The type that llama.cpp would give each tensor, as ggml spells it, by its dry run, which reads no weights.
 
     Args:
         source: a GGUF file in F16 whose weights may be a hole.
         type_name: one of ``FILE_TYPES``.
 
     Raises:
-        UsageError: the file type is not known.
+        UsageError: the file type is unknown.
         ModelError: llama.cpp refuses the model.
     """
     name = check_type(type_name)
@@ -134,7 +134,7 @@ def tensor_types(source: Path, type_name: str) -> dict[str, str]:
 
 
 def type_keys(name: str) -> dict[str, int]:
-    """What a header says of its file type, one of ``FILE_TYPES``."""
+    """The metadata keys of a file type, one of ``FILE_TYPES``."""
     number = getattr(load(), "LLAMA_FTYPE_ALL_F32" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}")
     return {"general.file_type": int(number), "general.quantization_version": _VERSION}
 
@@ -144,7 +144,7 @@ def type_keys(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What :func:`quantize` is asked for; without ``target`` only the sizes are worked out.
+    """Arguments of :func:`quantize`; without ``target`` only the sizes are computed.
 
     The target appears when it is complete.
     """
@@ -158,7 +158,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Bytes of the tensors in each of the types asked for, as llama.cpp counts them."""
+    """Bytes of the tensors in each type, as llama.cpp counts them."""
 
     tensor_bytes: dict[str, int]
 
@@ -170,9 +170,9 @@ _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Quantise in this process; the event ``tensor`` tells how far it is.
+    """Quantise in this process; ``tensor`` events report progress.
 
-    After a stop nothing half-written is left, however long llama.cpp goes on writing.
+    After a stop nothing half-written is left, however long llama.cpp continues to write.
     """
     sizes: dict[str, int] = {}
     for type_name in spec.types:
@@ -221,7 +221,7 @@ class _Reader(logging.Handler):
 
 @contextmanager
 def _listening(read: Callable[[str], None]) -> Iterator[None]:
-    """Give every line that llama.cpp logs to ``read``."""
+    """Pass every line of llama.cpp's log to ``read``."""
     reader, before = _Reader(read), logger.level
     logger.addHandler(reader)
     logger.setLevel(logging.INFO)
@@ -232,15 +232,15 @@ def _listening(read: Callable[[str], None]) -> Iterator[None]:
         logger.setLevel(before)
 
 
-# ---- blocks of our own ------------------------------------------------------------------------------------------
+# ---- blocks ------------------------------------------------------------------------------------------
 
 
 def random_blocks(kind: str, numbers: int, std: float, seed: int) -> bytes:
-    """Small random numbers in a tensor type, through ggml's own quantiser: every block is one that a model may have.
+    """Small random numbers in a tensor type, by ggml's quantiser, so that every block is valid.
 
     Args:
-        kind: as ggml spells it, ``q4_K`` say; an integer type has zeros.
-        numbers: how many, a multiple of 256.
+        kind: as ggml spells it, such as ``q4_K``; an integer type gets zeros.
+        numbers: a multiple of 256.
         std: their standard deviation.
         seed: equal seeds give equal numbers.
     """
@@ -255,8 +255,8 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
     Args:
         kind: as ggml spells it.
-        values: (rows, numbers); a row is a multiple of the type's block.
-        importance: (numbers,) weights of the columns; the smallest types need them.
+        values: (rows, numbers); rows are multiples of the type's block.
+        importance: (numbers,) weights of the columns, needed by the smallest types.
     """
     pointer = ctypes.c_void_p
     values = np.ascontiguousarray(values, np.float32)
@@ -270,7 +270,7 @@ def to_blocks(kind: str, values: Floats, importance: Floats | None = None) -> by
 
 
 def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
-    """The numbers that blocks of a tensor type stand for, of ``shape``: rows first.
+    """Dequantise blocks of a tensor type to ``shape``, rows first.
 
     Raises:
         ModelError: ggml cannot read that type.
@@ -286,13 +286,13 @@ def to_numbers(kind: str, blocks: bytes, shape: tuple[int, ...]) -> Floats:
 
 
 def row_bytes(kind: str, numbers: int) -> int:
-    """Bytes of so many numbers, whole blocks of them."""
+    """Bytes of a row of numbers."""
     size: int = _quantizer().ggml_row_size(type_number(kind), numbers)
     return size
 
 
 def block_numbers(kind: str) -> int:
-    """Numbers that share a block."""
+    """Numbers per block."""
     count: int = _quantizer().ggml_blck_size(type_number(kind))
     return count
 

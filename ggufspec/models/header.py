@@ -1,6 +1,6 @@
-"""What a model's header says of its shape. Pure: parsed GGUF parts in, a :class:`ModelHeader` out.
+"""A model's shape from its header. Pure: parsed GGUF parts in, a :class:`ModelHeader` out.
 
-Where a header is read from, and how it is kept, is :mod:`ggufspec.models.source`.
+:mod:`ggufspec.models.source` reads and caches headers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AGAIN = "the file is damaged or no language model: download it again"
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """Which tokens the ids mean. ``digest`` is the SHA-256 of all texts; equal digests are equal vocabularies."""
+    """The vocabulary. ``digest`` is the SHA-256 of all texts; equal digests mean equal vocabularies."""
 
     model: str
     pre: str
@@ -68,7 +68,7 @@ class ModelHeader:
         vocabulary: rows of the output.
         context_length: tokens that the model was trained for.
         tokenizer: what its ids mean.
-        regular: whether :mod:`ggufspec.planning.memory` knows its caches; only llama.cpp's dry run does otherwise.
+        regular: whether :mod:`ggufspec.planning.memory` can compute its caches; otherwise only a dry run can.
         metadata: every scalar and short array of the header, by key.
         tensors: all tensors of all parts.
     """
@@ -105,7 +105,7 @@ class ModelHeader:
 
     @property
     def fingerprint(self) -> str:
-        """What the file is, by all that its header says: the same under another name, in the hub and here."""
+        """A digest of the whole header: equal for the same file under another name, on the hub and here."""
         said = [self.architecture, self.metadata, self.tokenizer.digest, [asdict(tensor) for tensor in self.tensors]]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -116,7 +116,7 @@ class ModelHeader:
 
     @property
     def tied(self) -> bool:
-        """Whether the output is the token embedding once more."""
+        """Whether the output matrix is the token embedding."""
         return not any(tensor.name == "output.weight" for tensor in self.tensors)
 
     def keys(self, block: int) -> int:
@@ -133,19 +133,19 @@ class ModelHeader:
 
 
 def block_of(tensor: Tensor) -> int | None:
-    """The block that a tensor belongs to, or None for the embedding, the output and what is outside the blocks."""
+    """The block of a tensor, or None outside the blocks, for example for the embedding."""
     match = _BLOCK.match(tensor.name)
     return int(match[1]) if match else None
 
 
 def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
-    """The shape that the header of a model means; of a split model, the headers of all its parts in order.
+    """Interpret the header of a model, or the headers of all parts of a split model in order.
 
     Source: ``llama_model_base::load_hparams`` in src/llama-model.cpp and what :mod:`ggufspec.models.architecture`
     names.
 
     Raises:
-        ModelError: a key that llama.cpp needs is missing or absurd.
+        ModelError: a key that llama.cpp needs is missing or impossible.
     """
     if not parts:
         raise ModelError(f"{name} has no header", _AGAIN)
@@ -210,7 +210,7 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
 
 
 class _Reader:
-    """Typed look-ups in the metadata. A wrong type or an absurd value is a ModelError that names the key."""
+    """Typed look-ups in the metadata. A wrong type or an impossible value is a ModelError that names the key."""
 
     def __init__(self, name: str, metadata: Mapping[str, Value]) -> None:
         self.name = name
@@ -225,7 +225,7 @@ class _Reader:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def absurd(self, key: str, why: str) -> ModelError:
-        return ModelError(f"{self.name}: {self.architecture}.{key} is absurd: {why}", _AGAIN)
+        return ModelError(f"{self.name}: {self.architecture}.{key} is impossible: {why}", _AGAIN)
 
     def number(self, key: str, default: int | None = None, *, low: int = 0, high: int = _MOST) -> int:
         """A whole number within bounds; without ``default`` the key must be there."""
@@ -269,15 +269,15 @@ def _check_parts(read: _Reader, parts: Sequence[Gguf], tensors: Sequence[Tensor]
         raise ModelError(f"{read.name} has no tensors", "a vocabulary alone is no model: choose another file")
     wanted = read.metadata.get("split.count", 0)
     if isinstance(wanted, int) and wanted > 1 and wanted != len(parts):
-        raise ModelError(f"{read.name} is split into {wanted} parts and {len(parts)} are here", "download them all")
+        raise ModelError(f"{read.name} is split into {wanted} parts, and {len(parts)} are here", "download all parts")
     if any(min(tensor.shape, default=0) < 1 or tensor.size_bytes < 0 for tensor in tensors):
         raise ModelError(f"{read.name} has a tensor without a shape", _AGAIN)
     if sum(tensor.size_bytes for tensor in tensors) >= _OVERFLOW:
-        raise ModelError(f"{read.name} has tensors of absurd size", _AGAIN)
+        raise ModelError(f"{read.name} has tensors of impossible size", _AGAIN)
 
 
 def _check_products(read: _Reader, header: ModelHeader) -> None:
-    """What llama.cpp multiplies in 64 bits must fit there, with room for a context of 2³¹ tokens of 4 bytes."""
+    """Check that llama.cpp's products fit in 64 bits, with room for a context of 2³¹ tokens of 4 bytes."""
     widest = max(
         header.embedding,
         *(header.keys(i) + header.values(i) for i in range(header.blocks)),

@@ -38,7 +38,7 @@ _MEND = "mend the file, or name another profile"
 
 
 def is_name(text: str) -> bool:
-    """Whether a profile may be called so: what can be shown and is no path. Pure."""
+    """Whether a text is a valid profile name: printable, and not a path. Pure."""
     return (
         0 < len(text) <= _LONGEST_NAME
         and text.isprintable()
@@ -62,11 +62,11 @@ class _Strict(BaseModel):
 class ModelSource(_Strict):
     """Where a model's file is: ``file`` beside the profile, or ``file`` in the hub's ``repo``.
 
-    ``expand`` makes a model of a published shape and a type of the file beside the profile, ``smollm2-360m:F16`` say
+    ``expand`` expands the file beside the profile to a published shape and a type, such as ``smollm2-360m:F16``
     (:mod:`ggufspec.models.expanded`).
 
-    Sizes are for the list of profiles, which asks nobody: bytes of the file, layers as ``-ngl`` counts them, and bytes
-    of the f16 KV cache for each token. A header that was read wins over them.
+    Sizes are for the list of profiles, which works offline: bytes of the file, layers as ``-ngl`` counts them, and
+    bytes of the f16 KV cache per token. A cached header takes precedence.
     """
 
     file: str
@@ -111,9 +111,9 @@ def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa
 
 
 class Measuring(_Strict):
-    """What ``bench`` measures of the profile's pair where its options do not say it.
+    """Defaults of ``bench`` for the profile's pair.
 
-    ``prompts`` are the kinds of bundled ones, ``minutes`` is about how long it takes on two cores.
+    ``prompts`` are kinds of bundled prompts, ``minutes`` is the approximate duration on two cores.
     """
 
     prompts: list[Literal["code", "edit", "prose", "list", "numbers", "noise"]] | None = None
@@ -123,13 +123,13 @@ class Measuring(_Strict):
 
 
 class Tuned(_Strict):
-    """Where a profile's settings come from, if ``tune`` wrote them: its evidence.
+    """The evidence for a profile's settings, if ``tune`` wrote them.
 
     Args:
         date: of the search.
-        tokens_per_s: of the setting that won, the median.
-        gain: over what was planned, the median, and its 95 % interval; absent where nothing else was measured.
-        trials: how many runs were measured.
+        tokens_per_s: median of the best settings.
+        gain: median over the plan, with its 95 % interval; absent if nothing else was measured.
+        trials: number of measured runs.
         machine: the processor and the cards.
         versions: of ggufspec and llama-cpp-python.
         results: the file with every measurement.
@@ -146,10 +146,10 @@ class Tuned(_Strict):
 
 
 class Profile(_Strict):
-    """One TOML file. ``why`` says what the pairing is for, ``source`` where it comes from.
+    """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin.
 
     Attributes:
-        folder: where relative names of files start: that of the TOML file.
+        folder: of the TOML file; relative file names start there.
     """
 
     name: Annotated[str, AfterValidator(_named)]
@@ -174,7 +174,7 @@ class Profile(_Strict):
 
     @property
     def note(self) -> str:
-        """What every result must be read with; empty where the models are what they seem to be."""
+        """A caveat for every result; empty unless a model is expanded."""
         return self.why if any(model and model.expand for model in (self.target, self.draft)) else ""
 
     @model_validator(mode="after")
@@ -203,7 +203,7 @@ class PairSpec:
 
 @dataclass(frozen=True, slots=True)
 class Pair(PairSpec):
-    """A target and a draft whose files are here. ``note`` is the profile's: what every result must be read with."""
+    """A target and a draft on this machine. ``note`` is the profile's caveat for every result."""
 
     target: Path
     draft: Path | None
@@ -217,33 +217,33 @@ class Pair(PairSpec):
 
 
 def bundled_folder() -> Path:
-    """The profiles that ship: inside the installed package, or at the top of a checkout."""
+    """The bundled profiles: inside the installed package, or at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "profiles"
     return installed if installed.is_dir() else package.parent / "profiles"
 
 
 def user_folder() -> Path:
-    """The user's own profiles, which win over the bundled ones."""
+    """The user's own profiles, which override bundled ones."""
     return config_folder() / "profiles"
 
 
 def known_profiles() -> list[str]:
-    """Names that :func:`find` knows."""
+    """All names that :func:`find` accepts."""
     files = [path for folder in (user_folder(), bundled_folder()) for path in folder.glob("*.toml")]
     return sorted({path.stem for path in files if is_name(path.stem)})
 
 
 def own_profiles() -> list[str]:
-    """Names of the user's own."""
+    """Names of the user's own profiles."""
     return sorted(path.stem for path in user_folder().glob("*.toml"))
 
 
 def own_profile(name: str) -> Path:
-    """The file of a profile of the user's own, whatever is in it.
+    """The file of one of the user's own profiles, valid or not.
 
     Raises:
-        UsageError: the name is a path, or there is no such profile, or it is one that ships.
+        UsageError: the name is a path, there is no such profile, or it is bundled.
     """
     if name.endswith(".toml") or Path(name).name != name or "\\" in name:
         raise UsageError(f"{name!r} is not a profile name", "ggufspec profiles list marks your own with a star")
@@ -252,7 +252,7 @@ def own_profile(name: str) -> Path:
         return user_folder() / f"{name}.toml"
     if (bundled_folder() / f"{name}.toml").is_file():
         raise UsageError(
-            f"{name!r} ships with ggufspec and is not yours to remove",
+            f"{name!r} is a bundled profile and cannot be removed",
             f"ggufspec profiles new {name} makes one of your own, which overrides it",
         )
     yours = f"yours are: {', '.join(own)}" if own else "you have none: ggufspec profiles new NAME makes one"
@@ -260,10 +260,10 @@ def own_profile(name: str) -> Path:
 
 
 def find(name: str) -> Path:
-    """The file of a profile given by name or by path.
+    """The file of a profile, by name or path.
 
     Raises:
-        UsageError: there is none; names the nearest.
+        UsageError: there is none; the hint names the nearest.
     """
     if name.endswith(".toml"):
         path = Path(name).expanduser()
@@ -290,11 +290,11 @@ def load_profile(name: str | Path) -> Profile:
     2048
 
     Args:
-        name: of a profile of the user's or of one that ships, as :func:`find` knows them; or the path of a TOML file.
+        name: of one of the user's profiles or a bundled one, or the path of a TOML file.
 
     Raises:
         UsageError: there is none; the hint names the nearest.
-        GgufspecError: it is no TOML, or a key is unknown, missing or of the wrong type; file, line and key are named.
+        GgufspecError: it is not TOML, or a key is unknown, missing or of the wrong type; names file, line and key.
     """
     path = name if isinstance(name, Path) else find(name)
     text = toml_of(path)
@@ -302,17 +302,17 @@ def load_profile(name: str | Path) -> Profile:
         profile = Profile.model_validate(tomllib.loads(text))
     except ValidationError as invalid:
         raise _explained(path, text, invalid) from None
-    except ValueError as error:  # no TOML, or a number of thousands of digits
+    except ValueError as error:  # not TOML, or a number of thousands of digits
         raise GgufspecError(f"{path}: {error}", _MEND) from None
     profile._folder = path.parent
     return profile
 
 
 def toml_of(path: Path) -> str:
-    """The text of a profile, which a parser can be given.
+    """The text of a profile, within bounds that are safe to parse.
 
     Raises:
-        GgufspecError: it cannot be read, or is larger or deeper than any profile.
+        GgufspecError: it cannot be read, or is too large or too deeply nested.
     """
     text = foreign.read_text(path, foreign.MOST_TOML_BYTES, hint=_MEND)
     foreign.check_toml(text, str(path), hint=_MEND)
@@ -320,15 +320,15 @@ def toml_of(path: Path) -> str:
 
 
 def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
-    """The pair with its files on this machine; those that are expanded are made where they are not there yet.
+    """The pair with its files on this machine; expanded models are written if need be.
 
     Args:
-        profile: whose pair it is.
-        on_event: told of what is written: :func:`ggufspec.models.expanded.expanded`.
+        profile: the profile.
+        on_event: called with progress: :func:`ggufspec.models.expanded.expanded`.
 
     Raises:
-        ModelError: a file is not here; the hint is the command that fetches it.
-        GgufspecError: an expanded one cannot be made.
+        ModelError: a file is missing; the hint is the command that downloads it.
+        GgufspecError: an expanded model cannot be written.
     """
     models = (profile.target, profile.draft)
     target, draft = (_locate(model, profile, on_event) if model else None for model in models)
@@ -351,8 +351,8 @@ def sources(profile: Profile, on_event: worker.Emit | None = None) -> tuple[Path
         on_event: as in :func:`resolve`.
 
     Raises:
-        ModelError: a file that is not on the hub is not here.
-        GgufspecError: an expanded one cannot be made.
+        ModelError: a local file is missing.
+        GgufspecError: an expanded model cannot be written.
     """
     target, draft = (source(model, profile, on_event) if model else None for model in (profile.target, profile.draft))
     assert target is not None
@@ -360,7 +360,7 @@ def sources(profile: Profile, on_event: worker.Emit | None = None) -> tuple[Path
 
 
 def on_hub(model: ModelSource) -> HubFile | None:
-    """Where a model is to be fetched from; None where the profile names a file of this machine."""
+    """The model's file on the hub; None for a local file."""
     return HubFile(model.repo, model.file, model.revision) if model.repo else None
 
 
@@ -373,10 +373,10 @@ def source(model: ModelSource, profile: Profile, on_event: worker.Emit | None = 
 
 
 def is_made(profile: Profile) -> bool:
-    """Whether every expanded model of a profile is there; None of them is made.
+    """Whether every expanded model of a profile exists already.
 
     Raises:
-        GgufspecError: a file is not here, or ``expand`` names no shape.
+        GgufspecError: a source file is missing, or ``expand`` is invalid.
     """
     from ggufspec.models.expanded import place
 
@@ -388,7 +388,7 @@ def _file(model: ModelSource, profile: Profile) -> Path:
     path = profile.folder / Path(model.file).expanduser()
     if path.is_file():
         return path
-    raise ModelError(f"profile {profile.name!r} names {path}, which is not there", f"ls {path.parent}")
+    raise ModelError(f"profile {profile.name!r} names {path}, which does not exist", f"ls {path.parent}")
 
 
 def _locate(model: ModelSource, profile: Profile, on_event: worker.Emit | None) -> Path:
@@ -407,7 +407,7 @@ def _locate(model: ModelSource, profile: Profile, on_event: worker.Emit | None) 
 
 
 def demo_pair() -> tuple[Path, Path]:
-    """(target, draft) of the pair that ships with the project."""
+    """(target, draft) of the bundled pair."""
     pair = resolve(load_profile(bundled_folder() / "demo.toml"))
     assert pair.draft is not None
     return pair.target, pair.draft
@@ -418,7 +418,7 @@ _TABLES = {"target": ModelSource, "draft": ModelSource, "settings": _SETTINGS, "
 
 def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError:
     errors = invalid.errors(include_url=False)
-    # A mistyped key is missing too: say that it is unknown, since only that names what was typed.
+    # A mistyped key is missing, too: report it as unknown, which names what was typed.
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"])
     key = _as_written(text, key)
