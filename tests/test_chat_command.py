@@ -88,7 +88,7 @@ def test_every_switch_in_one_chat(chat: Callable[..., Session], tmp_path: Path) 
     after(session, "/markdown on", "markdown: on")
     after(session, "/system You are terse.", "system: You are terse.")
     after(session, "x = 1", answered(6))
-    after(session, "/chat on", "no chat template")
+    after(session, "/chat on", "no usable chat template")
     text = after(session, "/settings", "tokens\n")
     assert "topk" not in text.rpartition("mode")[2]
     after(session, "/undo", "removed: x = 1")

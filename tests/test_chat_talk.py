@@ -50,7 +50,7 @@ class Script:
         self.opened += 1
         self.is_open = True
         placed = LoadedModel("llama", 4, 0, 1000)
-        return Ready(placed, placed, 0.1, ("a note",), ("draft",), self._template, spec.options.ctx_size)
+        return Ready(placed, placed, ("a note",), self._template, spec.options.ctx_size)
 
     def ask(self, request: Request, _kind: type[Reply], *, on_event: Callable[[dict[str, Any]], None]) -> Reply:
         self.asked.append(request)

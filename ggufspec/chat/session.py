@@ -7,7 +7,7 @@ The parent's side::
         reply = child.ask(Request(conversation.ask("…")), Reply, on_event=…)
         conversation = conversation.ask("…").reply(reply.text, reply.tokens, stopped=reply.stopped)
 
-Events of opening: ``loading``. Of a request, in this order: ``dropped`` {turns} where the conversation is longer than
+Events of a request, in this order: ``dropped`` {turns} where the conversation is longer than
 the context; ``prompt`` {tokens}; then for every round, when the request wants them, ``round`` {round: a TracedRound},
 and for every token ``token`` {text, source}. ``text`` may be empty, ``source`` is ``draft``, ``lookup``, ``target`` or
 ``bonus``.
@@ -16,7 +16,6 @@ and for every token ``token`` {text, source}. ``text`` may be empty, ``source`` 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,18 +62,14 @@ class Ready:
     Args:
         target: as it was placed.
         draft: as it was placed; None where none was loaded.
-        load_s: seconds that it took.
         notes: the decoder's, and what is wrong with the chat template.
-        drafters: who can draft.
         has_template: whether the target has a chat template that can be used; without, chat is off.
         ctx_size: tokens of context.
     """
 
     target: LoadedModel
     draft: LoadedModel | None
-    load_s: float
     notes: tuple[str, ...]
-    drafters: tuple[str, ...]
     has_template: bool
     ctx_size: int
 
@@ -137,11 +132,6 @@ class Reply:
     stopped: bool = False
 
     @property
-    def prompt_read(self) -> int:
-        """Tokens of the prompt that the target decoded; the others were in its cache."""
-        return self.statistics.prompt_read
-
-    @property
     def context_used(self) -> int:
         """Tokens of the context that prompt and answer take."""
         return self.statistics.prompt_tokens + self.statistics.tokens
@@ -156,10 +146,8 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
     """
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    emit({"event": "loading"})
-    began = time.perf_counter()
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
-        yield Loaded(decoder, time.perf_counter() - began, datetime.now())
+        yield Loaded(decoder, datetime.now())
 
 
 class Loaded:
@@ -167,14 +155,13 @@ class Loaded:
 
     Args:
         decoder: the pair.
-        load_s: seconds that loading took.
         now: the date for chat templates.
 
     Attributes:
         ready: what was loaded.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, load_s: float, now: datetime) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, now: datetime) -> None:
         self._decoder = decoder
         self._options = decoder.options
         self._noted: set[str] = set()
@@ -195,9 +182,7 @@ class Loaded:
         self.ready = Ready(
             target=target,
             draft=draft,
-            load_s=load_s,
             notes=self._new(notes),
-            drafters=decoder.drafters,
             has_template=template is not None,
             ctx_size=decoder.options.ctx_size,
         )
