@@ -34,13 +34,15 @@ from shapes import (
     vectors,
 )
 
-from ggufspec.decoding.policy.rollback import Costs, best, break_even, refusal, speedup
+from ggufspec.decoding.policy.latency import LatencyModel
+from ggufspec.decoding.policy.pair_latency import refusal
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import AGAIN_MAX, ContextOptions
 from ggufspec.llamacpp.rewind import way_back
 from ggufspec.models.architecture import kind_of_state
+from lab.rollback import Costs, best, break_even, speedup
 
 VOCABULARY = 1024
 REWIND = 7
@@ -477,16 +479,22 @@ def test_break_even():
     costs = Costs(flat, draft_s=0.5)
     assert break_even(costs, 1) == pytest.approx(0.5, abs=1e-4)
     assert break_even(Costs(steep), 15) is None
-    assert refusal(costs, 1, 0.75) == ""
-    assert refusal(costs, 1) == ""
 
 
 def test_the_reason_of_a_refusal():
-    assert refusal(Costs(lambda n: 1.0 + 1.25 * (n - 1)), 15) == (
-        "drafting cannot win here, even if every drafted token were kept (0.89 times target-only): "
+    linear = LatencyModel({n: 1.0 + 1.25 * (n - 1) for n in range(1, 17)})
+    assert refusal(linear, 0.0, 15, again=False) == (
+        "drafting cannot win here, even if every drafted token is accepted (0.89 times target-only): "
         "a batch of 2 takes 2.2 times as long as one token"
     )
-    assert refusal(Costs(flat, draft_s=0.5, again=True), 1, 0.25) == (
-        "drafting cannot win at an acceptance rate of 25% (0.79 times target-only; it would take 51%): "
-        "a batch of 2 takes 1.0 times as long as one token, and what is kept after a rejection is decoded again"
-    )
+    reason = refusal(linear, 0.5, 15, again=True)
+    assert reason.endswith("and what is accepted before a rejection is decoded again")
+    assert refusal(LatencyModel({1: 1.0, 16: 1.0}), 0.5, 1, again=True) == ""
+
+
+@given(st.lists(st.floats(0.1, 9), min_size=4, max_size=4), st.floats(0, 2), st.booleans())
+def test_a_refusal_is_where_the_best_draft_length_does_not_win(seconds, draft_s, again):
+    latency = LatencyModel(dict(enumerate(seconds, 1)), can_pad=False)
+    costs = Costs(lambda n: latency.seconds(min(n, 4)) * max(1.0, n / 4), draft_s, again=again)
+    gain = best(costs, 3)[1]
+    assert bool(refusal(latency, draft_s, 3, again=again)) == (gain <= 1) or gain == pytest.approx(1)

@@ -11,7 +11,7 @@ For each way of taking back that its architecture has:
 - a batch of 5 with 1 to 4 tokens in front that are decoded again, and these tokens alone;
 - what a checkpoint in host memory would cost (``llama_state_seq_get_data_ext`` and ``_set_data_ext`` with
   ``PARTIAL_ONLY``), the way that is not built;
-- the acceptance from which drafting beats target-only, by ggufspec/decoding/policy/rollback.py from these seconds, with
+- the acceptance from which drafting beats target-only, by lab/rollback.py from these seconds, with
   a free draft (prompt lookup) and with one whose token takes a tenth of the target's.
 """
 
@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from ggufspec.decoding.policy.rollback import Costs, best, break_even
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
+from lab.rollback import Costs, best, break_even
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import random_weights

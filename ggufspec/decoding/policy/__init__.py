@@ -4,5 +4,4 @@
 adaptive one is made of ``latency`` (seconds of a batch by its width), ``estimator`` (the chance that a drafted token is
 accepted) and ``backoff`` (when deciding costs more than it brings), with the numbers of ``constants``. ``timing``
 measures a latency model when a pair is loaded, ``latency_cache`` keeps it, ``pair_latency`` has those of a pair.
-``rollback`` says whether drafting can win where taking tokens back has a price.
 """

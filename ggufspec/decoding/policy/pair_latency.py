@@ -14,7 +14,6 @@ from ggufspec.decoding.policy.base import Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.decoding.policy.rollback import Costs, refusal
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context
 
@@ -83,7 +82,12 @@ class PairLatency:
             key = latency_cache.key(draft.model.path, loaded.draft_placement, loaded.draft_context(), outputs=1)
             self._draft = self._measured(draft, key, budget_s=DRAFT_BUDGET_S)
         if adaptive and target.rewind_kind != "exact":
-            self.refusal = self._refusal(self._target, target.rewind_kind)
+            self.refusal = refusal(
+                self._target,
+                self._draft.seconds(1) if self._draft else 0.0,
+                self.draft_max,
+                again=target.rewind_kind == "checkpoint",
+            )
 
     def _measured(
         self, context: Context, key: latency_cache.Key, budget_s: float = 0.5, *, report: bool = True
@@ -94,15 +98,6 @@ class PairLatency:
         self.notes += notes if report else ()  # for widths alone a rough guess is good enough
         self._models.append((key, latency))
         return latency
-
-    def _refusal(self, target: LatencyModel, rewind_kind: str) -> str:
-        """Why drafting cannot win on a memory that does not rewind for free; empty where it can."""
-        costs = Costs(
-            batch_s=lambda count: target.seconds(min(count, target.limit)) * max(1.0, count / target.limit),
-            draft_s=self._draft.seconds(1) if self._draft else 0.0,
-            again=rewind_kind == "checkpoint",
-        )
-        return refusal(costs, self.draft_max)
 
     def policy(self) -> Policy:
         """The policy of one answer."""
@@ -136,3 +131,31 @@ def _width(latency: LatencyModel | None, *, pad: bool) -> Callable[[int], int]:
         return latency.width
     allowed = latency.widths or range(1, latency.limit + 1)
     return lambda count: next(width for width in allowed if width >= count)
+
+
+def refusal(target: LatencyModel, draft_s: float, draft_max: int, *, again: bool) -> str:
+    """Why drafting cannot win where taking tokens back has a price, even if all are accepted; empty where it can.
+
+    Args:
+        target: of the target.
+        draft_s: seconds of one drafted token.
+        draft_max: the longest draft.
+        again: whether what is accepted before a rejection is decoded again.
+    """
+
+    def batch_s(count: int) -> float:
+        return target.seconds(min(count, target.limit)) * max(1.0, count / target.limit)
+
+    def speedup(count: int) -> float:
+        return (count + 1) * batch_s(1) / (batch_s(count + 1) + count * draft_s)
+
+    count = max(range(1, draft_max + 1), key=speedup)
+    if speedup(count) > 1:
+        return ""
+    reason = f"a batch of {count + 1} takes {batch_s(count + 1) / batch_s(1):.1f} times as long as one token"
+    if again:
+        reason += ", and what is accepted before a rejection is decoded again"
+    return (
+        f"drafting cannot win here, even if every drafted token is accepted ({speedup(count):.2f} times target-only): "
+        f"{reason}"
+    )

@@ -1,8 +1,8 @@
-"""Whether drafting can win where taking tokens back has a price. Pure: seconds in, a ratio or a sentence out.
+"""Whether drafting can win where taking tokens back has a price. Pure: seconds in, a ratio out.
 
-With a checkpoint (:mod:`ggufspec.llamacpp.rewind`) what is kept after a rejection is decoded again in front of the next
-batch, so a round's price depends on how the rounds before it went: a small Markov chain over the tokens to be decoded
-again, whose stationary mean is exact for tokens that are kept independently of each other.
+With a checkpoint (:mod:`ggufspec.llamacpp.rewind`) what is accepted before a rejection is decoded again in front of
+the next batch, so a round's price depends on how the rounds before it went: a small Markov chain over the tokens to
+be decoded again, whose stationary mean is exact for tokens that are accepted independently of each other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Costs:
     Args:
         batch_s: of a target batch of so many tokens.
         draft_s: of one drafted token.
-        again: whether what is kept after a rejection is decoded again (``rewind_kind == "checkpoint"``).
+        again: whether what is accepted before a rejection is decoded again (``rewind_kind == "checkpoint"``).
         checkpoint_s: of taking a checkpoint.
         restore_s: of going back to it.
     """
@@ -42,14 +42,14 @@ def speedup(costs: Costs, draft_length: int, acceptance: float) -> float:
     Args:
         costs: measured on the machine.
         draft_length: drafted tokens a round, at least 1.
-        acceptance: chance of each to be kept if those before it are.
+        acceptance: chance of each to be accepted if those before it are.
     """
     count = draft_length
     states = AGAIN_MAX + count + 2 if costs.again else 1  # tokens to be decoded again when a round begins
     moves = np.zeros((states, states))
     seconds = np.zeros(states)
     kept = acceptance ** np.arange(count + 1)
-    ends = kept - np.append(kept[1:], 0)  # chance that 0, 1, … are kept
+    ends = kept - np.append(kept[1:], 0)  # chance that 0, 1, … are accepted
     for state in range(states):
         apart = state > AGAIN_MAX
         carried = 0 if apart else state
@@ -80,29 +80,3 @@ def break_even(costs: Costs, draft_max: int) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if best(costs, draft_max, middle)[1] > 1 else (middle, high)
     return high
-
-
-def refusal(costs: Costs, draft_max: int, acceptance: float = 1.0) -> str:
-    """Why drafting cannot win, in a sentence for the user; empty where it can.
-
-    Args:
-        costs: measured on the machine.
-        draft_max: the longest draft.
-        acceptance: 1 asks whether any draft could win; less, whether one of this quality can.
-    """
-    count, gain = best(costs, draft_max, acceptance)
-    if gain > 1:
-        return ""
-    ratio = costs.batch_s(count + 1) / costs.batch_s(1)
-    reason = f"a batch of {count + 1} takes {ratio:.1f} times as long as one token"
-    if costs.again:
-        reason += ", and what is kept after a rejection is decoded again"
-    needed = None if acceptance == 1 else break_even(costs, draft_max)
-    if needed is None:
-        return (
-            f"drafting cannot win here, even if every drafted token were kept ({gain:.2f} times target-only): {reason}"
-        )
-    return (
-        f"drafting cannot win at an acceptance rate of {acceptance:.0%} ({gain:.2f} times target-only; "
-        f"it would take {needed:.0%}): {reason}"
-    )
