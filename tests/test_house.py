@@ -124,7 +124,7 @@ READERS = {
     "foreign.py",
     "worker.py",  # a child's messages
     "verify/selfcheck.py",  # its own package
-    "cli/given.py",  # documents of this process
+    "cli/inputs.py",  # documents of this process
     "cli/report.py",  # the same
     "hardware/host.py",  # the system's
     "hardware/prebuilt.py",  # the same
