@@ -149,14 +149,14 @@ FAULTS = (
     ),
     Fault(
         "a damaged download is taken",
-        "pairs/growing.py",
+        "models/download.py",
         "return not self.known or self._etag in (self._sha256.hexdigest(), self._git.hexdigest())",
         "return True",
         "test_pull",
     ),
     Fault(
         "a draft of another vocabulary is taken",
-        "pairs/compat.py",
+        "models/compat.py",
         "return target.tokenizer.digest != draft.tokenizer.digest",
         "return False",
         "test_compat test_bad_input",
