@@ -114,7 +114,7 @@ def pair_of_files(
         on_event: gets progress of expanded models.
 
     Raises:
-        GgufspecError: a profile or a file is not there or is no GGUF file, or the user does not want to fetch it.
+        GgufspecError: a profile or a file is not there or is not a GGUF file, or the user does not want to fetch it.
     """
     from ggufspec.models.hub import hub_file
     from ggufspec.models.profile import Pair, load_profile, on_hub, resolve
@@ -149,7 +149,7 @@ def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_ev
 
     Raises:
         UsageError: there is no such profile.
-        ModelError: a file is not here, or is no GGUF file; the hint is the command that fetches it.
+        ModelError: a file is not here, or is not a GGUF file; the hint is the command that fetches it.
         GgufspecError: the hub cannot be reached, or the disk is too small.
     """
     from ggufspec.models.download import fetch, here, look

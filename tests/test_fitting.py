@@ -128,9 +128,9 @@ def test_an_output_matrix_cannot_be_lost(untied: Path) -> None:
 def test_bad_files_are_refused(tiny: Path, tmp_path: Path) -> None:
     files = {
         "missing": (tmp_path / "missing.gguf", "is not there"),
-        "folder": (tmp_path, "is no file"),
-        "text": (tmp_path / "text.gguf", "no GGUF file"),
-        "empty": (tmp_path / "empty.gguf", "no GGUF file"),
+        "folder": (tmp_path, "is not a file"),
+        "text": (tmp_path / "text.gguf", "not a GGUF file"),
+        "empty": (tmp_path / "empty.gguf", "not a GGUF file"),
         "short header": (tmp_path / "header.gguf", "cut short within its header"),
         "short data": (tmp_path / "data.gguf", "cut short"),
         "other architecture": (tmp_path / "qwen.gguf", "'qwen2'"),

@@ -451,7 +451,7 @@ def test_what_is_no_model_is_refused(server: Server, here: Path, tmp_path: Path)
     (tmp_path / "repo").mkdir()
     (tmp_path / "repo" / "link-Q8_0.gguf").write_text("../../etc/passwd")  # how git keeps a link
     server.add_models("user/odd", tmp_path / "repo", git=True)
-    with pytest.raises(ModelError, match="is no GGUF file"):
+    with pytest.raises(ModelError, match="is not a GGUF file"):
         pulled(hub.hub_file("user/odd"))
 
 

@@ -187,9 +187,9 @@ def vocabulary(path: Path) -> int:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        ("empty", "no GGUF file: it is empty"),
+        ("empty", "not a GGUF file: it is empty"),
         ("no GGUF", "a Git LFS pointer"),
-        ("cut in the magic", "no GGUF file"),
+        ("cut in the magic", "not a GGUF file"),
         ("cut in the counts", "cut short within its header"),
         ("cut in the keys", "cut short within its header"),
         ("cut in the data", r"cut short: it has [\d,]+ of [\d,]+ bytes"),
@@ -215,8 +215,8 @@ def test_a_damaged_file_is_refused_in_the_child(damaged: dict[str, Path], folder
     ("where", "says"),
     [
         ("nothing.gguf", "is not there"),
-        (".", "is no file"),
-        ("/dev/null", "is no file"),
+        (".", "is not a file"),
+        ("/dev/null", "is not a file"),
         ("a\0b", "cannot be read"),
         ("b\udcffd.gguf", "not UTF-8"),
         ("https://", "not an address"),

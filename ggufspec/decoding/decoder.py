@@ -157,7 +157,7 @@ class SpeculativeDecoder:
             for context in (self._target, self._draft) if drafts else ():
                 if context is not None and not context.can_rewind:
                     raise ModelError(
-                        f"{context.model.path.name} cannot take tokens back: it can be in no pair",
+                        f"{context.model.path.name} cannot take tokens back: it cannot be in a pair",
                         "run target-only with --no-draft",
                     )
             self._drafters_made: dict[str, tuple[Path | None, Drafter]] = {}  # by name; with the corpus, if it has one
@@ -173,7 +173,7 @@ class SpeculativeDecoder:
             raise
 
     def _engage(self) -> None:
-        """Bring in those who draft, as the options have it."""
+        """Make the drafters of the options."""
         options = self.options
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
         drafters = [self._made(name) for name in engaged]

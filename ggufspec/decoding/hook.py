@@ -189,7 +189,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         options = self.options.draft_context()
         self._context = context = self._own(Context(self.model, options))
         if not context.can_rewind:
-            raise ModelError(f"{self.model.path.name} cannot take tokens back: it can be no draft", "choose another")
+            raise ModelError(f"{self.model.path.name} cannot take tokens back: it cannot be a draft", "choose another")
         made = [make(name, Parts(target_vocab_size, context)) for name in self.drafters]
         self._drafters: list[Drafter] = made
         self._drafter = next(drafter for drafter in made if isinstance(drafter, ModelDrafter))

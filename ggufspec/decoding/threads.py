@@ -16,7 +16,7 @@ from ggufspec.hardware.host import CpuUse, threads_left
 
 _FIRST_LOOK_S = 0.15  # the counters' steps are 10 ms
 _INTERVAL_S = 0.5
-_STALE_S = 2.0  # between two answers: what was used then says nothing of now
+_STALE_S = 2.0  # between two answers: what was used then is out of date
 
 
 class Threads:
@@ -64,7 +64,7 @@ class Threads:
         return self.count
 
     def resume(self) -> None:
-        """To be called when an answer begins: what was used since the one before says nothing of now."""
+        """To be called when an answer begins: what was used since the one before is out of date."""
         if self._follows and self._clock() > self._next + _STALE_S:
             self._before, self._next = self._usage(), self._clock() + _INTERVAL_S
 

@@ -83,7 +83,7 @@ def noise(found: Sequence[WidthClass]) -> float:
 def strict_widths(model: Model, limit: int, depths: Sequence[int] = DEPTHS) -> tuple[int, ...]:
     """The class of widths that strict mode decodes in: of those with room for a few drafted tokens the narrowest.
 
-    That is mostly the fastest where few tokens are decoded. A clock has no say: two processes must choose the same.
+    That is mostly the fastest where few tokens are decoded. Timings have no part in it: processes must agree.
 
     Within it a token's logits depend neither on the width, nor on its place in the batch, nor on padding: that is
     tested beyond what makes a class. The model's cache is empty afterwards.

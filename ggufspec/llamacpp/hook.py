@@ -1,6 +1,6 @@
 """llama-cpp-python's ``Llama``, as far as a draft model for it has to know it.
 
-What is said of ``Llama`` here is read in llama_cpp/llama.py of 0.3.36.
+Source: llama_cpp/llama.py of 0.3.36.
 """
 
 from __future__ import annotations

@@ -33,17 +33,17 @@ def check_gguf(path: Path) -> None:
     Raises:
         ModelError: the file is missing, a folder, unreadable or does not begin like a GGUF file.
     """
-    with suppress(OSError):  # a name that is too long, say: what reads it tells
+    with suppress(OSError):  # a name that is too long: reading it reports that
         if not path.exists():
             raise ModelError(f"{path} does not exist", f"ls {path.parent}")
         if not path.is_file() and not path.is_dir():
-            raise ModelError(f"{path} is no file", f"ls -l {path.parent}")
+            raise ModelError(f"{path} is not a file", f"ls -l {path.parent}")
     magic = foreign.read_bytes(path, len(_GGUF_MAGIC), hint=f"ls -l {path.parent}", failure=ModelError, cut=True)
     if not magic:
         raise ModelError(f"{path} is empty", "download it again")
     if magic != _GGUF_MAGIC:
         raise ModelError(
-            f"{path} is no GGUF file: it begins with {magic!r}, not {_GGUF_MAGIC!r}",
+            f"{path} is not a GGUF file: it begins with {magic!r}, not {_GGUF_MAGIC!r}",
             "download the .gguf file itself; a page or a Git LFS pointer looks like this",
         )
 
@@ -59,7 +59,7 @@ class Model:
         placement: which layers are where; the CPU has all by default.
 
     Raises:
-        ModelError: the file is missing, damaged, or does not fit; the message says what llama.cpp said.
+        ModelError: the file is missing, damaged, or does not fit; the message has llama.cpp's own.
     """
 
     def __init__(self, path: Path, placement: Placement = _ON_CPU) -> None:
@@ -133,7 +133,7 @@ class Model:
 
     @property
     def token_texts(self) -> tuple[str, str]:
-        """The texts of the BOS and the EOS token, empty where there is none: what a chat template is told."""
+        """The texts of the BOS and the EOS token, empty where there is none: what a chat template gets."""
         lib = self._lib
         ids = (lib.llama_vocab_bos(self._vocab), lib.llama_vocab_eos(self._vocab))
         bos, eos = (lib.llama_vocab_get_text(self._vocab, id_) or b"" if id_ >= 0 else b"" for id_ in ids)
@@ -328,7 +328,7 @@ class Context:
             ModelError: always.
         """
         raise ModelError(
-            f"{self.model.path.name} is loaded without hidden rows: its drafters get tokens and logits alone",
+            f"{self.model.path.name} is loaded without hidden rows: its drafters get only tokens and logits",
             "--drafter draft or --drafter lookup needs none",
         )
 
@@ -378,7 +378,7 @@ class Context:
         self._memory.mark(self.length)
 
     def _probe_memory(self, options: ContextOptions) -> Exact:
-        """Decode two tokens, and see whether one can be taken back; llama.cpp says no for recurrent memory."""
+        """Decode two tokens, and see whether one can be taken back; llama.cpp cannot with recurrent memory."""
         lib, handle = self._lib, self._handle
         self._memory = Exact(lib, handle)
         self.decode([0, 0], outputs=min(2, self.width))

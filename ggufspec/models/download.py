@@ -378,7 +378,7 @@ class _Run:
             path = named or hub.link(source.repo, source.file, item.commit)
             with path.open("rb") as file:
                 if file.read(4) != b"GGUF":
-                    raise ModelError(f"{source} is no GGUF file", "choose a file that ends in .gguf")
+                    raise ModelError(f"{source} is not a GGUF file", "choose a file that ends in .gguf")
         return replace(item, path=path, sha256=sha256, verified=sha256 is not None, downloaded_bytes=came)
 
     def _fill(self, item: Item) -> tuple[int, str | None]:

@@ -55,7 +55,7 @@ class LocalFile:
             reason = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
             raise ModelError(f"{path} {reason}", f"ls {path.parent}") from None
         if not path.is_file():
-            raise ModelError(f"{path} is no file", f"ls {path}")
+            raise ModelError(f"{path} is not a file", f"ls {path}")
         return cls(path, found.st_size, found.st_mtime_ns)
 
     @property

@@ -220,7 +220,7 @@ def read_prefix(
     """Read a file's first bytes until the header is complete: (parsed, its bytes, number of bytes read).
 
     Raises:
-        ModelError: it is no GGUF file, cut short, damaged, or its header is larger than ``most``.
+        ModelError: it is not a GGUF file, cut short, damaged, or its header is larger than ``most``.
     """
     data, wanted = b"", _FIRST_BYTES
     while True:
@@ -229,7 +229,7 @@ def read_prefix(
         if progress is not None:
             progress(len(data))
         if not data.startswith(b"GGUF"):
-            raise ModelError(f"{file.name} is no GGUF file{_looks_like(data)}", "choose a file that ends in .gguf")
+            raise ModelError(f"{file.name} is not a GGUF file{_looks_like(data)}", "choose a file that ends in .gguf")
         try:
             parsed = gguf.parse(data)
             break

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ggufspec.decoding.model import Model
 
 _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
-_WIDE = 16  # where kernels may be far better than narrower widths tell: timed in the end
+_WIDE = 16  # where kernels may be far better than narrower widths suggest: timed in the end
 _WIDE_PATIENCE = 3  # within so many budgets
 _ORDER = (3, 5, 16, 6, 12, 32, 24, 7, 10, 64, 14, 20, 48, 128, 96, 192, 256)  # the most telling first
 _AGREE = 1.25  # two timings of a width that are further apart were disturbed
