@@ -99,7 +99,7 @@ def test_the_help_lists_the_types_and_no_other(cli: Cli, columns: str) -> None:
         (("--types", "%%%"), ("'%%%'", "F32, F16, BF16, Q8_0", "Q2_K")),
         (("--types", ", "), ("no type is given",)),
         (("--types", "Q8_0", "-o", "nowhere"), ("nowhere is not a folder", "mkdir")),
-        (("--types", "Q8_0", "-t", "-3"), ("-3 threads",)),
+        (("--types", "Q8_0", "-t", "-3"), ("--threads -3 is out of range",)),
         ((), ("--types",)),
     ],
 )
