@@ -103,7 +103,7 @@ def test_in_a_terminal(cli: Cli, columns: int) -> None:
     assert child.exitstatus == 0
     assert max(map(len, lines)) <= max(columns, 90)
     text = "\n".join(lines)
-    assert "dummy weights for 22 MB of weights take at most" in text
+    assert "dummy weights for a model of 22 MB take at most" in text
     assert "Measured on dummy weights; acceptance assumed." in text
     for word in ("Acceptance", "50%", "90%", "T(n) / T(1)", "0/9", "0/3", "Target-only at 0/9 layers reaches"):
         assert word in text
@@ -158,12 +158,12 @@ def test_a_model_that_is_too_large_is_refused_with_figures(cli: Cli, tmp_path: P
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("-c", "1"), "context of 1 token"),
+        (("-c", "1"), "--ctx-size 1 is out of range"),
         (("--depth", "0"), "--depth"),
         (("-r", "0"), "--repetitions"),
         (("-m", "none.gguf"), "none.gguf"),
         (("-ngl", "many"), "many"),
-        (("--draft-max", "999"), "draft length"),
+        (("--draft-max", "999"), "--draft-max 999 is out of range"),
         (("--rpc", "127.0.0.1:1"), "127.0.0.1:1"),
     ],
 )

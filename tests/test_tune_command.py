@@ -122,7 +122,7 @@ def test_a_bench_of_a_profile_without_drafters_compares_with_both(tuned: tuple[C
         own(cli).write_text(text.replace(f'drafter = "{load_profile(own(cli)).settings.drafter}"', 'drafter = "none"'))
         done = cli("bench", "demo", "-p", "def f(", "-n", "4", "-r", "1", "--json")
         assert done.code == 0, done.stderr
-        assert "the profile demo turns speculation off" in done.stderr
+        assert "the profile of demo turns speculation off" in done.stderr
         assert done.document()["settings"]["drafter"] == "both"
     finally:
         own(cli).write_text(text)
@@ -132,7 +132,7 @@ def test_the_exports(tuned: tuple[Cli, Finished, Path]) -> None:
     _, done, folder = tuned
     document = done.document()
     table = (folder / "table.md").read_text().splitlines()
-    assert sum("**best**" in line for line in table) == 1
+    assert sum("| best |" in line for line in table) == 1
     measured = sum(len(trial["tokens_per_s"]["samples"] + trial["searched"]) for trial in document["trials"])
     assert len((folder / "trials.csv").read_text().splitlines()) == 1 + measured
     assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
@@ -194,7 +194,7 @@ def test_ctrl_c_shows_what_there_is_and_saves_nothing(cli: Cli) -> None:
     left = plain(rest(child))
     assert child.exitstatus == 130
     assert "So far: " in left
-    assert "the same command goes on" in left
+    assert "the same command resumes" in left
     assert "Traceback" not in left
     assert len(kept(cli)) >= 3
     assert not own(cli).exists()
@@ -212,7 +212,7 @@ def test_ctrl_c_shows_what_there_is_and_saves_nothing(cli: Cli) -> None:
         (("--budget", "0.01s", *SHORT, "-n", "2000"), 2, "too short for one trial"),
         (("--save", "a/b"), 2, "is not a profile name"),
         (("--save", "a", "--no-save"), 2, "both --save and --no-save"),
-        (("--allow-kv", "q9"), 2, "is not a KV cache type"),
+        (("--allow-kv", "q9"), 2, "there is no key cache type"),
         (("--threshold", "-1"), 2, "threshold"),
         (("--export-json", "nowhere/result.json"), 1, "cannot be written"),
     ],

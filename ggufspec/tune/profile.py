@@ -16,6 +16,7 @@ from ggufspec.files import check_writable, file_name, write_whole
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
 from ggufspec.schema.tune import TuneDocument, TunedSetting
+from ggufspec.settings import OLD_NAMES
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 
 FEWEST = 3  # trials side by side, for an interval to mean something
@@ -228,6 +229,9 @@ def profile_text(
 def _set(table: Any, values: Mapping[str, Any]) -> None:
     """Put ``values`` into a table, at its end where they are new."""
     assert isinstance(table, Table)
+    for old, name in OLD_NAMES.items():  # of an older profile
+        if name in values:
+            table.pop(old, None)
     for key, value in values.items():
         if value is None:
             table.pop(key, None)
