@@ -93,6 +93,7 @@ def test_keys_that_a_later_version_added_are_passed_over():
         ('{"schema": "ggufspec/error@1", "error": "x"}', "tells of a failure"),
         ('{"schema": "somebody/else@1"}', "has the schema somebody/else@1"),
         ('{"schema": "ggufspec/bench@1"}', "pair: field required"),
+        ('{"schema": "ggufspec/sweep@1", "option": [1]}', "pair: field required"),
     ],
 )
 def test_what_is_no_result_is_named(tmp_path, content, words):

@@ -69,8 +69,8 @@ def parse(body: object, name: str = "a result") -> Result:
     schema = body.get("schema") if isinstance(body, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(schema, str):
         raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
-    if body.get("option") in OLD_NAMES:  # of a sweep
-        body = {**body, "option": OLD_NAMES[body["option"]]}
+    if isinstance(option := body.get("option"), str):  # of a sweep
+        body = {**body, "option": OLD_NAMES.get(option, option)}
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
     for part in ("settings", "machine", "plan"):  # which have no schema of their own
