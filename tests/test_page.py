@@ -90,7 +90,7 @@ def test_keys_that_a_later_version_added_are_passed_over():
             '{"schema": "ggufspec/doctor@1"}',
             "the schema ggufspec/doctor@1; a report is made of ggufspec/bench@1, ",
         ),
-        ('{"schema": "ggufspec/error@1", "error": "x"}', "tells of a failure"),
+        ('{"schema": "ggufspec/error@1", "error": "x"}', "is a failure"),
         ('{"schema": "somebody/else@1"}', "has the schema somebody/else@1"),
         ('{"schema": "ggufspec/bench@1"}', "pair: field required"),
         ('{"schema": "ggufspec/sweep@1", "option": [1]}', "pair: field required"),

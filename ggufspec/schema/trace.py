@@ -15,8 +15,8 @@ class Written:
     Args:
         token: its id; -1 where a grammar ended the answer and text was still held back.
         text: what became certain with it; it may be empty or end an earlier character.
-        source: who wrote it: a drafter, ``draft`` or ``lookup``, whose token was accepted; or the target, ``bonus`` behind a
-            draft that was accepted whole, ``target`` otherwise.
+        source: who wrote it: a drafter, ``draft`` or ``lookup``, whose token was accepted; or the target, ``bonus``
+            after a draft that was accepted whole, ``target`` otherwise.
         round: of the trace, from 1.
     """
 
