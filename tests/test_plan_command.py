@@ -126,7 +126,7 @@ def test_the_sweep_is_in_the_document(cli: Cli, files) -> None:
 
 def test_without_a_card_a_sweep_says_why_it_has_no_rows(cli: Cli) -> None:
     done = cli("plan", "demo", "--sweep", COLUMNS="80")
-    assert "No card is here: nothing is offloaded" in done.stdout
+    assert "There is no card: nothing is offloaded" in done.stdout
     assert "Target layers" not in done.stdout
     assert "nothing was measured on this machine" not in done.stdout
 
