@@ -219,9 +219,8 @@ class Lab:
     def estimate(self, request: Request) -> Bytes:
         """What the planner estimates for the device before that very placement is dry-run."""
         counts = range(request.header.layers + 1)
-        placements = [replace(request.placement, gpu_layers=count) for count in counts]
-        memory = Memory((self.site.card.name,), self.dry_run)
-        found = memory.estimates(request.header, request.file, request.context, placements)
+        some = [replace(request, placement=replace(request.placement, gpu_layers=count)) for count in counts]
+        found = Memory((self.site.card.name,), self.dry_run).estimates(some)
         return found[request.placement.offloaded(request.header.blocks)][self.site.card.name]
 
     def plan(self, pair: Pair, ceiling_bytes: int) -> plan.Plan:

@@ -115,13 +115,14 @@ def counting(seen: list[Request], compute: int = 7) -> DryRun:
 
 def test_a_dense_model_takes_a_handful_of_dry_runs(models: dict[str, Model]) -> None:
     header, file = models["llama3-70b-q3_k_s"]
-    placements = [Placement(count) for count in range(header.layers + 1)]
+    context = ContextOptions(4096, 9, 1)
+    requests = [Request(header, file, Placement(count), context) for count in range(header.layers + 1)]
     seen: list[Request] = []
     memory = Memory(("card",), counting(seen))
-    found = memory.estimates(header, file, ContextOptions(4096, 9, 1), placements)
+    found = memory.estimates(requests)
     assert [request.placement.gpu_layers for request in seen] == [0, 1, 2, 3, 4, 78, 79, 80, 81]
     assert {estimate["card"].compute for estimate in found} == {7}
-    assert memory.estimates(header, file, ContextOptions(4096, 9, 1), placements[40:41]) == found[40:41]
+    assert memory.estimates(requests[40:41]) == found[40:41]
     assert len(seen) == 9
 
 
@@ -132,9 +133,8 @@ def test_blocks_of_different_kinds_are_not_taken_for_alike(models: dict[str, Mod
 
 def test_a_refusal_is_an_estimate_without_compute_buffers(models: dict[str, Model]) -> None:
     memory = Memory(("card",), lambda requests: ["no"] * len(requests))
-    header, file = models["tiny-llama"]
-    (found,) = memory.estimates(header, file, ContextOptions(512, 9, 1), [Placement(3)])
-    assert found == resident(header, Placement(3), ContextOptions(512, 9, 1), ("card",))
+    request = Request(*models["tiny-llama"], Placement(3), ContextOptions(512, 9, 1))
+    assert memory.estimates([request]) == [memory.resident(request)]
 
 
 def test_answers_are_read_from_the_cache(

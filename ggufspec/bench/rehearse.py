@@ -14,7 +14,7 @@ from ggufspec.bench.summary import machine
 from ggufspec.display import of_memory
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning.memory import HOST, Bytes, DryRun, Request
+from ggufspec.planning.memory import HOST, Bytes, DryRun
 from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
 from ggufspec.planning.speed import best_length, break_even_acceptance, interpolate
 from ggufspec.schema.rehearse import Expected, RehearsedModel, RehearseDocument, RehearsedRun
@@ -53,8 +53,7 @@ def stages(plan: Plan, dry_run: DryRun) -> list[Stage]:
             if count not in had:
                 had.add(count)
                 placement = replace(alone.target, gpu_layers=count, split=alone.target.split if count else ())
-                model = plan.request.target_only
-                (answer,) = dry_run([Request(model.header, model.metadata_only, placement, alone.context)])
+                (answer,) = dry_run([plan.request.target_only.at(placement)])
                 if not isinstance(answer, str):
                     found.append(Stage(name, placement, alone.context, None, answer))
     return found

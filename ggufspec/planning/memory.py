@@ -94,45 +94,39 @@ class Memory:
         self._cards = cards
         self._answers: dict[object, list[ByDevice]] = {}  # by model, context and layout
 
-    def resident(self, header: ModelHeader, placement: Placement, context: ContextOptions) -> ByDevice:
+    def resident(self, request: Request) -> ByDevice:
         """:func:`resident` on these cards."""
-        return resident(header, placement, context, self._cards)
+        return resident(request.header, request.placement, request.context, self._cards)
 
-    def estimates(
-        self, header: ModelHeader, file: Path, context: ContextOptions, placements: Sequence[Placement]
-    ) -> list[ByDevice]:
-        """What each of ``placements`` takes, or a little more.
+    def estimates(self, requests: Sequence[Request]) -> list[ByDevice]:
+        """What each request takes, or a little more.
 
         Of placements with one layout the first and the last are dry-run, and the larger compute buffer counts for all.
         What llama.cpp refuses is estimated without a compute buffer.
         """
-        keys: list[object] = [(id(header), context, self._layout(header, placement)) for placement in placements]
-        alike: dict[object, list[Placement]] = {}
-        for key, placement in zip(keys, placements, strict=True):
+        keys: list[object] = [(id(one.header), one.context, self._layout(one)) for one in requests]
+        alike: dict[object, list[Request]] = {}
+        for key, one in zip(keys, requests, strict=True):
             if key not in self._answers:
-                alike.setdefault(key, []).append(placement)
-        asked = [(key, placement) for key, some in alike.items() for placement in dict.fromkeys((some[0], some[-1]))]
-        requests = [Request(header, file, placement, context) for _, placement in asked]
-        for (key, _), answer in zip(asked, self.dry_run(requests) if requests else [], strict=True):
+                alike.setdefault(key, []).append(one)
+        asked = [(key, one) for key, some in alike.items() for one in (some[0], some[-1])[: len(some)]]
+        answers = self.dry_run([one for _, one in asked]) if asked else []
+        for (key, _), answer in zip(asked, answers, strict=True):
             known = self._answers.setdefault(key, [])
             if not isinstance(answer, str):
                 known.append(answer)
-        return [
-            self._estimate(header, placement, context, self._answers[key])
-            for key, placement in zip(keys, placements, strict=True)
-        ]
+        return [self._estimate(one, self._answers[key]) for key, one in zip(keys, requests, strict=True)]
 
-    def _layout(self, header: ModelHeader, placement: Placement) -> object:
+    def _layout(self, request: Request) -> object:
+        header, placement = request.header, request.placement
         return layout(header, placement, len(self._cards)) if header.regular else placement
 
-    def _estimate(
-        self, header: ModelHeader, placement: Placement, context: ContextOptions, answers: Sequence[ByDevice]
-    ) -> ByDevice:
-        if answers and not header.regular:
+    def _estimate(self, request: Request, answers: Sequence[ByDevice]) -> ByDevice:
+        if answers and not request.header.regular:
             return answers[0]
         return {
             name: replace(used, compute=max((answer[name].compute for answer in answers), default=0))
-            for name, used in self.resident(header, placement, context).items()
+            for name, used in self.resident(request).items()
         }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ggufspec.display import counted
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.memory import Bytes
+from ggufspec.planning.memory import Bytes, Request
 from ggufspec.planning.rehearsed import Pace
 from ggufspec.planning.speed import MachineProfile
 
@@ -65,6 +65,10 @@ class ModelRequest:
     split: tuple[float, ...] = ()
     n_cpu_moe: int | None = None
     pace: Pace | None = None
+
+    def at(self, placement: Placement) -> Request:
+        """What to estimate or to dry-run."""
+        return Request(self.header, self.metadata_only, placement, self.context)
 
 
 @dataclass(frozen=True, slots=True)

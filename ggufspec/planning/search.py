@@ -21,7 +21,8 @@ from ggufspec.schema.plan import SweepRow
 
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
-_AT_ONCE = 6  # placements that are dry-run together
+_AT_ONCE = 2  # placements that are dry-run together
+_ESTIMATED = 32  # placements that are estimated together
 _MOST_ASKED = 120
 _DRAFT_STEPS = 8
 
@@ -95,20 +96,19 @@ def _with_kv_types(request: PlanRequest) -> Iterator[ModelRequest]:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Both models placed; the draft may be absent. ``estimate`` is what both take."""
+    """Both models placed; the draft may be absent."""
 
     target: ModelRequest
     placement: Placement
     draft: ModelRequest | None
     draft_placement: Placement | None
     choice: Choice
-    estimate: ByDevice
 
     def requests(self) -> list[Request]:
         """What to dry-run: the target first."""
-        asked = [Request(self.target.header, self.target.metadata_only, self.placement, self.target.context)]
+        asked = [self.target.at(self.placement)]
         if self.draft is not None and self.draft_placement is not None:
-            asked.append(Request(self.draft.header, self.draft.metadata_only, self.draft_placement, self.draft.context))
+            asked.append(self.draft.at(self.draft_placement))
         return asked
 
 
@@ -162,19 +162,18 @@ class _Search:
         Raises:
             ModelError: llama.cpp refuses what would fit.
         """
-        candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
-        left = iter(sorted(candidates, key=self._rank, reverse=True))
+        left = self._fitting(subjects, unsure=_UNSURE)
         asked, refusal = 0, None
         while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
             asked += len(some)
-            requests = [one.requests() for one in some]
+            requests = [one.requests() for one, _ in some]
             answers = iter(self._memory.dry_run([request for pair in requests for request in pair]))
-            for one, pair in zip(some, requests, strict=True):
+            for (one, estimate), pair in zip(some, requests, strict=True):
                 parts = [(request, next(answers)) for request in pair]
                 known = [part for _, part in parts if not isinstance(part, str)]
                 refusal = next(((request, part) for request, part in parts if isinstance(part, str)), refusal)
                 if len(known) == len(parts) and self._within(known):
-                    return self._option(one, known)
+                    return self._planned(one, estimate, known)
         if refusal:
             request, reason = refusal
             hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
@@ -183,31 +182,39 @@ class _Search:
 
     def best_estimate(self, target: ModelRequest, draft: ModelRequest | None) -> float | None:
         """Tokens/s of the fastest option that fits by estimate, or None."""
-        fitting = [one for one in self._candidates(target, draft) if self._within([one.estimate])]
-        return max((one.choice.tokens_per_s for one in fitting), default=None)
+        fitting = self._fitting([(target, draft)], unsure=0.0)
+        return next((one.choice.tokens_per_s for one, _ in fitting), None)
+
+    def _fitting(
+        self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]], unsure: float
+    ) -> Iterator[tuple[_Candidate, ByDevice]]:
+        """What may fit and its estimate, the fastest first; what is far slower is not even estimated."""
+        candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
+        left = iter(sorted(candidates, key=self._rank, reverse=True))
+        while some := list(islice(left, _ESTIMATED)):
+            requests = [one.requests() for one in some]
+            estimates = iter(self._memory.estimates([request for pair in requests for request in pair]))
+            for one, pair in zip(some, requests, strict=True):
+                both = total(next(estimates) for _ in pair)
+                if self._within([both], unsure):
+                    yield one, both
 
     def _rank(self, one: _Candidate) -> float:
         asked = one.target.context in (self.request.target.context, self.request.target_only.context)
         return one.choice.tokens_per_s / (1.0 if asked else _WORTH_A_SMALLER_CACHE)
 
     def _candidates(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[_Candidate]:
-        """Every placement of both but for those that are far too large."""
-        placed = self._estimated(target)
-        drafts: list[tuple[Placement | None, ByDevice]] = [*self._estimated(draft)] if draft else [(None, {})]
+        """Every placement of both whose weights and caches fit."""
+        placed = self._resident(target)
+        drafts: list[tuple[Placement | None, ByDevice]] = [*self._resident(draft)] if draft else [(None, {})]
         for draft_at, beside in drafts:
             for at, used in placed:
-                both = total([used, beside])
-                if self._within([both], unsure=_UNSURE):
-                    yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at), both)
+                if self._within([used, beside]):
+                    yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at))
 
-    def _estimated(self, subject: ModelRequest) -> list[tuple[Placement, ByDevice]]:
-        """The placements that a request leaves open and what they take, without those that cannot fit."""
-        header, context = subject.header, subject.context
-        placements = [
-            at for at in self._placements(subject) if self._within([self._memory.resident(header, at, context)])
-        ]
-        estimates = self._memory.estimates(header, subject.metadata_only, context, placements)
-        return list(zip(placements, estimates, strict=True))
+    def _resident(self, model: ModelRequest) -> list[tuple[Placement, ByDevice]]:
+        """The placements that a request leaves open, and their weights and caches."""
+        return [(at, self._memory.resident(model.at(at))) for at in self._placements(model)]
 
     def _placements(self, subject: ModelRequest) -> list[Placement]:
         """The placements that a request leaves open, the largest first."""
@@ -252,24 +259,23 @@ class _Search:
         used = sum((part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes))
         return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
 
-    def _option(self, one: _Candidate, parts: Sequence[ByDevice]) -> PlannedRun:
+    def _planned(self, one: _Candidate, estimate: ByDevice, parts: Sequence[ByDevice]) -> PlannedRun:
         return PlannedRun(
             target=one.placement,
             draft=one.draft_placement,
             context=one.target.context,
             target_bytes=parts[0],
             draft_bytes=parts[1] if len(parts) > 1 else {},
-            estimate=one.estimate,
+            estimate=estimate,
             tokens_per_s=one.choice.tokens_per_s,
             draft_length=one.choice.length,
         )
 
     def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> UsageError:
         """Why nothing fits: the smallest placement that was allowed, against the tightest card."""
-        smallest = []
-        for subject in (target, draft) if draft else (target,):
-            placement = self._placements(subject)[-1]
-            smallest += self._memory.estimates(subject.header, subject.metadata_only, subject.context, [placement])
+        smallest = self._memory.estimates(
+            [model.at(self._placements(model)[-1]) for model in ((target, draft) if draft else (target,))]
+        )
         index = max(range(len(self.machine.cards)), key=lambda i: self._excess(smallest, i))
         card = self.machine.cards[index]
         needed = self._excess(smallest, index) + self.machine.budget_bytes(card)

@@ -325,15 +325,14 @@ class _Space:
         beside: ByDevice = {}
         if draft is not None:
             at = Placement(draft_layers, self.splits[1])
-            (beside,) = self.memory.estimates(draft.header, draft.metadata_only, options.draft_context(), [at])
-        placements = [Placement(layers, self.splits[0], experts) for layers, experts in placed]
-        found = [self.memory.resident(target.header, at, context) for at in placements]
+            (beside,) = self.memory.estimates([replace(draft, context=options.draft_context()).at(at)])
+        model = replace(target, context=context)
+        requests = [model.at(Placement(layers, self.splits[0], experts)) for layers, experts in placed]
+        found = [self.memory.resident(request) for request in requests]
         possible = [
             index for index, used in enumerate(found) if max(self._shares(total([used, beside]))) <= self._edges[1]
         ]
-        estimates = self.memory.estimates(
-            target.header, target.metadata_only, context, [placements[i] for i in possible]
-        )
+        estimates = self.memory.estimates([requests[index] for index in possible])
         for index, estimate in zip(possible, estimates, strict=True):
             found[index] = estimate
         for where, used in zip(placed, found, strict=True):

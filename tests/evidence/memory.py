@@ -92,9 +92,10 @@ def compare(family: Family, model: tuple[ModelHeader, Path], runs: DryRuns) -> t
         asked.extend(requests)
         return runs(requests)
 
-    estimates = Memory(card_names(family.cards), counted).estimates(header, file, family.context, family.placements)
+    requests = [Request(header, file, placement, family.context) for placement in family.placements]
+    estimates = Memory(card_names(family.cards), counted).estimates(requests)
     checked = [family.placements[i] for i in family.checked]
-    truths = runs([Request(header, file, placement, family.context) for placement in checked])
+    truths = runs([requests[i] for i in family.checked])
     below, worst, rows, unequal = 0, 0.0, 0, []
     for index, placement, truth in zip(family.checked, checked, truths, strict=True):
         if isinstance(truth, str):  # llama.cpp refuses these types for this model
