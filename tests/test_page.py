@@ -292,7 +292,7 @@ def test_a_trial_that_failed_is_a_cross_with_its_reason():
     (failed,) = [mark for mark in figure.marks if mark.kind == "failed"]
     assert failed.x == 6  # counted from 1, as the command's own table does
     assert figure.rows[5][0] == "6"
-    assert failed.described.endswith("out of memory: CUDA0 could not give 391 MiB")
+    assert failed.description.endswith("out of memory: CUDA0 could not give 391 MiB")
     (best,) = [mark for mark in figure.marks if mark.kind == "best"]
     assert (best.x, best.label) == (document.winner + 1, "winner")
     assert "measured again in the end" in figure.caption
