@@ -56,8 +56,8 @@ FAULTS = (
     Fault(
         "a wrong bonus token: by the row before the last",
         "decoding/rules/coupled.py",
-        "self._choose(self.penalised(rows[len(proposals)], last), last)",
-        "self._choose(self.penalised(rows[max(len(proposals) - 1, 0)], last), last)",
+        "self._choose(self.penalised(rows[len(drafted)], last), last)",
+        "self._choose(self.penalised(rows[max(len(drafted) - 1, 0)], last), last)",
         "test_acceptance test_loop integration/test_identity",
     ),
     Fault(
