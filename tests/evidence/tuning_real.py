@@ -26,8 +26,9 @@ from ggufspec.bench.statistics import spread
 from ggufspec.bench.summary import speed
 from ggufspec.bench.trial import attempt
 from ggufspec.cli import inputs
-from ggufspec.cli.tune import prepare
 from ggufspec.settings import Settings
+from ggufspec.tune.experiment import experiment as tune_experiment
+from ggufspec.tune.experiment import without_tuned
 from ggufspec.tune.run import LOG, Experiment, Tuning
 
 CARD_BYTES = 20_000_000  # the target's seven layers take more
@@ -40,7 +41,11 @@ def experiment(endpoint: str) -> Experiment:
     given = Settings(
         rpc=(endpoint,), headroom=str(free - CARD_BYTES), threads=1, flash_attn="on", predict=24, repetitions=3
     )
-    return prepare(inputs.pair(given), given, prompt=None, budget=None, threshold=0.1)
+    pair = inputs.pair(given)
+    untuned = without_tuned(pair, given)
+    base = api.decoder_options(given.over(untuned.settings))
+    planned = api.make_plan(untuned, given)
+    return tune_experiment(pair, given, base, planned, prompt=None, threshold=0.001, budget_s=None)
 
 
 def main() -> None:
