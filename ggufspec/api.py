@@ -304,7 +304,9 @@ def site(wanted: Settings, threads: int) -> Site:
     if wanted.rpc:
         raise UsageError("--rpc is a card that is here, --gpu and --vram are not", "give one or the other")
     sizes = [survey.parse_size(size, "--vram") for size in wanted.vram or ()]
-    return survey.imagined(wanted.gpu or (), sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads)
+    return survey.simulated_cards(
+        wanted.gpu or (), sizes, headroom_bytes=headroom, folder=cache_folder(), threads=threads
+    )
 
 
 def make_plan(
@@ -356,7 +358,9 @@ def make_plan(
     both = [(known.header, known.metadata_only) for known in headers]
     asked = plan_request(both[0], both[1] if draft else None, options, acceptance, wanted)
     asked, machine = _known_here(asked, where, threads)
-    dry_runs = DryRuns(machine.described, simulated=where.paper, rpc=where.rpc, folder=cache_folder(), verbose=verbose)
+    dry_runs = DryRuns(
+        machine.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
+    )
     with dry_runs:
         plan = search.make_plan(asked, machine, dry_runs)
     if dry_runs.limits:
@@ -411,13 +415,13 @@ def _known_here(asked: PlanRequest, where: Site, threads: int) -> tuple[PlanRequ
     identity = rehearsed.identity(machine.cards)
 
     def known(subject: ModelRequest) -> ModelRequest:
-        if where.paper:
+        if where.simulated:
             return subject
         points = rehearsed.known(cache_folder(), subject.header, threads, identity)
-        pace = rehearsed.pace(points, subject.header, machine.speed, machine.card_names)
-        if pace is not None:
-            rehearsals.append(f"{subject.header.name} as rehearsed here on {pace.dates[-1]}")
-        return replace(subject, pace=pace)
+        latency = rehearsed.latency(points, subject.header, machine.speed, machine.card_names)
+        if latency is not None:
+            rehearsals.append(f"{subject.header.name} as rehearsed here on {latency.dates[-1]}")
+        return replace(subject, rehearsed=latency)
 
     asked = replace(
         asked,

@@ -296,11 +296,11 @@ def test_points_are_kept_by_shape_threads_and_machine(header, tmp_path: Path) ->
 
 def test_a_plan_goes_by_what_was_measured(header) -> None:
     speed = from_catalogue([])
-    assert rehearsed.pace([], header, speed, ()) is None
-    pace = rehearsed.pace([point(SECONDS)], header, speed, ())
-    assert pace is not None
+    assert rehearsed.latency([], header, speed, ()) is None
+    latency = rehearsed.latency([point(SECONDS)], header, speed, ())
+    assert latency is not None
     for width, seconds in SECONDS.items():
-        predicted = pass_s(header, Placement(), pace.speed, tokens=width, depth=16, curve=pace.curve(0))
+        predicted = pass_s(header, Placement(), latency.speed, tokens=width, depth=16, curve=latency.curve(0))
         assert predicted == pytest.approx(seconds, rel=0.01)
 
 
@@ -309,9 +309,9 @@ def test_two_placements_on_a_card_give_both_speeds(header) -> None:
 
     speed = from_catalogue([find_card("RTX 3060 12GB")], ["GPU0"])
     points = [point({1: 0.02}), point({1: 0.004, 4: 0.006}, layers=9)]
-    pace = rehearsed.pace(points, header, speed, ("GPU0",))
-    assert pace is not None
+    latency = rehearsed.latency(points, header, speed, ("GPU0",))
+    assert latency is not None
     for layers, seconds in ((0, 0.02), (9, 0.004)):
-        found = pass_s(header, Placement(layers), pace.speed, ("GPU0",), depth=16)
+        found = pass_s(header, Placement(layers), latency.speed, ("GPU0",), depth=16)
         assert found == pytest.approx(seconds, rel=0.05)
-    assert pace.curve(5) == {1: 1.0, 4: 1.5}
+    assert latency.curve(5) == {1: 1.0, 4: 1.5}

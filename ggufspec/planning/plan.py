@@ -12,7 +12,7 @@ from ggufspec.display import counted
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import Bytes, Request
-from ggufspec.planning.rehearsed import Pace
+from ggufspec.planning.rehearsed import RehearsedLatency
 from ggufspec.planning.speed import MachineProfile
 
 
@@ -55,7 +55,7 @@ class Machine:
 class ModelRequest:
     """One model of the request: header, metadata-only file for dry runs, context, and its layers where they are fixed.
 
-    ``pace`` is how fast a rehearsal on this machine found the model.
+    ``rehearsed`` is how fast a rehearsal on this machine found the model.
     """
 
     header: ModelHeader
@@ -64,7 +64,7 @@ class ModelRequest:
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()
     n_cpu_moe: int | None = None
-    pace: Pace | None = None
+    rehearsed: RehearsedLatency | None = None
 
     def at(self, placement: Placement) -> Request:
         """What to estimate or to dry-run."""

@@ -82,7 +82,7 @@ def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RehearsedLatency:
     """How fast one model really is: the machine's speeds as that model showed them, and its T(n) / T(1).
 
     ``curves`` are by offloaded layers.
@@ -98,7 +98,9 @@ class Pace:
         return None if nearest is None else self.curves[nearest]
 
 
-def pace(points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]) -> Pace | None:
+def latency(
+    points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
+) -> RehearsedLatency | None:
     """What ``points`` say of a model on a machine; None without any.
 
     On one card two placements give both bandwidths (:func:`ggufspec.planning.speed.fit`); else all devices are scaled
@@ -112,7 +114,9 @@ def pace(points: Sequence[Point], header: ModelHeader, speed: MachineProfile, ca
         if len(point.batch_s) > 1
     }
     dates = tuple(sorted({point.date for point in points}))
-    return Pace(_fitted(points, header, speed, cards) or _scaled(points, header, speed, cards), curves, dates)
+    return RehearsedLatency(
+        _fitted(points, header, speed, cards) or _scaled(points, header, speed, cards), curves, dates
+    )
 
 
 def _fitted(

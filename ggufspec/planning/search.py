@@ -125,17 +125,17 @@ class _Search:
         context = subject.context
         key = (id(subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
         if key not in self._passes:
-            depth, cards, pace = context.ctx_size // 2, self.machine.card_names, subject.pace
+            depth, cards, latency = context.ctx_size // 2, self.machine.card_names, subject.rehearsed
             layers = placement.offloaded(subject.header.blocks)
             self._passes[key] = pass_s(
                 subject.header,
                 placement,
-                pace.speed if pace else self.machine.speed,
+                latency.speed if latency else self.machine.speed,
                 cards,
                 tokens=tokens,
                 depth=depth,
                 context=context,
-                curve=pace.curve(layers) if pace else None,
+                curve=latency.curve(layers) if latency else None,
             )
         return self._passes[key]
 

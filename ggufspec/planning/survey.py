@@ -23,10 +23,10 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A machine to plan for. ``paper`` says that its cards are not here; ``rpc`` are the workers among them."""
+    """A machine to plan for. ``simulated`` says that its cards are not here; ``rpc`` are the workers among them."""
 
     machine: Machine
-    paper: bool
+    simulated: bool
     rpc: tuple[str, ...] = ()
 
 
@@ -42,7 +42,9 @@ def parse_size(text: str, flag: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def imagined(names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, folder: Path, threads: int) -> Site:
+def simulated_cards(
+    names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, folder: Path, threads: int
+) -> Site:
     """Cards that are not here.
 
     Args:
@@ -66,7 +68,7 @@ def imagined(names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, 
         made.append(Card(f"GPU{index}", name, size, size, machine_profile.known_overhead(folder, name)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
-    return Site(Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed), paper=True)
+    return Site(Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed), simulated=True)
 
 
 def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int) -> Site:
@@ -85,7 +87,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
     named = {card.name: cards.recognise(card.description, card.total_bytes) for card in made}
     speed: MachineProfile = machine_profile.expected(named, folder=folder, threads=threads)
     machine = Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed)
-    return Site(machine, paper=False, rpc=tuple(rpc))
+    return Site(machine, simulated=False, rpc=tuple(rpc))
 
 
 def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:

@@ -366,8 +366,8 @@ class _Space:
         key = (id(subject.header), placement, kv, tokens)
         if key not in self._times:
             context = replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1])
-            pace, cards = subject.pace, self.machine.card_names
-            speed = pace.speed if pace else self.machine.speed
+            latency, cards = subject.rehearsed, self.machine.card_names
+            speed = latency.speed if latency else self.machine.speed
             depth = context.ctx_size // 2
             parts = cost(subject.header, placement, speed, cards, tokens=tokens, depth=depth, context=context)
             layers = placement.offloaded(subject.header.blocks)
@@ -379,7 +379,7 @@ class _Space:
                 tokens=tokens,
                 depth=depth,
                 context=context,
-                curve=pace.curve(layers) if pace else None,
+                curve=latency.curve(layers) if latency else None,
             )
             host = parts.devices[HOST]
             whole = _Time(host, sum(parts.devices.values()) - host, parts.fixed_s)
