@@ -286,7 +286,7 @@ def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
     assert "abacus" not in alone.stderr  # target-only needs no curve
     drafted = cli(*flags)
     assert (drafted.code, drafted.stdout) == (0, alone.stdout)
-    assert f"{pair[0].name} is of another machine (an abacus): measured again\n" in drafted.stderr
+    assert f"cached timings of {pair[0].name} are of another machine (an abacus): measured again\n" in drafted.stderr
     bench = ("bench", "demo", "-p", PROMPT, "-n", "4", "-r", "1")
     file.write_text(json.dumps(curves))
     assert "(an abacus)" in cli(*bench).stderr
