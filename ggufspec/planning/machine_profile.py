@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ggufspec import cache, worker
 from ggufspec.errors import UsageError
@@ -31,10 +30,12 @@ from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import CARDS, Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceProfile, MachineProfile
+
+if TYPE_CHECKING:
+    from ggufspec.llamacpp.model import Context
 
 TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
@@ -212,6 +213,8 @@ def offload_devices(here: Sequence[ggml.Device]) -> list[str]:
 
 
 def _time(path: Path, standin: Standin, placement: Placement, widths: Sequence[int], spec: Spec) -> Timing:
+    from ggufspec.llamacpp.model import Context, Model
+
     began = time.perf_counter()
     with Model(path, placement) as model:
         load_s = time.perf_counter() - began
@@ -315,6 +318,8 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
 
 def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
     """(seconds of a pass, seconds of a block) from two narrow models and a wide one."""
+    import numpy as np
+
     rows = [[1.0, timing.standin.blocks, timing.read_bytes] for timing in timings[:3]]
     seconds = [timing.seconds[1] for timing in timings[:3]]
     pass_s, layer_s, _ = (float(value) for value in np.linalg.solve(np.array(rows), np.array(seconds)))
