@@ -1073,12 +1073,17 @@ VALUES = {
 
 
 def value_rows() -> Iterator[Row]:
-    yield Row("value: 10⁹ tokens of context", "run demo -p x -n 2 -c 1000000000", 2, says="more than any model has")
+    yield Row(
+        "value: 10⁹ tokens of context",
+        "run demo -p x -n 2 -c 1000000000",
+        2,
+        says="--ctx-size 1000000000 is out of range",
+    )
     yield Row("value: 16 million tokens of context", "run demo -p x -n 2 -c 16777216", 1, says="no context of 16777216")
     yield Row("value: 10⁹ blocks of experts on the host", "run demo -p x -n 2 --n-cpu-moe 1000000000", 0)
     yield Row("value: 10²⁰ blocks of experts on the host", "run demo -p x -n 2 --n-cpu-moe 99999999999999999999", 0)
     yield Row("value: 10²⁰ likeliest tokens", "run demo -p x -n 2 --top-k 99999999999999999999", 0)
-    yield Row("value: 10⁹ threads", "run demo -p x -n 2 -t 1000000000", 2, says="threads cannot run")
+    yield Row("value: 10⁹ threads", "run demo -p x -n 2 -t 1000000000", 2, says="--threads 1000000000 is out")
     yield Row("value: a port of 10⁹", "worker --port 1000000000", 2, says="--port")
     yield Row("value: an RPC worker that is none", "plan demo --rpc 127.0.0.1:1", 1, says="127.0.0.1:1", seconds=20.0)
     yield Row("value: a budget without end", "tune demo --no-save --budget infm", 2, says="--budget")
