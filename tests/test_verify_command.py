@@ -326,7 +326,7 @@ def test_where_nothing_can_be_drafted_nothing_is_claimed(target: Path, draft: Pa
         ("default", "draft"): "not possible",
         ("distribution", "target-only"): "passed",
     }
-    assert "strict: draft, adaptive 15: not one token was drafted, so that it is not among the checks" in result.notes
+    assert "strict: draft, adaptive 15: not one token was drafted, so that it is not counted" in result.notes
 
 
 def test_another_failure_of_a_model_is_no_excuse(target: Path, tmp_path: Path) -> None:
