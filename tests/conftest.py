@@ -1,4 +1,4 @@
-"""The two tiers, and what tests share: the pair that ships and its curves, a clean environment, damaged files."""
+"""The two tiers, and what tests share: the pair that ships and its timings, a clean environment, damaged files."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def _forked_children() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def batch_latencies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """T(n) of the pair that ships by one thread, measured once for all tests: a folder with the cache's file."""
-    folder, (target, draft) = tmp_path_factory.mktemp("curves"), demo_pair()
+    folder, (target, draft) = tmp_path_factory.mktemp("batch_latencies"), demo_pair()
     options = DecoderOptions(threads=1)
     wanted = (
         (target, options.placement, options.context(with_draft=True), None, False),
@@ -80,19 +80,19 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path, placement, context_options, outputs, strict in wanted:
         key = latency_cache.key(path, placement, context_options, outputs=outputs, strict=strict)
         with Model(path, placement) as model, closing(Context(model, context_options)) as context:
-            curve, _ = latency_cache.load_or_measure(context, key, None, time.perf_counter)
-        saved = latency_cache.SavedLatency(curve.points(), curve.switch_s, curve.widths)
+            batch_latency, _ = latency_cache.load_or_measure(context, key, None, time.perf_counter)
+        saved = latency_cache.SavedLatency(batch_latency.points(), batch_latency.switch_s, batch_latency.widths)
         latency_cache.save(folder, key, saved)  # of a busy machine, too
     return folder
 
 
 @pytest.fixture(scope="session")
-def new_cli(tmp_path_factory: pytest.TempPathFactory, curves: Path) -> Callable[[], Cli]:
-    """Makes command lines: one thread (llama.cpp's threads spin), nothing of the user's own but curves, no network."""
+def new_cli(tmp_path_factory: pytest.TempPathFactory, batch_latencies: Path) -> Callable[[], Cli]:
+    """Makes command lines: one thread (llama.cpp's threads spin), no settings of the user, no network."""
 
     def make() -> Cli:
         home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("folder")
-        shutil.copytree(curves, home / ".cache" / "ggufspec")
+        shutil.copytree(batch_latencies, home / ".cache" / "ggufspec")
         own = ("GGUFSPEC_", "HF_", "HUGGINGFACE_", "XDG_", "PYTEST_")
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(own)}
         for key in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):

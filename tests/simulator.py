@@ -128,14 +128,18 @@ class Simulated:
         self._passes: dict[object, tuple[float, float]] = {}
 
     def _other(self, speed: DeviceProfile) -> DeviceProfile:
-        """Bandwidth wrong by 10 to 40 %, up or down; the kernels' curves with dips and bumps of their own."""
+        """Bandwidth wrong by 10 to 40 %, up or down; the kernels' batch_latencies with dips and bumps of their own."""
         chance = self.random
         factor = math.exp(chance.uniform(0.1, 0.34) * chance.choice((-1, 1)))
-        curves = {
-            kind: {n: 1.0 if n == 1 else value * math.exp(chance.gauss(0, 0.12)) for n, value in curve.items()}
-            for kind, curve in speed.curves.items()
+        batch_latencies = {
+            kind: {n: 1.0 if n == 1 else value * math.exp(chance.gauss(0, 0.12)) for n, value in batch_latency.items()}
+            for kind, batch_latency in speed.batch_latencies.items()
         }
-        return replace(speed.scaled(factor), curves=curves, layer_s=speed.layer_s * math.exp(chance.gauss(0, 0.5)))
+        return replace(
+            speed.scaled(factor),
+            batch_latencies=batch_latencies,
+            layer_s=speed.layer_s * math.exp(chance.gauss(0, 0.5)),
+        )
 
     def _wobble(self, spread: float, *facts: object) -> float:
         """A factor that always is the same for the same facts."""

@@ -46,10 +46,10 @@ def agrees(outcomes, law):
     return bool(chi_square > 1e-4 and total_variation < expected + 4 / np.sqrt(n))
 
 
-# --- keyed noise ---------------------------------------------------------------------------------------------------
+# --- coupled noise ---------------------------------------------------------------------------------------------------
 
 
-def keyed(rows, which, positions):
+def coupled(rows, which, positions):
     """``noise.choose`` of candidates, for many positions at once; ``which`` row is that of each position."""
     start = np.array([noise._start(SAMPLING.seed, position) for position in positions.tolist()])[:, None]
     with np.errstate(divide="ignore"):
@@ -59,21 +59,21 @@ def keyed(rows, which, positions):
 
 def test_the_batch_is_the_real_choice():
     rule = CoupledRule(SAMPLING)
-    found = keyed(TARGET, np.zeros(2000, int), np.arange(2000))
+    found = coupled(TARGET, np.zeros(2000, int), np.arange(2000))
     assert found.tolist() == [rule.verify(TARGET[:1], [], position).token for position in range(2000)]
 
 
 def test_keyed_noise_samples_the_target():
     positions = 2 * np.arange(SAMPLES // 2)
-    first = keyed(TARGET, np.zeros(positions.size, int), positions)
-    second = keyed(TARGET, 1 + first, positions + 1)
+    first = coupled(TARGET, np.zeros(positions.size, int), positions)
+    second = coupled(TARGET, 1 + first, positions + 1)
     assert agrees(first * VOCAB + second, PAIRS)
-    assert not agrees(first * VOCAB + keyed(TARGET, 1 + first, positions), PAIRS)  # bug: one position's noise twice
+    assert not agrees(first * VOCAB + coupled(TARGET, 1 + first, positions), PAIRS)  # bug: one position's noise twice
 
 
 def test_shared_noise_makes_the_draft_agree():
     positions = np.arange(100_000)
-    target, draft = (keyed(rows, np.zeros(positions.size, int), positions) for rows in (TARGET, DRAFT))
+    target, draft = (coupled(rows, np.zeros(positions.size, int), positions) for rows in (TARGET, DRAFT))
     overlap = np.minimum(P[0], Q[0]).sum()  # what the residual rule would accept, the most that is possible
     independent = (P[0] * Q[0]).sum()
     assert independent + 0.1 < (target == draft).mean() <= overlap + 0.005

@@ -21,7 +21,7 @@ GARBAGE = {
     "null": b"null",
     "a list": b"[1, 2, 3]",
     "an empty object": b"{}",
-    "wrong types": b'{"devices": 7, "output": [], "error": {}, "machine": 1, "identity": [], "speed": "x", "curve": 0}',
+    "wrong types": b'{"devices": 7, "output": [], "error": {}, "machine": 1, "identity": [], "speed": 0, "latency": 0}',
     "wrong values": b'{"devices": {"CPU": {"weights": -1, "kv": 0, "compute": 0}}, "output": 0, "error": ""}',
     "no numbers": b'{"devices": {"CPU": {"weights": NaN, "kv": 0, "compute": 0}}, "output": 0, "error": ""}',
     "deep": b'{"a":' * 100_000,
@@ -143,7 +143,7 @@ def test_a_profile_is_a_file_and_needs_its_folder(cli: Cli, tmp_path: Path, targ
     assert "next: XDG_CONFIG_HOME=FOLDER ggufspec profiles new mine" in done.stderr
     done = without(cli, "home below a file", tmp_path)("tune", "demo", "--budget", "10s")
     assert done.code == 1
-    assert "next: --no-save leaves the profile away" in done.stderr
+    assert "next: --no-save writes no profile" in done.stderr
 
 
 def test_a_full_disk_is_told(cli: Cli, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class World:
     may_trim: bool = True
     switch_s: float = 0.0
     deciding_s: float = 0.0  # of a round in which the policy is asked
-    believed: dict[int, float] | None = None  # the target's curve as the policy has it, where that is another
+    believed: dict[int, float] | None = None  # the target's latency as the policy has it, where that is another
     rehearses: bool = True  # whether the drafters are judged on the prompt's last places first
     now: float = 0.0
     tokens: int = 0
@@ -131,13 +131,13 @@ class World:
     reviews_s: float = 0.0
     rests: int = 0
     last_width: int | None = None
-    curve: LatencyModel = field(init=False)
+    latency: LatencyModel = field(init=False)
     rounds: list[tuple[int, int]] = field(default_factory=list)  # (drafted and verified, accepted)
     widths: list[int] = field(default_factory=list)
     names: Counter = field(default_factory=Counter)  # of the drafters of what was verified
 
     def __post_init__(self) -> None:
-        self.curve = LatencyModel(self.believed or self.target, switch_s=self.switch_s)
+        self.latency = LatencyModel(self.believed or self.target, switch_s=self.switch_s)
         widths = range(min(self.target), max(self.target) + 1)
         every = np.interp(widths, [*self.target], [*self.target.values()])
         self.truth = LatencyModel(dict(zip(widths, every, strict=True)), switch_s=self.switch_s)
@@ -151,7 +151,7 @@ class World:
         """Tokens per second of a policy."""
         if self.rehearses and not self.rounds:
             for name in filter(None, ("draft" if self.process else "", LOOKUP if self.lookup else "")):
-                policy.shadow_evaluated(name, self.hindsight(name, ROWS))
+                policy.shadow_evaluated(name, self.shadow(name, ROWS))
         began, first = self.now, self.tokens
         while self.tokens - first < tokens:
             self.round(policy)
@@ -159,13 +159,13 @@ class World:
 
     def round(self, policy) -> None:
         start = self.now
-        if resting := policy.is_backing_off():
+        if backing_off := policy.is_backing_off():
             self.rests += 1
         else:
             self.now += self.deciding_s
             policy.begin(self.limit, may_trim=self.may_trim)
         chain: list[tuple[str, bool]] = []
-        while len(chain) < self.limit and not resting:
+        while len(chain) < self.limit and not backing_off:
             index, unread = self.tokens + len(chain), self.unread + len(chain)
             free = {LOOKUP: self.fate(LOOKUP, index)[0]} if self.lookup else {}
             name = policy.choose(free, {"draft": unread} if self.process else {})
@@ -180,9 +180,9 @@ class World:
                 break
             chain.append((name, kept))
         self.drawn += len(chain)
-        drafted = [] if resting else chain[: policy.verify_count()]
+        drafted = [] if backing_off else chain[: policy.verify_count()]
         accepted = next((i for i, (_, kept) in enumerate(drafted) if not kept), len(drafted))
-        width = self.curve.width(len(drafted) + 1)
+        width = self.latency.width(len(drafted) + 1)
         verify_s = self.truth._by_width[width] + self.switch_s * (self.last_width not in (None, width))
         self.last_width = width
         self.now += verify_s
@@ -192,35 +192,35 @@ class World:
         self.widths.append(width)
         self.names.update(name for name, _ in drafted)
         policy.observe_round(Outcome(width, accepted, accepted + 1, verify_s, self.now - start))
-        if resting:
+        if backing_off:
             return
         if self.lookup:
-            policy.shadow_evaluated(LOOKUP, self.hindsight(LOOKUP, accepted + 1), 0.0)
+            policy.shadow_evaluated(LOOKUP, self.shadow(LOOKUP, accepted + 1), 0.0)
         if self.process and (count := policy.catch_up_count("draft", self.unread)):
             count = min(count, self.unread - 1)
             spent = self.read(count)
             self.reviews_s += spent
-            policy.shadow_evaluated("draft", self.hindsight("draft", min(ROWS, count)), spent)
+            policy.shadow_evaluated("draft", self.shadow("draft", min(ROWS, count)), spent)
             self.unread = 1
 
     def fate(self, name: str, index: int) -> tuple[float, bool]:
         process = self.lookup if name == LOOKUP else self.process
         return fate(process, self.tells, self.seed, name, index)
 
-    def hindsight(self, name: str, count: int) -> list[ShadowEvaluation]:
+    def shadow(self, name: str, count: int) -> list[ShadowEvaluation]:
         """Of the last ``count`` tokens."""
         seen = [self.fate(name, index) for index in range(self.tokens - count, self.tokens)]
         return [ShadowEvaluation(confidence, float(kept)) for confidence, kept in seen]
 
     def read(self, count: int) -> float:
-        curve = self.draft_truth
-        spent = curve.seconds(count) if count <= 16 else curve.seconds(16) * count / 16
+        latency = self.draft_truth
+        spent = latency.seconds(count) if count <= 16 else latency.seconds(16) * count / 16
         self.now += spent
         return spent
 
 
 def adaptive(world: World) -> Adaptive:
-    return Adaptive(world.curve, {"draft": LatencyModel(world.draft_points())} if world.process else None)
+    return Adaptive(world.latency, {"draft": LatencyModel(world.draft_points())} if world.process else None)
 
 
 @functools.cache
@@ -230,12 +230,12 @@ def fixed_speed(name: str, share: float, process: Process, length: int, tokens: 
 
 
 def best_fixed(name: str, share: float, process: Process, tokens: int, seed: int = 0) -> tuple[float, int]:
-    """(tokens per second, length) of the fixed draft that is the fastest in hindsight; 0 is target-only."""
+    """(tokens per second, length) of the fixed draft that is the fastest looking back; 0 is target-only."""
     lengths = (0, 1, 2, 3, 4, 5, 7, 9, 11, 15)
     return max((fixed_speed(name, share, process, length, tokens, seed), length) for length in lengths)
 
 
-# Against the best fixed length in hindsight. The bounds leave one to three percent to what is reached.
+# Against the best fixed length looking back. The bounds leave one to three percent to what is reached.
 
 TOKENS = 600
 
@@ -416,7 +416,7 @@ def changes(widths: list[int]) -> int:
 def test_a_dear_change_of_width_is_made_less_often(name):
     def run(believed):
         world = World(CURVES[name], CHEAP, PROCESSES["steady .8"], switch_s=0.3 * CURVES[name][1])
-        world.curve.switch_s *= believed
+        world.latency.switch_s *= believed
         return world.run(adaptive(world), TOKENS), changes(world.widths) / len(world.widths)
 
     speed, often = run(1)
@@ -453,7 +453,7 @@ def test_a_curve_that_is_wrong_is_put_right(believed, process):
 def test_a_drafts_time_that_is_wrong_is_put_right(believed):
     world = World(F16, 0.3, PROCESSES["steady .8"])
     points = {width: seconds * believed for width, seconds in world.draft_points().items()}
-    policy = Adaptive(world.curve, {"draft": LatencyModel(points)})
+    policy = Adaptive(world.latency, {"draft": LatencyModel(points)})
     world.run(policy, 200)
     if believed < 1:
         assert policy.drafts["draft"].seconds(1) == pytest.approx(world.draft_truth.seconds(1), rel=0.2)
@@ -561,9 +561,9 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
 # What the loop asks, by hand.
 
 
-def sure_policy(points=F16, draft=None, **curve):
+def sure_policy(points=F16, draft=None, **latency):
     """A policy that has seen that an offer of any confidence is kept."""
-    policy = Adaptive(LatencyModel(points, **curve), {"draft": LatencyModel(draft or {1: 0.001})})
+    policy = Adaptive(LatencyModel(points, **latency), {"draft": LatencyModel(draft or {1: 0.001})})
     for name in ("draft", LOOKUP):
         for confidence in (0.05, 0.15, 0.3, 0.4, 0.6, 0.7, 0.85, 0.92, 0.96, 0.985, 0.993, 0.999):
             for place in range(3):
@@ -766,13 +766,13 @@ def test_the_outlook_is_what_is_usually_offered():
 
 def test_an_answer_after_one_without_a_gain_has_to_show_one_sooner():
     """A card so fast that deciding takes twice as long as a token: drafts are kept, and bring nothing."""
-    back_off, awake = BackOff(), []
+    back_off, rounds_on = BackOff(), []
     for seed in (1, 2):
         world = World(CARD, CHEAP, None, seed=seed, deciding_s=2 * CARD[1], lookup=steady(0.8))
-        policy = Adaptive(world.curve, None, None, back_off)
+        policy = Adaptive(world.latency, None, None, back_off)
         while not back_off.cooldown:
             world.round(policy)
-        awake.append(len(world.rounds))
-    assert awake == [CONSTANTS.trial_rounds, CONSTANTS.trial_rounds // 4]
-    Adaptive(world.curve, None, None, back_off)
+        rounds_on.append(len(world.rounds))
+    assert rounds_on == [CONSTANTS.trial_rounds, CONSTANTS.trial_rounds // 4]
+    Adaptive(world.latency, None, None, back_off)
     assert not back_off.cooldown  # an answer begins without a cooldown

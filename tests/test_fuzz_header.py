@@ -243,7 +243,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
             outcomes[f"{what}: error"] += 1
         except Exception as error:
             wrong.append(f"case {index}, {what}: {type(error).__name__}: {error}")
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    expanded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     for index, data in good:
         tell(f"{index} metadata-only file")
         try:
@@ -254,7 +254,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
         except Exception as error:
             wrong.append(f"metadata-only file of case {index}: {type(error).__name__}: {error}")
     scale = 1 if sys.platform == "darwin" else 1024
-    tell(json.dumps({"outcomes": outcomes, "wrong": wrong, "grown_bytes": grown * scale}))
+    tell(json.dumps({"outcomes": outcomes, "wrong": wrong, "grown_bytes": expanded * scale}))
 
 
 def test_no_damaged_header_harms(tmp_path: Path) -> None:

@@ -152,25 +152,25 @@ def damage(entry, path, value):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("curve",), None),
+        (("latency",), None),
         (("machine",), None),
         (("machine", "cpu"), 7),
-        (("curve", "points"), {}),
-        (("curve", "points", "4"), -1.0),
-        (("curve", "points", "4"), "fast"),
-        (("curve", "points", "4"), float("nan")),
-        (("curve", "points", "0"), 1.0),
-        (("curve", "points", "x"), 1.0),
-        (("curve", "widths"), [4, 8]),
-        (("curve", "widths"), [10**9]),
-        (("curve", "switch_s"), "soon"),
+        (("latency", "points"), {}),
+        (("latency", "points", "4"), -1.0),
+        (("latency", "points", "4"), "fast"),
+        (("latency", "points", "4"), float("nan")),
+        (("latency", "points", "0"), 1.0),
+        (("latency", "points", "x"), 1.0),
+        (("latency", "widths"), [4, 8]),
+        (("latency", "widths"), [10**9]),
+        (("latency", "switch_s"), "soon"),
     ],
 )
 def test_a_damaged_curve_is_as_if_it_were_not_there(tmp_path, one, path, value):
     save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
-    found = json.loads((tmp_path / "curves.json").read_text())
+    found = json.loads((tmp_path / "batch-latency.json").read_text())
     damage(next(iter(found.values())), path, value)
-    (tmp_path / "curves.json").write_text(json.dumps(found))
+    (tmp_path / "batch-latency.json").write_text(json.dumps(found))
     assert load(tmp_path, one) == (None, "")
 
 
@@ -182,7 +182,7 @@ def test_a_class_wider_than_the_context_is_damage_too(tmp_path, one):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 1}', "\0"])
 def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, one, text):
-    (tmp_path / "curves.json").write_text(text)
+    (tmp_path / "batch-latency.json").write_text(text)
     assert load(tmp_path, one) == (None, "")
     save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
     assert load(tmp_path, one)[0] is not None
@@ -190,42 +190,42 @@ def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, one, text):
 
 def test_an_entry_that_is_no_object(tmp_path, one):
     save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
-    name = next(iter(json.loads((tmp_path / "curves.json").read_text())))
+    name = next(iter(json.loads((tmp_path / "batch-latency.json").read_text())))
     for entry in ([], "x", 3, None):
-        (tmp_path / "curves.json").write_text(json.dumps({name: entry}))
+        (tmp_path / "batch-latency.json").write_text(json.dumps({name: entry}))
         assert load(tmp_path, one) == (None, "")
 
 
 def test_the_oldest_go(tmp_path, one):
     for threads in range(1, 71):
         save(tmp_path, replace(one, threads=threads), SavedLatency(POINTS, 0.0, None))
-    assert len(json.loads((tmp_path / "curves.json").read_text())) == 64
+    assert len(json.loads((tmp_path / "batch-latency.json").read_text())) == 64
     assert load(tmp_path, replace(one, threads=6))[0] is None
     assert load(tmp_path, replace(one, threads=7))[0] is not None
 
 
 def test_measured_once_and_known_after(tmp_path, one):
     model = CountingModel()
-    curve, notes = load_or_measure(model, one, tmp_path, model.clock)
+    latency, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
     assert model.batches > 0
-    assert curve.seconds(4) == pytest.approx(41e-5)
-    assert curve.limit == 16
+    assert latency.seconds(4) == pytest.approx(41e-5)
+    assert latency.limit == 16
     model.batches = 0
     again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (model.batches, notes) == (2, [])
-    assert again.points() == pytest.approx(curve.points())
+    assert again.points() == pytest.approx(latency.points())
 
 
 def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
     model = CountingModel()
-    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
-    before = curve.points()
+    latency, _ = load_or_measure(model, one, tmp_path, model.clock)
+    before = latency.points()
     for _ in range(20):
         for width in (1, 2, 8):
-            curve.observe(width, before[width])
-        curve.observe(4, 2 * 41e-5)
-    update(tmp_path, one, curve)
+            latency.observe(width, before[width])
+        latency.observe(4, 2 * 41e-5)
+    update(tmp_path, one, latency)
     again = load(tmp_path, one)[0].points
     assert again[4] == pytest.approx(82e-5, rel=0.1)
     for width in (1, 2, 8):
@@ -234,15 +234,15 @@ def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
 
 @pytest.mark.parametrize("factor", [3, 10])
 def test_a_run_beside_others_does_not_spoil_the_next_one(tmp_path, one, factor):
-    """Nor does a long text: the next run on an idle machine finds its curve, and has nothing to say."""
+    """Nor does a long text: the next run on an idle machine finds its latency, and has nothing to say."""
     model = CountingModel()
-    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
-    before = curve.points()
+    latency, _ = load_or_measure(model, one, tmp_path, model.clock)
+    before = latency.points()
     for _ in range(50):
         for width in (1, 4, 2, 8):
-            curve.observe(width, factor * before[width])
-    assert curve.seconds(1) == pytest.approx(factor * before[1], rel=0.1)
-    update(tmp_path, one, curve)
+            latency.observe(width, factor * before[width])
+    assert latency.seconds(1) == pytest.approx(factor * before[1], rel=0.1)
+    update(tmp_path, one, latency)
     model.batches = 0
     again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (model.batches, notes) == (2, [])
@@ -252,45 +252,45 @@ def test_a_run_beside_others_does_not_spoil_the_next_one(tmp_path, one, factor):
 @pytest.mark.parametrize("factor", [3, 1000])
 def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one, factor):
     model = CountingModel()
-    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
-    points = curve.points()
+    latency, _ = load_or_measure(model, one, tmp_path, model.clock)
+    points = latency.points()
     save(tmp_path, one, SavedLatency({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
-    curve, notes = load_or_measure(model, one, tmp_path, model.clock)
+    latency, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == ["cached timings of target.gguf are of a busier machine: measured again"]
-    assert curve.points() == pytest.approx(points)
+    assert latency.points() == pytest.approx(points)
     assert load(tmp_path, one)[0].points == pytest.approx(points)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.5])
 def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor):
     model = CountingModel()
-    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
-    points = curve.points()
+    latency, _ = load_or_measure(model, one, tmp_path, model.clock)
+    points = latency.points()
     save(tmp_path, one, SavedLatency({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
-    curve, notes = load_or_measure(model, one, tmp_path, model.clock)
+    latency, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
     for width, seconds in points.items():
-        assert curve.points()[width] == pytest.approx(seconds, rel=0.1)
+        assert latency.points()[width] == pytest.approx(seconds, rel=0.1)
     assert model.length == 0
 
 
 def test_a_curve_that_was_disturbed_is_not_kept(tmp_path, one, monkeypatch):
     model = CountingModel()
     ticks = iter(range(10**6))
-    curve, notes = load_or_measure(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
-    assert not curve.trusted
+    latency, notes = load_or_measure(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
+    assert not latency.trusted
     assert [note for note in notes if "busy" in note] == notes != []
-    update(tmp_path, one, curve)
+    update(tmp_path, one, latency)
     assert load(tmp_path, one) == (None, "")
 
 
 def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
     model = CountingModel()
     strict = replace(one, strict=True)
-    curve, _ = load_or_measure(model, strict, tmp_path, model.clock)
-    assert curve.widths == tuple(range(1, 17))
+    latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
+    assert latency.widths == tuple(range(1, 17))
     model.batches = 0
-    assert load_or_measure(model, strict, tmp_path, model.clock)[0].widths == curve.widths
+    assert load_or_measure(model, strict, tmp_path, model.clock)[0].widths == latency.widths
     assert model.batches == 2
     with pytest.raises(ModelError, match="strict"):
         load_or_measure(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)
@@ -301,28 +301,28 @@ def test_a_kept_class_is_of_no_use_to_a_model_that_cannot_pad(tmp_path, one):
     save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 8)))
     model = CountingModel()
     model.can_pad = False
-    curve, _ = load_or_measure(model, strict, tmp_path, model.clock)
-    assert not curve.can_pad
-    assert curve.width(3) == 3
-    curve, _ = load_or_measure(model, one, tmp_path, model.clock)
-    assert not curve.can_pad
+    latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
+    assert not latency.can_pad
+    assert latency.width(3) == 3
+    latency, _ = load_or_measure(model, one, tmp_path, model.clock)
+    assert not latency.can_pad
 
 
 def test_without_a_folder_nothing_is_kept(tmp_path, one, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     model = CountingModel()
-    curve, notes = load_or_measure(model, one, None, model.clock)
-    assert (curve.limit, notes) == (16, [])
+    latency, notes = load_or_measure(model, one, None, model.clock)
+    assert (latency.limit, notes) == (16, [])
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_folder_that_cannot_be_written_costs_the_memory_and_not_the_run(tmp_path, one):
     (tmp_path / "taken").write_text("")
     model = CountingModel()
-    curve, _ = load_or_measure(model, one, tmp_path / "taken" / "cache", model.clock)
-    update(tmp_path / "taken" / "cache", one, curve)
-    assert curve.limit == 16
+    latency, _ = load_or_measure(model, one, tmp_path / "taken" / "cache", model.clock)
+    update(tmp_path / "taken" / "cache", one, latency)
+    assert latency.limit == 16
 
 
 def test_the_demo_pair(tmp_path, monkeypatch):
@@ -333,13 +333,13 @@ def test_the_demo_pair(tmp_path, monkeypatch):
         options = ContextOptions(512, 16, 1)
         wanted = key(path, Placement(), options, outputs=rows)
         with Model(path) as model, closing(Context(model, options)) as context:
-            curve, _ = load_or_measure(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
-            assert curve.width(1) == 1
+            latency, _ = load_or_measure(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
+            assert latency.width(1) == 1
             found, note = load(tmp_path, wanted)
             assert note == ""
             assert found is not None
-            assert found.points == pytest.approx(curve.points())
-    machine = next(iter(json.loads((tmp_path / "curves.json").read_text()).values()))["machine"]
+            assert found.points == pytest.approx(latency.points())
+    machine = next(iter(json.loads((tmp_path / "batch-latency.json").read_text()).values()))["machine"]
     assert machine["cpu"]
     assert machine["llama_cpp_python"]
 

@@ -231,7 +231,7 @@ class Whim:
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.wanted = []  # tokens to verify, of each round
-        self.hindsight = 0
+        self.shadow = 0
         self.open = False
 
     def is_backing_off(self):
@@ -286,7 +286,7 @@ class Whim:
     def shadow_evaluated(self, _name, seen, _seconds=0.0):
         assert not self.open
         assert all(0 <= one.confidence <= 1 and 0 <= one.agreement <= 1 for one in seen)
-        self.hindsight += len(seen)
+        self.shadow += len(seen)
 
 
 class Automaton:
@@ -330,9 +330,9 @@ def whim(seed, *more):
     return lambda: (Whim(seed), padded(*more))
 
 
-def adaptive(points, draft=None, **curve):
+def adaptive(points, draft=None, **latency):
     def make():
-        target = LatencyModel(points, **curve)
+        target = LatencyModel(points, **latency)
         return Adaptive(target, None if draft is None else {"draft": LatencyModel(draft)}), target.width
 
     return make
@@ -373,7 +373,7 @@ class Case:
             self.drafters.append(self.drafter(self.model, self.table.vocab, self.draft_width))
             self.model.first = lambda: self.drafters[-1]._first
         self.policy, as_wide_as = self.play()
-        asked = []  # (tokens, the width for them): a curve changes its mind
+        asked = []  # (tokens, the width for them): a latency changes its mind
 
         def width(count):
             asked.append((count, as_wide_as(count)))
@@ -794,7 +794,7 @@ def test_a_draft_context_that_is_full_is_no_reason_to_stop_for_others():
 
 
 def test_the_time_of_an_offer_that_did_not_come_is_not_told():
-    """A draft's curve would learn that it costs nothing, and be kept like that."""
+    """A draft's latency would learn that it costs nothing, and be kept like that."""
     told = []
 
     class Times(Fixed):

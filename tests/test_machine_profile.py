@@ -22,10 +22,11 @@ from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import machine_profile
 from ggufspec.planning.machine_profile import (
     DEFAULT_OVERHEAD_BYTES,
+    DummyModel,
     Result,
     Spec,
-    Standin,
     Timing,
+    dummy_models,
     expected,
     from_catalogue,
     known_overhead,
@@ -33,7 +34,6 @@ from ggufspec.planning.machine_profile import (
     load,
     offload_devices,
     record_overhead,
-    standins,
     typical_card,
 )
 from ggufspec.planning.memory import HOST
@@ -45,20 +45,20 @@ RPC = Device("RPC0", "127.0.0.1:50052", "gpu", 0, 0)
 TINY = Spec(threads=1, types=("f16", "q4_K"), widths=(1, 2, 4), wide_bytes=2**22, rounds=2, model_s=0.01)
 
 
-# ---- stand-ins
+# ---- dummy models
 
 
 @pytest.mark.parametrize("kind", machine_profile.TYPES)
 def test_a_stand_in_is_a_sparse_model_of_zeros(kind: str, tmp_path: Path):
-    standin = Standin(kind, 512, 768, 3)
+    dummy = DummyModel(kind, 512, 768, 3)
     path = tmp_path / "model.gguf"
-    standin.write(path)
+    dummy.write(path)
     assert path.stat().st_blocks * 512 < 2**15 < path.stat().st_size
     header = interpret(path.name, [parse(path.read_bytes())], path.stat().st_size)
     assert (header.blocks, header.embedding, header.heads[0], header.kv_heads[0]) == (3, 512, 8, 2)
     assert {t.type for t in header.tensors if "norm" not in t.name} == {kind}
     numbers = sum(math.prod(t.shape) for t in header.tensors if "norm" not in t.name)
-    assert numbers == standin.numbers + 512 * standin.vocabulary  # the embedding is only looked up
+    assert numbers == dummy.numbers + 512 * dummy.vocabulary  # the embedding is only looked up
     with Model(path) as model:
         assert model.parameters == sum(math.prod(t.shape) for t in header.tensors)
         context = Context(model, ContextOptions(ctx_size=16, width=4, threads=1))
@@ -67,14 +67,14 @@ def test_a_stand_in_is_a_sparse_model_of_zeros(kind: str, tmp_path: Path):
 
 
 def test_wide_stand_ins_have_the_bytes_that_were_asked_for():
-    narrow, more, *wide = standins(machine_profile.TYPES, 128 * 2**20)
+    narrow, more, *wide = dummy_models(machine_profile.TYPES, 128 * 2**20)
     assert narrow.blocks < more.blocks
-    assert [standin.kind for standin in wide] == list(machine_profile.TYPES)
+    assert [dummy.kind for dummy in wide] == list(machine_profile.TYPES)
     bits = {"f16": 16, "q8_0": 8.5, "q6_K": 6.5625, "q4_0": 4.5, "q4_K": 4.5, "q3_K": 3.4375}
-    for standin in wide:
-        size = standin.numbers * bits[standin.kind] / 8
+    for dummy in wide:
+        size = dummy.numbers * bits[dummy.kind] / 8
         assert 96 * 2**20 < size < 260 * 2**20
-    assert all(standin.width < 1024 for standin in standins(("f16",), 2**20))
+    assert all(dummy.width < 1024 for dummy in dummy_models(("f16",), 2**20))
 
 
 @pytest.mark.parametrize(("kind", "shape"), [("q9_K", (256,)), ("f17", (8, 8))])
@@ -103,25 +103,25 @@ def test_every_scalar_survives(tmp_path: Path):
 
 # ---- what a measurement means
 
-NARROW, MORE, WIDE = Standin("f16", 256, 256, 4), Standin("f16", 256, 256, 28), Standin("f16", 2048, 8192, 2)
+NARROW, MORE, WIDE = DummyModel("f16", 256, 256, 4), DummyModel("f16", 256, 256, 28), DummyModel("f16", 2048, 8192, 2)
 
 
 def made_up(pass_s: float, layer_s: float, bandwidth: float, types: dict[str, dict[int, float]]) -> list[Timing]:
     """Timings of a device with these speeds; ``types`` gives T(n) / T(1) of each."""
 
-    def timing(standin: Standin, curve: dict[int, float]) -> Timing:
-        size = standin.numbers * 2
-        fixed = pass_s + standin.blocks * layer_s
-        return Timing(standin, size, 1.0, {n: fixed + size / bandwidth * factor for n, factor in curve.items()})
+    def timing(dummy: DummyModel, batch_latency: dict[int, float]) -> Timing:
+        size = dummy.numbers * 2
+        fixed = pass_s + dummy.blocks * layer_s
+        return Timing(dummy, size, 1.0, {n: fixed + size / bandwidth * factor for n, factor in batch_latency.items()})
 
     first = next(iter(types.values()))
-    wide = [timing(replace(WIDE, kind=kind), curve) for kind, curve in types.items()]
+    wide = [timing(replace(WIDE, kind=kind), batch_latency) for kind, batch_latency in types.items()]
     return [timing(NARROW, first), timing(MORE, first), *wide]
 
 
 def test_costs_are_told_apart():
-    curves = {"f16": {1: 1.0, 2: 1.5, 8: 3.0}, "q4_K": {1: 1.0, 2: 2.0, 8: 8.0}}
-    timings = {HOST: made_up(1e-4, 3e-5, 4e10, curves), "CUDA0": made_up(3e-4, 2e-5, 8e11, curves)}
+    batch_latencies = {"f16": {1: 1.0, 2: 1.5, 8: 3.0}, "q4_K": {1: 1.0, 2: 2.0, 8: 8.0}}
+    timings = {HOST: made_up(1e-4, 3e-5, 4e10, batch_latencies), "CUDA0": made_up(3e-4, 2e-5, 8e11, batch_latencies)}
     there = machine_profile.interpret(Result(timings, (CPU, CUDA), finished=True), 1e10, "made up")
     assert there.pass_s == pytest.approx(1e-4)
     assert there.crossing_s == pytest.approx(1e-4)  # there and back
@@ -131,7 +131,9 @@ def test_costs_are_told_apart():
         assert device.layer_s == pytest.approx(layer_s)
         assert device.bandwidth_bytes_per_s == pytest.approx(bandwidth)
         assert device.by_type == pytest.approx({"f16": bandwidth, "q4_K": bandwidth})
-        assert {kind: pytest.approx(curve) for kind, curve in curves.items()} == device.curves
+        assert {
+            kind: pytest.approx(batch_latency) for kind, batch_latency in batch_latencies.items()
+        } == device.batch_latencies
         widest_s = WIDE.numbers * 2 / bandwidth * 3
         assert device.flops_per_s == pytest.approx(2 * WIDE.numbers * 8 / widest_s)
         assert device.source == "measured"
@@ -176,7 +178,7 @@ def sane(there: MachineProfile) -> bool:
     figures = [there.link_bytes_per_s]
     for device in there.devices.values():
         figures += [device.bandwidth_bytes_per_s, device.flops_per_s, *device.by_type.values()]
-        figures += [value for curve in device.curves.values() for value in curve.values()]
+        figures += [value for batch_latency in device.batch_latencies.values() for value in batch_latency.values()]
     fixed = [there.pass_s, there.crossing_s, *(device.layer_s for device in there.devices.values())]
     return all(0 < figure < math.inf for figure in figures) and all(0 <= cost < 1 for cost in fixed)
 
@@ -193,7 +195,7 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     assert sane(there)
     assert set(there.devices) == {HOST, "RPC0"}
     assert {kind for device in there.devices.values() for kind in device.by_type} == {"f16", "q4_K"}
-    assert set(there.device("RPC0").curves["q4_K"]) == {1, 2, 4}
+    assert set(there.device("RPC0").batch_latencies["q4_K"]) == {1, 2, 4}
     assert there.origin.startswith("measured on ")
     assert not there.streams
     assert len(events) == 2 * 4

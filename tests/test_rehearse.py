@@ -300,7 +300,9 @@ def test_a_plan_goes_by_what_was_measured(header) -> None:
     latency = rehearsed.latency([point(SECONDS)], header, speed, ())
     assert latency is not None
     for width, seconds in SECONDS.items():
-        predicted = pass_s(header, Placement(), latency.speed, tokens=width, depth=16, curve=latency.curve(0))
+        predicted = pass_s(
+            header, Placement(), latency.speed, tokens=width, depth=16, batch_latency=latency.batch_latency(0)
+        )
         assert predicted == pytest.approx(seconds, rel=0.01)
 
 
@@ -314,4 +316,4 @@ def test_two_placements_on_a_card_give_both_speeds(header) -> None:
     for layers, seconds in ((0, 0.02), (9, 0.004)):
         found = pass_s(header, Placement(layers), latency.speed, ("GPU0",), depth=16)
         assert found == pytest.approx(seconds, rel=0.05)
-    assert latency.curve(5) == {1: 1.0, 4: 1.5}
+    assert latency.batch_latency(5) == {1: 1.0, 4: 1.5}

@@ -180,7 +180,7 @@ def test_passes_and_layers_have_fixed_costs():
 
 
 def test_bandwidth_and_curve_belong_to_the_weights_type():
-    device = DeviceProfile(1000.0, 1e9, by_type={"f16": 500.0}, curves={"f16": {1: 1.0, 2: 3.0, 4: 2.0}})
+    device = DeviceProfile(1000.0, 1e9, by_type={"f16": 500.0}, batch_latencies={"f16": {1: 1.0, 2: 3.0, 4: 2.0}})
     there = MachineProfile({HOST: device}, 0.0, 0.0, math.inf, "made up")
     weights, rest = (4 * BLOCK + TABLE) / 500, (KV + ROW) / 1000
     for tokens, relative in {1: 1.0, 2: 3.0, 3: 2.5, 4: 2.0, 9: 2.0}.items():
@@ -188,7 +188,7 @@ def test_bandwidth_and_curve_belong_to_the_weights_type():
 
 
 def test_past_a_curve_s_end_computing_takes_over():
-    device = DeviceProfile(1000.0, 1.0, curves={"f16": {1: 1.0, 4: 2.0}})
+    device = DeviceProfile(1000.0, 1.0, batch_latencies={"f16": {1: 1.0, 4: 2.0}})
     assert device.weights_s("f16", 1000, flops=100, width=4) == 2
     assert device.weights_s("f16", 1000, flops=100, width=5) == 100
 
@@ -202,12 +202,14 @@ def test_an_unknown_type_is_taken_for_the_one_it_is_most_like(kind: str, like: s
 
 
 def test_a_measured_curve_replaces_the_shape():
-    curve = {1: 1.0, 4: 1.5}
+    batch_latency = {1: 1.0, 4: 1.5}
     one = pass_s(header(), Placement(2), machine(), (CARD,), depth=9)
     for tokens, relative in ((1, 1.0), (2, 1 + 0.5 / 3), (4, 1.5)):
-        found = pass_s(header(), Placement(2), machine(), (CARD,), tokens=tokens, depth=9, curve=curve)
+        found = pass_s(header(), Placement(2), machine(), (CARD,), tokens=tokens, depth=9, batch_latency=batch_latency)
         assert found == pytest.approx(relative * one)
-    assert pass_s(header(), Placement(2), machine(), (CARD,), tokens=9, depth=9, curve=curve) >= 1.5 * one
+    assert (
+        pass_s(header(), Placement(2), machine(), (CARD,), tokens=9, depth=9, batch_latency=batch_latency) >= 1.5 * one
+    )
 
 
 def test_wide_batches_stream_the_host_s_weights_to_a_card():
@@ -269,8 +271,8 @@ def test_layers_go_where_llama_cpp_puts_them(placement: Placement, cards: tuple[
 
 
 def test_curves_are_exact_where_measured_linear_between_and_flat_outside():
-    curve = {2: 1.0, 4: 2.0, 8: 1.0}
-    assert [interpolate(curve, width) for width in (1, 2, 3, 4, 6, 8, 99)] == [1, 1, 1.5, 2, 1.5, 1, 1]
+    batch_latency = {2: 1.0, 4: 2.0, 8: 1.0}
+    assert [interpolate(batch_latency, width) for width in (1, 2, 3, 4, 6, 8, 99)] == [1, 1, 1.5, 2, 1.5, 1, 1]
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))

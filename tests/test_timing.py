@@ -196,8 +196,10 @@ def test_disturbed_always(seed):
     assert not measured.trusted
     assert "busy" in measured.note
     assert measured.note.count(".") <= 1
-    curve = LatencyModel(measured.points, trusted=measured.trusted, limit=16)
-    assert all(curve.seconds(count) < 0.99 * count * curve.seconds(1) for count in range(2, 9))  # else none is tried
+    latency = LatencyModel(measured.points, trusted=measured.trusted, limit=16)
+    assert all(
+        latency.seconds(count) < 0.99 * count * latency.seconds(1) for count in range(2, 9)
+    )  # else none is tried
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

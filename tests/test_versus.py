@@ -369,6 +369,6 @@ def test_the_machine_is_told():
 
 
 def test_answers_with_fewer_places_of_a_draft_are_added_up() -> None:
-    """A policy may refuse to draft in one trial and not in the next: curves are measured."""
+    """A policy may refuse to draft in one trial and not in the next: batch_latencies are measured."""
     assert summary.by_position([(3, 2, 1), (), (1,)]) == [4, 2, 1]
     assert summary.by_position([()]) == []

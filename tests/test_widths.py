@@ -253,7 +253,7 @@ def read_as(model, text, counts, width):
 
 
 counts = st.lists(st.integers(1, 16), min_size=30, max_size=30)
-slow_narrow = LatencyModel({width: 1 / width for width in range(1, 17)})  # a curve that pads whatever it may
+slow_narrow = LatencyModel({width: 1 / width for width in range(1, 17)})  # a latency that pads whatever it may
 
 
 @examples(60)
@@ -264,12 +264,12 @@ def test_every_batch_of_the_class_gives_what_single_tokens_give(rounding, counts
     model = WideModel(rounding)
     widths = strict_widths(model, LIMIT)
     points = slow_narrow.points() if pads else {1: 1.0, 16: 16.0}
-    curve = LatencyModel({width: points[width] for width in points}, widths=widths)
+    latency = LatencyModel({width: points[width] for width in points}, widths=widths)
     text = [(3 * i * i + i) % VOCAB for i in range(300)]
-    counts = [min(count, curve.limit) for count in counts]
-    drafted = read_as(model, text, counts, curve.width)
+    counts = [min(count, latency.limit) for count in counts]
+    drafted = read_as(model, text, counts, latency.width)
     model.calls.clear()
-    alone = read_as(model, text, [1] * len(drafted), curve.width)
+    alone = read_as(model, text, [1] * len(drafted), latency.width)
     assert np.array_equal(drafted, alone)
     assert all(width in widths for *_, outputs, width in model.calls if outputs)
 
@@ -290,9 +290,9 @@ def test_the_demo_target_to_the_bit():
         widths = strict_widths(context, LIMIT)
         assert max(widths) > 1
         assert context.length == 0
-        curve = LatencyModel({1: 1.0, 16: 16.0}, widths=widths)
+        latency = LatencyModel({1: 1.0, 16: 16.0}, widths=widths)
         text = model.tokenize("import os\n\n\ndef walk(folder):\n    " * 40)[:300]
-        counts = [min(1 + 5 * i % 16, curve.limit) for i in range(30)]
-        drafted = read_as(context, text, counts, curve.width)
+        counts = [min(1 + 5 * i % 16, latency.limit) for i in range(30)]
+        drafted = read_as(context, text, counts, latency.width)
         assert len(drafted) > 150
-        assert np.array_equal(drafted, read_as(context, text, [1] * len(drafted), curve.width))
+        assert np.array_equal(drafted, read_as(context, text, [1] * len(drafted), latency.width))

@@ -324,7 +324,7 @@ class _Run:
         self.done: dict[int, list[Item]] = {}
         self._on_event = on_event
         self._speaking = threading.Lock()
-        self._told: dict[Item, float] = {}
+        self._reported: dict[Item, float] = {}
         self._moved: dict[Item, tuple[float, int]] = {}  # time and bytes of the latest progress
 
     def stalled(self) -> bool:
@@ -391,7 +391,7 @@ class _Run:
             if part.size_bytes > item.size_bytes:
                 part.restart()
             while part.reread():
-                self._tell("checking", item, part.read_bytes)
+                self._report("checking", item, part.read_bytes)
             with self._watched(item, part.size_bytes):
                 self._stream(item, part)
             part.sync()
@@ -418,7 +418,7 @@ class _Run:
                 if pause_s > _MOST_PAUSE_S:
                     raise
                 tries += 1
-                self._tell("waiting", item, part.size_bytes, seconds=pause_s, why=error.message)
+                self._report("waiting", item, part.size_bytes, seconds=pause_s, why=error.message)
                 self.stopping.wait(pause_s)
 
     def _read(self, item: Item, part: PartialFile) -> None:
@@ -446,7 +446,7 @@ class _Run:
                 if part.size_bytes + len(chunk) > size:
                     raise ModelError(f"the hub sends more of {shown} than the {size:,} bytes it has", "try again later")
                 part.add(chunk)
-                self._tell("fetching", item, part.size_bytes)
+                self._report("fetching", item, part.size_bytes)
         if part.size_bytes < size:
             raise hub.BrokenConnectionError(
                 f"the connection broke at {part.size_bytes:,} of {size:,} bytes of {shown}", "the same command resumes"
@@ -458,7 +458,7 @@ class _Run:
         def more(count: int) -> None:
             nonlocal came
             came += count
-            self._tell("fetching", item, came)
+            self._report("fetching", item, came)
 
         with self._watched(item, 0):
             return hub.download_by_hub(item.source.repo, item.source.file, item.commit, more)
@@ -474,7 +474,7 @@ class _Run:
                 while chunk := file.read(_READ_BYTES):
                     digest.add(chunk)
                     done += len(chunk)
-                    self._tell("checking", item, done)
+                    self._report("checking", item, done)
             if digest.matches():
                 return digest.sha256()
         _remove(path)
@@ -482,18 +482,18 @@ class _Run:
 
     def _wait(self, item: Item) -> None:
         """Another process or thread downloads the file."""
-        self._tell("fetching", item, _size(_partial(hub.blob_path(item.source.repo, item.etag))))
+        self._report("fetching", item, _size(_partial(hub.blob_path(item.source.repo, item.etag))))
 
-    def _tell(self, event: str, item: Item, done: int, **more: object) -> None:
+    def _report(self, event: str, item: Item, done: int, **more: object) -> None:
         """Report progress now and then; stop the thread when it is to stop."""
         if self.stopping.is_set():
             raise StopError("the download was stopped")
         now = time.monotonic()
         if (watched := self._moved.get(item)) and (event != "fetching" or not 0 <= done - watched[1] < _STALL_BYTES):
             self._moved[item] = now + float(str(more.get("seconds", 0))), done  # a pause is not a stall
-        seldom = event == "waiting" or done == item.size_bytes or now - self._told.get(item, 0.0) >= _EVENTS_S
+        seldom = event == "waiting" or done == item.size_bytes or now - self._reported.get(item, 0.0) >= _EVENTS_S
         if self._on_event is not None and seldom:
-            self._told[item] = now
+            self._reported[item] = now
             with self._speaking:
                 self._on_event(
                     {"event": event, "file": str(item.source), "bytes": done, "total": item.size_bytes, **more}

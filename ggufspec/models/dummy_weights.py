@@ -1,9 +1,9 @@
-"""Same-shape stand-in weights: a file that llama.cpp loads and decodes at the cost of a model that is not here.
+"""Dummy weights of the same shape: a file that llama.cpp loads and decodes at the cost of a model that is not here.
 
 It has the model's true header, vocabulary included, and its true size. The weights are holes, or blocks of random
 numbers (:mod:`ggufspec.models.sparse` has why either will do). What makes the residual stream alive is written in
 either case: norms, the embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose
-different experts. What a stand-in says means nothing; one that says what a small model says is in
+different experts. What a dummy model says means nothing; one that says what a small model says is in
 :mod:`ggufspec.models.expansion_file`.
 """
 
@@ -28,7 +28,7 @@ _ONES = b"\x00\x00\x80\x3f" * 4096
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Make a stand-in of the sparse file (of a split model the first part's) in ``folder``."""
+    """Make a dummy model of the sparse file (of a split model the first part's) in ``folder``."""
 
     sparse: Path
     folder: Path
@@ -37,14 +37,14 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The stand-in's first part, and what all parts take on the disk."""
+    """The dummy model's first part, and what all parts take on the disk."""
 
     path: Path
     disk_bytes: int
 
 
 def needed_bytes(known: Known, fill: Fill = "holes") -> int:
-    """Disk that a stand-in takes, rounded up."""
+    """Disk that a dummy model takes, rounded up."""
     header = known.header
     vocabulary = 128 * header.vocabulary  # the header, generously: Llama 3 has 63 bytes a token
     if fill == "blocks":
@@ -60,7 +60,7 @@ def make(
     on_event: worker.Emit | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Write a stand-in, in a child process: llama.cpp's parser meets the header there.
+    """Write a dummy model, in a child process: llama.cpp's parser meets the header there.
 
     Args:
         known: the model's header.

@@ -49,7 +49,7 @@ _WRITE = ("attn_output", "ffn_down")  # to the residual stream
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Embedded:
     """Numbers among zeros: row i of ``make()`` is at ``rows[i]``, its numbers are at ``columns``; both ascend.
 
     ``also`` are later columns with a copy, ``rest`` those with its rounding error.
@@ -83,7 +83,7 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    contents: tuple[Placed | Equal, ...] = ()
+    contents: tuple[Embedded | Equal, ...] = ()
     free: bool = False
 
     @property
@@ -162,7 +162,7 @@ def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless
             columns = np.arange(small.shape.width)
             yield Tensor(name, shape, (_router(shape, columns, seed ^ zlib.crc32(name.encode())),))
         elif block < small.shape.layers:
-            yield Tensor(name, shape, (_placed(small, big, layout, f"blk.{block}.{kind}.weight", places[kind]),))
+            yield Tensor(name, shape, (_embedded(small, big, layout, f"blk.{block}.{kind}.weight", places[kind]),))
         else:
             yield Tensor(name, shape, free=kind not in _WRITE)
     if small.has("rope_freqs.weight"):
@@ -199,7 +199,7 @@ def _places(small: Shape, big: Shape, layout: Layout) -> dict[str, _Place]:
     }
 
 
-def _placed(small: Small, big: Shape, layout: Layout, name: str, place: _Place) -> Placed:
+def _embedded(small: Small, big: Shape, layout: Layout, name: str, place: _Place) -> Embedded:
     size = small.shape.head_size
     kv_from = (np.array(layout.kv_of)[:, None] * size + np.arange(size)).ravel()
     scale = np.float32((big.head_size / size) ** 0.5)
@@ -213,7 +213,7 @@ def _placed(small: Small, big: Shape, layout: Layout, name: str, place: _Place) 
         return np.concatenate([matrix, matrix]) if place.second_rows else matrix
 
     rows, columns = place.rows, place.columns
-    return Placed(
+    return Embedded(
         np.concatenate([rows, rows + place.second_rows]) if place.second_rows else rows,
         columns,
         make,
@@ -228,21 +228,21 @@ def _inside_heads(heads: Sequence[int], big: Shape, small: Shape) -> Array:
     return index
 
 
-def _vector(values: Array) -> Placed:
-    return Placed(np.arange(1), np.arange(len(values)), lambda: values.astype(np.float32)[None])
+def _vector(values: Array) -> Embedded:
+    return Embedded(np.arange(1), np.arange(len(values)), lambda: values.astype(np.float32)[None])
 
 
-def _router(shape: tuple[int, ...], columns: Array, seed: int) -> Placed:
+def _router(shape: tuple[int, ...], columns: Array, seed: int) -> Embedded:
     """Random weights that give the experts' logits about a standard normal distribution."""
 
     def make() -> Floats:
         numbers = np.random.default_rng(seed).standard_normal((shape[1], len(columns)), np.float32)
         return numbers * np.float32(len(columns) ** -0.5)
 
-    return Placed(np.arange(shape[1]), columns, make)
+    return Embedded(np.arange(shape[1]), columns, make)
 
 
-def _norm(small: Small, big: Shape, layout: Layout, name: str) -> Placed:
+def _norm(small: Small, big: Shape, layout: Layout, name: str) -> Embedded:
     """A norm's weights for the larger width; the output norm makes a feature of the constant dimension."""
     scale = (_width(small, layout) / big.width) ** 0.5
     is_last = name == "output_norm.weight"
@@ -257,10 +257,10 @@ def _norm(small: Small, big: Shape, layout: Layout, name: str) -> Placed:
         feature = [np.array([_PAD_FEATURE / _constant(small, layout) * scale])] if has_feature else []
         return np.concatenate(weights + feature).astype(np.float32)[None]
 
-    return Placed(np.arange(1), np.concatenate(copies + ([np.array([big.width - 1])] if has_feature else [])), make)
+    return Embedded(np.arange(1), np.concatenate(copies + ([np.array([big.width - 1])] if has_feature else [])), make)
 
 
-def _vocabulary(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bool) -> tuple[Placed | Equal, ...]:
+def _vocabulary(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bool) -> tuple[Embedded | Equal, ...]:
     """The embeddings or the output matrix, with the constant dimension where the vocabulary grows.
 
     The embeddings write the constant for every token; the output reads it for the padded ones. Tied embeddings do both:
@@ -281,7 +281,7 @@ def _vocabulary(small: Small, big: Shape, layout: Layout, name: str, *, hopeless
 
     second = columns + layout.spread.width if layout.spread else None
     third = columns + 2 * layout.spread.width if layout.spread and not big.tied else None
-    real = Placed(
+    real = Embedded(
         rows,
         np.append(columns, big.width - 1) if is_grown and is_input else columns,
         make,

@@ -30,7 +30,7 @@ from ggufspec.llamacpp.quantize import (
     type_keys,
 )
 from ggufspec.models import expansion, sparse
-from ggufspec.models.expansion import Array, Equal, Placed
+from ggufspec.models.expansion import Array, Embedded, Equal
 from ggufspec.models.expansion_layout import Floats, Shape, fit, read
 from ggufspec.models.files import LocalFile
 from ggufspec.models.source import read_prefix
@@ -242,7 +242,7 @@ def _disk_bytes(tensor: expansion.Tensor, kind: str, fill: Fill) -> int:
     if tensor.free and fill == "blocks":
         return _size_bytes(tensor, kind) + _BESIDE_BYTES
     counts = [
-        (len(content.rows), len(_runs(content.rows))) if isinstance(content, Placed) else (rows - content.start, 1)
+        (len(content.rows), len(_runs(content.rows))) if isinstance(content, Embedded) else (rows - content.start, 1)
         for content in tensor.contents
     ]
     return copies * sum(row * count + _BESIDE_BYTES * runs for count, runs in counts)
@@ -268,7 +268,7 @@ def _pieces(
             yield from sparse.repeated(start, patterns[kind], size * copies)
             continue
         for content in tensor.contents:
-            made = _placed(content, tensor, kind) if isinstance(content, Placed) else _equal(content, tensor, kind)
+            made = _embedded(content, tensor, kind) if isinstance(content, Embedded) else _equal(content, tensor, kind)
             if copies == 1:
                 yield from ((start + place, data) for place, data in made)
                 continue
@@ -276,7 +276,7 @@ def _pieces(
             yield from ((start + copy * size + place, data) for copy in range(copies) for place, data in once)
 
 
-def _placed(content: Placed, tensor: expansion.Tensor, kind: str) -> Iterator[Piece]:
+def _embedded(content: Embedded, tensor: expansion.Tensor, kind: str) -> Iterator[Piece]:
     length, first = tensor.shape[0], 0
     row, step = row_bytes(kind, length), max(1, _CHUNK_NUMBERS // length)
     numbers = content.make()
@@ -300,7 +300,7 @@ def _rows(
 ) -> bytes:
     """Rows of a tensor type with ``numbers`` at ``columns``; other blocks are zero bytes, which decode to zeros.
 
-    See :class:`ggufspec.models.expansion.Placed` for ``also`` and ``rest``.
+    See :class:`ggufspec.models.expansion.Embedded` for ``also`` and ``rest``.
     """
     block = block_numbers(kind)
     touched = np.unique(np.concatenate([places for places in (columns, also, rest) if places is not None]) // block)

@@ -76,7 +76,7 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: worker.Emit, stop
         StopError: it was stopped.
         OSError: the disk is full, for example.
     """
-    size, told = part.stat().st_size, 0.0
+    size, reported = part.stat().st_size, 0.0
     with part.open("r+b", buffering=0) as file:
         for place, data in pieces:
             if stopping.is_set():
@@ -85,9 +85,9 @@ def fill(part: Path, name: str, pieces: Iterable[Piece], emit: worker.Emit, stop
             left = memoryview(data)
             while left:
                 left = left[file.write(left) :]
-            if (now := time.monotonic()) - told > _EVENTS_S:
+            if (now := time.monotonic()) - reported > _EVENTS_S:
                 emit({"event": "writing", "file": name, "bytes": place + len(data), "of": size})
-                told = now
+                reported = now
     return getattr(part.stat(), "st_blocks", part.stat().st_size // 512) * 512  # not on Windows
 
 

@@ -1,6 +1,6 @@
-"""What this machine reaches: a measurement of ten to twenty seconds with stand-in models, kept; or a catalogue's guess.
+"""What this machine reaches: a measurement of ten to twenty seconds with dummy models, kept; or a catalogue's guess.
 
-The stand-ins are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what
+The dummy models are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what
 any weights cost: a hole is mapped to pages of its own, so that reading them is real traffic, and no kernel looks at
 the values. Two narrow models of few and of many blocks tell the fixed cost of a pass and of a block; a wide one for
 each weight type, larger than the caches, tells bandwidths and T(n).
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
-_FEWEST = 2  # the narrow stand-ins and one wide one are needed
+_FEWEST = 2  # the narrow dummy models and one wide one are needed
 _ROUNDS = 2  # times that each width is timed, whatever it takes
 _AGAIN = 2  # times that timings which contradict each other are taken again
 # A wider batch that takes less than this share of a narrower one, or of a single token: one of them was disturbed. Four
@@ -48,11 +48,11 @@ _FASTER, _FASTER_THAN_ONE = 0.6, 0.85
 CONTRADICTS = "its times contradicted each other"  # what disturbed a measurement that is not kept
 
 
-# ---- stand-ins -------------------------------------------------------------------------------------------------------
+# ---- dummy models ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Standin:
+class DummyModel:
     """A llama model of zeros with heads of 64."""
 
     kind: str
@@ -135,12 +135,12 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One stand-in on one device: the bytes that a token reads, its time to load, and seconds of a batch by width.
+    """One dummy model on one device: the bytes that a token reads, its time to load, and seconds of a batch by width.
 
     Seconds are the lower quartile, since whatever else runs on the machine only adds to them.
     """
 
-    standin: Standin
+    dummy: DummyModel
     read_bytes: int
     load_s: float
     seconds: dict[int, float]
@@ -160,7 +160,7 @@ class Result:
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Measure in this process; the event ``measuring`` names the device and the stand-in that comes next."""
+    """Measure in this process; the event ``measuring`` names the device and the dummy model that comes next."""
     for endpoint in spec.rpc:
         ggml.add_rpc_worker(endpoint)
     here = ggml.devices()
@@ -169,32 +169,32 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     streams = any(not is_remote(name) for name in cards)
     before, others_cpus = host.cpu_use(), 0.0
     with scratch() as folder:
-        path = folder / "standin.gguf"
+        path = folder / "dummy.gguf"
         for index, (name, found) in enumerate(timings.items()):
             is_card = index > 0 and not is_remote(name)
             placement = Placement(-1, tuple(float(name == card) for card in cards)) if index else Placement()
             widths = [width for width in spec.widths if index or not streams or width < STREAM_WIDTH]
             until = time.perf_counter() + spec.device_s
-            for standin in standins(spec.types, spec.card_bytes if is_card else spec.wide_bytes):
+            for dummy in dummy_models(spec.types, spec.card_bytes if is_card else spec.wide_bytes):
                 if stopping.is_set():
                     return Result(timings, tuple(here), False, others_cpus)
                 if len(found) > _FEWEST and time.perf_counter() > until:
                     break
-                emit({"event": "measuring", "device": name, "type": standin.kind, "blocks": standin.blocks})
-                standin.write(path)
-                found.append(_time(path, standin, placement, widths, spec))
+                emit({"event": "measuring", "device": name, "type": dummy.kind, "blocks": dummy.blocks})
+                dummy.write(path)
+                found.append(_time(path, dummy, placement, widths, spec))
                 path.unlink()
             if index == 0:
                 others_cpus = host.cpu_use().others_since(before)
     return Result(timings, tuple(here), True, others_cpus)
 
 
-def standins(types: Sequence[str], wide_bytes: int) -> list[Standin]:
+def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
     """Two narrow models, then a wide one for each type."""
-    found = [Standin(types[0], 256, 256, blocks) for blocks in (4, 28)]
+    found = [DummyModel(types[0], 256, 256, blocks) for blocks in (4, 28)]
     width, ffn = (2048, 8192) if wide_bytes >= 2**26 else (512, 1024)
     for kind in types:
-        block = Standin(kind, width, ffn, 1)
+        block = DummyModel(kind, width, ffn, 1)
         block_bytes = block.block_numbers * BITS.get(kind, 4.5) / 8
         found.append(replace(block, blocks=max(2, round(wide_bytes / block_bytes))))
     return found
@@ -212,7 +212,7 @@ def offload_devices(here: Sequence[ggml.Device]) -> list[str]:
     return cards or [device.name for device in here if device.kind == "igpu"][:1]
 
 
-def _time(path: Path, standin: Standin, placement: Placement, widths: Sequence[int], spec: Spec) -> Timing:
+def _time(path: Path, dummy: DummyModel, placement: Placement, widths: Sequence[int], spec: Spec) -> Timing:
     from ggufspec.llamacpp.model import Context, Model
 
     began = time.perf_counter()
@@ -231,8 +231,8 @@ def _time(path: Path, standin: Standin, placement: Placement, widths: Sequence[i
                 seconds = {width: sorted(taken)[len(taken) // 4] for width, taken in samples.items()}
                 if is_plausible(seconds):
                     break
-        share = standin.numbers / (standin.numbers + standin.width * standin.vocabulary)  # tokens are only looked up
-        return Timing(standin, int(model.size_bytes * share), load_s, seconds)
+        share = dummy.numbers / (dummy.numbers + dummy.width * dummy.vocabulary)  # tokens are only looked up
+        return Timing(dummy, int(model.size_bytes * share), load_s, seconds)
 
 
 def _batch(context: Context, width: int) -> float:
@@ -320,7 +320,7 @@ def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
     """(seconds of a pass, seconds of a block) from two narrow models and a wide one."""
     import numpy as np
 
-    rows = [[1.0, timing.standin.blocks, timing.read_bytes] for timing in timings[:3]]
+    rows = [[1.0, timing.dummy.blocks, timing.read_bytes] for timing in timings[:3]]
     seconds = [timing.seconds[1] for timing in timings[:3]]
     pass_s, layer_s, _ = (float(value) for value in np.linalg.solve(np.array(rows), np.array(seconds)))
     return max(pass_s, 0.0), max(layer_s, 0.0)
@@ -328,16 +328,16 @@ def _fixed(timings: Sequence[Timing]) -> tuple[float, float]:
 
 def _speed(timings: Sequence[Timing], pass_s: float, layer_s: float) -> DeviceProfile:
     by_type: dict[str, float] = {}
-    curves: dict[str, dict[int, float]] = {}
+    batch_latencies: dict[str, dict[int, float]] = {}
     flops_per_s = 0.0
     for timing in timings:
-        fixed_s = pass_s + timing.standin.blocks * layer_s
+        fixed_s = pass_s + timing.dummy.blocks * layer_s
         weights = {n: max(seconds - fixed_s, seconds / 10) for n, seconds in timing.seconds.items()}
-        kind, widest = timing.standin.kind, max(weights)
+        kind, widest = timing.dummy.kind, max(weights)
         by_type[kind] = timing.read_bytes / weights[1]
-        curves[kind] = {n: seconds / weights[1] for n, seconds in sorted(weights.items())}
-        flops_per_s = max(flops_per_s, 2 * timing.standin.numbers * widest / weights[widest])
-    return DeviceProfile(by_type[timings[0].standin.kind], flops_per_s, layer_s, "measured", by_type, curves)
+        batch_latencies[kind] = {n: seconds / weights[1] for n, seconds in sorted(weights.items())}
+        flops_per_s = max(flops_per_s, 2 * timing.dummy.numbers * widest / weights[widest])
+    return DeviceProfile(by_type[timings[0].dummy.kind], flops_per_s, layer_s, "measured", by_type, batch_latencies)
 
 
 # ---- kept ------------------------------------------------------------------------------------------------------------
@@ -457,13 +457,13 @@ _PASS_S, _CROSSING_S = 2e-4, 3e-5
 _LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 # T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp issue 15802
-_CARD_CURVE = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
+_CARD_LATENCY = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
 # A desktop with two channels of DDR4 or DDR5: 8B at 4 bits runs at 6 to 11 t/s on DDR4-3200. Q3_K is slow to unpack:
 # 0.58 is what Llama-3-70B Q3_K_S at 45 of 80 layers beside a 4090 implies at 2.01 t/s.
 _HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S = 50e9, 0.5e12, 3e-5
 _HOST_SHARES = {"f16": 1.0, "q8_0": 1.0, "q4_0": 1.0, "q4_K": 0.9, "q6_K": 0.9, "q3_K": 0.58}
 # Measured on two cores with AVX-512, models of a billion parameters
-_HOST_CURVES = {
+_HOST_LATENCY = {
     "f16": {1: 1.0, 2: 1.27, 3: 1.38, 4: 1.42, 8: 1.92, 16: 2.94, 32: 4.6},
     "q8_0": {1: 1.0, 2: 1.83, 3: 2.17, 4: 2.53, 8: 3.19, 16: 4.69, 32: 8.06},
     "q4_0": {1: 1.0, 2: 1.74, 3: 2.1, 4: 1.44, 5: 2.26, 8: 1.74, 16: 2.7, 32: 5.33},
@@ -477,8 +477,8 @@ _UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)  # a modest card of so
 def guessed_host() -> DeviceProfile:
     """A desktop of today with two memory channels."""
     by_type = {kind: _HOST_BYTES_PER_S * share for kind, share in _HOST_SHARES.items()}
-    curves = {kind: dict(curve) for kind, curve in _HOST_CURVES.items()}
-    return DeviceProfile(_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, curves)
+    batch_latencies = {kind: dict(batch_latency) for kind, batch_latency in _HOST_LATENCY.items()}
+    return DeviceProfile(_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, batch_latencies)
 
 
 def from_catalogue(
@@ -498,7 +498,7 @@ def from_catalogue(
             flops_per_s=card.fp16_flops * _CARD_FLOPS,
             layer_s=_CARD_LAYER_S,
             source="catalogue",
-            curves={"q4_0": dict(_CARD_CURVE)},
+            batch_latencies={"q4_0": dict(_CARD_LATENCY)},
         )
     links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
     host_words = f"the host {here.origin}" if here else "this machine's speed is not measured (plan --calibrate does)"

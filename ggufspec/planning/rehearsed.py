@@ -85,17 +85,17 @@ def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list
 class RehearsedLatency:
     """How fast one model really is: the machine's speeds as that model showed them, and its T(n) / T(1).
 
-    ``curves`` are by offloaded layers.
+    ``batch_latencies`` are by offloaded layers.
     """
 
     speed: MachineProfile
-    curves: dict[int, dict[int, float]]
+    batch_latencies: dict[int, dict[int, float]]
     dates: tuple[str, ...]
 
-    def curve(self, layers: int) -> dict[int, float] | None:
+    def batch_latency(self, layers: int) -> dict[int, float] | None:
         """T(n) / T(1) of the placement that was measured nearest to so many offloaded layers; None without any."""
-        nearest = min(self.curves, key=lambda measured: abs(measured - layers), default=None)
-        return None if nearest is None else self.curves[nearest]
+        nearest = min(self.batch_latencies, key=lambda measured: abs(measured - layers), default=None)
+        return None if nearest is None else self.batch_latencies[nearest]
 
 
 def latency(
@@ -108,14 +108,14 @@ def latency(
     """
     if not points:
         return None
-    curves = {
+    batch_latencies = {
         point.placement.offloaded(header.blocks): {n: s / point.batch_s[1] for n, s in point.batch_s.items()}
         for point in points
         if len(point.batch_s) > 1
     }
     dates = tuple(sorted({point.date for point in points}))
     return RehearsedLatency(
-        _fitted(points, header, speed, cards) or _scaled(points, header, speed, cards), curves, dates
+        _fitted(points, header, speed, cards) or _scaled(points, header, speed, cards), batch_latencies, dates
     )
 
 

@@ -135,7 +135,7 @@ class _Search:
                 tokens=tokens,
                 depth=depth,
                 context=context,
-                curve=latency.curve(layers) if latency else None,
+                batch_latency=latency.batch_latency(layers) if latency else None,
             )
         return self._passes[key]
 

@@ -2,7 +2,7 @@
 
 A token costs what must be read for it: the weights of every block on the block's device, the KV cache, and some fixed
 costs. A batch of n tokens reads the same weights once and computes n times, and T(n) / T(1) is neither flat nor
-monotonic: it belongs to the kernels of a machine and a weight type. So a device carries its measured curves
+monotonic: it belongs to the kernels of a machine and a weight type. So a device carries its measured batch latencies
 (:mod:`ggufspec.planning.machine_profile`); without one the dearer of reading and computing counts.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
 
-Curve = Mapping[int, float]
+BatchLatency = Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class DeviceProfile:
         source: where the figures are from.
         by_type: bandwidth by weight type as ggml spells it, where it is known: unpacking some types costs a CPU more
             than reading them.
-        curves: T(n) / T(1) of the weights by type, then by n; every curve begins with n = 1.
+        batch_latencies: T(n) / T(1) of the weights by type, then by n; each begins with n = 1.
     """
 
     bandwidth_bytes_per_s: float
@@ -51,7 +51,7 @@ class DeviceProfile:
     layer_s: float = 0.0
     source: Literal["measured", "catalogue", "guess"] = "guess"
     by_type: dict[str, float] = field(default_factory=dict)
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> DeviceProfile:
         """The same device, its weights' time multiplied by ``factor``."""
@@ -72,11 +72,11 @@ class DeviceProfile:
             width: tokens that each weight meets.
         """
         read_s = size_bytes / self.by_type.get(_nearest(kind, self.by_type), self.bandwidth_bytes_per_s)
-        curve = self.curves.get(_nearest(kind, self.curves))
-        if not curve:
+        batch_latency = self.batch_latencies.get(_nearest(kind, self.batch_latencies))
+        if not batch_latency:
             return max(read_s, flops / self.flops_per_s)
-        widest = max(curve)
-        seconds = read_s * interpolate(curve, width)
+        widest = max(batch_latency)
+        seconds = read_s * interpolate(batch_latency, width)
         return seconds if width <= widest else max(seconds, flops / self.flops_per_s)
 
 
@@ -121,16 +121,16 @@ class MachineProfile:
             ) from None
 
 
-def interpolate(curve: Curve, width: float) -> float:
-    """``curve`` at ``width``: exact where it was measured, linear between, flat outside."""
-    known = sorted(curve)
+def interpolate(batch_latency: BatchLatency, width: float) -> float:
+    """``batch_latency`` at ``width``: exact where it was measured, linear between, flat outside."""
+    known = sorted(batch_latency)
     if width >= known[-1]:
-        return curve[known[-1]]
+        return batch_latency[known[-1]]
     above = next(n for n in known if n > width)
     below = max((n for n in known if n <= width), default=above)
     if above == below:
-        return curve[above]
-    return curve[below] + (curve[above] - curve[below]) * (width - below) / (above - below)
+        return batch_latency[above]
+    return batch_latency[below] + (batch_latency[above] - batch_latency[below]) * (width - below) / (above - below)
 
 
 # Bits per weight: ggml/src/ggml-common.h
@@ -331,7 +331,7 @@ def pass_s(
     tokens: int = 1,
     depth: int = 0,
     context: ContextOptions | None = None,
-    curve: Curve | None = None,
+    batch_latency: BatchLatency | None = None,
 ) -> float:
     """Seconds of one batch.
 
@@ -343,7 +343,7 @@ def pass_s(
         tokens: in the batch.
         depth: tokens that are in the KV cache already.
         context: for the types of the cache; f16 without it.
-        curve: T(n) / T(1) of this very model and placement, where it was measured; used up to its last width.
+        batch_latency: T(n) / T(1) of this very model and placement, where it was measured; used up to its last width.
 
     Raises:
         UsageError: ``machine`` does not know a card.
@@ -351,11 +351,13 @@ def pass_s(
     if tokens < 1 or depth < 0:
         raise ValueError(f"a batch of {tokens} tokens at depth {depth}")
     options: dict[str, Any] = {"depth": depth, "context": context}
-    if curve and tokens <= max(curve):
-        return cost(header, placement, machine, cards, tokens=1, **options).total_s * interpolate(curve, tokens)
+    if batch_latency and tokens <= max(batch_latency):
+        return cost(header, placement, machine, cards, tokens=1, **options).total_s * interpolate(batch_latency, tokens)
     seconds = cost(header, placement, machine, cards, tokens=tokens, **options).total_s
-    if curve:
-        known_s = pass_s(header, placement, machine, cards, tokens=max(curve), curve=curve, **options)
+    if batch_latency:
+        known_s = pass_s(
+            header, placement, machine, cards, tokens=max(batch_latency), batch_latency=batch_latency, **options
+        )
         return max(seconds, known_s)
     return seconds
 

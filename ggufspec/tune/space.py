@@ -379,7 +379,7 @@ class _Space:
                 tokens=tokens,
                 depth=depth,
                 context=context,
-                curve=latency.curve(layers) if latency else None,
+                batch_latency=latency.batch_latency(layers) if latency else None,
             )
             host = parts.devices[HOST]
             whole = _Time(host, sum(parts.devices.values()) - host, parts.fixed_s)

@@ -73,7 +73,12 @@ def main() -> None:
     told = [any(AGAIN in line for line in one["idle after beside"]["said"]) for one in found]
     save(
         "calibrating",
-        {"model": model.stem, "idle_after_beside_over_idle": spread(ratios).median, "told": told, "repetitions": found},
+        {
+            "model": model.stem,
+            "idle_after_beside_over_idle": spread(ratios).median,
+            "told": told,
+            "repetitions": found,
+        },
         args.folder,
     )
     print("idle after beside / idle", ratios, "told", told)

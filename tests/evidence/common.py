@@ -1,4 +1,4 @@
-"""What the evidence scripts share: the grown pairs, the machine's description, the JSON file."""
+"""What the evidence scripts share: the expanded pairs, the machine's description, the JSON file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MODELS = ROOT / ".cache" / "models"
 EVIDENCE = ROOT / "docs" / "evidence"
 
 
-def grown(source: Path, name: str, *arguments: str) -> Path:
-    """``source`` grown by scripts/grow_pair.py into .cache/models; made again when the source is newer."""
+def expanded(source: Path, name: str, *arguments: str) -> Path:
+    """``source`` expanded by scripts/grow_pair.py into .cache/models; made again when the source is newer."""
     path = MODELS / f"{name}.gguf"
     if not path.exists() or path.stat().st_mtime < source.stat().st_mtime:
         MODELS.mkdir(parents=True, exist_ok=True)
@@ -28,21 +28,21 @@ def grown(source: Path, name: str, *arguments: str) -> Path:
 
 
 def grown_targets(kinds: tuple[str, ...]) -> dict[str, Path]:
-    """The demo target grown to about a billion parameters, by quantisation."""
+    """The demo target expanded to about a billion parameters, by quantisation."""
     target, _ = demo_pair()
-    return {kind: grown(target, f"demo-1b-{kind}", "--shape", "1b", "--type", kind) for kind in kinds}
+    return {kind: expanded(target, f"demo-1b-{kind}", "--shape", "1b", "--type", kind) for kind in kinds}
 
 
 def grown_draft(shape: str = "50m") -> Path:
-    """The demo draft grown to about fifty million parameters, or to another shape of scripts/grow_pair.py."""
+    """The demo draft expanded to about fifty million parameters, or to another shape of scripts/grow_pair.py."""
     _, draft = demo_pair()
-    return grown(draft, f"demo-draft-{shape}-F16", "--shape", shape, "--type", "F16")
+    return expanded(draft, f"demo-draft-{shape}-F16", "--shape", shape, "--type", "F16")
 
 
 def demo_target(kind: str) -> Path:
     """The demo target in its own size, quantised."""
     target, _ = demo_pair()
-    return target if kind == "F16" else grown(target, f"demo-target-{kind}", "--type", kind)
+    return target if kind == "F16" else expanded(target, f"demo-target-{kind}", "--type", kind)
 
 
 def random_draft() -> Path:

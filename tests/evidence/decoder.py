@@ -6,12 +6,12 @@
 Targets of a billion parameters, drafts of 50 and 150 million, prompts of six kinds, greedy, 256 tokens. The parts:
 
 A  our default ÷ ``llama-speculative-simple`` at its own best draft length of the case
-B  the draft model, adaptive ÷ the draft model at the fixed length that was best in hindsight
+B  the draft model, adaptive ÷ the draft model at the fixed length that was best looking back
 C  speculation that cannot pay ÷ target-only: a draft of random weights; noise, greedily and at temperature 1
 D  n-grams and draft together ÷ the better of them alone
 E  the same text in strict mode whoever drafts, however far and however padded; what strict mode costs
 
-A first search of short answers finds each case's best lengths, theirs and ours: 3 and 7 are tried, since verify curves
+A first search of short answers finds each case's best lengths, theirs and ours: 3 and 7 are tried, since batches
 have dips at 4 and 8 tokens, and then the neighbours of the best until both are slower. The best, and the second if it
 was close, run again for record, and the better one counts. In a repetition every way to decode runs once; ours run in
 step with the same weights, a round of each in turn, since the speed of a shared machine wanders by a fifth within a
@@ -102,10 +102,10 @@ def options_of(mode: str, threads: int) -> DecoderOptions:
     return DecoderOptions(ctx_size=N_CTX, threads=threads, **changes)
 
 
-def opened(target: Path, draft: Path, mode: str, threads: int, curves: Path) -> SpeculativeDecoder:
-    """A decoder of a mode that has answered once, so that its pages are in. Verify curves are kept in ``curves``."""
+def opened(target: Path, draft: Path, mode: str, threads: int, latencies: Path) -> SpeculativeDecoder:
+    """A decoder of a mode that has answered once, so that its pages are in. Latencies are kept in ``latencies``."""
     with_draft = mode.split()[0] not in ("target-only", "lookup")
-    decoder = SpeculativeDecoder(target, draft if with_draft else None, options_of(mode, threads), cache=curves)
+    decoder = SpeculativeDecoder(target, draft if with_draft else None, options_of(mode, threads), cache=latencies)
     ours(decoder, mode, WARM_UP, 4)
     return decoder
 
@@ -166,7 +166,7 @@ class Decoders:
     They must: where weights are repacked or the memory they came to lie in is another, the same batch takes some
     per cent more or less, for as long as a model is loaded.
 
-    They keep their verify curves in a folder of their own, as the commands do in the user's: what one measures is known
+    They keep their latencies in a folder of their own, as the commands do in the user's: what one measures is known
     to the next, and two ways to decode differ in what they do and not in what they happened to measure.
     """
 
@@ -333,9 +333,9 @@ def cases_of(arguments: argparse.Namespace) -> list[tuple[Case, str]]:
 
 # ---- identity -------------------------------------------------------------------------------------
 
-PADDINGS = ("pad", "no pad", "widest")  # as the curve says; as little as the class allows; always as much
+PADDINGS = ("pad", "no pad", "widest")  # as the latency says; as little as the class allows; always as much
 POLICIES = ("adaptive", "fixed")
-IDENTITY_SAMPLINGS = {"greedy": Sampling(), "keyed": Sampling(temperature=0.8, seed=7)}
+IDENTITY_SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling(temperature=0.8, seed=7)}
 
 
 @contextlib.contextmanager
@@ -346,15 +346,17 @@ def padded(name: str) -> Iterator[None]:
     with others a tenth of one alone, and the adaptive policy never rests.
     """
 
-    def up_to(curve: LatencyModel, most: int, last: int | None = None) -> list[float]:
-        return [curve.seconds(1) * (1 + place / 10) for place in range(most)]
+    def up_to(latency: LatencyModel, most: int, last: int | None = None) -> list[float]:
+        return [latency.seconds(1) * (1 + place / 10) for place in range(most)]
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(Adaptive, "_cost", return_value=0.0))
         stack.enter_context(mock.patch.object(Adaptive, "REST_SHARE", math.inf))
         stack.enter_context(mock.patch.object(LatencyModel, "up_to", up_to))
         if name == "widest":
-            stack.enter_context(mock.patch.object(LatencyModel, "width", lambda curve, count: max(count, curve.limit)))
+            stack.enter_context(
+                mock.patch.object(LatencyModel, "width", lambda latency, count: max(count, latency.limit))
+            )
         yield
 
 

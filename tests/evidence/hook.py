@@ -23,7 +23,7 @@ TARGETS = ("demo", "F16", "Q8_0", "Q4_0")
 
 
 def pair(name: str) -> Pair:
-    """The demo pair, or a grown target of this quantisation with the grown draft."""
+    """The demo pair, or a expanded target of this quantisation with the expanded draft."""
     if name == "demo":
         return Pair(name, *demo_pair())
     return Pair(f"1b-{name}", grown_targets((name,))[name], grown_draft())

@@ -2,10 +2,10 @@
 
     .venv/bin/python tests/evidence/rehearsal.py      # about ten minutes with one thread
 
-The target is the demo's, grown to about a billion parameters, in F16 and Q4_0. Its stand-ins are made from its header
-alone: one of holes, as ``ggufspec rehearse`` makes it, and one of random blocks. All three are loaded at once and timed
-in turn, in three processes, so that each is loaded first once. Before that their pages are dropped from the page cache
-and read anew: where pages lie in memory moves F16 by up to 10 %, whatever they hold. Nothing else must run.
+The target is the demo's, expanded to about a billion parameters, in F16 and Q4_0. Its dummy models are made from its
+header alone: one of holes, as ``ggufspec rehearse`` makes it, and one of random blocks. All three are loaded at once
+and timed in turn, in three processes, so that each is loaded first once. Before that their pages are dropped from the
+page cache and read anew: where pages lie in memory moves F16 by up to 10 %, whatever they hold. Nothing else must run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from speed_prediction import worker
 from ggufspec.bench.batch_timing import Part, Result, Spec, measure
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models import dummy_weights as standin
+from ggufspec.models import dummy_weights as dummy
 from ggufspec.models.source import read_headers
 
 WIDTHS = (*range(1, 9), 12, 16)
@@ -40,12 +40,12 @@ def drop(path: Path) -> None:
 
 
 def files_of(real: Path, folder: Path) -> tuple[dict[str, Path], dict[str, Any]]:
-    """(the real file and its stand-ins, what the stand-ins took)."""
+    """(the real file and its dummy models, what the dummy models took)."""
     (known,) = read_headers([real], folder / "headers")
     files, took = {"real": real}, {"header_bytes_read": known.bytes_read, "size_bytes": known.header.size_bytes}
     for fill in ("holes", "blocks"):
         (folder / fill).mkdir()
-        made = standin.make(known, folder / fill, fill)
+        made = dummy.make(known, folder / fill, fill)
         files[fill] = made.path
         took[f"{fill}_disk_bytes"] = made.disk_bytes
     return files, took

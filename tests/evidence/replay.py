@@ -5,9 +5,9 @@
 
 Collected are, of every target and kind of text: the text, of each draft the chain that it would draft at every place,
 with its confidences, and the seconds of batches by width. A replay runs the real loop, lookup and controller on them.
-Batches take their measured seconds, with some noise, and the controller is told curves that are some per cent wrong, as
-it is in life. Six kinds of text come one behind the other, as in a session: what was learned of one is carried into the
-next. Behind a wrong token, where nobody knows what a draft would say, it says what it would have said without it.
+Batches take their measured seconds, with some noise, and the controller is told latencies that are some per cent wrong,
+as it is in life. Six kinds of text come one behind the other, as in a session: what was learned of one is carried into
+the next. Behind a wrong token, where nobody knows what a draft would say, it says what it would have said without it.
 It is for comparing controllers. Its ratios are no speeds of record.
 """
 
@@ -236,7 +236,7 @@ class Paid(Adaptive):
 def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Iterator[float]:
     """Tokens/s of every kind of text, one behind the other, of one way to decode."""
     clock = Time(f"{draft} {seed}")
-    wrong = random.Random(f"{draft} {seed} curves")
+    wrong = random.Random(f"{draft} {seed} latencies")
     target_s, draft_s = document["target_s"], document["draft_s"][draft]
 
     def believed(by_width: dict[int, float], widths: Sequence[int]) -> dict[int, float]:

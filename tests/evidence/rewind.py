@@ -83,7 +83,7 @@ def in_turn(actions: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
 
 
 def start(context: Context) -> None:
-    """Read ``DEPTH`` tokens, again if the context has grown."""
+    """Read ``DEPTH`` tokens, again if the context has expanded."""
     if not DEPTH <= context.length < 2 * DEPTH:
         context.rewind(0)
         context.decode(tokens(DEPTH), 0)

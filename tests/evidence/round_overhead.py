@@ -13,7 +13,7 @@ import statistics
 import time
 from typing import Any
 
-from common import grown, save
+from common import expanded, save
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
@@ -95,7 +95,7 @@ def main() -> None:
     pairs = {
         4096: (target, draft),
         128256: tuple(
-            grown(path, f"{path.stem}-128k", "--width", str(width), "--vocab", "128256")
+            expanded(path, f"{path.stem}-128k", "--width", str(width), "--vocab", "128256")
             for path, width in ((target, 352), (draft, 160))
         ),
     }

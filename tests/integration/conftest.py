@@ -1,4 +1,4 @@
-"""Real models: the pair that ships, and targets grown from it."""
+"""Real models: the pair that ships, and targets expanded from it."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def pair() -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
-def grown(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]):
-    """grown(type) -> a target of about 45M parameters that says what the demo target says."""
-    folder = tmp_path_factory.mktemp("grown")
+def expanded(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]):
+    """expanded(type) -> a target of about 45M parameters that says what the demo target says."""
+    folder = tmp_path_factory.mktemp("expanded")
 
     def make(kind: str) -> Path:
-        path = folder / f"grown-{kind}.gguf"
+        path = folder / f"expanded-{kind}.gguf"
         if not path.exists():
             grow = [sys.executable, str(ROOT / "scripts" / "grow_pair.py"), str(pair[0]), str(path)]
             subprocess.run([*grow, *GROWN_SHAPE, "--type", kind], check=True, capture_output=True)

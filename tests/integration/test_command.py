@@ -271,24 +271,24 @@ def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
     monkeypatch.setenv("HOME", cli.environment["HOME"])
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     options, folder = DecoderOptions(threads=1), cache_folder()
-    file = folder / "curves.json"
+    file = folder / "batch-latency.json"
     file.unlink()
     key = latency_cache.key(pair[0], options.placement, options.context(with_draft=True))
     latency_cache.save(folder, key, latency_cache.SavedLatency({1: 1e-9, 2: 1.0, 16: 9.0}, 0.0, None))
-    curves = json.loads(file.read_text())
-    (entry,) = curves.values()
+    batch_latencies = json.loads(file.read_text())
+    (entry,) = batch_latencies.values()
     assert entry["machine"] == json.loads(json.dumps(asdict(latency_cache.this_machine())))
     entry["machine"]["cpu"] = "an abacus"
-    file.write_text(json.dumps(curves))
+    file.write_text(json.dumps(batch_latencies))
 
     flags = ("run", "demo", "-p", PROMPT, "-n", "8")
     alone = cli(*flags, "--no-draft")
-    assert "abacus" not in alone.stderr  # target-only needs no curve
+    assert "abacus" not in alone.stderr  # target-only needs no batch_latency
     drafted = cli(*flags)
     assert (drafted.code, drafted.stdout) == (0, alone.stdout)
     assert f"cached timings of {pair[0].name} are of another machine (an abacus): measured again\n" in drafted.stderr
     bench = ("bench", "demo", "-p", PROMPT, "-n", "4", "-r", "1")
-    file.write_text(json.dumps(curves))
+    file.write_text(json.dumps(batch_latencies))
     assert "(an abacus)" in cli(*bench).stderr
-    file.write_text(json.dumps(curves))
+    file.write_text(json.dumps(batch_latencies))
     assert cli(*bench, "-q").stderr == ""

@@ -1,4 +1,4 @@
-"""Three quantisations of a grown target with three of the draft: table, kept results, page; and on an RPC device."""
+"""Three quantisations of a expanded target with three of the draft: table, kept results, page; and on an RPC device."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def drafts(tmp_path_factory: pytest.TempPathFactory, draft: Path) -> list[Path]:
 
 
 @pytest.fixture
-def matrix(grown: Callable[[str], Path], drafts: list[Path]) -> tuple[str, ...]:
-    targets = ",".join(str(grown(kind)) for kind in KINDS)
+def matrix(expanded: Callable[[str], Path], drafts: list[Path]) -> tuple[str, ...]:
+    targets = ",".join(str(expanded(kind)) for kind in KINDS)
     return ("compare", "-m", targets, "-md", ",".join(map(str, drafts)), "-p", "def main(", "-n", "16")
 
 

@@ -43,9 +43,9 @@ def test_the_demo_pair_in_strict_mode(pair, prompts, every, threads):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
-def test_grown_targets_in_strict_mode(pair, prompts, grown, kind):
+def test_grown_targets_in_strict_mode(pair, prompts, expanded, kind):
     options = replace(OPTIONS, threads=THREADS)
-    decoders = {k: SpeculativeDecoder(grown(kind), pair[1], replace(options, draft_max=k)) for k in (1, 4, 8)}
+    decoders = {k: SpeculativeDecoder(expanded(kind), pair[1], replace(options, draft_max=k)) for k in (1, 4, 8)}
     for i, prompt in enumerate(prompts):
         k = (1, 4, 8)[i % 3]
         sampling = (GREEDY, replace(WARM, seed=i))[i // 3 % 2]
@@ -82,9 +82,9 @@ def test_the_check_can_fail(pair, prompts, monkeypatch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0"])
-def test_divergences_of_the_default_mode_are_near_ties(pair, prompts, grown, kind):
+def test_divergences_of_the_default_mode_are_near_ties(pair, prompts, expanded, kind):
     """Without --strict a text may leave target-only's only where the top two are closer than rounding."""
-    target = grown(kind)
+    target = expanded(kind)
     options = replace(OPTIONS, strict=False, threads=THREADS)
     cases = []
     with SpeculativeDecoder(target, pair[1], options) as decoder:

@@ -114,7 +114,7 @@ class Machine:
 class _Entry:
     machine: Machine
     key: Key
-    curve: SavedLatency
+    latency: SavedLatency
 
 
 def this_machine() -> Machine:
@@ -133,7 +133,7 @@ def load(folder: Path, key: Key) -> tuple[SavedLatency | None, str]:
     entry = _table(folder).get(_name(key))
     if entry is None:
         return None, ""
-    saved = entry.curve
+    saved = entry.latency
     if (saved.widths is not None) != key.strict or max(saved.widths or [0]) > key.limit:
         return None, ""
     try:
@@ -150,7 +150,7 @@ def save(folder: Path, key: Key, saved: SavedLatency) -> None:
 
 
 def _table(folder: Path) -> Table[_Entry]:
-    return Table(folder / "curves.json", _Entry, _MOST)
+    return Table(folder / "batch-latency.json", _Entry, _MOST)
 
 
 def update(folder: Path, key: Key, latency: LatencyModel) -> None:

@@ -1,4 +1,4 @@
-"""What a grown model's tensors hold: it computes what the small one did."""
+"""What a expanded model's tensors hold: it computes what the small one did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms of the house and the one way down, read from the source."""
+"""The layers of the package and the one direction of imports, read from the source."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ import pytest
 import ggufspec
 
 ROOT = Path(ggufspec.__file__).parent
-ROOMS = (  # top to bottom
+LAYERS = (  # top to bottom
     "cli",
     "chat",
     "reports",
@@ -38,7 +38,7 @@ GROUND = (
     "settings",
     "worker",
 )  # below all of them, with the package itself
-DOORS = ("hook.py",)  # above all of them: public modules that hand on what a room has, and that no room knows
+ENTRY_POINTS = ("hook.py",)  # above all of them: public modules that hand on what a layer has, and that no layer knows
 IMPORTERS = {
     "llama_cpp": "llamacpp/",
     "pynvml": "hardware/gpus.py",
@@ -70,7 +70,7 @@ def imports(path, tree):
 
 
 def direction(path, source):
-    """Imports that go up, or into a room that is not in the plan."""
+    """Imports that go up, or into a layer that is not in the list."""
     here = path.split("/")[0].removesuffix(".py")
     for name, line in imports(path, ast.parse(source)):
         parts = name.split(".")
@@ -79,19 +79,19 @@ def direction(path, source):
         there = parts[1]
         if there in GROUND or there.startswith("__") or there == here:
             continue
-        if path in DOORS and there in ROOMS:
+        if path in ENTRY_POINTS and there in LAYERS:
             continue
-        if there not in ROOMS or here not in ROOMS or ROOMS.index(there) < ROOMS.index(here):
+        if there not in LAYERS or here not in LAYERS or LAYERS.index(there) < LAYERS.index(here):
             yield f"{path}:{line} imports {name}"
 
 
 def thresholds(path, source):
-    """What a door has beyond its words, its imports from rooms and the list of its names."""
-    for node in ast.parse(source).body if path in DOORS else ():
+    """What an entry point has beyond its words, its imports from layers and the list of its names."""
+    for node in ast.parse(source).body if path in ENTRY_POINTS else ():
         match node:
             case ast.Expr(ast.Constant(str())) | ast.Assign([ast.Name("__all__")]):
                 continue
-            case ast.ImportFrom(module=str(module)) if module.split(".")[1:2] and module.split(".")[1] in ROOMS:
+            case ast.ImportFrom(module=str(module)) if module.split(".")[1:2] and module.split(".")[1] in LAYERS:
                 continue
         yield f"{path}:{node.lineno} has {type(node).__name__}"
 
@@ -170,7 +170,7 @@ def test_imports_have_no_circle():
 
 
 def facade(source):
-    """The package's own imports of its rooms: for type checkers only."""
+    """The package's own imports of its layers: for type checkers only."""
     tree = ast.parse(source)
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
@@ -187,16 +187,16 @@ def complaints(check):
     ]
 
 
-def test_a_room_imports_only_rooms_below_it():
+def test_a_layer_imports_only_layers_below_it():
     assert complaints(direction) == []
 
 
-def test_every_module_is_in_a_room():
-    outside = {path for path in sources() if path.split("/")[0].removesuffix(".py") not in ROOMS}
-    assert outside == {"__init__.py", "__main__.py", *DOORS, *(f"{name}.py" for name in GROUND)}
+def test_every_module_is_in_a_layer():
+    outside = {path for path in sources() if path.split("/")[0].removesuffix(".py") not in LAYERS}
+    assert outside == {"__init__.py", "__main__.py", *ENTRY_POINTS, *(f"{name}.py" for name in GROUND)}
 
 
-def test_a_door_only_hands_on():
+def test_an_entry_point_only_hands_on():
     assert complaints(thresholds) == []
 
 
@@ -222,7 +222,7 @@ def test_files_of_others_are_read_within_bounds():
     assert found == []
 
 
-def test_the_package_loads_its_rooms_when_they_are_asked():
+def test_the_package_loads_its_layers_on_demand():
     assert facade(sources()["__init__.py"]) == []
     promised = {
         (name.rpartition(".")[2], name.rpartition(".")[0])
@@ -295,7 +295,7 @@ def test_a_good_line_is_not(check, path, line):
     assert list(check(path, f"{sources()[path]}\n{line}\n")) == []
 
 
-def test_a_package_that_loads_a_room_is_found():
+def test_a_package_that_loads_a_layer_is_found():
     assert facade(sources()["__init__.py"] + "\nfrom ggufspec.bench import statistics\n") == [
         "ggufspec.bench.statistics"
     ]
