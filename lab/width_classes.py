@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec import worker
+from ggufspec.decoding.options import STRICT_IMPOSSIBLE
 from ggufspec.decoding.widths import WidthClass, classes, strict_widths
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
@@ -47,7 +48,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         try:
             return Result(found, strict_widths(context, spec.limit))
         except ModelError as error:
-            if "strict mode cannot be kept" not in error.message:
+            if STRICT_IMPOSSIBLE not in error.message:
                 raise
             return Result(found, (), error.message)
 

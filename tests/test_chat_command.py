@@ -202,10 +202,10 @@ def test_a_long_conversation_says_what_it_leaves_out(
         number += 1
         assert number < 20
         after(session, f"message {number}: def function_{number}(argument):", answered(number))
+    after(session, "the last one", answered(number + 1))
     text = flat(session.terminal.text)
     assert "the oldest turn does not fit the context any more" in text or "oldest turns do not fit" in text
     assert "oldest turn left out" in text or "oldest turns left out" in text
-    after(session, "the last one", answered(number + 1))
 
 
 def test_the_second_turn_reads_only_what_is_new(chat: Callable[..., Session], templated: Path, draft: Path) -> None:

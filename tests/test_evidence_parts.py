@@ -266,7 +266,7 @@ def test_a_program_that_fails(tmp_path: Path) -> None:
     for body, said in (
         ("echo 'error: unknown argument' >&2; exit 1", "status 1: error: unknown argument"),
         ("echo all is well", "status 0: all is well"),
-        ("exit 3", "status 3: it printed nothing"),
+        ("exit 3", "status 3: it said nothing"),
     ):
         with pytest.raises(WorkerError, match=said):
             ask(program(tmp_path, body))

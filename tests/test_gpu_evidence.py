@@ -232,7 +232,7 @@ def test_a_damaged_model_costs_its_own_rows(place: Path) -> None:
         (("--only", "x", *RPC), 2, "there is no part x", "d (notebook)"),
         (("--minutes", "0", *RPC), 2, "no time to spend", "--minutes 9"),
         (("--minutes", "nan", *RPC), 2, "no time to spend", "--minutes 9"),
-        (("--vram", "much", *RPC), 2, "is no size", "24GiB"),
+        (("--vram", "much", *RPC), 2, "is not a memory size", "24GiB"),
         (("--vram", "1", *RPC), 2, "less than anything takes", "24GiB"),
         (("--vram", "900TiB", *RPC), 2, "fewer than --vram", "leave --vram out"),
         (("--threads", "-1", "--device", "rpc"), 2, "cannot run", "leave -t out"),

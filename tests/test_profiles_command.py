@@ -392,7 +392,10 @@ def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> 
         ),
         "typo": (GOOD.replace("why =", "whi ="), "typo.toml:3: unknown key 'whi'"),
         "wrong": (GOOD + '[settings]\nctx_size = "big"\n', "wrong.toml:12: settings.ctx_size: "),
-        "lost": (GOOD.replace('repo = "user/big-GGUF"\nfile = "big-Q4_K_M.gguf"', 'file = "no.gguf"'), "is not there"),
+        "lost": (
+            GOOD.replace('repo = "user/big-GGUF"\nfile = "big-Q4_K_M.gguf"', 'file = "no.gguf"'),
+            "which does not exist",
+        ),
     }
     for name, (text, _) in broken.items():
         (mine / f"{name}.toml").write_text(text)

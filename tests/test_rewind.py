@@ -416,7 +416,7 @@ def test_what_is_known_before_a_model_is_here(models):
 
 
 def test_an_unknown_way(models):
-    with pytest.raises(UsageError, match="'magic' is no way"):
+    with pytest.raises(UsageError, match="'magic' is not a way"):
         context(models["mamba"], "magic")
 
 

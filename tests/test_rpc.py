@@ -86,7 +86,7 @@ def test_strict_mode_is_kept_or_refused(cli: Cli, worker: tuple[str, subprocess.
         assert drafted.document()["tokens"] == alone.document()["tokens"]
     else:
         assert (drafted.code, alone.code) == (1, 1)
-        assert "strict mode cannot be kept" in drafted.document()["error"]
+        assert "strict mode is impossible" in drafted.document()["error"]
 
 
 def test_a_worker_that_dies_in_the_middle(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:

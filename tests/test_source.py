@@ -769,5 +769,5 @@ def test_a_profile_can_be_read_before_its_download(tmp_path: Path) -> None:
     assert isinstance(big, HubFile)
     assert big.file == "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf"
     assert isinstance(small, HubFile)
-    with pytest.raises(ModelError, match="is not there"):
+    with pytest.raises(ModelError, match="which does not exist"):
         sources(load_profile(shutil.copy(bundled / "demo.toml", tmp_path)))

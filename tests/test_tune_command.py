@@ -51,8 +51,9 @@ def tuned(new_cli: Callable[[], Cli]) -> tuple[Cli, Finished, Path]:
 
 
 def test_the_document(tuned: tuple[Cli, Finished, Path]) -> None:
-    done = tuned[1]
-    assert (done.code, done.stderr) == (0, "")
+    cli, done, _ = tuned
+    kept = run_logs(cli)[0].with_suffix(".json")
+    assert (done.code, done.stderr) == (0, f"kept in {kept}\n")
     document = done.document()
     assert document["schema"] == "ggufspec/tune@1"
     trials = document["trials"]

@@ -33,7 +33,7 @@ def test_it_is_no_larger_than_the_context() -> None:
 
 @pytest.mark.parametrize("tokens", [-1, 5000])
 def test_what_is_refused(tokens: int) -> None:
-    with pytest.raises(UsageError, match="micro-batch"):
+    with pytest.raises(UsageError, match="--ubatch-size"):
         DecoderOptions(ubatch_size=tokens)
 
 

@@ -304,14 +304,14 @@ def test_a_device_that_cannot_keep_strict_mode(target: Path, draft: Path, monkey
 
     def pace(model: Any, draft_model: Any, options: DecoderOptions, *more: Any) -> Any:
         if options.strict:
-            raise ModelError("strict mode cannot be kept on this device: a reason", "a hint")
+            raise ModelError("strict mode is impossible on this device: a reason", "a hint")
         return real(model, draft_model, options, *more)
 
     monkeypatch.setattr(decoder_module, "PairLatency", pace)
     checks, _ = job(spec(target, draft, rules=("exact",)))
     strict = checks["strict", "exact"]
     assert (strict.status, strict.drafter, strict.answers) == ("not possible", "all", 0)
-    assert strict.reason == "strict mode cannot be kept on this device: a reason"
+    assert strict.reason == "strict mode is impossible on this device: a reason"
     passed, text = certificate.judge(list(checks.values()))
     assert passed
     assert "the certificate rests on the default mode" in text

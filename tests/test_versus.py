@@ -14,7 +14,6 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
-from ggufspec.planning import history
 from ggufspec.schema.base import Run, SpeculativeRun, Spread, to_json
 from ggufspec.schema.bench import Verdict
 from ggufspec.settings import parse_drafters
@@ -143,7 +142,7 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
 
 def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp_path):
     kept = []
-    monkeypatch.setattr(history, "record_acceptance", lambda *told: kept.append(told))
+    monkeypatch.setattr("ggufspec.bench.history.record_acceptance", lambda *told: kept.append(told))
     monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
     target, draft = demo_pair()
     files = Pair("mine", target, draft)

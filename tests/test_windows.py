@@ -30,7 +30,6 @@ NAMES = {"os": OS.split(), "signal": SIGNAL.split(), "time": ["tzset", "clock_ge
 # Where such a name is used behind a look whether it is there.
 GUARDED = {
     "hardware/host.py": {"os.sched_getaffinity"},
-    "chat/template.py": {"signal.ITIMER_REAL", "signal.SIGALRM", "signal.getitimer", "signal.setitimer"},
     "files.py": {"os.O_NOFOLLOW", "os.getuid"},
 }
 IMPORTS = """
@@ -98,7 +97,7 @@ def test_a_name_of_posix_is_used_behind_a_look_alone() -> None:
 @pytest.mark.parametrize("path", GUARDED)
 def test_there_is_such_a_look(path: str) -> None:
     source = (ROOT / path).read_text(encoding="utf-8")
-    looks = ('hasattr(os, "sched_getaffinity")', 'hasattr(os, "getuid")', 'hasattr(signal, "setitimer")')
+    looks = ('hasattr(os, "sched_getaffinity")', 'hasattr(os, "getuid")')
     assert any(look in source for look in looks)
 
 

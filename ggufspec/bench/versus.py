@@ -9,7 +9,7 @@ from ggufspec.bench import divergence, hooked, trial
 from ggufspec.bench.interleaved import Progress, in_turn
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.bench.summary import alone, busy_notes, machine, notes_of, plan_of, settings_of, speed, summarise
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
@@ -129,7 +129,7 @@ class Bench:
             halfway()
             without = trial.measure(alone(short), verbose=verbose)
         except GgufspecError as error:
-            if "strict mode cannot be kept" not in error.message:
+            if STRICT_IMPOSSIBLE not in error.message:
                 raise
             self.identical, self.identity_note = None, error.message
             return

@@ -33,9 +33,10 @@ def plan(
         ),
     ],
 ) -> int:
-    """Show what fits, how fast it is, and whether the draft pays; and where each layer goes.
+    """Show what fits, how fast it is, and whether the draft pays.
 
-    Needs no download: headers are read from the hub by range, a few MB. Needs no card: --gpu or --vram names one.
+    Says where each layer goes, too. Needs no download: headers are read from the hub by range, a few MB. Needs no card:
+    --gpu or --vram names one.
     """
     from ggufspec.hardware.host import physical_cores
 

@@ -89,7 +89,7 @@ def finish(
         except GgufspecError as error:
             failed = failed or error
         else:
-            if not (ui.flags().json or is_temporary(kept)):
+            if not is_temporary(kept):
                 ui.note(f"kept in {kept}{resumed}")
     if failed is not None:
         ui.failure(failed.message, failed.hint)

@@ -19,6 +19,7 @@ from ggufspec.settings import (
     drafter_text,
 )
 
+STRICT_IMPOSSIBLE = "strict mode is impossible"  # how the errors begin by which commands go on without it
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ggufspec.decoding.model import Logits, Model
+from ggufspec.decoding.options import STRICT_IMPOSSIBLE
 from ggufspec.errors import ModelError
 
 DEPTHS = (32, 248, 288)  # tokens of context: below, across and above llama.cpp's step of 256 cells
@@ -108,7 +109,7 @@ def strict_widths(model: Model, limit: int, depths: Sequence[int] = DEPTHS) -> t
     model.rewind(0)
     if not best:
         raise ModelError(
-            "strict mode cannot be kept on this device: a token's logits depend on its place in the batch",
+            f"{STRICT_IMPOSSIBLE} on this device: a token's logits depend on its place in the batch",
             "run without --strict; divergences are then counted and explained",
         )
     return best

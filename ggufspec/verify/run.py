@@ -14,6 +14,7 @@ from ggufspec.bench.trial import LoadedModel, loaded_models
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.loop import Round
+from ggufspec.decoding.options import STRICT_IMPOSSIBLE
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Logits
 from ggufspec.errors import ModelError
@@ -123,7 +124,7 @@ class _Job:
                 }
                 self._add(compare(STRICT, drafter, alone, given))
         except ModelError as error:
-            if "strict mode cannot be kept" not in error.message:
+            if STRICT_IMPOSSIBLE not in error.message:
                 raise
             self._add([Check(STRICT, drafter, "exact", NOT_POSSIBLE, reason=error.message)])
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
@@ -54,7 +54,7 @@ class PairLatency:
         self._estimators: dict[str, AcceptanceEstimator] = {}
         if options.strict and target.rewind_kind != "exact":
             raise ModelError(
-                f"strict mode is impossible with {target.model.path.name}: what is accepted of a draft is decoded "
+                f"{STRICT_IMPOSSIBLE} with {target.model.path.name}: what is accepted of a draft is decoded "
                 "again, in batches of other widths (recurrent memory)",
                 "run without --strict; divergences are then counted and explained",
             )
