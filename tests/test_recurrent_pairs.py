@@ -89,6 +89,8 @@ def test_they_are_compared(cli: Cli, models: dict[str, Path], card: Card) -> Non
 def test_a_llama_does_not_take_their_tokens_back(models: dict[str, Path]) -> None:
     """Our loop does; a ``Llama`` with a draft goes on from a state that was never taken back, and says nothing."""
     for name in ("mamba", "granite", "lfm2"):
-        with contextlib.closing(Llama(str(models[name]), n_ctx=512, n_threads=1, verbose=False)) as llama:
-            with pytest.raises(ModelError, match="cannot take tokens back"):
-                DraftModel(models["small"], llama, threads=1)
+        with (
+            contextlib.closing(Llama(str(models[name]), n_ctx=512, n_threads=1, verbose=False)) as llama,
+            pytest.raises(ModelError, match="cannot take tokens back"),
+        ):
+            DraftModel(models["small"], llama, threads=1)
