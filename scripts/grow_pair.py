@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Grow a small llama GGUF to a big shape without changing what it computes.
 
-The grown model gives the small one's text at the big shape's cost, so that speculation can be measured with real
+The expanded model gives the small one's text at the big shape's cost, so that speculation can be measured with real
 acceptance and real speed where no big model can be downloaded. Grow the target, leave its draft as it is, or grow both.
 
     pip install -e '.[dev]'

@@ -57,7 +57,7 @@ class Row:
         pause_s: before each further piece.
         environment: more of it.
         terminal: run on a pseudo-terminal.
-        writes: names in the folder of the input that the command was told to write.
+        writes: names in the folder of the input that the command was reported to write.
         seconds: that it may take on a machine that has nothing else to do.
         parent_bytes: of memory that the command itself may take, not its children.
     """
@@ -117,8 +117,8 @@ def _judged(row: Row, root: Path, words: Sequence[str], address: str) -> Cost:
     began = time.monotonic()
     code, out, err = _run(row, root, words, address, mark)
     seconds = time.monotonic() - began
-    told = root / "rss"
-    parent_bytes = int(told.read_text() or 0) << 10 if told.exists() else 0
+    reported = root / "rss"
+    parent_bytes = int(reported.read_text() or 0) << 10 if reported.exists() else 0
     wrong = []
     if code != row.code:
         wrong.append(f"ended with {code}, not {row.code}")
@@ -187,7 +187,7 @@ def _on_a_terminal(command: list[str], started: dict[str, Any], seconds: float) 
     while True:
         try:
             some = os.read(ours, 1 << 16)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end is closed
             break
         if not some:
             break

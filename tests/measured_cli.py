@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ggufspec.cli.app import entry
 
-told = Path(sys.argv.pop(1))
+reported = Path(sys.argv.pop(1))
 sys.argv[0] = "ggufspec"
 try:
     entry()
 finally:  # not getrusage, which knows the process that this one was before exec
-    told.write_text(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0])
+    reported.write_text(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[0])

@@ -289,7 +289,7 @@ def transformer(
 
 
 def gpt2(label: Label, dims: Dims) -> Shape:
-    """Learned positions, fused projections, biases everywhere, no gate, tied."""
+    """Trained positions, fused projections, biases everywhere, no gate, tied."""
     width, ffn = dims.width, dims.ffn
     matrices = {"attn_qkv": (width, 3 * width), "attn_output": (width, width)}
     matrices |= {"ffn_up": (width, ffn), "ffn_down": (ffn, width)}

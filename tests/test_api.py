@@ -1,4 +1,4 @@
-"""The Python door: plans, decoders, benches and profiles; the examples that people copy; threads and memory."""
+"""The Python interface: plans, decoders, benches and profiles; the examples that people copy; threads and memory."""
 
 from __future__ import annotations
 
@@ -138,23 +138,23 @@ FAR = """
 import json
 from ggufspec import GgufspecError, load_pair, plan_pair
 
-def told(function, **options):
+def reported(function, **options):
     try:
         return function("far", threads=1, ctx_size=256, **options)
     except GgufspecError as error:
         return [type(error).__name__, error.message, error.hint]
 
 events = []
-planned = told(plan_pair, vram="1GiB", on_event=events.append)
+planned = reported(plan_pair, vram="1GiB", on_event=events.append)
 print(json.dumps(planned if isinstance(planned, list) else [planned.target.file, planned.target.gpu_layers]))
-print(json.dumps(told(load_pair)))
-decoder = told(load_pair, download=True, on_event=events.append)
+print(json.dumps(reported(load_pair)))
+decoder = reported(load_pair, download=True, on_event=events.append)
 if isinstance(decoder, list):
     print(json.dumps(decoder))
 else:
     with decoder:
         print(json.dumps([emitted.token for emitted in decoder.generate("def f(", max_tokens=4)]))
-    with told(load_pair) as again:
+    with reported(load_pair) as again:
         print(json.dumps([emitted.token for emitted in again.generate("def f(", max_tokens=4)]))
 print(json.dumps(sorted({event["event"] for event in events})))
 """

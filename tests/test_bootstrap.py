@@ -655,7 +655,7 @@ def test_each_build_has_its_own_wheel_folder(script: ModuleType) -> None:
     assert len({script.wheel_folder(*build) for build in builds}) == len(builds)
 
 
-def test_the_telling_lines_of_a_log(script: ModuleType) -> None:
+def test_the_last_lines_of_a_log(script: ModuleType) -> None:
     log = "-- Looking for x - failed\n[1/9] cc -Werror=x a.c\na.c:1: error: no\nok\nfatal: stop\nImportError: x.so\n"
-    assert script.telling(log) == ["  a.c:1: error: no", "  fatal: stop", "  ImportError: x.so"]
-    assert script.telling("one\n\ntwo\nthree\n", limit=2) == ["  two", "  three"]
+    assert script.last_lines(log) == ["  a.c:1: error: no", "  fatal: stop", "  ImportError: x.so"]
+    assert script.last_lines("one\n\ntwo\nthree\n", limit=2) == ["  two", "  three"]

@@ -126,7 +126,7 @@ def test_in_default_mode_a_near_tie_passes_and_a_wrong_token_does_not():
     near, far = check(explained=True), check(explained=False)
     assert (near.status, near.differences[0].margin, near.differences[0].noise) == ("passed", 0.5, 0.6)
     assert (far.status, far.differences[0].explained) == ("failed", False)
-    assert certificate.compare(DEFAULT, "draft", ALONE, changed)[0].status == "failed"  # nobody looked into it
+    assert certificate.compare(DEFAULT, "draft", ALONE, changed)[0].status == "failed"  # it was not examined
 
 
 def test_a_policy_that_drafted_nothing_is_not_among_the_claims():

@@ -97,7 +97,7 @@ def run_log(tmp_path):
 
 
 class Machine:
-    """Measures as it is told: tokens/s by (target, draft), each a number, a list, a failure, or Ctrl-C."""
+    """Measures as it is reported: tokens/s by (target, draft), each a number, a list, a failure, or Ctrl-C."""
 
     def __init__(self, speeds):
         self.speeds, self.asked = speeds, []
@@ -463,7 +463,7 @@ def made(tokens_per_s, **more):
     return Run(9, 16, 100, value, 50.0, 2**30, **({"vram_bytes": 0, "load_s": 1.5} | more))
 
 
-def told(**more):
+def reported(**more):
     quality = Quality("model-F16", 2000, 6.1, 0.1, 0.02, 0.001, 0.91, 0.005)
     cells = (
         Cell("model-F16", None, made(10.0, vram_bytes=2**31), None),
@@ -480,7 +480,7 @@ def told(**more):
 
 
 def test_the_best_of_each_column_is_marked():
-    document = told()
+    document = reported()
     shown = report.results(document)
     titles = [column.label for column in shown.columns]
     assert titles == [
@@ -506,19 +506,19 @@ def test_the_best_of_each_column_is_marked():
     ],
 )
 def test_rows_can_be_ordered_and_failures_come_last(sort, first, last):
-    cells = report.ordered(told(), sort)
+    cells = report.ordered(reported(), sort)
     assert [(cell.target, cell.draft) for cell in (cells[0], cells[-1])] == [first, last]
 
 
 def test_every_order_works_with_nothing_to_order_by():
-    empty = told(cells=(Cell("a", None, None, None),), targets=())
+    empty = reported(cells=(Cell("a", None, None, None),), targets=())
     for sort in Sort:
         assert len(report.ordered(empty, sort)) == 1
     assert report.verdict(empty) == "Nothing could be measured."
 
 
 def test_the_verdict_names_the_price():
-    text = report.verdict(told())
+    text = report.verdict(reported())
     assert text.startswith("Fastest: model-Q4_0 (target-only), 30.0 ± 3.0 tokens/s.")
     assert "Its likeliest token is that of model-F16 in 91.0% of positions (mean KL 0.0200" in text
 
@@ -526,24 +526,24 @@ def test_the_verdict_names_the_price():
 def test_failures_with_one_reason_are_told_once():
     dead = Failure("no room", "lower -c")
     cells = (Cell("a", None, None, None, failure=dead), Cell("a", "d", None, None, failure=dead))
-    document = told(cells=cells, targets=(ComparedModel("b", "", 1, failure=Failure("other tokens")),))
+    document = reported(cells=cells, targets=(ComparedModel("b", "", 1, failure=Failure("other tokens")),))
     assert report.failures(document) == ["a (target-only), a + d: no room (lower -c)", "quality of b: other tokens"]
 
 
 def test_markdown_survives_hostile_names():
     cells = (Cell("a|b<script>", None, made(1.0), None), Cell("c", None, None, None, failure=Failure("x\ny|z")))
-    lines = report.markdown(told(cells=cells, targets=())).splitlines()
+    lines = report.markdown(reported(cells=cells, targets=())).splitlines()
     assert lines[2].startswith("| a\\|b&lt;script> | – |")
     assert "failed: x y\\|z" in lines[3]
     assert "- Warning: it was hot" in lines
 
 
 def test_markdown_marks_the_best():
-    assert "| **30.0 ± 3.0** |" in report.markdown(told())
+    assert "| **30.0 ± 3.0** |" in report.markdown(reported())
 
 
 def test_csv_has_a_line_for_each_trial_and_each_failure():
-    rows = list(csv.DictReader(io.StringIO(report.comma_separated(told()))))
+    rows = list(csv.DictReader(io.StringIO(report.comma_separated(reported()))))
     assert [(row["target"], row["draft"], row["trial"]) for row in rows] == [
         ("model-F16", "", "1"),
         ("model-F16", "", "2"),
@@ -567,7 +567,7 @@ def test_the_table_fits_the_terminal(width):
 
     long = "Meta-Llama-3-70B-Instruct"
     names = {"model-F16": f"{long}-F16", "model-Q4_0": f"{long}-Q4_0", "draft": "Meta-Llama-3.2-1B-Instruct-Q8_0"}
-    document = told()
+    document = reported()
     document = replace(
         document,
         targets=tuple(replace(model, name=names[model.name]) for model in document.targets),

@@ -539,8 +539,8 @@ def test_decisions_that_cost_nothing_beside_a_token_are_always_made(process):
 
 
 def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatch):
-    policy, told = sure_policy(), []
-    monkeypatch.setattr(policy.target, "observe", lambda width, seconds: told.append((width, seconds)))
+    policy, reported = sure_policy(), []
+    monkeypatch.setattr(policy.target, "observe", lambda width, seconds: reported.append((width, seconds)))
 
     def go(verify_s, offers, width=1):
         policy.begin(4, may_trim=True)
@@ -550,12 +550,12 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
 
     for verify_s in (9.0, 1.0, 2.0, 3.0, 6.0, 5.0):  # the first may come after any width
         go(verify_s, {})
-    assert told == [(1, 9.0), (1, 3.0)]
+    assert reported == [(1, 9.0), (1, 3.0)]
     go(7.0, {"draft": 0.999}, width=2)
-    assert told[2:] == [(1, 5.0), (2, 7.0)]
+    assert reported[2:] == [(1, 5.0), (2, 7.0)]
     go(8.0, {})
     go(4.0, {})
-    assert told[4:] == [(1, 8.0)]
+    assert reported[4:] == [(1, 8.0)]
 
 
 # What the loop asks, by hand.

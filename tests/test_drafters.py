@@ -100,9 +100,9 @@ def test_a_prompt_is_judged_by_the_choices_for_its_last_places():
     """The row after tokens 0 to p - 1 foretells place p: here token p modulo 5."""
     prompt = [1, 1, 1, 1, 1, 1, 1]
     drafter = ModelDrafter(Fake(), VOCAB)
-    told = drafter.prefill(prompt, [3, 4, 1, 1])  # places 3, 4, 5 and 6
+    reported = drafter.prefill(prompt, [3, 4, 1, 1])  # places 3, 4, 5 and 6
     assert drafter.model.calls == [(tuple(prompt[:-1]), 4, 0)]
-    assert told == [
+    assert reported == [
         ShadowEvaluation(sure(place, prompt), kept) for place, kept in ((3, 1.0), (4, 1.0), (5, 0.0), (6, 1.0))
     ]
 
@@ -113,10 +113,10 @@ def test_never_more_rows_than_a_context_has(length, count):
     prompt = [place * place % VOCAB for place in range(length)]
     places = range(length - count, length)
     drafter = ModelDrafter(Fake(), VOCAB)
-    told = drafter.prefill(prompt, [place % VOCAB for place in places])  # all right
+    reported = drafter.prefill(prompt, [place % VOCAB for place in places])  # all right
     rows = min(count, ROWS, length - 1)
     assert drafter.model.calls[0][1:] == (rows, 0)
-    assert told == [ShadowEvaluation(sure(place, prompt), 1.0) for place in range(length - rows, length)]
+    assert reported == [ShadowEvaluation(sure(place, prompt), 1.0) for place in range(length - rows, length)]
 
 
 def test_a_choice_that_the_draft_does_not_have_is_no_agreement():
@@ -241,11 +241,11 @@ def test_a_review_reads_what_an_offer_need_not_and_judges_each_place():
     """All but the newest token is read: the row after it would speak of what is not decided."""
     text = [0, 1, 2, 3, 1, 0]
     drafter = drafter_of(text[:3])
-    told = drafter.catch_up(text, GREEDY, 99)
+    reported = drafter.catch_up(text, GREEDY, 99)
     assert drafter.model.calls == [((2, 3, 1), 3, 0)]
     assert drafter.model.certain == 5
     # After three tokens it would have said 3, and so it was; after four 4, but 1 came; after five 0, and 0 came.
-    assert told == [
+    assert reported == [
         ShadowEvaluation(sure(3, text), 1.0),
         ShadowEvaluation(sure(4, text), 0.0),
         ShadowEvaluation(sure(5, text), 1.0),
@@ -269,34 +269,34 @@ def test_a_long_review_judges_the_last_places(lag):
     text = [place % VOCAB for place in range(2 + lag)]  # it is always right
     drafter = drafter_of(text[:2])
     assert drafter.pending(len(text)) == lag + 1
-    told = drafter.catch_up(text, GREEDY, 99)
+    reported = drafter.catch_up(text, GREEDY, 99)
     rows = min(lag, ROWS)
     assert drafter.model.calls == [(tuple(text[1:-1]), rows, 0)]
-    assert told == [ShadowEvaluation(sure(place, text), 1.0) for place in range(len(text) - rows, len(text))]
+    assert reported == [ShadowEvaluation(sure(place, text), 1.0) for place in range(len(text) - rows, len(text))]
 
 
 @pytest.mark.parametrize(("capacity", "read"), [(3, 0), (4, 1), (6, 3), (8, 5), (9, 5)])
 def test_a_review_goes_as_far_as_the_context(capacity, read):
     text = [place % VOCAB for place in range(9)]
     drafter = drafter_of(text[:4], capacity=capacity)
-    told = drafter.catch_up(text, GREEDY, 99)
+    reported = drafter.catch_up(text, GREEDY, 99)
     assert drafter.model.length == 3 + read
-    assert told == [ShadowEvaluation(sure(place, text), 1.0) for place in range(4, 4 + read)]
+    assert reported == [ShadowEvaluation(sure(place, text), 1.0) for place in range(4, 4 + read)]
 
 
 def test_a_review_knows_only_the_tokens_that_both_have():
     text = [0, 0, 0, 0, 0, 0]
-    told = drafter_of(text[:4], target_vocab=4).catch_up(
+    reported = drafter_of(text[:4], target_vocab=4).catch_up(
         text, GREEDY, 99
     )  # at place 4 the draft's fifth token would win
-    assert told[0] == ShadowEvaluation(confidence(row_after(text[:4])[:4]), 1.0)
+    assert reported[0] == ShadowEvaluation(confidence(row_after(text[:4])[:4]), 1.0)
 
 
 def test_agreement_under_the_residual_rule_is_the_chance_to_propose_what_came():
     text = [0, 1, 2, 3, 1, 0]
     residual = make_rule("residual", Sampling(0.7, **OFF))
-    told = drafter_of(text[:4]).catch_up(text, residual, 99)
-    for place, one in zip((4, 5), told, strict=True):
+    reported = drafter_of(text[:4]).catch_up(text, residual, 99)
+    for place, one in zip((4, 5), reported, strict=True):
         scores = row_after(text[:place]).astype(float) / 0.7
         assert one.agreement == pytest.approx(math.exp(scores[text[place]]) / np.exp(scores).sum())
 

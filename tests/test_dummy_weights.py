@@ -1,4 +1,4 @@
-"""Stand-in weights: the true header, the true size, little disk, numbers that decode."""
+"""Dummy weights: the true header, the true size, little disk, numbers that decode."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.llamacpp.quantize import random_blocks
-from ggufspec.models import dummy_weights as standin
-from ggufspec.models import sparse
+from ggufspec.models import dummy_weights, sparse
 from ggufspec.models.source import Known, read_headers
 
 TINY = sorted(name for name in shapes.SHAPES if name.startswith("tiny-"))
@@ -38,11 +37,11 @@ def known(tmp_path_factory, target: Path) -> Known:
 
 @pytest.mark.parametrize("fill", ["holes", "blocks"])
 def test_the_header_and_the_size_are_the_models_own(known: Known, target: Path, tmp_path: Path, fill) -> None:
-    made = standin.make(known, tmp_path, fill)
+    made = dummy_weights.make(known, tmp_path, fill)
     start = parse(target.read_bytes()).data_offset
     assert made.path.read_bytes()[:start] == target.read_bytes()[:start]
     assert made.path.stat().st_size == target.stat().st_size
-    assert made.disk_bytes <= standin.needed_bytes(known, fill)
+    assert made.disk_bytes <= dummy_weights.needed_bytes(known, fill)
     assert (made.disk_bytes < 2e6) == (fill == "holes")
     with Model(made.path) as model, Model(target) as real:
         assert model.tokenize("def f(") == real.tokenize("def f(")
@@ -55,7 +54,7 @@ def test_every_architecture_decodes_without_a_nan(tmp_path: Path, name: str) -> 
     for fill in ("holes", "blocks"):
         folder = tmp_path / fill
         folder.mkdir()
-        made = standin.make(known, folder, fill)
+        made = dummy_weights.make(known, folder, fill)
         assert all(np.isfinite(rows).all() for rows in logits(made.path))
 
 
@@ -63,13 +62,13 @@ def test_different_tokens_are_different_to_the_routers(tmp_path: Path) -> None:
     """In a model of zeros all tokens would go to the same experts, and T(n) would be too good."""
     path = shapes.write(tmp_path / "moe.gguf", shapes.SHAPES["tiny-moe"], tokenizer=True)
     (known,) = read_headers([path], tmp_path / "headers")
-    made = standin.make(known, tmp_path, "holes")
+    made = dummy_weights.make(known, tmp_path, "holes")
     with made.path.open("rb") as file:
         data = file.read()
     parsed = parse(data)
     embedding = next(t for t in parsed.tensors if t.name == "token_embd.weight")
     rows = np.frombuffer(data, np.uint8, embedding.size_bytes, parsed.data_offset + embedding.offset)
-    rows = rows.reshape(embedding.shape[1], -1)[: standin.TOKENS]
+    rows = rows.reshape(embedding.shape[1], -1)[: dummy_weights.TOKENS]
     assert len(np.unique(rows, axis=0)) > 64
     routers = [t for t in parsed.tensors if "ffn_gate_inp" in t.name]
     assert routers
@@ -81,7 +80,7 @@ def test_a_split_model(tmp_path: Path) -> None:
     parts = shapes.write_split(tmp_path, shapes.SHAPES["tiny-llama"], 3)
     (known,) = read_headers([parts[1]], tmp_path / "headers")
     (tmp_path / "made").mkdir()
-    made = standin.make(known, tmp_path / "made")
+    made = dummy_weights.make(known, tmp_path / "made")
     assert len(list(made.path.parent.iterdir())) == 3
     assert sum(p.stat().st_size for p in made.path.parent.iterdir()) == sum(p.stat().st_size for p in parts)
     assert all(np.isfinite(rows).all() for rows in logits(made.path))
@@ -91,15 +90,15 @@ def test_a_large_model_takes_little_disk_and_time(tmp_path: Path) -> None:
     path = shapes.write(tmp_path / "8b.gguf", shapes.SHAPES["llama3-8b-q3_k_l"], tokenizer=True)
     (known,) = read_headers([path], tmp_path / "headers")
     (tmp_path / "made").mkdir()
-    made = standin.make(known, tmp_path / "made")
+    made = dummy_weights.make(known, tmp_path / "made")
     assert made.path.stat().st_size == path.stat().st_size > 4e9
-    assert made.disk_bytes <= standin.needed_bytes(known) < 40e6
+    assert made.disk_bytes <= dummy_weights.needed_bytes(known) < 40e6
 
 
 def test_no_room_is_said_before_anything_is_written(known: Known, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sparse, "free_disk_bytes", lambda path: 10 << 20)
     with pytest.raises(GgufspecError, match=r"need 0.0 GB of disk, and .* has 0.0"):
-        standin.make(known, tmp_path, "blocks")
+        dummy_weights.make(known, tmp_path, "blocks")
     assert not list(tmp_path.iterdir())
 
 

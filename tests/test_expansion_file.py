@@ -1,4 +1,4 @@
-"""Grown models as files: llama.cpp's own types, the bytes that were told, little memory, whole or not there."""
+"""Expanded models as files: llama.cpp's own types, the bytes that were reported, little memory, whole or not there."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_bytes_are_those_that_were_told(
 
 def test_second_places_are_told_too(target: Path, tmp_path: Path) -> None:
     shape = replace(expansion_file.SHAPES["tiny"], width=1792, ffn=2048, heads=16)
-    told = [expansion_file.needed(target, shape, "Q3_K_S", refine=refine) for refine in (False, True)]
-    assert told[0].size_bytes == told[1].size_bytes
-    assert told[0].types == told[1].types
+    reported = [expansion_file.needed(target, shape, "Q3_K_S", refine=refine) for refine in (False, True)]
+    assert reported[0].size_bytes == reported[1].size_bytes
+    assert reported[0].types == reported[1].types
     made = expansion_file.expand(target, shape, "Q3_K_S", tmp_path / "big.gguf", refine=True)
-    assert made.needed == told[1]
-    assert told[0].disk_bytes < made.disk_bytes <= told[1].disk_bytes
+    assert made.needed == reported[1]
+    assert reported[0].disk_bytes < made.disk_bytes <= reported[1].disk_bytes
 
 
 @pytest.mark.parametrize("kind", ["Q3_K_S", "Q3_K_L", "Q4_0"])

@@ -207,7 +207,7 @@ def cases(count: int, folder: Path) -> Iterator[tuple[str, bytes]]:
         yield mutation.__name__, mutation(rng, rng.choice(good))
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -232,7 +232,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
     for index, (what, data) in enumerate(cases(count, folder)):
         if index == 200:  # Python's and llama.cpp's own is allocated
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        tell(f"{index} {what}")
+        report(f"{index} {what}")
         try:
             header = interpret("fuzz.gguf", [gguf.parse(data)], 1 << 30)
             assert isinstance(header, ModelHeader)
@@ -245,7 +245,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
             wrong.append(f"case {index}, {what}: {type(error).__name__}: {error}")
     expanded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     for index, data in good:
-        tell(f"{index} metadata-only file")
+        report(f"{index} metadata-only file")
         try:
             gguf.write_metadata_only([data], folder / "metadata-only.gguf")
             outcomes["files"] += 1
@@ -254,7 +254,7 @@ def _damage(count: int, files: int, folder: Path) -> None:
         except Exception as error:
             wrong.append(f"metadata-only file of case {index}: {type(error).__name__}: {error}")
     scale = 1 if sys.platform == "darwin" else 1024
-    tell(json.dumps({"outcomes": outcomes, "wrong": wrong, "grown_bytes": expanded * scale}))
+    report(json.dumps({"outcomes": outcomes, "wrong": wrong, "grown_bytes": expanded * scale}))
 
 
 def test_no_damaged_header_harms(tmp_path: Path) -> None:
@@ -262,14 +262,14 @@ def test_no_damaged_header_harms(tmp_path: Path) -> None:
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     last = done.stdout.splitlines()[-1]
     assert done.returncode == 0, f"died at case {last}: {done.stderr[-2000:]}"
-    told = json.loads(last)
-    assert told["wrong"] == []
-    outcomes = told["outcomes"]
+    reported = json.loads(last)
+    assert reported["wrong"] == []
+    outcomes = reported["outcomes"]
     assert sum(count for what, count in outcomes.items() if ":" in what) == CASES
     assert outcomes["files"] > SKELETONS // 2
     assert min(outcomes.get(f"{mutation.__name__}: error", 0) for mutation in MUTATIONS) > 0
     assert sum(count for what, count in outcomes.items() if what.endswith("header")) > CASES // 10
-    assert told["grown_bytes"] < 64 << 20
+    assert reported["grown_bytes"] < 64 << 20
 
 
 def with_key(seed: Seed, key: str, value: bytes) -> bytes:

@@ -86,7 +86,7 @@ def test_who_has_the_memory(survey):
     assert card["processes"] == [
         {"pid": 4242, "name": "/usr/bin/blender", "used_bytes": 17 * GIB},
         {"pid": 77, "name": "", "used_bytes": 3 * GIB},
-        {"pid": 88, "name": "", "used_bytes": None},  # its name is no text, its memory not told
+        {"pid": 88, "name": "", "used_bytes": None},  # neither its name nor its memory is known
     ]
 
 

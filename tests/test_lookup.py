@@ -238,9 +238,9 @@ def test_nothing_is_ever_pending():
 
 def test_hindsight_is_what_would_have_been_offered():
     drafter = drafter_of([A, B, C, A])
-    told = drafter.catch_up([A, B, C, A, B, X, D], RULE, 99)
+    reported = drafter.catch_up([A, B, C, A, B, X, D], RULE, 99)
     one, two = pytest.approx(1 / (1 + DOUBT)), pytest.approx(2 / (2 + DOUBT))
-    assert told == [ShadowEvaluation(one, 1.0), ShadowEvaluation(two, 0.0)]  # after X it has no offer
+    assert reported == [ShadowEvaluation(one, 1.0), ShadowEvaluation(two, 0.0)]  # after X it has no offer
     assert drafter.catch_up([A, B, C, A, B, X, D], RULE, 99) == []
 
 
@@ -254,17 +254,17 @@ def test_each_place_is_reviewed_once(by_offer, lag, keep_first):
     for end in range(30, 90):
         guess = search(text[:end], text[:end], lookup._BUCKETS)
         expected.append(ShadowEvaluation(guess.confidence, float(guess.token == text[end])))
-    drafter, told, end = drafter_of(text[:30]), [], 30
+    drafter, reported, end = drafter_of(text[:30]), [], 30
     while end < 90:
         end = min(end + rng.randrange(1, 6), 90)
         if keep_first:
             drafter.commit(end - lag)
         if by_offer:
             drafter.propose([*text[:end], A, B], RULE)
-        told += drafter.catch_up(text[:end], RULE, 99)
+        reported += drafter.catch_up(text[:end], RULE, 99)
         if not keep_first:
             drafter.commit(end - lag)
-    assert told == expected
+    assert reported == expected
 
 
 def test_a_prompt_is_text_and_not_a_choice():
@@ -274,8 +274,8 @@ def test_a_prompt_is_text_and_not_a_choice():
 def test_a_prompt_is_judged_by_what_the_target_would_have_said():
     prompt = [A, B, A, B, A, B]
     drafter = LookupDrafter()
-    told = drafter.prefill(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
-    assert [one.agreement for one in told] == [1.0, 1.0, 0.0]
+    reported = drafter.prefill(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
+    assert [one.agreement for one in reported] == [1.0, 1.0, 0.0]
     assert state(drafter._index) == state(Index(prompt))
     assert drafter.catch_up(prompt, RULE, 99) == []
     assert LookupDrafter().prefill([A, A, A], [A, A, A])[-1].agreement == 1.0

@@ -174,7 +174,7 @@ class TableModel:
 
 
 class Scripted:
-    """Offers what it was told to, round by round; then nothing. What it ``lags`` it has to be asked for."""
+    """Offers what it was reported to, round by round; then nothing. What it ``lags`` it has to be asked for."""
 
     name = "script"
 
@@ -795,16 +795,16 @@ def test_a_draft_context_that_is_full_is_no_reason_to_stop_for_others():
 
 def test_the_time_of_an_offer_that_did_not_come_is_not_told():
     """A draft's latency would learn that it costs nothing, and be kept like that."""
-    told = []
+    reported = []
 
     class Times(Fixed):
         def proposed(self, name, pending, seconds):
-            told.append((name, pending, seconds))
+            reported.append((name, pending, seconds))
 
     line = Line(2, (0, 1, 2))
     case = Case(line, max_tokens=9, draft=line, draft_capacity=4, play=always(Times()))
     case.check()
-    assert told == [("draft", 1, 1.0)] * 3
+    assert reported == [("draft", 1, 1.0)] * 3
 
 
 # A draft that is damaged.
@@ -818,7 +818,7 @@ def test_a_damaged_draft_says_why_and_a_lookup_goes_on(play, value):
     case.check()
     assert "logits" in case.drafters[-1].failure
     assert {name for round_ in case.rounds for name in round_.drafters} == {"lookup"}
-    assert len(case.model.decodes) == 1 + (case.policy is None)  # without one the prompt shows nothing
+    assert len(case.model.decodes) == 1 + (case.policy is None)  # with no policy the prompt shows nothing
 
 
 def test_a_draft_that_breaks_in_a_chain_drafts_no_more():
@@ -854,13 +854,13 @@ def test_a_new_text_is_a_new_chance():
 
 
 class Listening(Fixed):
-    """Remembers what it is told of each drafter."""
+    """Remembers what it is reported of each drafter."""
 
     def __init__(self):
-        self.told = {}
+        self.reported = {}
 
     def shadow_evaluated(self, name, seen, _seconds=0.0):
-        self.told.setdefault(name, []).extend(seen)
+        self.reported.setdefault(name, []).extend(seen)
 
 
 @examples(100)
@@ -879,7 +879,7 @@ def test_drafters_are_judged_on_the_prompt_by_what_the_target_would_have_said(ta
         lookup.prefill(prompt[:place])
         if offer := lookup.propose(prompt[:place], rule):
             expected["lookup"].append(ShadowEvaluation(offer.confidence, float(offer.draw().token == choice)))
-    assert case.policy.told == expected
+    assert case.policy.reported == expected
     assert [outputs for _, outputs in case.target.decodes] == [min(ROWS, len(prompt) - 1)] * (len(prompt) > 1)
 
 
@@ -903,7 +903,7 @@ def test_the_clock_of_a_review_is_the_drafts():
     case.check()
     times = [(r.draft_s, r.verify_s, r.total_s) for r in case.rounds]
     assert times == [(0, 100, 100), (1, 100, 101)] * 3
-    assert case.policy.told["draft"][1:] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 6
+    assert case.policy.reported["draft"][1:] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 6
 
 
 # The end of what a grammar permits.

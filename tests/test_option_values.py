@@ -73,9 +73,9 @@ def test_no_number_is_a_traceback(
         for number in NUMBERS:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
             code = main([*words, f"{option}={number}"])
-            told = capsys.readouterr()
-            assert code in (0, 1, 2), (option, number, told)
-            assert "Traceback" not in told.err
+            reported = capsys.readouterr()
+            assert code in (0, 1, 2), (option, number, reported)
+            assert "Traceback" not in reported.err
             if code:  # an export without a card looks at no file
-                assert "error: " in told.err, (option, number)
-                assert "next: " in told.err, (option, number, told.err)
+                assert "error: " in reported.err, (option, number)
+                assert "next: " in reported.err, (option, number, reported.err)

@@ -39,7 +39,7 @@ def test_the_divergence_is_the_reference_against_the_other():
 
 
 def test_what_is_kept_survives_any_logits():
-    """A shift means nothing; what is impossible stays so, and −∞ is no number to reckon with."""
+    """A shift means nothing; what is impossible stays so, and −∞ cannot be used in arithmetic."""
     row = np.array([[1e4, 1e4 - 1, -1e9, -np.inf]], np.float32)
     kept = quality.compress(row)
     assert np.isfinite(kept).all()

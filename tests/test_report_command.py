@@ -55,10 +55,10 @@ def test_without_files_it_is_everything_that_is_kept(cli: Cli, kept: Path):
     done = cli("report", "--results", str(kept))
     assert done.code == 0
     assert "Tuning of llama3-70b" in done.stdout
-    told = plain(done.stderr)
-    assert f"left out: {kept / 'torn.json'} is no whole JSON document" in told
-    assert f"left out: {kept / 'later.json'} has the schema ggufspec/compare@9" in told
-    assert "run_log" not in told
+    reported = plain(done.stderr)
+    assert f"left out: {kept / 'torn.json'} is no whole JSON document" in reported
+    assert f"left out: {kept / 'later.json'} has the schema ggufspec/compare@9" in reported
+    assert "run_log" not in reported
     assert {path: path.read_bytes() for path in kept.iterdir()} == before
 
 

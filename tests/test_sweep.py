@@ -267,12 +267,12 @@ def document(tmp_path: Path) -> SweepDocument:
 def test_the_document_keeps_its_contract(document: SweepDocument) -> None:
     text = to_json(document)
     assert text.startswith('{\n  "schema": "ggufspec/sweep@1"')
-    told = json.loads(text)
-    assert {"pair", "machine", "settings", "option", "points", "notes", "interrupted"} <= set(told)
-    assert [set(point) for point in told["points"]] == [
+    reported = json.loads(text)
+    assert {"pair", "machine", "settings", "option", "points", "notes", "interrupted"} <= set(reported)
+    assert [set(point) for point in reported["points"]] == [
         {"value", "target_only", "speculative", "speedup", "failure"}
     ] * 3
-    assert told["points"][1]["failure"] == {"error": "out of memory", "hint": "lower -ngl"}
+    assert reported["points"][1]["failure"] == {"error": "out of memory", "hint": "lower -ngl"}
 
 
 def test_the_fastest_is_named(document: SweepDocument) -> None:

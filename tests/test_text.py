@@ -10,7 +10,7 @@ from properties import examples
 from ggufspec.decoding.text import TextStream
 
 
-def told(pieces, stop=()):
+def reported(pieces, stop=()):
     """(the texts of the pieces, then of the end; whether it stopped before the end)."""
     stream = TextStream(stop)
     texts = [stream.push(piece) for piece in pieces]
@@ -31,18 +31,18 @@ def by_hand(text, stop):
 def test_characters_split_at_every_cut(text):
     data = text.encode()
     for cut in range(len(data) + 1):
-        (first, second, rest), stopped = told([data[:cut], data[cut:]])
+        (first, second, rest), stopped = reported([data[:cut], data[cut:]])
         assert first + second == text
         assert first == data[:cut].decode("utf-8", "ignore")  # whole characters come at once
         assert (rest, stopped) == ("", False)
 
 
 def test_a_character_in_single_bytes_comes_with_its_last():
-    assert told([bytes([byte]) for byte in "€x".encode()])[0] == ["", "", "€", "x", ""]
+    assert reported([bytes([byte]) for byte in "€x".encode()])[0] == ["", "", "€", "x", ""]
 
 
 def test_an_empty_piece_says_nothing():
-    assert told([b"", b"a", b""], ["ab"])[0] == ["", "", "", "a"]
+    assert reported([b"", b"a", b""], ["ab"])[0] == ["", "", "", "a"]
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_an_empty_piece_says_nothing():
     ],
 )
 def test_bytes_that_are_no_text(data, texts):
-    assert told(data)[0] == texts
+    assert reported(data)[0] == texts
 
 
 @pytest.mark.parametrize("stop", ["END", "é!", "\n\n", "x"])
 def test_a_stop_string_split_at_every_cut(stop):
     data = f"before{stop}after".encode()
     for cut in range(len(data) + 1):
-        texts, stopped = told([data[:cut], data[cut:]], [stop])
+        texts, stopped = reported([data[:cut], data[cut:]], [stop])
         assert "".join(texts) == "before"
         assert stopped
 
 
 def test_what_may_become_a_stop_string_is_held_back():
-    assert told([b"aE", b"N", b"x", b"EN"], ["END"]) == (["a", "", "ENx", "", "EN"], False)
+    assert reported([b"aE", b"N", b"x", b"EN"], ["END"]) == (["a", "", "ENx", "", "EN"], False)
 
 
 def test_nothing_is_held_back_without_need():
-    assert told([b"abc", b"xyz"], ["cd", "zz"])[0] == ["ab", "cxy", "z"]
+    assert reported([b"abc", b"xyz"], ["cd", "zz"])[0] == ["ab", "cxy", "z"]
 
 
 def test_nothing_follows_a_stop_string():
@@ -104,7 +104,7 @@ def test_overlapping_and_several_stop_strings_at_every_cut(text, stop, left):
     for one in range(len(text) + 1):
         for other in range(one, len(text) + 1):
             pieces = [text[:one].encode(), text[one:other].encode(), text[other:].encode()]
-            texts, stopped = told(pieces, stop)
+            texts, stopped = reported(pieces, stop)
             assert ("".join(texts), stopped) == (left, left != text)
 
 
@@ -128,7 +128,7 @@ def cut_up(data, places):
 @given(st.text("abéc", max_size=20), stops, cuts)
 @example("abc", ["abc", "b"], [2])
 def test_any_split_of_a_text_gives_the_same_text(text, stop, places):
-    texts, stopped = told(cut_up(text.encode(), places), stop)
+    texts, stopped = reported(cut_up(text.encode(), places), stop)
     assert "".join(texts) == by_hand(text, stop)
     assert stopped == any(one in text for one in stop)
 
@@ -136,6 +136,6 @@ def test_any_split_of_a_text_gives_the_same_text(text, stop, places):
 @examples(500)
 @given(st.lists(st.sampled_from([*"aé€𝄞".encode(), 0xFF, 0xED, 0xA0]), max_size=20).map(bytes), stops, cuts)
 def test_any_split_of_any_bytes_gives_the_same_text(data, stop, places):
-    whole, split = told([data], stop), told(cut_up(data, places), stop)
+    whole, split = reported([data], stop), reported(cut_up(data, places), stop)
     assert ("".join(split[0]), split[1]) == ("".join(whole[0]), whole[1])
     assert "".join(whole[0]) == by_hand(data.decode("utf-8", "replace"), stop)

@@ -84,7 +84,7 @@ def test_with_any_grammar_too(case, edges):
     case.constraint = Automaton(edges, case.table.vocab)
     state = 0
 
-    def told(row):
+    def reported(row):
         return {one["token"] for one in row["likeliest"]}
 
     def permitted(row):
@@ -96,13 +96,13 @@ def test_with_any_grammar_too(case, edges):
         for place in line["drafted"]:
             if place["judged"] is None:
                 break
-            assert permitted(place["judged"]["target"]) == set(edges[state]) & told(place["judged"]["target"])
+            assert permitted(place["judged"]["target"]) == set(edges[state]) & reported(place["judged"]["target"])
             if place["draft"]:
-                assert permitted(place["draft"]) == set(edges[state]) & told(place["draft"])
+                assert permitted(place["draft"]) == set(edges[state]) & reported(place["draft"])
             if place["result"] == "accepted":
                 state = edges[state][place["token"]]
         if line["added"] is not None:
-            assert permitted(line["added"]["target"]) == set(edges[state]) & told(line["added"]["target"])
+            assert permitted(line["added"]["target"]) == set(edges[state]) & reported(line["added"]["target"])
             state = edges[state][line["added"]["token"]]
 
 
@@ -150,12 +150,12 @@ def test_the_check_finds_a_wrong_number():
 
 
 def test_a_trace_is_of_the_last_answer_and_tells_each_round_at_once():
-    table, told = Table(5, 5, -8), []
-    trace = Trace(on_round=told.append)
+    table, reported = Table(5, 5, -8), []
+    trace = Trace(on_round=reported.append)
     case = Case(table, max_tokens=9, draft=Draft(table, 6, 5))
     case.run(listening(trace))
     first = trace.rounds
-    assert told == first
+    assert reported == first
     assert [round_.number for round_ in first] == list(range(1, len(first) + 1))
     assert all(place.text == "" for round_ in first for place in round_.drafted)
     case.run(listening(trace))
@@ -164,7 +164,7 @@ def test_a_trace_is_of_the_last_answer_and_tells_each_round_at_once():
 
 
 def test_rows_are_copied_while_they_are_valid():
-    """The table models spoil the rows of one call in the next: what is told must be of before."""
+    """The table models spoil the rows of one call in the next: what is reported must be of before."""
     table = Table(5, 5, -8)
     case = Case(table, max_tokens=12, draft=Draft(table, 6, 5), sampling=BARE)
     text, seen = list(case.prompt), 0

@@ -142,7 +142,7 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
 
 def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp_path):
     kept = []
-    monkeypatch.setattr("ggufspec.bench.history.record_acceptance", lambda *told: kept.append(told))
+    monkeypatch.setattr("ggufspec.bench.history.record_acceptance", lambda *reported: kept.append(reported))
     monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
     target, draft = demo_pair()
     files = Pair("mine", target, draft)
@@ -150,7 +150,7 @@ def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp
         options = DecoderOptions(drafters=parse_drafters(drafter))
         record_results(files, Resolved(options, options), [pair(drafters=(drafter,))])
     names = [known.header.fingerprint for known in read_headers([target, draft])]
-    assert [told[1:] for told in kept] == [(*names, [7, 5], [8, 8])]
+    assert [reported[1:] for reported in kept] == [(*names, [7, 5], [8, 8])]
 
 
 # of a target-only token that takes 0.5 s

@@ -72,7 +72,6 @@ def found(pattern: str) -> list[str]:
     return places
 
 
-@pytest.mark.xfail(reason="the packages are renamed one after the other", strict=False)
 @pytest.mark.parametrize("pattern", WORDS, ids=WORDS.get)
 def test_the_word_is_gone(pattern: str) -> None:
     places = found(pattern)

@@ -1,8 +1,8 @@
-"""Keyed Gumbel noise: a token's randomness is a fixed function of (seed, position, token id). Pure NumPy.
+"""Shared-seed Gumbel noise: a token's randomness is a fixed function of (seed, position, token id). Pure NumPy.
 
 ``argmax(score + G)`` over a row is a sample of ``softmax(score)`` when the G are independent standard Gumbels. Since G
-is keyed, target and draft at one position meet the same noise and tend to choose the same token, and the target's
-choice does not depend on what was drafted (coupling: Daliri et al. 2024, arXiv:2408.07978).
+is a function of the position, target and draft at one position meet the same noise and tend to choose the same token,
+and the target's choice does not depend on what was drafted (coupling: Daliri et al. 2024, arXiv:2408.07978).
 
 The noise is a contract, so that a seed gives the same text in later versions. All arithmetic modulo 2**64; ``mix`` is
 the finaliser of splitmix64 and ``golden`` its increment:

@@ -41,7 +41,7 @@ def ipv4_address(host: str) -> str:
     """The address that ``host`` means; llama.cpp's server wants digits.
 
     Raises:
-        UsageError: it is no name or IPv4 address.
+        UsageError: it is not a name or IPv4 address.
     """
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)

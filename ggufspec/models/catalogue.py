@@ -44,7 +44,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A file of the catalogue that is no profile, and why."""
+    """A file of the catalogue that is not a profile, and why."""
 
     path: Path
     error: str

@@ -3,7 +3,7 @@
 A token costs what must be read for it: the weights of every block on the block's device, the KV cache, and some fixed
 costs. A batch of n tokens reads the same weights once and computes n times, and T(n) / T(1) is neither flat nor
 monotonic: it belongs to the kernels of a machine and a weight type. So a device carries its measured batch latencies
-(:mod:`ggufspec.planning.machine_profile`); without one the dearer of reading and computing counts.
+(:mod:`ggufspec.planning.machine_profile`); otherwise the slower of memory and compute.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class _Token:
     text: str
     source: str
     round: int
-    told: str
+    explanation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ def _tokens(document: TraceDocument, rows: dict[int, list[Row]]) -> list[_Token]
         shown = [row for row in rows.get(number, ()) if row.kind in ("accepted", "added")]
         row = shown[index] if index < len(shown) else None
         if one.text:
-            tokens.append(_Token(visible(one.text), one.source, number, _told(one.source, number, row)))
+            tokens.append(_Token(visible(one.text), one.source, number, _explanation(one.source, number, row)))
     return tokens
 
 
-def _told(source: str, number: int, row: Row | None) -> str:
+def _explanation(source: str, number: int, row: Row | None) -> str:
     parts = [f"round {number}: {source}"]
     if row is not None:
         numbers = (("q", row.q), ("p", row.p), ("p/q", row.ratio))

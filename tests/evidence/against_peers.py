@@ -36,7 +36,7 @@ def ours(decoder: SpeculativeDecoder, prompt: str, tokens: int) -> dict[str, flo
 
 def theirs(target: Path, draft: Path, prompt: str, tokens: int, draft_max: int, threads: int) -> dict[str, float]:
     """One answer of llama.cpp's program."""
-    told = peers.answer(
+    reported = peers.answer(
         peers.find(PEERS),
         target,
         draft,
@@ -47,7 +47,7 @@ def theirs(target: Path, draft: Path, prompt: str, tokens: int, draft_max: int, 
         ctx_size=2048,
         offload=False,
     )
-    return asdict(told)
+    return asdict(reported)
 
 
 def main() -> None:

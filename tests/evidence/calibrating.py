@@ -70,18 +70,18 @@ def main() -> None:
         found.append(repetition(model))
         print(f"{number + 1}/{args.repetitions}", found[-1], file=sys.stderr, flush=True)
     ratios = [one["idle after beside"]["tokens_per_s"] / one["idle"]["tokens_per_s"] for one in found]
-    told = [any(AGAIN in line for line in one["idle after beside"]["said"]) for one in found]
+    reported = [any(AGAIN in line for line in one["idle after beside"]["said"]) for one in found]
     save(
         "calibrating",
         {
             "model": model.stem,
             "idle_after_beside_over_idle": spread(ratios).median,
-            "told": told,
+            "told": reported,
             "repetitions": found,
         },
         args.folder,
     )
-    print("idle after beside / idle", ratios, "told", told)
+    print("idle after beside / idle", ratios, "told", reported)
 
 
 if __name__ == "__main__":

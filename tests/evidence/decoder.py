@@ -174,7 +174,7 @@ class Decoders:
         self.target, self.draft, self.threads, self.verbose = target, draft, threads, verbose
         self._open: dict[str, SpeculativeDecoder] = {}
         self._models: dict[Path, Model] = {}
-        self._curves = tempfile.TemporaryDirectory()
+        self._latencies = tempfile.TemporaryDirectory()
         self.notes: set[str] = set()
 
     def run(self, mode: str, prompt: str, tokens: int) -> Run:
@@ -210,7 +210,7 @@ class Decoders:
             self._open.pop(mode).close()
         if mode not in self._open:
             with mock.patch.object(decoder_module, "Model", self._model):
-                self._open[mode] = opened(self.target, self.draft, mode, self.threads, Path(self._curves.name))
+                self._open[mode] = opened(self.target, self.draft, mode, self.threads, Path(self._latencies.name))
         self.notes.update(f"{mode}: {note}" for note in self._open[mode].notes)
         return self._open[mode]
 
@@ -231,7 +231,7 @@ class Decoders:
             self._open.popitem()[1].close()
         while self._models:
             Model.close(self._models.popitem()[1])
-        self._curves.cleanup()
+        self._latencies.cleanup()
 
 
 # ---- one case -------------------------------------------------------------------------------------
@@ -550,7 +550,7 @@ def checks(grid: Sequence[Case]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def told(name: str, figures: dict[str, Any]) -> str:
+def reported(name: str, figures: dict[str, Any]) -> str:
     """One line for people."""
     parts = [f"{name:44}"]
     if "geomean" in figures:
@@ -619,14 +619,14 @@ class Record:
         self.document["summary"] = summary(self.cases, self.document["identity"]["runs"])
         save("decoder", {"goals": GOALS, **self.document}, self.folder)
 
-    def tell(self) -> None:
+    def summary(self) -> None:
         """Print the summary."""
         now = code()
         outdated = sum(case["code"] != now for case in self.cases)
         if outdated:
             print(f"{outdated} of {len(self.cases)} cases were measured with other code")
         for name, figures in summary(self.cases, self.document["identity"]["runs"]).items():
-            print(told(name, figures))
+            print(reported(name, figures))
 
 
 def line(case: Case) -> str:
@@ -732,7 +732,7 @@ def main() -> None:
         if "E" in arguments.parts:
             measure_identity(record, arguments)
         record.save()
-    record.tell()
+    record.summary()
 
 
 if __name__ == "__main__":

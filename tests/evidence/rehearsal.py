@@ -1,4 +1,4 @@
-"""Stand-in weights against the real file: tokens/s, T(n) and bytes on each device, interleaved in one process.
+"""Dummy weights against the real file: tokens/s, T(n) and bytes on each device, interleaved in one process.
 
     .venv/bin/python tests/evidence/rehearsal.py      # about ten minutes with one thread
 

@@ -5,10 +5,10 @@
 
 Collected are, of every target and kind of text: the text, of each draft the chain that it would draft at every place,
 with its confidences, and the seconds of batches by width. A replay runs the real loop, lookup and controller on them.
-Batches take their measured seconds, with some noise, and the controller is told latencies that are some per cent wrong,
-as it is in life. Six kinds of text come one behind the other, as in a session: what was learned of one is carried into
-the next. Behind a wrong token, where nobody knows what a draft would say, it says what it would have said without it.
-It is for comparing controllers. Its ratios are no speeds of record.
+Batches take their measured seconds, with some noise, and the controller is given latencies that are some per cent
+wrong, as it is in life. Six kinds of text come one behind the other, as in a session: what was learned of one is
+carried into the next. Behind a wrong token, where it is not known what a draft would say, it says what it would have
+said without it. It is for comparing controllers. Its ratios are no speeds of record.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
     back_off = BackOff()
     name, *length = mode.split()
     for text in document["kinds"].values():
-        told = Told([*text["tokens"], *[NOTHING] * WIDTH], target_s, clock)
+        reported = Told([*text["tokens"], *[NOTHING] * WIDTH], target_s, clock)
         drafters: list[Drafter] = []
         if name in ("draft", "both", "fixed"):
             drafters.append(Chains(text, draft, draft_s, clock))
@@ -264,9 +264,9 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
         began, tokens = clock(), 0
         count = len(text["tokens"]) - len(text["prompt"])
         for round_ in generate(
-            told,
+            reported,
             text["prompt"],
-            told,  # type: ignore[arg-type]
+            reported,  # type: ignore[arg-type]
             max_tokens=count,
             is_end=lambda _: False,
             drafters=drafters,

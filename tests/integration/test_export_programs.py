@@ -176,24 +176,24 @@ def test_the_same_layers_at_the_same_places(
     assert len(ours["offloaded"]) == len(ours["cells"]) == 2
     assert len(ours["layers"]) == 12
 
-    def told(program: str) -> list[str | Path]:
+    def reported(program: str) -> list[str | Path]:
         return [programs / program, *arguments(program, *pair, cards, options)]
 
     prompt = ("-p", "def f(", "-n", "4", "-v")
-    assert layout(run([*told("llama-speculative-simple"), *prompt], tmp_path)) == ours
-    assert layout(run([*told("llama-cli"), *prompt, "-st"], tmp_path)) == ours
-    assert layout(serve(told("llama-server"), tmp_path)) == ours
+    assert layout(run([*reported("llama-speculative-simple"), *prompt], tmp_path)) == ours
+    assert layout(run([*reported("llama-cli"), *prompt, "-st"], tmp_path)) == ours
+    assert layout(serve(reported("llama-server"), tmp_path)) == ours
 
     alone = layout(decoder_log(pair[0], None, cards, options), context=False)
-    bench = run([*told("llama-bench"), "-n", "4", "-p", "0", "-r", "1", "-v"], tmp_path)
+    bench = run([*reported("llama-bench"), "-n", "4", "-p", "0", "-r", "1", "-v"], tmp_path)
     assert layout(bench, context=False) == alone
 
 
 def test_the_target_alone(programs: Path, cards: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
     options = PLACES["some layers"]
     ours = layout(decoder_log(pair[0], None, cards, options))
-    told = arguments("llama-server", pair[0], None, cards, options)
-    assert layout(serve([programs / "llama-server", *told], tmp_path)) == ours
+    reported = arguments("llama-server", pair[0], None, cards, options)
+    assert layout(serve([programs / "llama-server", *reported], tmp_path)) == ours
 
 
 def test_a_place_that_shows_in_the_log(cards: str, pair: tuple[Path, Path]) -> None:
@@ -238,10 +238,10 @@ def test_hub_names(cli: Cli, programs: Path, cards: str, pair: tuple[Path, Path]
     for program in ("llama-speculative-simple", "llama-cli", "llama-bench"):
         printed = cli("export", "-m", target, "-md", draft, "--to", program, *flags)
         assert printed.code == 0
-        _, *told = shlex.split(printed.stdout)
+        _, *reported = shlex.split(printed.stdout)
         ending = ("-n", "4", "-p", "0", "-r", "1", "-v") if program == "llama-bench" else ("-n", "4", "-p", "x", "-v")
         done = subprocess.run(
-            [programs / program, *told, *ending, "--offline", *(["-st"] if program == "llama-cli" else [])],
+            [programs / program, *reported, *ending, "--offline", *(["-st"] if program == "llama-cli" else [])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -64,6 +64,6 @@ def test_strict_mode_gives_the_target_s_own_text(lab: Lab) -> None:
 
 def test_a_hopeless_draft_costs_little(lab: Lab) -> None:
     found = named(evidence_ways.hopeless_tasks(lab), "small").run(lab)
-    alone, pair = (found.told[name] for name in (evidence_ways.TARGET_ONLY, evidence_ways.ADAPTIVE))
+    alone, pair = (found.results[name] for name in (evidence_ways.TARGET_ONLY, evidence_ways.ADAPTIVE))
     assert pair.accepted < 0.5 * max(pair.drafted, 1)
     assert pair.tokens_per_s > 0.5 * alone.tokens_per_s  # one short answer: the rest is for part f

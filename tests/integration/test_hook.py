@@ -109,7 +109,7 @@ def test_answers_are_those_of_llama_alone(pair, prompts, made, policy, every):
 def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
     """Where they do, both tokens are as likely to Llama alone as far as rounding goes."""
     options = {"n_ctx": N_CTX, "n_batch": N_BATCH, "flash_attn": False}
-    alone, told = made(demo[0], **options), made(demo[0], logits_all=True, **options)
+    alone, reported = made(demo[0], **options), made(demo[0], logits_all=True, **options)
     both = made(demo[0], **options)
     draft = DraftModel(demo[1], both, threads=1, draft_policy="fixed")
     differing = 0
@@ -118,9 +118,9 @@ def test_at_f16_answers_differ_only_at_ties(demo, prompts, made, every):
         if ours != theirs:
             differing += 1
             at = next(place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
-            told.reset()
-            told.eval([*told.tokenize(prompt.encode()), *theirs[:at]])
-            row = told.scores[told.n_tokens - 1]
+            reported.reset()
+            reported.eval([*reported.tokenize(prompt.encode()), *theirs[:at]])
+            row = reported.scores[reported.n_tokens - 1]
             assert abs(row[ours[at]] - row[theirs[at]]) < ROUNDING, (number, at)
     assert differing <= 3
     assert sum(one.accepted for one in draft.rounds) > 0
@@ -237,8 +237,8 @@ def test_a_cache_of_states_works(pair, made):
 
 def test_another_vocabulary_is_an_error(pair, made, other_token):
     renamed, token, before, now = other_token
-    told = f"token {token} is '{before}' to the target and '{now}' to the draft"
-    with pytest.raises(ModelError, match=told):
+    reported = f"token {token} is '{before}' to the target and '{now}' to the draft"
+    with pytest.raises(ModelError, match=reported):
         DraftModel(renamed, made(pair[0]), threads=1)
 
 

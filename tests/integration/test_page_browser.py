@@ -44,7 +44,7 @@ DRAWN = """() => [...document.querySelectorAll('figure')].map(figure => {
             && box.top >= frame.top - 2 && box.bottom <= frame.bottom + 2
     })
     return {name: figure.className, plots: plots.length, width: frame.width, height: frame.height,
-            told: marks.map(mark => mark.querySelector('title').textContent),
+            reported: marks.map(mark => mark.querySelector('title').textContent),
             colours: marks.map(mark => getComputedStyle(mark)).map(style => style.fill + style.stroke)}
 })"""
 CUT = """() => [...document.querySelectorAll('svg.plot')].flatMap(svg => {
@@ -110,8 +110,8 @@ def test_every_plot_is_drawn_and_nothing_is_asked_for(chromium, file, documents,
         assert seen["plots"] == 1, figure.title
         assert seen["width"] > 250, figure.title
         assert seen["height"] > 60, figure.title
-        told = Counter(mark.told for mark in figure.marks if mark.kind != "predicted")
-        assert not told - Counter(seen["told"]), figure.title
+        reported = Counter(mark.description for mark in figure.marks if mark.kind != "predicted")
+        assert not reported - Counter(seen["reported"]), figure.title
         assert "nonenone" not in seen["colours"], figure.title
     assert opened.said == []
     assert opened.asked == [file.as_uri()]
