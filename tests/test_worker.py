@@ -125,7 +125,7 @@ FILE, MEMORY, CHECK = "download it again", "lower -c, -ngl or -ngld", "ggufspec 
         (-signal.SIGKILL, "", MEMORY),
         (1, "MemoryError", MEMORY),
         (-signal.SIGSEGV, "", CHECK),
-        (-signal.SIGILL, "llama_context: ctx_size = 512", CHECK),
+        (-signal.SIGILL, "llama_context: n_ctx = 512", CHECK),
         (-signal.SIGABRT, f"{BUILT}ggml/src/ggml-cpu/ops.cpp:9: GGML_ASSERT(nb0 == 4) failed", CHECK),
         (7, "RuntimeError: a bug of ours", "-v shows llama.cpp's log"),
     ],

@@ -122,7 +122,7 @@ def decoder(path: Path) -> Iterator[Decoder]:
     model = lib.llama_model_load_from_file(str(path).encode(), params)
     assert model, f"{path} does not load"
     settings = lib.llama_context_default_params()
-    settings.ctx_size, settings.n_batch, settings.n_ubatch = 256, 32, 32
+    settings.n_ctx, settings.n_batch, settings.n_ubatch = 256, 32, 32
     settings.n_threads = settings.n_threads_batch = 1
     settings.flash_attn_type = 1
     context = lib.llama_init_from_model(model, settings)

@@ -96,7 +96,7 @@ def layout(log: str, *, context: bool = True) -> dict[str, list[Any]]:
         "offloaded": r"offloaded (\d+)/(\d+) layers",
         "weights": r"(\w+)(?:\[[^]]*\])? +model buffer size = +([\d.]+) MiB",
         "kv": r"(\w+)(?:\[[^]]*\])? +KV buffer size = +([\d.]+) MiB",
-        "cells": r"llama_context: ctx_size += (\d+)",
+        "cells": r"llama_context: n_ctx += (\d+)",
     }
     names = patterns if context else ("layers", "offloaded", "weights")
     return {name: re.findall(patterns[name], log) for name in names}
