@@ -151,7 +151,7 @@ def parse_rule(text: str) -> tuple[Rule, float | None]:
     name, colon, number = text.partition(":")
     rule = RULES.get(name)
     if rule is None or (colon and rule.number is None):
-        raise UsageError(f"there is no acceptance rule {text!r}", "one of " + ", ".join(RULE_FORMS))
+        raise UsageError(f"there is no acceptance rule {text!r}", "--accept is one of " + ", ".join(RULE_FORMS))
     if rule.number is None:
         return rule, None
     try:
@@ -192,7 +192,9 @@ def check_drafters(names: Iterable[str]) -> None:
     """Raise UsageError unless all of them are in :data:`DRAFTERS`."""
     for name in names:
         if name not in DRAFTERS:
-            raise UsageError(f"there is no drafter {name!r}", "one of " + ", ".join((*DRAFTERS, *_ALIASES)))
+            raise UsageError(
+                f"there is no drafter {name!r}", "--drafter is one of " + ", ".join((*DRAFTERS, *_ALIASES))
+            )
 
 
 def drafter_text(names: Iterable[str]) -> str:
@@ -308,7 +310,9 @@ class Option:
         elif self.kind in (int, float) and value not in self.words:
             value = self._number(value)
         if self.choices and value not in self.choices:
-            raise UsageError(f"there is no {self.label} {str(value)!r}", "one of " + ", ".join(self.choices))
+            raise UsageError(
+                f"there is no {self.label} {str(value)!r}", f"{self.flag} is one of " + ", ".join(self.choices)
+            )
         if isinstance(value, int | float) and not self._is_within(value):
             raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {self._range()}", self.usual)
         return value

@@ -610,7 +610,7 @@ def toml_rows() -> Iterator[Row]:
         says="no experts",
     )
     yield Row("profile: a name that is not there, of 5,000 characters", f"profiles show {'a' * 5000}", 2, says="")
-    yield Row("profile: --save of a path", "tune demo --save ../../out", 2, says="no profile's name")
+    yield Row("profile: --save of a path", "tune demo --save ../../out", 2, says="not a profile name")
     yield Row("profile: new of a path", "profiles new ../../out -m a -md b", 2, says="is not a profile name")
 
 
