@@ -260,10 +260,9 @@ class CalibrationFound:
 
 @dataclass(frozen=True, slots=True)
 class Agreeing:
-    """Widths whose logits agree to the bit; ``noise`` is their largest difference to the first class."""
+    """Widths whose logits agree to the bit."""
 
     widths: tuple[int, ...]
-    noise: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def _classes_task(lab: Lab, file: File, share: float, name: str, rank: int) -> T
             file_type=file.model.type,
             threads=lab.threads,
             limit=_LIMIT,
-            classes=tuple(Agreeing(one.widths, one.noise) for one in result.classes),
+            classes=tuple(map(Agreeing, result.classes)),
             strict=result.strict,
             refusal=result.refusal,
         )

@@ -225,12 +225,11 @@ def _exactness(part: Part[Any]) -> Iterator[str]:
             (
                 row.name.removeprefix("classes: "),
                 "; ".join(_widths_in_words(one.widths) for one in found.classes),
-                f"{max(one.noise for one in found.classes):.2g}",
                 _widths_in_words(found.strict) if found.strict else f"refused: {found.refusal}",
             )
             for row, found in classes
         ]
-        heads = ("weights", "widths that agree to the bit", "largest difference between classes", "strict mode takes")
+        heads = ("weights", "widths that agree to the bit", "strict mode takes")
         yield from _table((heads, rows))
         yield ""
     checks: list[tuple[Row[Any], ChecksFound]] = _done(part, ChecksFound)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ggufspec import worker
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE
-from ggufspec.decoding.widths import WidthClass, classes, strict_widths
+from ggufspec.decoding.widths import Widths, classes, strict_widths
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
@@ -31,8 +31,8 @@ class Spec:
 class Result:
     """The classes, the one of the widest first, and strict mode's widths; none where it is refused."""
 
-    classes: tuple[WidthClass, ...]
-    strict: tuple[int, ...]
+    classes: tuple[Widths, ...]
+    strict: Widths
     refusal: str = ""
 
 

@@ -15,10 +15,9 @@ from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
-from ggufspec.decoding.policy.base import Outcome
+from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.estimator import EDGES, AcceptanceEstimator
-from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.policy.latency import LatencyModel
 
 # Seconds by width, measured on two cores (1B targets) and published for a card; the facts behind the decoder.
@@ -226,7 +225,7 @@ def adaptive(world: World) -> Adaptive:
 @functools.cache
 def fixed_speed(name: str, share: float, process: Process, length: int, tokens: int, seed: int = 0) -> float:
     world = World(CURVES[name], share, process if length else None, seed, limit=length)
-    return world.run(Fixed(), tokens)
+    return world.run(Policy(), tokens)
 
 
 def best_fixed(name: str, share: float, process: Process, tokens: int, seed: int = 0) -> tuple[float, int]:
@@ -627,7 +626,7 @@ def test_a_lookups_time_is_not_the_drafts():
 
 @pytest.mark.parametrize("may_trim", [True, False])
 def test_a_fixed_policy_takes_all_and_prefers_what_is_free(may_trim):
-    policy = Fixed()
+    policy = Policy()
     policy.begin(2, may_trim=may_trim)
     assert policy.choose({LOOKUP: 0.0}, {"draft": 1}) == LOOKUP
     assert policy.extend(LOOKUP, 0.0)

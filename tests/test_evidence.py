@@ -23,7 +23,7 @@ from lab.evidence_models import SCALES, File, Shelf
 from lab.peers import NotThereError
 
 CARD = Card("CUDA0", "NVIDIA Test 24GB", "cuda", 24 << 30, None, "")
-FOUND = ClassesFound(PlacedModel("m.gguf", 9, 9), "F16", 1, 16, (Agreeing((1, 2), 0.0),), (1, 2))
+FOUND = ClassesFound(PlacedModel("m.gguf", 9, 9), "F16", 1, 16, (Agreeing((1, 2)),), (1, 2))
 
 
 class Clock:

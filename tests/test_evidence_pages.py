@@ -75,7 +75,7 @@ def parts() -> list[Part[Any]]:
         Way("70b+8b", "speculative, 3 drafted", 41, 81, 33, spread, 0.7, 2.9, spread, spread),
     )
     speed = SpeedFound("a", "row 0", (HALF,), 50.0, 60.0)
-    classes = ClassesFound(HALF, "F16", 8, 16, (Agreeing((2, 3, 4, 8), 0.0), Agreeing((1,), 0.1)), (2, 3, 4, 8))
+    classes = ClassesFound(HALF, "F16", 8, 16, (Agreeing((2, 3, 4, 8)), Agreeing((1,))), (2, 3, 4, 8))
     parting = Difference(0, None, "fixed 4", 7, 1, 2, 0.01, 0.02, explained=True)
     checks = ChecksFound(
         HALF, HALF, (Check("default", "draft", "greedy", "passed", differences=(parting,)),), True, "PASSED."
@@ -137,7 +137,7 @@ def test_a_summary_has_what_was_measured_what_failed_and_what_was_not_run() -> N
         "| row 0 | 11.00 | 2.70 |",
         "| speculative, 3 drafted | 41/81 + 33 | 1.25 (1.1 … 1.4) | 70% | 2.90 | 1.25 (1.1 … 1.4)× |",
         "| row 1 | 41/81 | 50.0 | 60.0 | +20% |",
-        "| row 0 | 2–4, 8; 1 | 0.1 | 2–4, 8 |",
+        "| row 0 | 2–4, 8; 1 | 2–4, 8 |",
         "refused: no",
         "largest margin 0.01, noise 0.02 logits",
         "- failed: bad: GGML_ASSERT",

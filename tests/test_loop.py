@@ -17,7 +17,7 @@ from ggufspec.decoding.drafters.lookup import LookupDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.adaptive import Adaptive
-from ggufspec.decoding.policy.fixed import Fixed
+from ggufspec.decoding.policy.base import Policy
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import DraftToken
@@ -466,7 +466,7 @@ seconds = st.floats(20, 400)
 classes = st.sampled_from([None, (2, 3, 4), (4, 8), (1, 5, 16)])
 paddings = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 policies = st.one_of(
-    st.builds(lambda more: always(Fixed(), padded(*more)), paddings),
+    st.builds(lambda more: always(Policy(), padded(*more)), paddings),
     st.builds(lambda more: always(None, padded(*more)), paddings),
     st.builds(lambda seed, more: whim(seed, *more), st.integers(0, 2**31), paddings),
     st.builds(
@@ -797,7 +797,7 @@ def test_the_time_of_an_offer_that_did_not_come_is_not_told():
     """A draft's latency would learn that it costs nothing, and be kept like that."""
     reported = []
 
-    class Times(Fixed):
+    class Times(Policy):
         def proposed(self, name, pending, seconds):
             reported.append((name, pending, seconds))
 
@@ -853,7 +853,7 @@ def test_a_new_text_is_a_new_chance():
 # The prompt as a rehearsal.
 
 
-class Listening(Fixed):
+class Listening(Policy):
     """Remembers what it is reported of each drafter."""
 
     def __init__(self):
@@ -1060,7 +1060,7 @@ PLAYS = (
     always(width=padded(0, 1)),
     whim(1, 1, 2),
     adaptive({1: 100.0, 8: 120.0}, {1: 1.0}),
-    always(Fixed(), padded(2)),
+    always(Policy(), padded(2)),
 )
 
 

@@ -7,62 +7,34 @@ goes: a draft extends it, a rejection cuts it, and no other part of the decoder 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from ggufspec.decoding.sampling import Ids, Logits, _class_maxima
-
-State = Any  # the constraint's own; never changed, so that it can be kept
-Mask = npt.NDArray[np.bool_]
+from ggufspec.decoding.sampling import Logits, _class_maxima
+from ggufspec.llamacpp.grammar import Grammar, State
 
 RECENT = 64  # states kept behind the settled text, for a draft that reads it late
 
 
-class Constraint(Protocol):
-    """A language of token sequences; ``llamacpp.grammar.Grammar`` is one."""
-
-    def start(self) -> State:
-        """The state before the first token."""
-        ...
-
-    def permits(self, state: State, token: int) -> bool:
-        """Whether a text may go on with ``token``; one that ends the text, where the text may end."""
-        ...
-
-    def permitted(self, state: State, ids: Ids) -> Mask:
-        """(n,) :meth:`permits` of ``ids``."""
-        ...
-
-    def mask(self, state: State) -> Mask:
-        """(vocab,) :meth:`permits` of the whole vocabulary; not to be changed."""
-        ...
-
-    def advance(self, state: State, token: int) -> State | None:
-        """The state after ``token``; None if it is not permitted. After the end of the text nothing is."""
-        ...
-
-
 class Path:
-    """The states of a constraint along one text.
+    """The states of a grammar along one text.
 
     Positions are indices in the whole sequence. What is settled stays; what is drafted behind it may change with
     every call. A drafted token that is not permitted leads off the path: nothing is permitted behind it.
 
     Args:
-        constraint: the language of the text behind the prompt.
+        grammar: of the text behind the prompt.
     """
 
-    def __init__(self, constraint: Constraint) -> None:
-        self._constraint = constraint
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
         self.begin(0)
 
     def begin(self, length: int) -> None:
         """A new text whose first ``length`` tokens, the prompt, are free."""
         self._first = self.settled = length  # position of the first state kept; tokens that stay
         self._tokens: list[int] = []  # from the first state's position on
-        self._states: list[State | None] = [self._constraint.start()]  # one before each token, as far as was asked
+        self._states: list[State | None] = [self._grammar.start()]  # one before each token, as far as was asked
 
     def follow(self, tokens: Sequence[int]) -> None:
         """``tokens`` are what follows the settled text, drafted tokens say."""
@@ -104,13 +76,13 @@ class Path:
             return None
         for token in self._tokens[len(self._states) - 1 : place]:
             before = self._states[-1]
-            self._states.append(None if before is None else self._constraint.advance(before, token))
+            self._states.append(None if before is None else self._grammar.advance(before, token))
         return self._states[place]
 
     def permits(self, token: int, position: int) -> bool:
         """Whether ``token`` may stand at ``position``."""
         state = self.state(position)
-        return state is not None and self._constraint.permits(state, token)
+        return state is not None and self._grammar.permits(state, token)
 
     def masked(self, logits: Logits, position: int, best: int = 0) -> Logits | None:
         """A copy of a row with -inf where the token may not stand at ``position``.
@@ -135,10 +107,10 @@ class Path:
             maxima = _class_maxima(logits, 4 * likely)  # as in sampling.candidates: so many tokens at least reach it
             floor = np.partition(maxima, -likely)[-likely]
             ids = np.flatnonzero(logits >= floor)  # with all ties
-            ids = ids[self._constraint.permitted(state, ids)]
+            ids = ids[self._grammar.permitted(state, ids)]
             if ids.size >= best and floor > -np.inf:
                 result[ids] = logits[ids]
                 return result
-        mask = self._constraint.mask(state)[: logits.size]
+        mask = self._grammar.mask(state)[: logits.size]
         np.copyto(result, logits, where=mask)
         return result if (result > -np.inf).any() else None

@@ -28,7 +28,6 @@ from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
-from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.pair_latency import DRAFT_BUDGET_S
 from ggufspec.decoding.rules import make_rule
@@ -268,7 +267,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     def _make_policy(self) -> Policy | None:
         """None as long as it is not known what the target takes."""
         if self.options.draft_policy == "fixed":
-            return Fixed()
+            return Policy()
         if self._target is None:
             return None
         return Adaptive(self._target, self._latencies, self._estimators, self._back_off)

@@ -1,4 +1,4 @@
-"""The draft-and-verify loop, pure over a small Model protocol: no files, no clock but the one given.
+"""The draft-and-verify loop: no files, no clock but the one given, and of a context only decode and rewind.
 
 A round drafts a chain of tokens, verifies them in one target batch, accepts the prefix that the rule allows and adds
 one token of the target's own. Without a drafter every round is one target token: target-only is the same loop.
@@ -10,11 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from ggufspec.decoding.drafters.base import Drafter
-from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.base import Outcome, Policy
-from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.llamacpp.model import Context
 
 Clock = Callable[[], float]
 Width = Callable[[int], int]
@@ -56,7 +55,7 @@ class Round:
 
 
 def prefill(
-    target: Model,
+    target: Context,
     prompt: Sequence[int],
     drafters: Sequence[Drafter] = (),
     policy: Policy | None = None,
@@ -91,7 +90,7 @@ def prefill(
 
 
 def generate(
-    target: Model,
+    target: Context,
     prompt: Sequence[int],
     rule: Rule,
     *,
@@ -119,7 +118,7 @@ def generate(
         width: tokens to pad a target batch of so many tokens to.
         clock: seconds, monotonic.
     """
-    policy = policy or Fixed()
+    policy = policy or Policy()
     tokens = list(prompt)
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(prompt)

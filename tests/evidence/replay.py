@@ -39,7 +39,6 @@ from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
-from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken
@@ -254,7 +253,7 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
             drafters.append(Chains(text, draft, draft_s, clock))
         if name in ("lookup", "both"):
             drafters.append(LookupDrafter())
-        policy: Policy = Fixed()
+        policy: Policy = Policy()
         if drafters and not length:
             deciding_s = sum(DECIDING_S[drafter.name] for drafter in drafters)
             drafts = {} if name == "lookup" else {"draft": reading}

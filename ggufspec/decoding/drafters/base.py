@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ggufspec.decoding.model import Model
 from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.llamacpp.model import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Parts:
     """
 
     target_vocab_size: int
-    draft: Model | None = None
+    draft: Context | None = None
     corpus: Sequence[int] = ()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
-from ggufspec.decoding.model import Model
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules.base import Rule
 from ggufspec.decoding.sampling import confidence
 from ggufspec.errors import ModelError
+from ggufspec.llamacpp.model import Context
 
 
 class ModelDrafter:
@@ -27,7 +27,9 @@ class ModelDrafter:
     name = "draft"
     _first = 0  # of the text's tokens that are in its cache; those before are forgotten
 
-    def __init__(self, model: Model, target_vocab_size: int, width: Callable[[int], int] = lambda count: count) -> None:
+    def __init__(
+        self, model: Context, target_vocab_size: int, width: Callable[[int], int] = lambda count: count
+    ) -> None:
         self.model = model
         self.width = width
         self.shared_vocab = min(model.vocab_size, target_vocab_size)

@@ -21,13 +21,13 @@ from itertools import accumulate
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.backoff import BackOff
-from ggufspec.decoding.policy.base import Outcome
+from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 
 
-class Adaptive:
+class Adaptive(Policy):
     """Drafts as far as it pays, which may be not at all.
 
     Args:

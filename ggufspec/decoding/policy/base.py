@@ -1,10 +1,9 @@
-"""What the loop asks of a policy in a round, and what it reports."""
+"""What the loop asks of a policy in a round, and what it reports; and the policy of drafts of one length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ggufspec.decoding.drafters.base import ShadowEvaluation
 
@@ -30,16 +29,19 @@ class Outcome:
     learning_s: float = 0.0
 
 
-class Policy(Protocol):
-    """Decides who drafts the next token and how far; called in this order."""
+class Policy:
+    """Decides who drafts the next token and how far; the loop calls its methods in this order.
+
+    This one, ``fixed``, drafts as far as it may in every round; a drafter that costs nothing goes first.
+    """
 
     def is_backing_off(self) -> bool:
         """Whether this round goes without a draft and without any further call but :meth:`observe_round`."""
-        ...
+        return False
 
-    def begin(self, limit: int, *, may_trim: bool) -> None:
+    def begin(self, limit: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
         """A round of at most ``limit`` drafted tokens; ``may_trim``: drawn tokens may be left unverified."""
-        ...
+        self._length = 0
 
     def choose(self, confidences: Mapping[str, float], pending: Mapping[str, int]) -> str | None:
         """The drafter of the next token, or None to draft no more.
@@ -48,28 +50,26 @@ class Policy(Protocol):
             confidences: of the draft candidates that are known already, by drafter.
             pending: by each other drafter, the tokens that it would have to read to propose one.
         """
-        ...
+        return next(iter((*confidences, *pending)), None)
 
     def proposed(self, name: str, pending: int, seconds: float) -> None:
         """The chosen drafter read ``pending`` tokens and proposed a candidate in so many seconds."""
-        ...
 
-    def extend(self, name: str, confidence: float) -> bool:
+    def extend(self, name: str, confidence: float) -> bool:  # noqa: ARG002 - every candidate joins
         """Whether the candidate joins the chain."""
-        ...
+        self._length += 1
+        return True
 
     def verify_count(self) -> int:
         """How many tokens of the chain the target verifies."""
-        ...
+        return self._length
 
     def observe_round(self, outcome: Outcome) -> None:
         """The round has ended."""
-        ...
 
-    def catch_up_count(self, name: str, pending: int) -> int:
+    def catch_up_count(self, name: str, pending: int) -> int:  # noqa: ARG002
         """How many of the last ``pending`` tokens a drafter that has not read them reads now; 0 for none."""
-        ...
+        return 0
 
     def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:
         """What a drafter would have proposed at positions that were decided without it."""
-        ...

@@ -10,12 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ggufspec.cache import Table
-from ggufspec.decoding.model import Model
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.decoding.policy.timing import measure, spot_check
 from ggufspec.decoding.widths import strict_widths
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.model import Context
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
 _MOST = 64  # models in the file; the oldest go
@@ -163,7 +163,7 @@ def update(folder: Path, key: Key, latency: LatencyModel) -> None:
 
 
 def load_or_measure(
-    model: Model, key: Key, folder: Path | None, clock: Callable[[], float], *, budget_s: float = 0.5
+    model: Context, key: Key, folder: Path | None, clock: Callable[[], float], *, budget_s: float = 0.5
 ) -> tuple[LatencyModel, list[str]]:
     """The latency model of a model, from the last run or measured now, and sentences for the user.
 
@@ -171,7 +171,7 @@ def load_or_measure(
     the class of widths is found first, and the model's KV cache is empty afterwards; else it is as it was.
 
     Args:
-        model: whose batches are timed; ``can_pad`` False on it means that no batch may be padded.
+        model: whose batches are timed.
         key: of the cache.
         folder: the cache; None caches nothing.
         clock: seconds, monotonic.
@@ -180,7 +180,7 @@ def load_or_measure(
     Raises:
         ModelError: strict mode is wanted and there is no class of widths.
     """
-    can_pad = bool(getattr(model, "can_pad", True))
+    can_pad = model.can_pad
     saved, note = load(folder, key) if folder else (None, "")
     if saved is not None and (can_pad or saved.widths is None):
         latency = _model(saved, key.limit, can_pad=can_pad)

@@ -12,7 +12,6 @@ from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
-from ggufspec.decoding.policy.fixed import Fixed
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context
@@ -102,7 +101,7 @@ class PairLatency:
     def policy(self) -> Policy:
         """The policy of one answer."""
         if self._options.draft_policy == "fixed":
-            return Fixed()
+            return Policy()
         assert self._target is not None
         drafts = {"draft": self._draft} if self._draft and self._options.needs_draft else {}
         return Adaptive(self._target, drafts, self._estimators, self._back_off)

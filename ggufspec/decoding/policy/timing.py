@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ggufspec.decoding.model import Model
+from ggufspec.llamacpp.model import Context
 
 _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
 _WIDE = 16  # where kernels may be far better than narrower widths suggest: timed in the end
@@ -38,7 +38,7 @@ class Measured:
 
 
 def measure(
-    model: Model,
+    model: Context,
     clock: Callable[[], float],
     *,
     limit: int,
@@ -96,12 +96,12 @@ def measure(
     return timer.result()
 
 
-def spot_check(model: Model, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
+def spot_check(model: Context, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
     """Seconds of the shorter of two batches of one width; the cache is left as it was."""
     return min(_once(model, clock, width, outputs) for _ in range(2))
 
 
-def _once(model: Model, clock: Callable[[], float], width: int, outputs: int | None) -> float:
+def _once(model: Context, clock: Callable[[], float], width: int, outputs: int | None) -> float:
     """Seconds of one batch behind the text in the cache."""
     found = model.length
     tokens = _tokens(width, model.vocab_size)

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ggufspec.decoding.grammar import Constraint, Path
+from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.rules.base import Rule
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.llamacpp.grammar import Grammar
 from ggufspec.settings import parse_rule
 
 __all__ = ["Rule", "make_rule"]
 
 
-def make_rule(name: str, sampling: Sampling, constraint: Constraint | None = None) -> Rule:
+def make_rule(name: str, sampling: Sampling, grammar: Grammar | None = None) -> Rule:
     """The rule of this name.
 
     Args:
         name: as ``--accept`` has it.
         sampling: how the target chooses.
-        constraint: the grammar of the text, if it has one; ``begin`` and ``follow`` must be called then.
+        grammar: of the text, if it has one; ``begin`` and ``follow`` must be called then.
 
     Raises:
         UsageError: there is no such rule.
     """
     row, number = parse_rule(name)
     module, _, kind = row.made_by.partition(":")
-    path = None if constraint is None else Path(constraint)
+    path = None if grammar is None else Path(grammar)
     more = () if number is None else (number,)
     rule: Rule = getattr(import_module(f"{__name__}.{module}"), kind)(sampling, *more, path=path)
     return rule
