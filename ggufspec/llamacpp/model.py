@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ggufspec import foreign
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import obtainable_memory_bytes
+from ggufspec.llamacpp.hidden import hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
 from ggufspec.llamacpp.params import context_params, model_params
@@ -57,17 +58,19 @@ class Model:
     Args:
         path: the file; of a split model, its first part.
         placement: which layers are where; the CPU has all by default.
+        head: load it as the head of a target, ``mtp`` or ``eagle3``; with ``mtp`` a target loads its own head too.
 
     Raises:
         ModelError: the file is missing, damaged, or does not fit; the message has llama.cpp's own.
     """
 
-    def __init__(self, path: Path, placement: Placement = _ON_CPU) -> None:
+    def __init__(self, path: Path, placement: Placement = _ON_CPU, head: str = "") -> None:
         self._handle: Any = None
         check_gguf(path)
         lib = load()
         self.path = path
         params, _alive = model_params(lib, placement)
+        params.load_mtp = head == "mtp"
         forget_complaints()
         self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
@@ -75,15 +78,26 @@ class Model:
             raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))
         self._lib = lib
         self._vocab = lib.llama_model_get_vocab(self._handle)
-        if not lib.llama_model_has_decoder(self._handle) or lib.llama_model_has_encoder(self._handle):
+        one_way = lib.llama_model_has_decoder(self._handle) and not lib.llama_model_has_encoder(self._handle)
+        if not one_way and head != "eagle3":
             raise ModelError(f"{path} is not a decoder-only language model", "choose a causal language model")
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocab)
-        self.layers: int = lib.llama_model_n_layer(self._handle) + lib.llama_model_n_layer_nextn(self._handle)
+        self.blocks: int = lib.llama_model_n_layer(self._handle)  # without those of MTP heads
+        self.head_blocks: int = lib.llama_model_n_layer_nextn(self._handle)
+        self.layers = self.blocks + self.head_blocks
+        self.hidden_size: int = lib.llama_model_n_embd(self._handle)
         self.gpu_layers = placement.offloaded(self.layers)
         self.context_train: int = lib.llama_model_n_ctx_train(self._handle)
         self.size_bytes: int = lib.llama_model_size(self._handle)
         self.parameters: int = lib.llama_model_n_params(self._handle)
         self._piece_buffer = ctypes.create_string_buffer(256)
+
+    @property
+    def architecture(self) -> str:
+        """As the file names it: ``general.architecture``."""
+        buffer = ctypes.create_string_buffer(64)
+        self._lib.llama_model_meta_val_str(self._handle, b"general.architecture", buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
 
     @property
     def description(self) -> str:
@@ -247,6 +261,7 @@ class Context:
                 f"no context of {options.ctx_size} tokens for {model.path.name}: {reason}", context_hint(reason)
             )
         self._lib = lib
+        self._hidden = hidden_rows(model, self._handle, options.hidden, self.capacity) if options.hidden else None
         self._n_batch: int = params.n_batch
         self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
         for i in range(self._n_batch):
@@ -318,19 +333,31 @@ class Context:
                 f"llama.cpp could not decode {count} tokens at {held} (status {status}): {complaints()}",
                 "lower -c or -ngl if memory is short; -v shows llama.cpp's log",
             )
+        if self._hidden:
+            self._hidden.take(count, held)
         self._memory.added(tokens, padding, outputs)
         self.length = held + count
 
-    def hidden(self) -> Logits:
-        """Hidden rows (tokens, size) of the last :meth:`decode`; no context is made with them yet.
+    @property
+    def hidden_reach(self) -> int:
+        """How many of the newest tokens :meth:`hidden` has rows of; 0: the context was made without hidden rows."""
+        return self._hidden.reach if self._hidden else 0
+
+    def hidden(self, first: int, last: int) -> Logits:
+        """The hidden rows of the tokens at the positions ``first`` … ``last`` - 1, as they were decoded.
+
+        Returns:
+            (tokens, sources × size) float32, a copy.
 
         Raises:
-            ModelError: always.
+            ModelError: the context was made without them (``ContextOptions.hidden``), or holds no longer those.
         """
-        raise ModelError(
-            f"{self.model.path.name} is loaded without hidden rows: its drafters get only tokens and logits",
-            "--drafter draft or --drafter lookup needs none",
-        )
+        if not self._hidden or first < self.length - self.hidden_reach or last > self.length:
+            raise ModelError(
+                f"{self.model.path.name} has no hidden rows of the tokens {first} to {last}",
+                "--drafter draft or --drafter lookup needs none",
+            )
+        return self._hidden.read(first, last)
 
     def _logits(self, rows: int) -> Logits:
         pointer = self._lib.llama_get_logits(self._handle)  # waits for the device

@@ -28,6 +28,7 @@ MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
+LAST_HIDDEN = -1  # among ContextOptions.hidden: the rows behind the last block
 # What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
 _CELLS_STEP = 256  # src/llama-context.cpp
@@ -87,6 +88,8 @@ class ContextOptions:
             architecture has them, else a checkpoint.
         again_max: after a checkpoint, tokens that are decoded again in one batch with those that follow. More of them
             get a batch of their own and a checkpoint behind it, or every rejection would add to the next one's price.
+        hidden: layers whose input rows are kept beside the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
+            for the rows behind the last block.
     """
 
     ctx_size: int
@@ -101,6 +104,7 @@ class ContextOptions:
     rewind: int = 0
     rewind_by: str = "auto"
     again_max: int = AGAIN_MAX
+    hidden: tuple[int, ...] = ()
 
     @property
     def cells(self) -> int:

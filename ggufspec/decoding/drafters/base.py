@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
 
@@ -47,11 +48,15 @@ class Parts:
         target_vocab_size: tokens that the target knows.
         draft: the draft model, or None.
         corpus: token ids of ``--lookup-corpus``; empty without one.
+        target: the target, where the drafter reads its hidden rows.
+        head: the head on it, or None.
     """
 
     target_vocab_size: int
     draft: Context | None = None
     corpus: Sequence[int] = ()
+    target: Context | None = None
+    head: Head | None = None
 
 
 class Drafter(Protocol):

@@ -1,0 +1,168 @@
+"""The drafter with a head: MTP blocks or EAGLE-3, which read the target's hidden rows.
+
+What the target has read, the head reads with the target's rows; the tokens of a chain it reads with its own, and anew
+once they are accepted. Catching up and the first step of a chain are one decode: n drafted tokens take n decodes, and
+what was rejected is never read. (llama.cpp's common/speculative.cpp catches up apart, and over rejected tokens too.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
+from ggufspec.decoding.options import ROWS
+from ggufspec.decoding.rules.base import Rule
+from ggufspec.decoding.sampling import confidence
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp.head import Head
+from ggufspec.llamacpp.model import Context, Logits
+
+
+class HeadDrafter:
+    """A head whose cache is kept from round to round.
+
+    Args:
+        head: on the target's context.
+        target: whose hidden rows it reads.
+        name: ``mtp`` or ``eagle3``.
+    """
+
+    def __init__(self, head: Head, target: Context, name: str) -> None:
+        self.name = name
+        self.head = head
+        self.failure = ""  # why it has given up, for the user
+        self._target = target
+        self._first = 0  # tokens of the text before this one are not in its cache
+        self._read = 0  # tokens of the text that it has read with the target's rows, or forgotten
+        self._chain: list[int] = []  # tokens read with its own rows, behind these
+        self._rows: list[Logits] = []  # (size,) each: the row before the last certain token, and its own after that
+
+    @property
+    def has_read(self) -> int:
+        """Tokens of the text that it has read with the target's rows, or forgotten."""
+        return self._read
+
+    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
+        self.failure = ""
+        self._chain = []
+        end = len(prompt) - 1
+        self._read = min(same, self._read, end)
+        if self._read <= self._first:
+            self._forget(0)
+        count = min(len(choices), ROWS, end - self._read)
+        rows = self._catch_up(prompt[:end], count)
+        decided = choices[len(choices) - len(rows) :]
+        return self._judge((row, float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True))
+
+    def pending(self, length: int) -> int:
+        return length - self._read - len(self._chain)
+
+    def propose(self, text: Sequence[int], rule: Rule) -> Candidate | None:
+        if self.failure or len(text) > self.head.capacity:
+            return None
+        certain = self._target.length + 1  # the target has rows before these
+        drafted = len(text) - certain
+        if self.head.chained > 1 and drafted >= self.head.chained:
+            return None
+        logits = self._catch_up(text[:certain], 1) if self._read < certain else None
+        while len(self._chain) < drafted:
+            logits = self._follow(text[: certain + len(self._chain) + 1], certain)
+        if logits is None or not len(logits):
+            return None
+        row = rule.penalised(logits[-1], len(text))
+        try:
+            sure = confidence(row)
+        except ModelError as error:
+            self.failure = error.message
+            return None
+        return Candidate(sure, lambda: rule.draft_token(row, len(text)))
+
+    def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
+        end = min(len(text) - 1, self.head.capacity)
+        if end - self._read > most:
+            self._forget(end - most)
+        count = min(ROWS, end - self._read)
+        if self.failure or count < 1:
+            return []
+        rows = self._catch_up(text[:end], count)
+        first = end - len(rows) + 1  # what the first row foretells
+        return self._judge(
+            (row, rule.agreement(rule.penalised(row, position), position, text[position]))
+            for position, row in enumerate(rows, first)
+        )
+
+    def commit(self, length: int) -> None:
+        self._chain = []
+        self._read = min(self._read, length + 1)
+
+    def _catch_up(self, certain: Sequence[int], count: int) -> Logits:
+        """Read these tokens with the target's rows; the logits of the last ``count``, or fewer."""
+        self._chain = []
+        if len(certain) - self._read > self._target.hidden_reach:
+            self._forget(len(certain) - self._target.hidden_reach)
+        self._rewind()
+        first = max(self._read, self.head.shift)  # the first token has no pair where pairs stand before their tokens
+        tokens = certain[first:]
+        if not tokens:
+            self._read = len(certain)
+            return np.empty((0, self.head.vocab_size), np.float32)
+        rows = self._target.hidden(max(first - 1, 0), len(certain) - 1)
+        rows = self.head.encode(rows)
+        if first == 0:
+            rows = np.concatenate([np.zeros((1, self.head.row_size), np.float32), rows])
+        count = min(count, len(tokens))
+        silent = len(tokens) - count
+        for block in range(1, self.head.chained):  # each has a cache of its own at the same cells
+            self.head.read(tokens, rows, first - self.head.shift, outputs=False, block=block)
+            self._rewind()
+        self.head.read(tokens[:silent], rows[:silent], first - self.head.shift, outputs=False)
+        self._read = len(certain)
+        if not count:
+            return np.empty((0, self.head.vocab_size), np.float32)
+        logits, own = self.head.read(tokens[silent:], rows[silent:], first - self.head.shift + silent, outputs=True)
+        self._rows = [rows[-1], own[-1]]
+        return logits
+
+    def _follow(self, text: Sequence[int], certain: int) -> Logits:
+        """Read the last token of a chain with the head's own row; the logits after it."""
+        drafted = len(text) - certain
+        position = certain - 1 - self.head.shift  # of the last token that is certain
+        if self.head.chained > 1:
+            self.head.rewind(position)
+            rows = np.stack(self._rows[: drafted + 1])
+            logits, own = self.head.read(text[certain - 1 :], rows, position, outputs=True, block=drafted)
+        else:
+            at = position if self.head.shares_cache else position + drafted
+            logits, own = self.head.read(text[-1:], self._rows[drafted][None], at, outputs=True)
+        self._chain = list(text[certain:])
+        self._rows = [*self._rows[: drafted + 1], own[-1]]
+        return logits
+
+    def _forget(self, length: int) -> None:
+        """Begin anew behind so many tokens."""
+        self.head.rewind(0)
+        self._first = self._read = length
+
+    def _rewind(self) -> None:
+        """Take the pairs of a chain out of the cache."""
+        if self._read > self._first:
+            self.head.rewind(self._read - self.head.shift)
+        else:
+            self.head.rewind(0)
+
+    def _judge(self, seen: Iterable[tuple[Logits, float]]) -> list[ShadowEvaluation]:
+        """A damaged head, one whose logits are NaN, costs the speedup and not the answer."""
+        try:
+            return [ShadowEvaluation(confidence(row), agreement) for row, agreement in seen]
+        except ModelError as error:
+            self.failure = error.message
+            return []
+
+
+def make(parts: Parts) -> HeadDrafter:
+    """The head's drafter."""
+    assert parts.head is not None
+    assert parts.target is not None
+    return HeadDrafter(parts.head, parts.target, "eagle3" if parts.head.is_eagle3 else "mtp")

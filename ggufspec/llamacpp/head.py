@@ -1,0 +1,213 @@
+"""A head: the blocks that draft from a target's hidden rows, with a cache of their own.
+
+Two kinds. **MTP** (NextN) blocks stand in the target's file or in one of their own and read, at position p, token p and
+the target's row of token p - 1. An **EAGLE-3** head reads rows of three of the target's layers, joined and mapped by
+its ``fc`` (:meth:`Head.encode`); the pair of token p stands at position p - 1. Either gives logits and a row of its
+own, which takes the place of the target's where that has not read yet.
+
+Some models bring several MTP blocks, one for each drafted token (``chained``), and Gemma 4's assistant reads the
+target's cache and writes none (``shares_cache``).
+
+Source: common/speculative.cpp (``draft_mtp``, ``draft_eagle3``), src/models/eagle3.cpp, src/llama-context.cpp. In a
+batch all tokens have logits or none has: with some, graphs disagree on which rows they hand out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp import staging
+from ggufspec.llamacpp.hidden import Rows
+from ggufspec.llamacpp.library import complaints, forget_complaints
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions, context_hint
+from ggufspec.llamacpp.params import context_params
+
+BATCH = 128  # tokens at once: upstream takes the target's 512, whose buffers take gigabytes with a large vocabulary
+
+_EAGLE3 = "eagle3"
+_CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h
+
+
+def head_sources(model: Model) -> tuple[int, ...]:
+    """The target's rows that a head reads, as ``ContextOptions.hidden`` names them.
+
+    Raises:
+        ModelError: this build of llama.cpp lacks a function that the head needs.
+    """
+    kind = _EAGLE3 if model.architecture == _EAGLE3 else "mtp"
+    if absent := staging.missing(kind):
+        raise ModelError(f"the installed llama.cpp has no {absent}, which {kind} heads need", "ggufspec doctor")
+    if kind == "mtp":
+        return (LAST_HIDDEN,)
+    count = staging.function("llama_model_target_layer_ids_n")(model._handle)
+    return tuple(staging.function("llama_model_target_layer_ids")(model._handle)[:count])
+
+
+class Head:
+    """A head on its target, one sequence.
+
+    Args:
+        model: the head's file, or the target's where the blocks are in it, loaded with ``head``.
+        target: whose rows it reads; it must outlive the head.
+        options: threads, context size and ``width``, the most rows of logits at once.
+
+    Attributes:
+        vocab_size: logits in a row; -inf where the head has no such token.
+        chained: blocks that draft one token each; 1 where one block drafts them all.
+        shares_cache: whether it reads the target's cache and has none.
+        shift: by how many positions a pair stands before its token.
+
+    Raises:
+        ModelError: llama.cpp can make no context of it; the target's rows are of another size.
+    """
+
+    def __init__(self, model: Model, target: Context, options: ContextOptions) -> None:
+        self._handle: Any = None
+        lib = model._lib
+        self.model = model
+        self.is_eagle3 = model.architecture == _EAGLE3
+        self.shift = int(self.is_eagle3)
+        self.vocab_size = model.vocab_size
+        self.capacity = options.ctx_size
+        self.width = options.width
+        params = context_params(lib, replace(options, hidden=(), rewind=0))
+        params.n_batch = params.n_ubatch = max(BATCH, options.width)
+        params.n_outputs_max = options.width
+        params.ctx_other = target._handle
+        if not self.is_eagle3:
+            params.ctx_type = _CONTEXT_TYPE_MTP
+        forget_complaints()
+        self._handle = lib.llama_init_from_model(model._handle, params)
+        if not self._handle:
+            reason = complaints() or "llama.cpp gave no reason"
+            raise ModelError(f"no context for the head {model.path.name}: {reason}", context_hint(reason))
+        self._lib = lib
+        self._size: int = lib.llama_model_n_embd_out(model._handle)  # floats of a row that it gives, and reads
+        if not self.is_eagle3 and self._size != target.model.hidden_size:
+            raise ModelError(
+                f"{model.path.name} reads rows of {self._size} numbers, and {target.model.path.name} has rows of "
+                f"{target.model.hidden_size}",
+                "choose a head that was made for this target",
+            )
+        staging.function("llama_set_embeddings_nextn")(self._handle, True, True)
+        self.shares_cache = (
+            not self.is_eagle3 and staging.function("llama_get_ctx_other")(self._handle) == target._handle
+        )
+        self.chained = 1 if self.is_eagle3 or self.shares_cache else max(1, model.head_blocks)
+        self._memory = lib.llama_get_memory(self._handle)
+        self._most: int = params.n_batch
+        self._input: Rows = np.zeros((self._most, self._size), np.float32)
+        self._batch = lib.llama_batch_init(self._most, 0, 1)
+        self._batch.embd = self._input.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._encoded = target.model.hidden_size * len(head_sources(model))
+        self._features = lib.llama_batch_init(self._most, self._encoded, 1) if self.is_eagle3 else None
+        for batch in filter(None, (self._batch, self._features)):
+            for i in range(self._most):
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = 0
+
+    @property
+    def row_size(self) -> int:
+        """Floats of a row that :meth:`read` takes and gives."""
+        return self._size
+
+    def encode(self, hidden: Rows) -> Rows:
+        """The target's rows as :meth:`read` takes them: by the ``fc`` of an EAGLE-3 head, else as they are.
+
+        Args:
+            hidden: (tokens, sources × size) of :meth:`Context.hidden`.
+
+        Raises:
+            ModelError: llama.cpp failed.
+        """
+        if self._features is None or not len(hidden):
+            return hidden
+        batch, parts = self._features, []
+        for start in range(0, len(hidden), self._most):
+            part = np.ascontiguousarray(hidden[start : start + self._most], np.float32)
+            ctypes.memmove(batch.embd, part.ctypes.data, part.nbytes)
+            batch.n_tokens = len(part)
+            free = self._lib.llama_memory_seq_pos_max(self._memory, 0) + 1  # checked, though the encoder reads none
+            for i in range(len(part)):
+                batch.pos[i] = free + i
+                batch.logits[i] = 1
+            self._check(self._lib.llama_encode(self._handle, batch), len(part))
+            parts.append(self._own_rows(len(part)))
+        return np.concatenate(parts)
+
+    def read(
+        self, tokens: Sequence[int], rows: Rows, position: int, *, outputs: bool, block: int = 0
+    ) -> tuple[Rows, Rows]:
+        """Append pairs of a token and a row to the cache.
+
+        Args:
+            tokens: (n,) ids; n is at most ``width`` with outputs.
+            rows: (n, row_size): each the row before its token, encoded.
+            position: of the first pair in the cache, whose last one is before it.
+            outputs: whether logits and rows are wanted; they are of all pairs then.
+            block: which of chained blocks.
+
+        Returns:
+            logits (n, vocab), a view that is valid until the next call, and own rows (n, row_size); both empty
+            without outputs.
+
+        Raises:
+            ModelError: llama.cpp failed.
+        """
+        if self.chained > 1:
+            staging.function("llama_set_nextn_layer_offset")(self._handle, block)
+        batch, step = self._batch, self._most
+        for start in range(0, len(tokens), step):
+            part = tokens[start : start + step]
+            self._input[: len(part)] = rows[start : start + step]
+            for i, token in enumerate(part):
+                batch.token[i] = token
+                batch.pos[i] = position + start + i
+                batch.logits[i] = outputs
+            batch.n_tokens = len(part)
+            self._check(self._lib.llama_decode(self._handle, batch), len(part))
+        if not outputs:
+            return np.empty((0, self.vocab_size), np.float32), self._input[:0]
+        logits = self._lib.llama_get_logits(self._handle)
+        return np.ctypeslib.as_array(logits, shape=(len(tokens), self.vocab_size)), self._own_rows(len(tokens))
+
+    def rewind(self, position: int) -> None:
+        """Forget the pairs at ``position`` and behind it; 0 forgets all."""
+        if self.shares_cache:
+            return
+        if position == 0:
+            self._lib.llama_memory_clear(self._memory, False)
+        else:
+            self._lib.llama_memory_seq_rm(self._memory, 0, position, -1)
+
+    def use_threads(self, count: int) -> None:
+        """Decode with so many CPU threads from now on."""
+        self._lib.llama_set_n_threads(self._handle, count, count)
+
+    def _own_rows(self, count: int) -> Rows:
+        pointer = staging.function("llama_get_embeddings_nextn")(self._handle)
+        return np.ctypeslib.as_array(pointer, shape=(count, self._size)).copy()
+
+    def _check(self, status: int, count: int) -> None:
+        if status != 0:
+            raise ModelError(
+                f"llama.cpp could not decode {count} tokens in {self.model.path.name} (status {status}): "
+                f"{complaints()}",
+                "-v shows llama.cpp's log",
+            )
+
+    def close(self) -> None:
+        """Free the cache and the buffers."""
+        if self._handle:
+            self._batch.embd = None  # NumPy's
+            for batch in filter(None, (self._batch, self._features)):
+                self._lib.llama_batch_free(batch)
+            self._lib.llama_free(self._handle)
+            self._handle = None

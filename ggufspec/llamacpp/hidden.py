@@ -1,0 +1,98 @@
+"""The target's hidden rows, kept beside its logits for the drafters that read them: MTP heads and EAGLE-3.
+
+llama.cpp hands out the rows of one batch and overwrites them with the next. A head may read many batches later (it
+catches up when it is worth it), so the newest rows are copied into a ring by position.
+
+Source: ``extract_layer_inputs`` and ``embd_nextn`` in src/llama-context.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp import staging
+from ggufspec.llamacpp.options import LAST_HIDDEN
+
+Rows = npt.NDArray[np.float32]
+
+RING = 2048  # tokens whose rows are kept: a head that lags behind by more begins anew
+
+
+class HiddenRows:
+    """A ring of the newest tokens' hidden rows of one context.
+
+    Args:
+        context: llama.cpp's handle. No batch may have been decoded in it.
+        sources: layers whose input rows are kept, or ``LAST_HIDDEN`` for the rows behind the last block.
+        size: floats in a row.
+        capacity: tokens that the context holds.
+    """
+
+    def __init__(self, context: Any, sources: Sequence[int], size: int, capacity: int) -> None:
+        self.sources = tuple(sources)
+        self.size = size
+        self._context = context
+        self._rows: Rows = np.zeros((min(capacity, RING), len(sources), size), np.float32)
+        for source in sources:
+            if source == LAST_HIDDEN:
+                staging.function("llama_set_embeddings_nextn")(context, True, False)
+            else:
+                staging.function("llama_set_embeddings_layer_inp")(context, source, True)
+
+    @property
+    def reach(self) -> int:
+        """Tokens whose rows are kept."""
+        return len(self._rows)
+
+    def take(self, count: int, first: int) -> None:
+        """Keep the rows of the batch just decoded, whose first ``count`` tokens begin at position ``first``."""
+        skipped = max(0, count - self.reach)
+        slots = np.arange(first + skipped, first + count) % self.reach
+        for index, source in enumerate(self.sources):
+            if source == LAST_HIDDEN:
+                pointer = staging.function("llama_get_embeddings_nextn")(self._context)
+            else:
+                pointer = staging.function("llama_get_embeddings_layer_inp")(self._context, source)
+            self._rows[slots, index] = np.ctypeslib.as_array(pointer, shape=(count, self.size))[skipped:]
+
+    def read(self, first: int, last: int) -> Rows:
+        """The rows (tokens, sources × size) of the positions ``first`` … ``last`` - 1, those of one token in a row.
+
+        A copy. The caller sees to it that they are among the newest ``reach``.
+        """
+        slots = np.arange(first, last) % self.reach
+        return self._rows[slots].reshape(last - first, -1)
+
+
+def hidden_rows(model: Any, context: Any, sources: Sequence[int], capacity: int) -> HiddenRows:
+    """The ring for a context of ``model``.
+
+    Args:
+        model: a :class:`~ggufspec.llamacpp.model.Model`.
+        context: llama.cpp's handle.
+        sources: as in :class:`HiddenRows`.
+        capacity: as there.
+
+    Raises:
+        ModelError: its architecture does not compute such rows, it has no such layer, or this build lacks a function.
+    """
+    for source in sources:
+        last = source == LAST_HIDDEN
+        if absent := staging.missing("mtp" if last else "eagle3"):
+            raise ModelError(f"the installed llama.cpp has no {absent}: it hands out no hidden rows", "ggufspec doctor")
+        if model.architecture not in (staging.LAST_ROWS if last else staging.LAYER_INPUTS):
+            raise ModelError(
+                f"llama.cpp hands out no hidden rows of the architecture {model.architecture!r}",
+                "--drafter draft or --drafter lookup needs none",
+            )
+        if not last and not 0 <= source < model.blocks:
+            raise ModelError(
+                f"{model.path.name} has {model.blocks} blocks: there is no input of block {source}",
+                "choose a head that was made for this target",
+            )
+    return HiddenRows(context, sources, model.hidden_size, capacity)

@@ -1,0 +1,99 @@
+"""Functions of llama.cpp that llama.h lacks: hidden rows, and the heads that read them.
+
+They are in ``src/llama-ext.h``, "work in progress" there, and exported under C++ names, which differ by compiler. A
+build may lack one: :func:`missing` says so before it is needed. None of them returns an error. Asked for what an
+architecture does not compute, they abort the process, so every caller looks at :data:`LAYER_INPUTS`
+and :data:`LAST_ROWS` first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+from ggufspec.llamacpp.library import load
+
+
+class _Kind(NamedTuple):
+    """A type of C: as ctypes has it, and its letters in the names of GCC and Clang, and of MSVC."""
+
+    ctype: Any
+    itanium: str
+    msvc: str
+
+
+_VOID = _Kind(None, "v", "X")
+_BOOL = _Kind(ctypes.c_bool, "b", "_N")
+_INT32 = _Kind(ctypes.c_int32, "i", "H")
+_UINT32 = _Kind(ctypes.c_uint32, "j", "I")
+_ROWS = _Kind(ctypes.POINTER(ctypes.c_float), "", "PEAM")
+_IDS = _Kind(ctypes.POINTER(ctypes.c_int32), "", "PEBH")
+_CONTEXT = _Kind(ctypes.c_void_p, "P13llama_context", "PEAUllama_context@@")
+_MODEL = _Kind(ctypes.c_void_p, "PK11llama_model", "PEBUllama_model@@")
+
+# name: (what it returns, what it takes); src/llama-ext.h of llama.cpp 0c1e570
+_PROTOTYPES: dict[str, tuple[_Kind, tuple[_Kind, ...]]] = {
+    "llama_set_embeddings_nextn": (_VOID, (_CONTEXT, _BOOL, _BOOL)),
+    "llama_get_embeddings_nextn": (_ROWS, (_CONTEXT,)),
+    "llama_set_nextn_layer_offset": (_VOID, (_CONTEXT, _INT32)),
+    "llama_set_embeddings_layer_inp": (_VOID, (_CONTEXT, _UINT32, _BOOL)),
+    "llama_get_embeddings_layer_inp": (_ROWS, (_CONTEXT, _UINT32)),
+    "llama_get_ctx_other": (_CONTEXT, (_CONTEXT,)),
+    "llama_model_target_layer_ids": (_IDS, (_MODEL,)),
+    "llama_model_target_layer_ids_n": (_UINT32, (_MODEL,)),
+}
+
+_NEXTN = ("llama_set_embeddings_nextn", "llama_get_embeddings_nextn")
+NEEDED = {  # the functions that a drafter cannot do without
+    "mtp": (*_NEXTN, "llama_set_nextn_layer_offset", "llama_get_ctx_other"),
+    "eagle3": (
+        *_NEXTN,
+        "llama_set_embeddings_layer_inp",
+        "llama_get_embeddings_layer_inp",
+        "llama_model_target_layer_ids",
+        "llama_model_target_layer_ids_n",
+    ),
+}
+
+# Architectures whose graph names the input of every layer (``t_layer_inp`` in src/models/*.cpp): EAGLE-3 can attach.
+_LAYER_INPUTS = (
+    "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01 minimax-m2 muse-glimmer "
+    "nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen4exp"
+)
+# Those whose graph names the rows behind the last block (``t_h_nextn``): MTP heads can attach.
+_LAST_ROWS = (
+    "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 gemma4 glm-dsa glm4moe glm5-next gpt-oss hy_v3 mimo2 "
+    "nemotron_h nemotron_h_moe qwen35 qwen35moe qwen3next step35"
+)
+LAYER_INPUTS = frozenset(_LAYER_INPUTS.split())
+LAST_ROWS = frozenset(_LAST_ROWS.split())
+
+
+@functools.cache
+def function(name: str) -> Any:
+    """The function of this name, with its types.
+
+    Raises:
+        AttributeError: this build has none of its names.
+    """
+    result, arguments = _PROTOTYPES[name]
+    itanium = f"_Z{len(name)}{name}" + "".join(kind.itanium for kind in arguments)
+    msvc = f"?{name}@@YA{result.msvc}{''.join(kind.msvc for kind in arguments)}@Z"
+    library: ctypes.CDLL = load()._lib.whole
+    found = next((getattr(library, symbol) for symbol in (name, itanium, msvc) if hasattr(library, symbol)), None)
+    if found is None:
+        raise AttributeError(name)
+    found.restype = result.ctype
+    found.argtypes = [kind.ctype for kind in arguments]
+    return found
+
+
+def missing(drafter: str) -> str:
+    """The first function that ``drafter`` needs and this build of llama.cpp lacks; empty where it has all."""
+    for name in NEEDED.get(drafter, ()):
+        try:
+            function(name)
+        except AttributeError:
+            return name
+    return ""

@@ -1,0 +1,125 @@
+"""Heads for the demo target: MTP blocks in its form as ``mimo2``, and EAGLE-3 heads; of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from lab.mimo2 import write_mimo2
+
+Array = npt.NDArray[np.float32]
+
+WIDTH, FFN, HEADS, KV_HEADS, HEAD_SIZE = 320, 896, 5, 1, 64
+
+
+def mtp_block(seed: int, *, noise: float = 0.02) -> dict[str, Array]:
+    """A block whose ``eh_proj`` hands the target's row on and whose other matrices are noise: it proposes much of what
+    the target says of the token before.
+    """
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, columns: int) -> Array:
+        return (rng.standard_normal((rows, columns)) * noise / columns**0.5).astype(np.float32)
+
+    def ones() -> Array:
+        return np.ones(WIDTH, np.float32)
+
+    identity = np.eye(WIDTH, dtype=np.float32)
+    return {
+        "attn_norm.weight": ones(),
+        "attn_q.weight": matrix(HEADS * HEAD_SIZE, WIDTH),
+        "attn_k.weight": matrix(KV_HEADS * HEAD_SIZE, WIDTH),
+        "attn_v.weight": matrix(KV_HEADS * HEAD_SIZE, WIDTH),
+        "attn_output.weight": matrix(WIDTH, HEADS * HEAD_SIZE),
+        "ffn_norm.weight": ones(),
+        "ffn_gate.weight": matrix(FFN, WIDTH),
+        "ffn_up.weight": matrix(FFN, WIDTH),
+        "ffn_down.weight": matrix(WIDTH, FFN),
+        "nextn.eh_proj.weight": np.concatenate([identity * 2, identity], axis=1),
+        "nextn.enorm.weight": ones(),
+        "nextn.hnorm.weight": ones(),
+    }
+
+
+def write_mtp(target: Path, path: Path, blocks: int = 1, part: str = "whole") -> Path:
+    """The demo target as mimo2 with so many MTP blocks."""
+    return write_mimo2(target, path, [mtp_block(seed) for seed in range(blocks)], part)
+
+
+def write_eagle3(
+    target: Path,
+    path: Path,
+    *,
+    layers: Sequence[int] = (2, 4, 5),
+    own_output: bool = True,
+    draft_vocab: int = 0,
+    width: int = WIDTH,
+    target_width: int = WIDTH,
+) -> Path:
+    """An EAGLE-3 head of random weights for the demo target.
+
+    Args:
+        target: whose tokens it has.
+        path: the file to write.
+        layers: of the target, whose input rows it reads.
+        own_output: whether it has embeddings and an output of its own.
+        draft_vocab: tokens that it knows, the first of the target's; 0: all.
+        width: of the head.
+        target_width: of the rows that it says it reads.
+    """
+    reader = gguf.GGUFReader(target)
+    rng = np.random.default_rng(3)
+    writer = gguf.GGUFWriter(path, "eagle3")
+    writer.add_name("a head")
+    writer.add_context_length(2048)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_SIZE)
+    writer.add_value_length(HEAD_SIZE)
+    writer.add_rope_dimension_count(HEAD_SIZE)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_array("eagle3.target_layers", list(layers))
+    writer.add_uint32("eagle3.target_hidden_size", target_width)
+    writer.add_uint32("eagle3.vocab_size", 4096)
+    for field in reader.fields.values():
+        if field.name.startswith("tokenizer."):
+            kind, of = field.types[0], field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), kind, of)
+    vocab = draft_vocab or 4096
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        writer.add_tensor(name, (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float16))
+
+    def ones(name: str) -> None:
+        writer.add_tensor(name, np.ones(width, np.float32))
+
+    matrix("fc.weight", width, len(layers) * target_width)
+    ones("output_norm.weight")
+    if own_output:
+        matrix("output.weight", vocab, width)
+        matrix("token_embd.weight", 4096, width)
+    if draft_vocab:
+        writer.add_tensor("d2t", np.arange(draft_vocab, dtype=np.int64))
+    ones("blk.0.attn_norm.weight")
+    ones("blk.0.attn_norm_2.weight")
+    matrix("blk.0.attn_q.weight", HEADS * HEAD_SIZE, 2 * width)
+    matrix("blk.0.attn_k.weight", KV_HEADS * HEAD_SIZE, 2 * width)
+    matrix("blk.0.attn_v.weight", KV_HEADS * HEAD_SIZE, 2 * width)
+    matrix("blk.0.attn_output.weight", width, HEADS * HEAD_SIZE)
+    ones("blk.0.ffn_norm.weight")
+    matrix("blk.0.ffn_gate.weight", FFN, width)
+    matrix("blk.0.ffn_up.weight", FFN, width)
+    matrix("blk.0.ffn_down.weight", width, FFN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,177 @@
+"""Heads on the real target: their rows, their chains, and the same text with them as without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufspec.decoding.drafters.head import HeadDrafter
+from ggufspec.decoding.loop import generate, prefill
+from ggufspec.decoding.rules import make_rule
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp import staging
+from ggufspec.llamacpp.head import Head, head_sources
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions
+from tests import heads
+
+PROMPT = "import os\n\n\ndef main(argv):\n    parser = "
+KINDS = ("mtp", "mtp chained", "mtp sidecar", "eagle3", "eagle3 shared", "eagle3 trimmed")
+
+
+def options(hidden: tuple[int, ...] = ()) -> ContextOptions:
+    return ContextOptions(ctx_size=512, width=16, threads=1, rewind=15, hidden=hidden)
+
+
+@pytest.fixture(scope="module")
+def files(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """(target, head) of each kind."""
+    folder = tmp_path_factory.mktemp("heads")
+    whole = heads.write_mtp(target, folder / "whole.gguf")
+    chained = heads.write_mtp(target, folder / "chained.gguf", blocks=2)
+    return {
+        "mtp": (whole, whole),
+        "mtp chained": (chained, chained),
+        "mtp sidecar": (
+            heads.write_mtp(target, folder / "trunk.gguf", part="trunk"),
+            heads.write_mtp(target, folder / "mtp-head.gguf", part="head"),
+        ),
+        "eagle3": (target, heads.write_eagle3(target, folder / "eagle3.gguf")),
+        "eagle3 shared": (target, heads.write_eagle3(target, folder / "shared.gguf", own_output=False)),
+        "eagle3 trimmed": (target, heads.write_eagle3(target, folder / "trimmed.gguf", draft_vocab=1000)),
+    }
+
+
+@pytest.fixture(params=KINDS)
+def loaded(request: pytest.FixtureRequest, files: dict[str, tuple[Path, Path]]) -> Iterator[tuple[Context, Head]]:
+    target_path, head_path = files[request.param]
+    kind = request.param.split()[0]
+    with ExitStack() as stack:
+        own = head_path == target_path
+        model = stack.enter_context(Model(target_path, head=kind if own else ""))
+        head_model = model if own else stack.enter_context(Model(head_path, head=kind))
+        context = Context(model, options(head_sources(head_model)))
+        stack.callback(context.close)
+        head = Head(head_model, context, options())
+        stack.callback(head.close)
+        yield context, head
+
+
+def answer(
+    context: Context, prompt: list[int], count: int, drafter: HeadDrafter | None, draft_max: int, sampling: Sampling
+) -> tuple[list[int], int]:
+    """(the tokens of an answer, how many of the drafted tokens were accepted)."""
+    rule = make_rule("exact", sampling, None)
+    drafters = [drafter] if drafter else []
+    prefill(context, prompt, drafters)
+    rounds = generate(
+        context,
+        prompt,
+        rule,
+        max_tokens=count,
+        is_end=lambda _: False,
+        drafters=drafters,
+        draft_max=draft_max,
+        width=lambda count: -(-count // 4) * 4,  # one width class, as in strict mode
+        clock=lambda: 0.0,
+    )
+    found, accepted = [], 0
+    for one in rounds:
+        found += one.emitted
+        accepted += one.accepted
+    return found, accepted
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)], ids=["greedy", "sampled"])
+def test_the_text_is_the_same_with_a_head(loaded: tuple[Context, Head], sampling: Sampling) -> None:
+    context, head = loaded
+    prompt = context.model.tokenize(PROMPT)
+    name = "eagle3" if head.is_eagle3 else "mtp"
+    plain, _ = answer(context, prompt, 40, None, 0, sampling)
+    with_head, _ = answer(context, prompt, 40, HeadDrafter(head, context, name), 3, sampling)
+    assert with_head == plain
+
+
+def test_reading_at_once_and_bit_by_bit_gives_the_same_proposals(loaded: tuple[Context, Head]) -> None:
+    """What a head proposes depends on the text, not on the batches in which it caught up or on rejected chains."""
+    context, head = loaded
+    rule = make_rule("exact", Sampling(), None)
+    text = context.model.tokenize(PROMPT * 3)
+    rule.begin(text)
+
+    def proposals(cuts: list[int], *, chains: bool) -> list[float]:
+        drafter = HeadDrafter(head, context, "mtp")
+        context.rewind(0)
+        found = []
+        for number, cut in enumerate(cuts):
+            context.decode(text[context.length : cut - 1], outputs=1)
+            if number == 0:
+                drafter.prefill(text[:cut])
+            drafter.commit(cut - 1)
+            rule.follow(text[:cut])
+            candidate = drafter.propose(text[:cut], rule)
+            assert candidate is not None
+            found.append(candidate.confidence)
+            if chains:
+                wrong = [*text[:cut], (candidate.draw().token + 7) % 4096]
+                drafter.propose(wrong, rule)
+        return found
+
+    cuts = [9, 11, 12, 30, len(text)]
+    straight = [proposals([cut], chains=False)[0] for cut in cuts]
+    assert proposals(cuts, chains=False) == pytest.approx(straight, abs=2e-3)
+    assert proposals(cuts, chains=True) == pytest.approx(straight, abs=2e-3)
+
+
+def test_hidden_rows_are_those_of_the_newest_decode(target: Path) -> None:
+    with Model(target) as model:
+        context = Context(model, options((2, 5)))
+        try:
+            tokens = model.tokenize(PROMPT)
+            context.decode(tokens, outputs=1)
+            whole = context.hidden(0, len(tokens))
+            assert whole.shape == (len(tokens), 2 * model.hidden_size)
+            assert np.abs(whole).max() > 0
+            context.rewind(4)
+            with pytest.raises(ModelError, match="no hidden rows of the tokens 3 to 6"):
+                context.hidden(3, 6)
+            context.decode(tokens[4:6], outputs=1)
+            np.testing.assert_allclose(context.hidden(0, 6), whole[:6], rtol=0.02, atol=0.02)
+        finally:
+            context.close()
+
+
+def test_logits_are_the_same_with_hidden_rows(target: Path) -> None:
+    """To the bit: strict mode need not know of them on this kind of machine."""
+    with Model(target) as model:
+        tokens = model.tokenize(PROMPT)
+        rows = []
+        for hidden in ((), (2, 4, 5)):
+            context = Context(model, options(hidden))
+            rows.append([context.decode(tokens, outputs=4).copy(), context.decode(tokens[:1], outputs=1).copy()])
+            context.close()
+    for plain, extracted in zip(*rows, strict=True):
+        np.testing.assert_array_equal(plain, extracted)
+
+
+def test_an_architecture_without_rows_is_refused_before_llama_cpp_aborts(target: Path) -> None:
+    with Model(target) as model:
+        with pytest.raises(ModelError, match="hands out no hidden rows of the architecture 'llama'"):
+            Context(model, options((LAST_HIDDEN,)))
+        with pytest.raises(ModelError, match="no input of block 8"):
+            Context(model, options((2, 8)))
+
+
+def test_a_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+    monkeypatch.setitem(staging._PROTOTYPES, "llama_get_embeddings_layer_inp", (staging._VOID, (staging._BOOL,)))
+    staging.function.cache_clear()
+    assert staging.missing("eagle3") == "llama_get_embeddings_layer_inp"
+    assert staging.missing("mtp") == ""
+    with Model(target) as model, pytest.raises(ModelError, match="has no llama_get_embeddings_layer_inp"):
+        Context(model, options((2,)))
+    staging.function.cache_clear()
