@@ -1,8 +1,8 @@
 """Functions of llama.cpp that llama.h lacks: hidden rows, and the heads that read them.
 
 They are in ``src/llama-ext.h``, "work in progress" there, and exported under C++ names, which differ by compiler. A
-build may lack one: :func:`missing` says so before it is needed. None of them returns an error. Asked for what an
-architecture does not compute, they abort the process, so every caller looks at :data:`LAYER_INPUTS`
+build may lack one: :func:`missing` names it before it is needed. None of them returns an error: for what an
+architecture does not compute they abort the process, so every caller looks at :data:`LAYER_INPUTS`
 and :data:`LAST_ROWS` first.
 """
 
