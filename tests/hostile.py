@@ -54,7 +54,6 @@ class Row:
         says: what an error has to say; by default the file's name.
         stdin: a file to read as standard input.
         raw: answers of the server, by path: their pieces; ``None`` for a hub that serves nothing.
-        pause_s: before each further piece.
         environment: more of it.
         terminal: run on a pseudo-terminal.
         writes: names in the folder of the input that the command was reported to write.
@@ -70,7 +69,6 @@ class Row:
     says: str | None = None
     stdin: str = ""
     raw: dict[str, list[bytes]] | None = None
-    pause_s: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
     terminal: bool = False
     writes: tuple[str, ...] = ()
@@ -272,7 +270,6 @@ def _hub(row: Row) -> Any:
     @contextlib.contextmanager
     def served() -> Iterator[str]:
         with serving() as server:
-            server.pause_s = row.pause_s
             prepare(server)
             server.raw |= {
                 path: [piece.replace(b"{hub}", server.address.encode()) for piece in p]
@@ -901,16 +898,6 @@ def hub_rows() -> Iterator[Row]:
         says="model.gguf",
     )
     yield Row("URL: a name with escapes", "plan -m {hub}/%1b]0;taken%07%1b[2J.gguf --vram 2GiB", 1, raw={}, says="")
-    slowly = [bytes([byte]) for byte in answer(b"[" + b" " * 10_000)[0]]
-    yield Row(
-        "hub: a list byte by byte",
-        f"plan -hf {REPO}:Q4_K_M --vram 2GiB",
-        1,
-        raw={LIST: slowly},
-        pause_s=1.0,
-        says="no complete answer in 30 s",
-        seconds=45.0,
-    )
 
 
 # ---- prompts, grammars and other texts -----------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def pull(
 ) -> int:
     """Download a pair's files into the Hugging Face cache. All of them are verified.
 
-    Target and draft come side by side. What breaks off goes on where it ended. Those that are here are verified too.
+    What breaks off goes on where it ended. Those that are here are verified too.
     """
     from ggufspec.models import download
     from ggufspec.schema.base import to_json

@@ -1,9 +1,8 @@
-"""Downloads models from the hub into its cache: resumable, in parallel, and verified before they are used.
+"""Downloads models from the hub into its cache: resumable, and verified before they are used.
 
 Data is appended to ``ETAG.ggufspec.incomplete`` beside its blob, and becomes the blob when its digest is the hub's, so
 that an interrupted download leaves the beginning of the file. huggingface_hub provides the lock, the client and the
-cache; its own downloads start again each time (``_download_to_tmp_and_move`` in file_download.py) and serve only files
-that are too large for plain HTTP.
+cache; its own downloads start again each time (``_download_to_tmp_and_move`` in file_download.py).
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
-from ggufspec.errors import GgufspecError, ModelError, StopError
+from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.hardware import host
 from ggufspec.models import hub
 from ggufspec.models.files import part_names
@@ -27,13 +26,11 @@ from ggufspec.worker import Emit
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # between tries without progress
 _MOST_PAUSE_S = 300.0  # that the hub may ask for; its limits are per five minutes
-_GRACE_S = 2.0  # for threads to end after Ctrl-C; their files are consistent at any moment
 _EVENTS_S = 0.1
-_LOOK_S = 0.2
 _STALL_S, _STALL_BYTES = 60.0, 60_000
 _READ_BYTES = 1 << 20
 _DIGITS = 20  # of a plausible length
-_SHA1 = _COMMIT = re.compile(r"[0-9a-f]{40}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -48,12 +45,11 @@ class Item:
     Args:
         source: which file.
         commit: the version that ``revision`` means.
-        etag: what the hub calls its contents: the SHA-256 of a large file, git's SHA-1 of a small one.
+        etag: what the hub calls its contents: the SHA-256 of a large file.
         size_bytes: of the whole.
         url: empty if the hub was not asked.
         present_bytes: on this machine before the download.
         path: set if the file is complete.
-        sha256: of its contents, if known.
         verified: whether its bytes were compared with the hub's digest.
         downloaded_bytes: received in this download.
     """
@@ -65,9 +61,13 @@ class Item:
     url: str = ""
     present_bytes: int = 0
     path: Path | None = None
-    sha256: str | None = None
     verified: bool = False
     downloaded_bytes: int = 0
+
+    @property
+    def sha256(self) -> str | None:
+        """The hub's digest; None without one."""
+        return self.etag if _SHA256.fullmatch(self.etag) else None
 
     @property
     def missing_bytes(self) -> int:
@@ -113,9 +113,9 @@ def look(sources: Sequence[HubFile]) -> Order:
         UnreachableError: there is no network.
         ModelError: no such file, not for this user, or a name that leaves the cache.
     """
-    names = [(source, name) for source in sources for name in part_names(source.file)]
-    for source, name in names:
-        hub.check_names(source.repo, name, source.revision)
+    for source in sources:
+        for name in part_names(source.file):
+            hub.check_names(source.repo, name, source.revision)
     models = tuple(_model(source) for source in sources)
     folder = hub.cache_folder()
     return Order(models, folder, host.free_disk_bytes(folder))
@@ -144,12 +144,12 @@ def shown_size(size: float) -> str:
 
 
 def fetch(order: Order, on_event: Emit | None = None) -> Order:
-    """Download and verify the files of an order, each model in a thread of its own.
+    """Download and verify the files of an order, one after the other.
 
     Args:
         order: from :func:`look`.
-        on_event: called from threads, one at a time, with ``{"event": "fetching", "file": …, "bytes": …, "total": …}``,
-            the same with ``checking``, and with ``waiting``, which adds ``seconds`` and ``why``.
+        on_event: called with ``{"event": "fetching", "file": …, "bytes": …, "total": …}``, the same with ``checking``,
+            and with ``waiting``, which adds ``seconds`` and ``why``.
 
     Returns:
         The order with every ``path`` set.
@@ -160,29 +160,13 @@ def fetch(order: Order, on_event: Emit | None = None) -> Order:
         GgufspecError: the disk is full or cannot be written, or the hub refuses.
     """
     check_room(order)
-    run = _Run(on_event)
-    threads = [
-        threading.Thread(target=run.model, args=(index, items), daemon=True) for index, items in enumerate(order.models)
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads) and not run.stalled():
-            for thread in threads:
-                thread.join(_LOOK_S)
-    except BaseException:  # Ctrl-C
-        run.stopping.set()
-        until = time.monotonic() + _GRACE_S
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, until - time.monotonic()))
-        raise
-    if run.failures:
-        raise run.failures[0]
+    models: list[tuple[Item, ...]] = []
     with _disk(order.folder):
-        for items in order.models:  # only when all parts are complete, or a complete older version would be lost
+        for items in order.models:
+            models.append(tuple(_File(item, on_event).have() for item in items))
+            # Only now that all parts are complete, or a complete older version would be lost.
             hub.point(items[0].source.repo, items[0].source.revision, items[0].commit)
-    return replace(order, models=tuple(tuple(run.done[index]) for index in range(len(order.models))))
+    return replace(order, models=tuple(models))
 
 
 # ---- what is in the cache --------------------------------------------------------------------------------------------
@@ -190,21 +174,22 @@ def fetch(order: Order, on_event: Emit | None = None) -> Order:
 
 def _model(source: HubFile) -> tuple[Item, ...]:
     names = part_names(source.file)
+    kept = [HubFile(source.repo, name, source.revision) for name in names]
     if source.revision and _COMMIT.fullmatch(source.revision) and here(source):
-        return tuple(_kept(HubFile(source.repo, name, source.revision)) for name in names)
+        return tuple(map(_kept, kept))
     items: list[Item] = []
     try:
         revision = source.revision
-        for name in names:
-            found = hub.remote_file(source.repo, name, revision)
+        for part in kept:
+            found = hub.remote_file(part.repo, part.file, revision)
             if not _COMMIT.fullmatch(found.commit):
                 raise ModelError(f"the hub gives no commit of {source}", "check HF_ENDPOINT")
             revision = found.commit  # all parts of the first one's
-            items.append(_item(HubFile(source.repo, name, source.revision), found))
+            items.append(_item(part, found))
     except hub.UnreachableError:
         if here(source) is None:
             raise
-        return tuple(_kept(HubFile(source.repo, name, source.revision)) for name in names)
+        return tuple(map(_kept, kept))
     return tuple(items)
 
 
@@ -213,7 +198,7 @@ def _item(source: HubFile, found: hub.Remote) -> Item:
     size = found.size_bytes
     path = hub.cached_file(source.repo, source.file, found.commit) or (blob if blob.is_file() else None)
     present = size if path else min(_size(_partial(blob)), size)
-    return _with_digest(Item(source, found.commit, found.etag, size, found.url, present, path))
+    return Item(source, found.commit, found.etag, size, found.url, present, path)
 
 
 def _kept(source: HubFile) -> Item:
@@ -222,11 +207,7 @@ def _kept(source: HubFile) -> Item:
     assert path is not None
     commit = path.parents[len(Path(source.file).parts) - 1].name
     etag = path.readlink().name if path.is_symlink() else ""
-    return _with_digest(Item(source, commit, etag, _size(path), present_bytes=_size(path), path=path))
-
-
-def _with_digest(item: Item) -> Item:
-    return replace(item, sha256=item.etag if _SHA256.fullmatch(item.etag) else None)
+    return Item(source, commit, etag, _size(path), present_bytes=_size(path), path=path)
 
 
 def _partial(blob: Path) -> Path:
@@ -240,264 +221,160 @@ def _size(path: Path) -> int:
         return 0
 
 
-class Digest:
-    """The digest that the hub has of a file: SHA-256 of a large one, git's SHA-1 of a small one."""
-
-    def __init__(self, etag: str, size_bytes: int) -> None:
-        self._etag, self._size_bytes = etag, size_bytes
-        self.known = bool(_SHA256.fullmatch(etag) or _SHA1.fullmatch(etag))
-        self.restart()
-
-    def restart(self) -> None:
-        """Start again at the first byte."""
-        self._sha256 = hashlib.sha256()
-        self._git = hashlib.sha1(b"blob %d\0" % self._size_bytes, usedforsecurity=False)
-
-    def add(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
-        self._sha256.update(data)
-        if _SHA1.fullmatch(self._etag):
-            self._git.update(data)
-
-    def matches(self) -> bool:
-        """Whether it is the hub's; True if the etag is not a digest."""
-        return not self.known or self._etag in (self._sha256.hexdigest(), self._git.hexdigest())
-
-    def sha256(self) -> str | None:
-        """In hex; None if the hub has no digest."""
-        return self._sha256.hexdigest() if self.known else None
-
-
-class PartialFile:
-    """The beginning of a file, written in order so that a download can resume at any byte, and its digest."""
-
-    def __init__(self, path: Path, digest: Digest) -> None:
-        self.path, self.digest = path, digest
-        self.read_bytes = self.came_bytes = 0
-        self._file = path.open("a+b", buffering=0)
-        self.size_bytes = path.stat().st_size
-        self._file.seek(0)
-
-    def __enter__(self) -> PartialFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def reread(self) -> int:
-        """Add the next bytes from before to the digest; how many."""
-        data = self._file.read(_READ_BYTES)
-        self.digest.add(data)
-        self.read_bytes += len(data)
-        return len(data)
-
-    def add(self, data: bytes) -> None:
-        """Append ``data``; when the disk is full, what was written counts."""
-        left = memoryview(data)
-        while left:
-            written = self._file.write(left)
-            self.digest.add(left[:written])
-            self.size_bytes += written
-            self.came_bytes += written
-            left = left[written:]
-
-    def restart(self) -> None:
-        """Discard the content."""
-        self._file.truncate(0)
-        self.digest.restart()
-        self.size_bytes = 0
-
-    def sync(self) -> None:
-        """Flush to the disk, so that the renamed file is complete even after a power failure."""
-        os.fsync(self._file.fileno())
-
-
 # ---- downloading -----------------------------------------------------------------------------------------------------
 
 
-class _Run:
-    """The threads of one :func:`fetch`."""
+class _File:
+    """The download of one file."""
 
-    def __init__(self, on_event: Emit | None) -> None:
-        self.stopping = threading.Event()
-        self.failures: list[BaseException] = []
-        self.done: dict[int, list[Item]] = {}
+    def __init__(self, item: Item, on_event: Emit | None) -> None:
+        self._item = item
+        self._name = str(item.source)
         self._on_event = on_event
-        self._speaking = threading.Lock()
-        self._reported: dict[Item, float] = {}
-        self._moved: dict[Item, tuple[float, int]] = {}  # time and bytes of the latest progress
+        self._reported_s = 0.0
+        self._received = 0
 
-    def stalled(self) -> bool:
-        """Whether a download is too slow; then all are stopped. A slow server need not be silent."""
-        now = time.monotonic()
-        for item, (since, done) in tuple(self._moved.items()):
-            if now - since > _STALL_S:
-                self.failures.append(
-                    hub.BrokenConnectionError(
-                        f"{item.source} is too slow: less than {_STALL_BYTES:,} bytes in {_STALL_S:.0f} s",
-                        f"the same command resumes at {done:,} of {item.size_bytes:,} bytes",
-                    )
+    def have(self) -> Item:
+        """The file, downloaded and verified."""
+        item, source = self._item, self._item.source
+        if item.path is not None:
+            self._verify(item.path)
+        else:
+            if item.size_bytes > hub.largest_by_http_bytes():
+                raise GgufspecError(
+                    f"{self._name} has {shown_size(item.size_bytes)}, and the hub serves such files to its own "
+                    "downloader alone",
+                    f"hf download {source.repo} {source.file}, then the same command again",
                 )
-                self.stopping.set()
-                return True
-        return False
+            with hub.locked(source.repo, item.etag):
+                self._fill()
+        path = hub.cached_file(source.repo, source.file, item.commit) or hub.link(source.repo, source.file, item.commit)
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise ModelError(f"{self._name} is not a GGUF file", "choose a file that ends in .gguf")
+        return replace(item, path=path, verified=item.sha256 is not None, downloaded_bytes=self._received)
 
-    @contextmanager
-    def _watched(self, item: Item, done: int) -> Iterator[None]:
-        """Watch the progress of a file for :meth:`stalled`."""
-        self._moved[item] = time.monotonic(), done
-        try:
-            yield
-        finally:
-            self._moved.pop(item, None)
-
-    def model(self, index: int, items: Sequence[Item]) -> None:
-        """The work of a thread; a failure stops the others, which can resume."""
-        self.done[index] = []
-        try:
-            for item in items:
-                self.done[index].append(self.have(item))
-        except BaseException as error:
-            if not self.stopping.is_set():
-                self.failures.append(error)
-            self.stopping.set()
-
-    def have(self, item: Item) -> Item:
-        """Download and verify one file."""
-        source, path, came, sha256 = item.source, item.path, 0, None
-        with _disk(hub.cache_folder()):
-            if path is not None:
-                sha256 = self._verify(item, path)
-            elif item.size_bytes > hub.largest_by_http_bytes():
-                path, came = self._fetch_by_hub(item), item.size_bytes
-                sha256 = self._verify(item, path)
-            else:
-                with hub.locked(source.repo, item.etag, lambda: self._wait(item)):
-                    came, sha256 = self._fill(item)
-            named = hub.cached_file(source.repo, source.file, item.commit)
-            path = named or hub.link(source.repo, source.file, item.commit)
-            with path.open("rb") as file:
-                if file.read(4) != b"GGUF":
-                    raise ModelError(f"{source} is not a GGUF file", "choose a file that ends in .gguf")
-        return replace(item, path=path, sha256=sha256, verified=sha256 is not None, downloaded_bytes=came)
-
-    def _fill(self, item: Item) -> tuple[int, str | None]:
-        """Complete the blob while the lock is held: (bytes downloaded, its SHA-256 if the hub has a digest)."""
-        blob = hub.blob_path(item.source.repo, item.etag)
+    def _fill(self) -> None:
+        """Complete the blob while the lock is held."""
+        blob = hub.blob_path(self._item.source.repo, self._item.etag)
         if blob.is_file():  # another process downloaded it
-            return 0, self._verify(item, blob)
+            self._verify(blob)
+            return
         blob.parent.mkdir(parents=True, exist_ok=True)
-        with PartialFile(_partial(blob), Digest(item.etag, item.size_bytes)) as part:
-            if part.size_bytes > item.size_bytes:
-                part.restart()
-            while part.reread():
-                self._report("checking", item, part.read_bytes)
-            with self._watched(item, part.size_bytes):
-                self._stream(item, part)
-            part.sync()
-            if not part.digest.matches():
-                part.path.unlink()
-                raise _damaged(item)
-            part.path.replace(blob)
-            return part.came_bytes, part.digest.sha256()
+        part = _partial(blob)
+        with part.open("ab", buffering=0) as file:
+            if file.tell() > self._item.size_bytes:
+                file.truncate(0)
+            self._stream(file)
+            os.fsync(file.fileno())  # the renamed file is complete even after a power failure
+        self._verify(part)
+        part.replace(blob)
 
-    def _stream(self, item: Item, part: PartialFile) -> None:
+    def _stream(self, file: IO[bytes]) -> None:
         """Append what is missing; a broken or silent connection is resumed."""
-        tries, most = 0, part.size_bytes
-        while part.size_bytes < item.size_bytes:
+        tries, most = 0, _length(file)
+        while _length(file) < self._item.size_bytes:
             try:
-                self._read(item, part)
+                self._read(file)
             except hub.OfflineError:
                 raise
             except hub.UnreachableError as error:
-                if part.size_bytes > most:  # a restart that got less far is no progress
-                    tries, most = 0, part.size_bytes
+                if _length(file) > most:  # a restart that got less far is no progress
+                    tries, most = 0, _length(file)
                 if tries == len(_PAUSES_S):
                     raise
                 pause_s = max(_PAUSES_S[tries], error.wait_s if isinstance(error, hub.BusyError) else 0.0)
                 if pause_s > _MOST_PAUSE_S:
                     raise
                 tries += 1
-                self._report("waiting", item, part.size_bytes, seconds=pause_s, why=error.message)
-                self.stopping.wait(pause_s)
+                self._report("waiting", _length(file), seconds=pause_s, why=error.message)
+                time.sleep(pause_s)
 
-    def _read(self, item: Item, part: PartialFile) -> None:
+    def _read(self, file: IO[bytes]) -> None:
         """One request for all missing bytes."""
-        begin, size, shown = part.size_bytes, item.size_bytes, str(item.source)
+        begin, size = _length(file), self._item.size_bytes
         headers = {"Range": f"bytes={begin}-{size - 1}"} if begin else {}
-        with hub.get(item.url, headers, hub=True, shown=shown, patient=True) as reply:
-            if reply.status in (408, 429) or reply.status >= 500:
-                raise hub.busy(shown, reply.status, reply.headers)
-            if reply.status == 416 or (begin and reply.status == 200):  # the server has no ranges: start again
-                part.restart()
-            elif reply.status == 206 and begin:
+        with hub.get(self._item.url, headers, hub=True, shown=self._name, patient=True) as reply:
+            if reply.status_code in (408, 429) or reply.status_code >= 500:
+                raise hub.busy(self._name, reply.status_code, reply.headers)
+            if reply.status_code == 416 or (begin and reply.status_code == 200):  # the server has no ranges
+                file.truncate(0)
+                begin = 0
+            elif reply.status_code == 206 and begin:
                 if not reply.headers.get("content-range", "").startswith(f"bytes {begin}-"):
-                    raise ModelError(f"the hub sends other bytes of {shown} than requested", "check HF_ENDPOINT")
-            elif reply.status != 200:
-                hint = f"see {hub.page(item.source.repo)}, and check HF_TOKEN, or: hf auth login"
-                raise ModelError(f"the hub refuses {shown} ({reply.status})", hint)
+                    raise ModelError(f"the hub sends other bytes of {self._name} than requested", "check HF_ENDPOINT")
+            elif reply.status_code != 200:
+                hint = f"see {hub.page(self._item.source.repo)}, and check HF_TOKEN, or: hf auth login"
+                raise ModelError(f"the hub refuses {self._name} ({reply.status_code})", hint)
             length = reply.headers.get("content-length", "")
-            if reply.status == 200 and length.isdigit() and int(length[:_DIGITS]) != size:
+            if reply.status_code == 200 and length.isdigit() and int(length[:_DIGITS]) != size:
                 raise ModelError(
-                    f"{shown} has {size:,} bytes, and the hub sends {int(length[:_DIGITS]):,}",
+                    f"{self._name} has {size:,} bytes, and the hub sends {int(length[:_DIGITS]):,}",
                     "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
                 )
-            for chunk in reply.chunks if reply.status != 416 else ():
-                if part.size_bytes + len(chunk) > size:
-                    raise ModelError(f"the hub sends more of {shown} than the {size:,} bytes it has", "try again later")
-                part.add(chunk)
-                self._report("fetching", item, part.size_bytes)
-        if part.size_bytes < size:
+            done = self._append(file, begin, reply.iter_raw()) if reply.status_code != 416 else 0
+        if done < size:
             raise hub.BrokenConnectionError(
-                f"the connection broke at {part.size_bytes:,} of {size:,} bytes of {shown}", "the same command resumes"
+                f"the connection broke at {done:,} of {size:,} bytes of {self._name}", "the same command resumes"
             )
 
-    def _fetch_by_hub(self, item: Item) -> Path:
-        came = 0
+    def _append(self, file: IO[bytes], done: int, chunks: Iterator[bytes]) -> int:
+        """Write what comes; how long the file is then. A server that sends next to nothing is given up."""
+        size, since_s, since_bytes = self._item.size_bytes, time.monotonic(), done
+        for chunk in chunks:
+            if done + len(chunk) > size:
+                raise ModelError(
+                    f"the hub sends more of {self._name} than the {size:,} bytes it has", "try again later"
+                )
+            left = memoryview(chunk)
+            while left:  # when the disk is full, what was written counts
+                left = left[file.write(left) :]
+            done += len(chunk)
+            self._received += len(chunk)
+            self._report("fetching", done)
+            if done - since_bytes >= _STALL_BYTES:
+                since_s, since_bytes = time.monotonic(), done
+            elif time.monotonic() - since_s > _STALL_S:
+                raise GgufspecError(
+                    f"{self._name} is too slow: less than {_STALL_BYTES:,} bytes in {_STALL_S:.0f} s",
+                    f"the same command resumes at {done:,} of {size:,} bytes",
+                )
+        return done
 
-        def more(count: int) -> None:
-            nonlocal came
-            came += count
-            self._report("fetching", item, came)
+    def _verify(self, path: Path) -> None:
+        """Compare a complete file with the hub's digest, or its size where there is none.
 
-        with self._watched(item, 0):
-            return hub.download_by_hub(item.source.repo, item.source.file, item.commit, more)
-
-    def _verify(self, item: Item, path: Path) -> str | None:
-        """The SHA-256 of a complete file, or None if the hub has no digest to compare."""
-        digest, done = Digest(item.etag, item.size_bytes), 0
-        if not digest.known:
-            if _size(path) == item.size_bytes:
-                return None
+        Raises:
+            DamagedError: it is another; it was removed.
+        """
+        found, done = hashlib.sha256(), 0
+        if self._item.sha256 is None:
+            is_whole = _size(path) == self._item.size_bytes
         else:
             with path.open("rb") as file:
                 while chunk := file.read(_READ_BYTES):
-                    digest.add(chunk)
+                    found.update(chunk)
                     done += len(chunk)
-                    self._report("checking", item, done)
-            if digest.matches():
-                return digest.sha256()
-        _remove(path)
-        raise _damaged(item)
+                    self._report("checking", done)
+            is_whole = found.hexdigest() == self._item.sha256
+        if not is_whole:
+            _remove(path)
+            raise DamagedError(
+                f"{self._name} is damaged: its bytes are not those of {self._item.etag} on the hub",
+                "it was removed; the same command downloads it again",
+            )
 
-    def _wait(self, item: Item) -> None:
-        """Another process or thread downloads the file."""
-        self._report("fetching", item, _size(_partial(hub.blob_path(item.source.repo, item.etag))))
-
-    def _report(self, event: str, item: Item, done: int, **more: object) -> None:
-        """Report progress now and then; stop the thread when it is to stop."""
-        if self.stopping.is_set():
-            raise StopError("the download was stopped")
-        now = time.monotonic()
-        if (watched := self._moved.get(item)) and (event != "fetching" or not 0 <= done - watched[1] < _STALL_BYTES):
-            self._moved[item] = now + float(str(more.get("seconds", 0))), done  # a pause is not a stall
-        seldom = event == "waiting" or done == item.size_bytes or now - self._reported.get(item, 0.0) >= _EVENTS_S
+    def _report(self, event: str, done: int, **more: object) -> None:
+        """Report progress, now and then."""
+        total, now_s = self._item.size_bytes, time.monotonic()
+        seldom = event == "waiting" or done == total or now_s - self._reported_s >= _EVENTS_S
         if self._on_event is not None and seldom:
-            self._reported[item] = now
-            with self._speaking:
-                self._on_event(
-                    {"event": event, "file": str(item.source), "bytes": done, "total": item.size_bytes, **more}
-                )
+            self._reported_s = now_s
+            self._on_event({"event": event, "file": self._name, "bytes": done, "total": total, **more})
+
+
+def _length(file: IO[bytes]) -> int:
+    return file.seek(0, os.SEEK_END)
 
 
 @contextmanager
@@ -510,13 +387,6 @@ def _disk(folder: Path) -> Iterator[None]:
             f"{error.filename or folder} cannot be read or written: {error.strerror or error}",
             f"df -h {folder}; what was downloaded is kept, and the same command resumes",
         ) from None
-
-
-def _damaged(item: Item) -> DamagedError:
-    return DamagedError(
-        f"{item.source} is damaged: its bytes are not those of {item.etag} on the hub",
-        "it was removed; the same command downloads it again",
-    )
 
 
 def _remove(path: Path) -> None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import difflib
 import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ggufspec import __version__, files, foreign
 from ggufspec.errors import GgufspecError, ModelError
+
+if TYPE_CHECKING:
+    import httpx2
 
 Answer = TypeVar("Answer")
 
@@ -25,10 +27,7 @@ _NAME = "ggufspec"  # for the hub
 _TIMEOUT_S = 15.0
 _PAUSES_S = (0.2, 1.0)  # between three tries
 _MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
-ANSWER_S = 30.0  # for an answer of a few kB
-_MOST_PAGES = 100
-_MOST_LIST_BYTES = 16 << 20
-_LOCK_S = 0.5
+_MOST_PAGES = 100  # of a thousand files
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -79,15 +78,6 @@ class Remote:
     etag: str
     size_bytes: int
     commit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to a GET; ``chunks`` is its body, which may be longer or shorter than the headers claim."""
-
-    status: int
-    headers: Mapping[str, str]
-    chunks: Iterator[bytes]
 
 
 def stays_inside(name: str) -> bool:
@@ -156,7 +146,7 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
             raise ModelError(f"the hub does not say how large {repo}/{file} is", f"hf download {repo} {file}")
         return Remote(url, found.etag or "", found.size, commit)
 
-    return with_retries(ask, ANSWER_S)
+    return with_retries(ask)
 
 
 def hub_file(name: str, revision: str | None = None) -> HubFile:
@@ -190,7 +180,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple
             return _list(repo, revision)
 
     try:
-        names = with_retries(ask, ANSWER_S)
+        names = with_retries(ask)
     except UnreachableError:
         names = _cached_names(repo, revision)
         if not names:
@@ -202,7 +192,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple
 
 
 def _list(repo: str, revision: str | None) -> list[str]:
-    """The files of a repository; the hub may divide the list into pages."""
+    """The files of a repository; the hub divides a long list into pages."""
     from urllib.parse import quote, urlsplit
 
     from huggingface_hub import constants
@@ -214,38 +204,24 @@ def _list(repo: str, revision: str | None) -> list[str]:
     )
 
     validate_repo_id(repo)
-    headers = build_hf_headers(library_name=_NAME, library_version=__version__) | {"Accept-Encoding": "identity"}
-    url = (
-        f"{constants.ENDPOINT}/api/models/{repo}/tree/{quote(revision or 'main', safe='')}?recursive=True&expand=False"
-    )
+    headers = build_hf_headers(library_name=_NAME, library_version=__version__)
+    url = f"{constants.ENDPOINT}/api/models/{repo}/tree/{quote(revision or 'main', safe='')}?recursive=True"
     names: list[str] = []
     for _ in range(_MOST_PAGES):
-        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True) as response:
-            hf_raise_for_status(response)
-            names += _names(repo, response.iter_raw())
-            following = response.links.get("next", {}).get("url", "")
-        if urlsplit(following)[:2] != urlsplit(url)[:2]:
+        response = get_session().get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+        hf_raise_for_status(response)
+        try:
+            names += [str(entry["path"]) for entry in response.json() if entry["type"] == "file"]
+        except (ValueError, TypeError, KeyError, RecursionError):  # a captive portal answered
+            what = "a web page" if response.content[:256].lstrip()[:1] == b"<" else "something else"
+            raise ModelError(
+                f"asked for the files of {repo} the hub answers with {what}",
+                "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+            ) from None
+        url = response.links.get("next", {}).get("url", "")
+        if urlsplit(url)[:2] != urlsplit(constants.ENDPOINT)[:2]:  # nobody else is to get the user's token
             return names
-        url = following
     raise ModelError(f"{repo} has more files than a list of them can have", f"name the file: {repo}/FILE")
-
-
-def _names(repo: str, chunks: Iterable[bytes]) -> list[str]:
-    """The files of one page; a captive portal may have answered instead of the hub."""
-    data = bytearray()
-    for chunk in chunks:
-        data += chunk
-        if len(data) > _MOST_LIST_BYTES:
-            raise ModelError(f"the hub's list of {repo} has no end", "check HF_ENDPOINT")
-    try:
-        entries = foreign.parse_json(data.decode(), "the list")
-        return [str(entry["path"]) for entry in entries if entry["type"] == "file"]
-    except (GgufspecError, ValueError, TypeError, KeyError):
-        what = "a web page" if data[:256].lstrip()[:1] == b"<" else "something else"
-        raise ModelError(
-            f"asked for the files of {repo} the hub answers with {what}",
-            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
-        ) from None
 
 
 def choose(repo: str, files: Sequence[str], quant: str) -> tuple[str, ...]:
@@ -292,8 +268,8 @@ def from_url(url: str) -> HubFile | None:
 @contextmanager
 def get(
     url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str = "", patient: bool = False
-) -> Iterator[Reply]:
-    """GET a URL. The caller reads the body; an unread rest is not downloaded.
+) -> Iterator[httpx2.Response]:
+    """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
 
     Redirects are followed; credentials are not sent to another host.
 
@@ -324,7 +300,7 @@ def get(
     shown = shown or url
     try:
         with get_session().stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
-            yield Reply(response.status_code, response.headers, response.iter_raw())
+            yield response
     except (httpx2.ConnectError, httpx2.ProxyError, httpx2.TimeoutException) as error:
         raise _unreachable(shown, error) from None
     except OfflineModeIsEnabled:
@@ -335,46 +311,17 @@ def get(
         raise GgufspecError(f"{shown} cannot be read: {error}", "check the address") from None
 
 
-def with_retries(ask: Callable[[], Answer], deadline_s: float | None = None) -> Answer:
-    """Call ``ask`` again after a pause while the server is busy or the connection breaks; other failures are final.
-
-    Args:
-        ask: the request.
-        deadline_s: for a complete answer, since one that comes byte by byte is never silent; None for no limit.
-    """
-    once = ask if deadline_s is None else lambda: _by(deadline_s, ask)
+def with_retries(ask: Callable[[], Answer]) -> Answer:
+    """Call ``ask`` again after a pause while the server is busy or the connection breaks; other failures are final."""
     for pause_s in _PAUSES_S:
         try:
-            return once()
+            return ask()
         except (BusyError, BrokenConnectionError) as error:
             wait_s = error.wait_s if isinstance(error, BusyError) else 0.0
             if wait_s > _MOST_PAUSE_S:
                 raise
             time.sleep(max(pause_s, wait_s))
-    return once()
-
-
-def _by(deadline_s: float, ask: Callable[[], Answer]) -> Answer:
-    """Call in a thread, which is abandoned at the deadline."""
-    answers: list[Answer] = []
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answers.append(ask())
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    if answers:
-        return answers[0]
-    if failures:
-        raise failures[0]
-    raise UnreachableError(
-        f"the server gave no complete answer in {deadline_s:.0f} s", "check the network and try again"
-    )
+    return ask()
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float:
@@ -426,21 +373,14 @@ def blob_path(repo: str, etag: str) -> Path:
 
 
 @contextmanager
-def locked(repo: str, etag: str, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold huggingface_hub's lock for writing a blob; ``waiting`` is called while another process has it."""
+def locked(repo: str, etag: str) -> Iterator[None]:
+    """Hold huggingface_hub's lock for writing a blob."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     path = cache_folder() / ".locks" / _repo_folder(repo).name / f"{etag}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(WeakFileLock(path, timeout=_LOCK_S))
-            except TimeoutError:
-                waiting()
-                continue
-            yield
-            return
+    with WeakFileLock(path):
+        yield
 
 
 def link(repo: str, file: str, commit: str) -> Path:
@@ -450,59 +390,19 @@ def link(repo: str, file: str, commit: str) -> Path:
         UnreachableError: the hub cannot be reached.
         ModelError: the file is gone, or this user has no access.
     """
-    return with_retries(lambda: _by_hub(repo, file, commit, None), ANSWER_S)
-
-
-def download_by_hub(repo: str, file: str, commit: str, on_bytes: Callable[[int], None]) -> Path:
-    """Let huggingface_hub download a file, through hf_xet if possible. It starts again each time.
-
-    Raises:
-        UnreachableError: the hub cannot be reached.
-        ModelError: the file is gone, or this user has no access.
-    """
-
-    class Progress:
-        """Looks like tqdm to huggingface_hub."""
-
-        def __init__(self, *_: Any, **__: Any) -> None:
-            pass
-
-        def __enter__(self) -> Progress:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def update(self, count: float | None = 1) -> None:
-            on_bytes(int(count or 0))
-
-        def update_transfer(self, *_: Any) -> None:
-            pass
-
-        set_postfix_str = set_transfer_postfix_str = refresh = close = update_transfer
-
-    try:
-        return with_retries(lambda: _by_hub(repo, file, commit, Progress))
-    except (RuntimeError, ValueError) as error:  # of hf_xet; of huggingface_hub without it
-        raise BrokenConnectionError(
-            f"{repo}/{file} was not fetched: {error}", "pip install -U hf_xet, then again"
-        ) from None
-
-
-def _by_hub(repo: str, file: str, commit: str, progress: Any) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with _explained(repo, file, commit):
-        try:
-            path = hf_hub_download(
-                repo, file, revision=commit, library_name=_NAME, library_version=__version__, tqdm_class=progress
-            )
-        except LocalEntryNotFoundError as error:  # its cause is what happened
-            if error.__cause__ is not None:
-                raise error.__cause__ from None
-            raise _unreachable(f"{repo}/{file}", error) from None
-    return Path(path)
+    def ask() -> Path:
+        with _explained(repo, file, commit):
+            try:
+                return Path(hf_hub_download(repo, file, revision=commit, library_name=_NAME))
+            except LocalEntryNotFoundError as error:  # its cause is what happened
+                if error.__cause__ is not None:
+                    raise error.__cause__ from None
+                raise _unreachable(f"{repo}/{file}", error) from None
+
+    return with_retries(ask)
 
 
 def point(repo: str, revision: str | None, commit: str) -> None:

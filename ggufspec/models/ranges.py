@@ -7,6 +7,7 @@ sections 14 (ranges) and 15.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
@@ -15,7 +16,7 @@ from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.models import hub
 
 _LARGEST_FILE = 1 << 50
-_SLOWEST_BYTES_PER_S = 20_000
+_LONGEST_S, _SLOWEST_BYTES_PER_S = 30.0, 20_000
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 # Parameters of signed URLs (S3, CloudFront, Google, Azure): they change while the file stays, and are secret.
 _SIGNATURE = re.compile(
@@ -57,8 +58,7 @@ class RemoteFile:
         """
         if count <= 0:
             return b""
-        deadline_s = hub.ANSWER_S + count / _SLOWEST_BYTES_PER_S
-        data, size, etag = hub.with_retries(lambda: _range(self.url, offset, count, self.repo), deadline_s)
+        data, size, etag = hub.with_retries(lambda: _range(self.url, offset, count, self.repo))
         if size != self.size_bytes or (self.etag and etag != self.etag):
             raise ChangedError(
                 f"{unsigned(self.url)} changed while it was read", "try again when the upload is complete"
@@ -73,7 +73,7 @@ def probe(url: str) -> RemoteFile:
         UnreachableError: no answer.
         ModelError: no such file, or the server serves no ranges.
     """
-    _, size, etag = hub.with_retries(lambda: _range(url, 0, 1, ""), hub.ANSWER_S)
+    _, size, etag = hub.with_retries(lambda: _range(url, 0, 1, ""))
     return RemoteFile(url, size, etag)
 
 
@@ -89,8 +89,8 @@ def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, st
     shown = unsigned(url)
     headers = {"Range": f"bytes={offset}-{offset + count - 1}"}
     with hub.get(url, headers, hub=bool(repo), shown=shown) as reply:
-        if reply.status != 206:
-            raise _refused(shown, reply.status, repo)
+        if reply.status_code != 206:
+            raise _refused(shown, reply.status_code, repo)
         match = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", "").strip())
         if match is None or reply.headers.get("content-encoding", "identity") != "identity":
             raise _wrong(shown, "the answer does not name its range")
@@ -99,10 +99,13 @@ def _range(url: str, offset: int, count: int, repo: str) -> tuple[bytes, int, st
         if size > _LARGEST_FILE or first != offset or last != offset + count - 1:
             raise _wrong(shown, f"the answer to {headers['Range'][6:]} has {first}-{last} of {size}")
         data = bytearray()
-        for chunk in reply.chunks:
+        until_s = time.monotonic() + _LONGEST_S + count / _SLOWEST_BYTES_PER_S
+        for chunk in reply.iter_raw():
             data += chunk
             if len(data) > count:
                 raise _wrong(shown, f"the answer has more than the requested {count:,} bytes")
+            if time.monotonic() > until_s:
+                raise hub.UnreachableError(f"{shown} comes too slowly", "check the network and try again")
     if len(data) < count:
         raise hub.BrokenConnectionError(f"{shown}: the server sent {len(data):,} of {count:,} bytes", "try again")
     return bytes(data), size, _version(reply.headers)
