@@ -420,7 +420,7 @@ def _known_here(asked: PlanRequest, where: Site, threads: int) -> tuple[PlanRequ
         points = rehearsed.known(cache_folder(), subject.header, threads, identity)
         latency = rehearsed.latency(points, subject.header, machine.speed, machine.card_names)
         if latency is not None:
-            rehearsals.append(f"{subject.header.name} as rehearsed here on {latency.dates[-1]}")
+            rehearsals.append(f"{subject.header.name} as rehearsed here on {latency.date}")
         return replace(subject, rehearsed=latency)
 
     asked = replace(

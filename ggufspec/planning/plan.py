@@ -13,7 +13,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import Bytes, Request
 from ggufspec.planning.rehearsed import RehearsedLatency
-from ggufspec.planning.speed import MachineProfile
+from ggufspec.planning.speed import MachineProfile, pass_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,24 @@ class ModelRequest:
     def at(self, placement: Placement) -> Request:
         """What to estimate or to dry-run."""
         return Request(self.header, self.metadata_only, placement, self.context)
+
+    def speed_on(self, machine: Machine) -> MachineProfile:
+        """The machine's speeds, as a rehearsal found them for this model if there was one."""
+        return self.rehearsed.speed if self.rehearsed else machine.speed
+
+    def pass_s(self, machine: Machine, placement: Placement, tokens: int) -> float:
+        """Predicted seconds of a batch, half of the context filled."""
+        layers = placement.offloaded(self.header.blocks)
+        return pass_s(
+            self.header,
+            placement,
+            self.speed_on(machine),
+            machine.card_names,
+            tokens=tokens,
+            depth=self.context.ctx_size // 2,
+            context=self.context,
+            batch_latency=self.rehearsed.batch_latency(layers) if self.rehearsed else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ggufspec.cache import Table
-from ggufspec.errors import UsageError
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from ggufspec.planning.plan import Card
 
 _MOST_POINTS = 16  # of one model
-_FEWEST_TO_FIT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +83,12 @@ def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list
 class RehearsedLatency:
     """How fast one model really is: the machine's speeds as that model showed them, and its T(n) / T(1).
 
-    ``batch_latencies`` are by offloaded layers.
+    ``batch_latencies`` are by offloaded layers; ``date`` is that of the latest point.
     """
 
     speed: MachineProfile
     batch_latencies: dict[int, dict[int, float]]
-    dates: tuple[str, ...]
+    date: str
 
     def batch_latency(self, layers: int) -> dict[int, float] | None:
         """T(n) / T(1) of the placement that was measured nearest to so many offloaded layers; None without any."""
@@ -108,27 +106,17 @@ def latency(
     """
     if not points:
         return None
+    fitted = None
+    if len(cards) == 1:
+        alike = [(p.placement.offloaded(header.blocks), p.batch_s[1]) for p in points if not p.placement.n_cpu_moe]
+        fitted = fit(alike, header, speed, cards[0], points[0].depth)
     batch_latencies = {
         point.placement.offloaded(header.blocks): {n: s / point.batch_s[1] for n, s in point.batch_s.items()}
         for point in points
         if len(point.batch_s) > 1
     }
-    dates = tuple(sorted({point.date for point in points}))
-    return RehearsedLatency(
-        _fitted(points, header, speed, cards) or _scaled(points, header, speed, cards), batch_latencies, dates
-    )
-
-
-def _fitted(
-    points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
-) -> MachineProfile | None:
-    rates = [(p.placement.offloaded(header.blocks), 1 / p.batch_s[1]) for p in points if not p.placement.n_cpu_moe]
-    if len(cards) != 1 or len({layers for layers, _ in rates}) < _FEWEST_TO_FIT:
-        return None
-    try:
-        return fit(rates, header, machine=speed, card=cards[0], depth=points[0].depth).machine
-    except UsageError:  # they contradict each other
-        return None
+    date = max(point.date for point in points)
+    return RehearsedLatency(fitted or _scaled(points, header, speed, cards), batch_latencies, date)
 
 
 def _scaled(

@@ -16,7 +16,7 @@ from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, context_hint, load_hint, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, total
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
-from ggufspec.planning.speed import Choice, best_length, break_even_acceptance, pass_s
+from ggufspec.planning.speed import Choice, best_length, break_even_acceptance
 from ggufspec.schema.plan import SweepRow
 
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
@@ -121,22 +121,11 @@ class _Search:
     # ---- what is known of a placement
 
     def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int) -> float:
-        """Predicted seconds of a batch, half of the context filled."""
+        """Predicted seconds of a batch."""
         context = subject.context
         key = (id(subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
         if key not in self._passes:
-            depth, cards, latency = context.ctx_size // 2, self.machine.card_names, subject.rehearsed
-            layers = placement.offloaded(subject.header.blocks)
-            self._passes[key] = pass_s(
-                subject.header,
-                placement,
-                latency.speed if latency else self.machine.speed,
-                cards,
-                tokens=tokens,
-                depth=depth,
-                context=context,
-                batch_latency=latency.batch_latency(layers) if latency else None,
-            )
+            self._passes[key] = subject.pass_s(self.machine, placement, tokens)
         return self._passes[key]
 
     def choice(

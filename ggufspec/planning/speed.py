@@ -14,17 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST, SameHeader, layer_devices
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
@@ -432,112 +428,32 @@ def break_even_acceptance(
 _MOST_OFF = 0.5  # of a measured time: a point that is further from the line is another machine's
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """One model on a host and a card, as measured. ``machine`` has the speeds that the points mean.
-
-    ``offload_s`` is a cost of having anything offloaded at all, where the points show one.
-    """
-
-    header: ModelHeader
-    machine: MachineProfile
-    card: str
-    depth: int
-    context: ContextOptions | None
-    offload_s: float = 0.0
-
-    def token_s(self, gpu_layers: int) -> float:
-        """Seconds a token with so many layers offloaded."""
-        placement = Placement(gpu_layers)
-        seconds = pass_s(self.header, placement, self.machine, (self.card,), depth=self.depth, context=self.context)
-        return seconds + (self.offload_s if placement.offloaded(self.header.blocks) else 0.0)
-
-    def predict(self, gpu_layers: int) -> float:
-        """Tokens/s with so many layers offloaded; negative means all."""
-        return 1 / self.token_s(gpu_layers)
-
-
 def fit(
-    points: Sequence[tuple[int, float]],
-    header: ModelHeader,
-    *,
-    machine: MachineProfile | None = None,
-    card: str = "GPU",
-    depth: int = 0,
-    context: ContextOptions | None = None,
-) -> Fitted:
-    """Predict every placement of a model from a few measured ones.
+    points: Sequence[tuple[int, float]], header: ModelHeader, machine: MachineProfile, card: str, depth: int = 0
+) -> MachineProfile | None:
+    """``machine`` as measured placements of a model show it, or None where they are too few or contradict each other.
 
-    A token's time is linear in the bytes on the host and the bytes on the card. Two points give both bandwidths; more
-    are fitted by least squares of the relative error, and with a point without offloading among them, and two others,
-    so is a constant for having anything offloaded. One point scales ``machine``.
-
-    >>> from ggufspec import demo_pair
-    >>> from ggufspec.llamacpp.gguf import parse
-    >>> from ggufspec.models.header import interpret
-    >>> file = demo_pair()[0]
-    >>> header = interpret(file.name, [parse(file.read_bytes())], file.stat().st_size)
-    >>> fitted = fit([(0, 100.0), (header.layers, 400.0)], header)
-    >>> round(fitted.predict(0)), round(fitted.predict(-1))
-    (100, 400)
-    >>> 100 < fitted.predict(header.layers // 2) < 400
-    True
+    Beside what is fixed, a token's time is linear in the bytes on the host and the bytes on the card. Two points give
+    both bandwidths; more are fitted by least squares of the relative error.
 
     Args:
-        points: (offloaded layers as ``-ngl`` counts them, tokens/s) of target-only runs.
+        points: (offloaded layers as ``-ngl`` counts them, seconds a token) of target-only runs.
         header: the model.
-        machine: what is known of this machine: fixed costs, and how weight types compare; without it only bytes count.
-        card: the name of the card, in ``machine`` too.
+        machine: what is known: fixed costs, and how weight types compare.
+        card: the name of the card there.
         depth: tokens in the KV cache while it was measured.
-        context: for the types of the cache; f16 without it.
-
-    Raises:
-        UsageError: there are too few points, one is impossible, or they contradict each other.
     """
-    for layers, rate in points:
-        if not (0 <= layers <= header.layers and 0 < rate < math.inf):
-            raise UsageError(f"no run of {header.name}: {rate} t/s at {layers} layers", f"0 to {header.layers} layers")
-    distinct = len({layers for layers, _ in points})
-    if distinct < (1 if machine else 2):
-        raise UsageError("one placement says nothing about the others", "measure a second one, far from the first")
-    known = machine or _bytes_only(card)
     import numpy as np
 
-    times = np.array([1 / rate for _, rate in points])
-    costs = [cost(header, Placement(layers), known, (card,), depth=depth, context=context) for layers, _ in points]
-    left = times - np.array([one.fixed_s for one in costs])
-    columns = [np.array([one.devices[name] for one in costs]) for name in (HOST, card)]
-    if distinct == 1:
-        columns = [columns[0] + columns[1]]
-    offloaded = np.array([float(layers > 0) for layers, _ in points])
-    if distinct > 2 and not offloaded.all():
-        columns.append(offloaded)
-
-    def solve(columns: list[npt.NDArray[np.float64]]) -> list[float]:
-        matrix = np.stack(columns, axis=1) / times[:, None]
-        scale = np.abs(matrix).max(axis=0)
-        found = np.linalg.lstsq(matrix / scale, left / times, rcond=None)[0] / scale
-        return [float(value) for value in found]
-
-    found = solve(columns)
-    if len(found) == 3 and found[2] < 0:
-        columns = columns[:2]
-        found = solve(columns)
-    host, device = found[0], found[min(1, len(found) - 1)]
-    off = np.abs(np.stack(columns, axis=1) @ np.array(found) - left) / times
-    if host <= 0 or device <= 0 or off.max() > _MOST_OFF:
-        far = f"{points[int(off.argmax())][0]} layers do not fit the others"
-        slow = f"{HOST if host <= 0 else card} would take no time at all"
-        raise UsageError(
-            f"the points contradict each other: {far if host > 0 and device > 0 else slow}",
-            "measure again on an idle machine, with placements further apart",
-        )
-    speeds = known.devices | {HOST: known.device(HOST).scaled(host), card: known.device(card).scaled(device)}
-    fitted = replace(known, devices=speeds, origin=f"fitted to {len(points)} runs of {header.name}")
-    return Fitted(header, fitted, card, depth, context, found[2] if len(found) == 3 else 0.0)
-
-
-def _bytes_only(card: str) -> MachineProfile:
-    """A machine on which one byte takes one second and nothing else takes any."""
-    speed = DeviceProfile(1.0, math.inf)
-    return MachineProfile({HOST: speed, card: speed}, 0.0, 0.0, math.inf, "bytes alone")
+    if len({layers for layers, _ in points}) < 2:
+        return None
+    times = np.array([seconds for _, seconds in points])
+    costs = [cost(header, Placement(layers), machine, (card,), depth=depth) for layers, _ in points]
+    left = 1 - np.array([one.fixed_s for one in costs]) / times
+    shares = np.array([[one.devices[name] for name in (HOST, card)] for one in costs]) / times[:, None]
+    scale = np.abs(shares).max(axis=0)
+    factors = np.linalg.lstsq(shares / scale, left, rcond=None)[0] / scale
+    if factors.min() <= 0 or np.abs(shares @ factors - left).max() > _MOST_OFF:
+        return None
+    fitted = {name: machine.device(name).scaled(float(by)) for name, by in zip((HOST, card), factors, strict=True)}
+    return replace(machine, devices=machine.devices | fitted)

@@ -17,7 +17,7 @@ from ggufspec.display import counted
 from ggufspec.llamacpp.options import Placement, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
 from ggufspec.planning.plan import Card, Machine, ModelRequest, Plan, PlanRequest
-from ggufspec.planning.speed import cost, expected_tokens, pass_s
+from ggufspec.planning.speed import cost, expected_tokens
 from ggufspec.schema.tune import TunedSetting
 from ggufspec.settings import parse_drafters
 
@@ -365,22 +365,17 @@ class _Space:
         """One batch, half of the context filled, with all cores."""
         key = (id(subject.header), placement, kv, tokens)
         if key not in self._times:
-            context = replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1])
-            latency, cards = subject.rehearsed, self.machine.card_names
-            speed = latency.speed if latency else self.machine.speed
-            depth = context.ctx_size // 2
-            parts = cost(subject.header, placement, speed, cards, tokens=tokens, depth=depth, context=context)
-            layers = placement.offloaded(subject.header.blocks)
-            seconds = pass_s(
+            subject = replace(subject, context=replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1]))
+            parts = cost(
                 subject.header,
                 placement,
-                speed,
-                cards,
+                subject.speed_on(self.machine),
+                self.machine.card_names,
                 tokens=tokens,
-                depth=depth,
-                context=context,
-                batch_latency=latency.batch_latency(layers) if latency else None,
+                depth=subject.context.ctx_size // 2,
+                context=subject.context,
             )
+            seconds = subject.pass_s(self.machine, placement, tokens)
             host = parts.devices[HOST]
             whole = _Time(host, sum(parts.devices.values()) - host, parts.fixed_s)
             self._times[key] = whole.times(seconds / whole.total)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -34,7 +35,8 @@ from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import machine_profile
-from ggufspec.planning.speed import MachineProfile, fit, pass_s
+from ggufspec.planning.memory import HOST
+from ggufspec.planning.speed import DeviceProfile, MachineProfile, fit, pass_s
 
 SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', {threads})"
 CARD = "RPC0"
@@ -111,10 +113,17 @@ def predictions(
     counts = sorted(measured)
     ends, three = (counts[0], counts[-1]), (counts[0], counts[len(counts) // 2], counts[-1])
     groups = [ends, three, *(pair for pair in itertools.combinations(counts, 2) if pair != ends)]
-    for known, name in ((None, "bytes alone"), (machine, "the calibration")):
+    one_byte_a_second = DeviceProfile(1.0, math.inf)
+    bytes_alone = MachineProfile({HOST: one_byte_a_second, CARD: one_byte_a_second}, 0.0, 0.0, math.inf, "bytes alone")
+    for known, name in ((bytes_alone, "bytes alone"), (machine, "the calibration")):
         for group in groups:
-            fitted = fit([(count, measured[count]) for count in group], header, machine=known, card=CARD, depth=depth)
-            predicted = {count: fitted.predict(count) for count in counts if count not in group}
+            fitted = fit([(count, 1 / measured[count]) for count in group], header, known, CARD, depth)
+            assert fitted is not None
+            predicted = {
+                count: 1 / pass_s(header, Placement(count), fitted, (CARD,), depth=depth)
+                for count in counts
+                if count not in group
+            }
             errors = {count: rate / measured[count] - 1 for count, rate in predicted.items()}
             yield {
                 "points": group,
