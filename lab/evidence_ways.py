@@ -223,11 +223,11 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
         child.open(session.__name__, spec, session.Ready)
         for run in job.runs:
             lab.say(run.name)
-            child.ask(_request(run, PROMPTS[prompts[0]].text, _WARM_UP_TOKENS), session.Reply)
-            statistics = [
-                child.ask(_request(run, PROMPTS[prompt].text, job.tokens), session.Reply).statistics
-                for prompt in prompts
+            child.ask(_request(run, options, PROMPTS[prompts[0]].text, _WARM_UP_TOKENS), session.Reply)
+            replies = [
+                child.ask(_request(run, options, PROMPTS[prompt].text, job.tokens), session.Reply) for prompt in prompts
             ]
+            statistics = [reply.statistics for reply in replies if reply.statistics]
             if 2 * sum(one.tokens for one in statistics) < job.tokens * len(prompts):
                 raise ModelError(f"{run.name}: the answers end after {statistics[0].tokens} tokens, too few to time")
             depths += [one.prompt_tokens + one.tokens // 2 for one in statistics]
@@ -253,16 +253,15 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
     )
 
 
-def _request(run: Run, prompt: str, tokens: int) -> session.Request:
+def _request(run: Run, loaded: DecoderOptions, prompt: str, tokens: int) -> session.Request:
+    options = replace(
+        loaded,
+        drafters=loaded.drafters if run.drafter is None else parse_drafters(run.drafter),
+        draft_policy=run.policy or loaded.draft_policy,
+        draft_max=run.draft_max or loaded.draft_max,
+    )
     return session.Request(
-        Conversation().ask(prompt),
-        chat=False,
-        alone=run.alone,
-        drafters=None if run.drafter is None else parse_drafters(run.drafter),
-        draft_policy=run.policy,
-        draft_max=run.draft_max,
-        max_tokens=tokens,
-        cache=False,
+        Conversation().ask(prompt), chat=False, alone=run.alone, options=options, max_tokens=tokens, cache=False
     )
 
 

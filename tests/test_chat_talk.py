@@ -100,7 +100,9 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
         {"role": "system", "content": "Be terse."},
         {"role": "user", "content": "hi"},
     ]
-    assert (request.draft_policy, request.draft_max, request.accept, request.alone) == ("fixed", 4, "top-k:3", "")
+    options = request.options
+    assert options is not None
+    assert (options.draft_policy, options.draft_max, options.accept, request.alone) == ("fixed", 4, "top-k:3", "")
     chat.take("/target")
     chat.take("more")
     assert script.asked[1].alone == "target"

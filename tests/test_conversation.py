@@ -120,20 +120,6 @@ def test_no_turn_is_dropped_without_need(
         assert words(asked.without(dropped - 1)) > most
 
 
-def test_a_long_past_costs_nothing() -> None:
-    counted: list[int] = []
-
-    def count(conversation: Conversation) -> int:
-        counted.append(words(conversation))
-        return counted[-1]
-
-    asked = Conversation("be", tuple(Turn("u " * 10, "a " * 10) for _ in range(10_000))).ask("u")
-    fitted = fit(asked, count, ctx_size=1000, max_tokens=100)
-    assert words(fitted) == 882
-    assert fitted == asked.without(10_000 - 44)
-    assert sum(counted) < 10_000
-
-
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(4, 5000))
 def test_the_context_of_the_hint_holds_it(tokens: int, max_tokens: int, ctx_size: int) -> None:
     asked = Conversation().ask("u " * tokens)

@@ -19,7 +19,6 @@ from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
 _RESERVED_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
-_FEW = 8  # turns that are likely to fit all together
 _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 
 
@@ -110,26 +109,23 @@ def fit(
     """
     reserved = reserved_tokens(ctx_size, max_tokens)
     most = ctx_size - reserved
-    turns = len(conversation.turns)
+    sizes: dict[int, int] = {}
 
     def fits(dropped: int) -> bool:
-        return count(conversation.without(dropped)) <= most
+        sizes[dropped] = count(conversation.without(dropped))
+        return sizes[dropped] <= most
 
-    if turns <= _FEW and fits(0):
+    if fits(0):
         return conversation
-    last = count(conversation.without(turns - 1))
-    if last > most:
+    last = len(conversation.turns) - 1
+    if not fits(last):
         message = "the message with the system prompt" if conversation.system else "the message"
         raise UsageError(
-            f"{message} has {last:,} tokens; the context holds {ctx_size:,}, {reserved:,} of them for the answer",
-            f"-c {_context_for(last, max_tokens)} would hold it",
+            f"{message} has {sizes[last]:,} tokens; the context holds {ctx_size:,}, {reserved:,} of them for the "
+            "answer",
+            f"-c {_context_for(sizes[last], max_tokens)} would hold it",
         )
-    kept = 1  # from the end, so that a long past costs nothing
-    while kept < turns and fits(max(0, turns - 2 * kept)):
-        kept = min(turns, 2 * kept)
-    few = range(max(0, turns - 2 * kept), turns - kept)
-    enough = few.start + bisect_left(few, True, key=fits)
-    return conversation.without(enough)
+    return conversation.without(bisect_left(range(last), True, key=fits))
 
 
 def _context_for(tokens: int, max_tokens: int) -> int:

@@ -153,50 +153,19 @@ class Prompter:
         for piece in pieces:
             if piece.message is None:
                 add(piece.text)
-                continue
-            text = piece.text
-            if tokens := messages[piece.message].tokens:
-                before = segments[-1] if isinstance(segments[-1], str) else ""
-                known, taken, text = self._known(tokens, before[len(before.rstrip()) :], text)
-                if known:
-                    segments[-1:] = [before[: len(before) - taken], known] if before else [segments[-1], known]
-            first, *others = self._guarded(text)
-            add(first)
-            segments += others
+            elif known := self._known(messages[piece.message].tokens, piece.text):
+                segments.append(known)
+            else:
+                first, *others = self._guarded(piece.text)
+                add(first)
+                segments += others
         return segments
 
-    def _known(self, tokens: tuple[int, ...], space: str, text: str) -> tuple[list[int], int, str]:
-        """The tokens of an answer that stand for the beginning of its text in the prompt.
-
-        Args:
-            tokens: as they were emitted.
-            space: white space in front of the text, which may be the answer's own.
-            text: the answer, as the template has it.
-
-        Returns:
-            The tokens, how many characters of ``space`` they have, and what is left of the text.
-        """
-        model = self._model
-        answer = list(tokens[:-1]) if model.is_end(tokens[-1]) else list(tokens)
-        pieces = [model.piece(token) for token in answer]
-        if b"".join(pieces).decode("utf-8", "replace") == text:
-            return answer, 0, ""
-        for taken in range(len(space) + 1):
-            data = (space[len(space) - taken :] + text).encode()
-            start = 0
-            while (
-                not taken and start < len(pieces) and not pieces[start].strip() and not data.startswith(pieces[start])
-            ):
-                start += 1  # white space that the template took away
-            end = length = 0
-            at, index = 0, start
-            while index < len(pieces) and data.startswith(pieces[index], at):
-                at, index = at + len(pieces[index]), index + 1
-                if at and _is_whole(data[at : at + 1]):
-                    end, length = index, at
-            if end > start and length > len(space[len(space) - taken :].encode()):
-                return answer[start:end], taken, data[length:].decode()
-        return [], 0, text
+    def _known(self, tokens: tuple[int, ...], text: str) -> list[int]:
+        """The tokens that an answer was emitted as, without its end; none where the template changes its text."""
+        answer = [token for token in tokens if not self._model.is_end(token)]
+        data = b"".join(map(self._model.piece, answer))
+        return answer if data.decode("utf-8", "replace") == text else []
 
     def _guarded(self, text: str) -> list[str]:
         """A message, in parts in which no special token's text is whole."""
@@ -255,8 +224,3 @@ def _lost(pieces: list[Piece], system: str) -> bool:
     if any(piece.message is not None for piece in pieces):
         return all(piece.message != 0 for piece in pieces)
     return all(system.strip() not in piece.text for piece in pieces)
-
-
-def _is_whole(data: bytes) -> bool:
-    """Whether UTF-8 that was cut here was cut between two characters."""
-    return not data or data[0] & 0xC0 != 0x80

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -38,14 +38,13 @@ from ggufspec.llamacpp.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to load. What a request may switch to has to be loaded for: see ``options``.
+    """What to load.
 
     Args:
         target: path of the target's GGUF file; its chat template is used.
         draft: path of the draft's, or None.
-        options: placement, and the decoding of requests that set nothing else. A draft model is only loaded where
-            ``drafter`` is ``draft`` or ``both``; without one ``lookup`` prepares for the lookup; ``draft_max`` is the
-            most that a request can ask for.
+        options: placement, and the decoding of requests that set nothing else. A draft model is only loaded where a
+            drafter needs it; ``draft_max`` is the most that a request can ask for.
         rpc: endpoints of RPC workers.
     """
 
@@ -57,14 +56,9 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was loaded.
+    """What was loaded: the models as they were placed, the decoder's notes, and what is wrong with the chat template.
 
-    Args:
-        target: as it was placed.
-        draft: as it was placed; None where none was loaded.
-        notes: the decoder's, and what is wrong with the chat template.
-        has_template: whether the target has a chat template that can be used; without, chat is off.
-        ctx_size: tokens of context.
+    Without a template that can be used (``has_template``) chat is off.
     """
 
     target: LoadedModel
@@ -76,21 +70,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question, and how to answer it. What is None is as in the options that the pair was loaded with.
+    """A question, and how to answer it.
 
     Args:
         conversation: with an open question.
         chat: use the chat template; False continues the turns as plain text, and so does a model without template.
         alone: ``target`` or ``draft`` lets one model answer; empty: the pair.
-        drafters: of :data:`ggufspec.settings.DRAFTERS`; none for target-only.
-        draft_policy: ``adaptive`` or ``fixed``.
-        draft_max: drafted tokens a round at most.
-        lookup_corpus: a text file whose n-grams the lookup knows too.
-        accept: name of the acceptance rule.
+        options: those of :class:`ggufspec.decoding.options.AnswerOptions` count; None: as the pair was loaded.
         sampling: temperature, truncation, seed and penalties.
         max_tokens: tokens of the answer at most.
-        stop: strings that end the answer.
-        grammar: GBNF that the answer follows.
         cache: keep what the context holds of the conversation; False reads all of it anew.
         trace: emit every round.
     """
@@ -98,35 +86,29 @@ class Request:
     conversation: Conversation
     chat: bool = True
     alone: str = ""
-    drafters: tuple[str, ...] | None = None
-    draft_policy: str | None = None
-    draft_max: int | None = None
-    lookup_corpus: Path | None = None
-    accept: str | None = None
+    options: DecoderOptions | None = None
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 512
-    stop: tuple[str, ...] = ()
-    grammar: str = ""
     cache: bool = True
     trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer.
+    """The answer, as far as it came.
 
     Args:
         text: all of it.
         tokens: ids as they were emitted, the end token included, for the conversation's turn.
-        statistics: of this answer; ``stop_reason`` is empty where it was stopped.
+        statistics: of this answer; None where the child was ended over it.
         dropped: oldest turns that did not fit the context and were left out.
         notes: what the user should know; each once in a session.
         stopped: the user ended it.
     """
 
     text: str
-    tokens: tuple[int, ...]
-    statistics: Statistics
+    tokens: tuple[int, ...] = ()
+    statistics: Statistics | None = None
     dropped: int = 0
     notes: tuple[str, ...] = ()
     stopped: bool = False
@@ -134,7 +116,7 @@ class Reply:
     @property
     def context_used(self) -> int:
         """Tokens of the context that prompt and answer take."""
-        return self.statistics.prompt_tokens + self.statistics.tokens
+        return self.statistics.prompt_tokens + self.statistics.tokens if self.statistics else 0
 
 
 @contextmanager
@@ -151,19 +133,18 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
 
 
 class Loaded:
-    """A pair that answers requests.
+    """A pair that answers requests; ``ready`` is what was loaded.
 
     Args:
         decoder: the pair.
         now: the date for chat templates.
-
-    Attributes:
-        ready: what was loaded.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, now: datetime) -> None:
         self._decoder = decoder
         self._options = decoder.options
+        if self._options.needs_draft and decoder.draft is None:
+            self._options = replace(self._options, drafters=(), lookup_corpus=None)
         self._noted: set[str] = set()
         self._fault: ModelError | None = None  # of the chat template
         template, notes, model = None, [*decoder.notes], decoder.target
@@ -196,8 +177,8 @@ class Loaded:
         """
         if request.chat and self._fault:
             raise self._fault
-        decoder = self._decoder
-        decoder.configure(**self._changes(request))
+        decoder, options = self._decoder, request.options or self._options
+        decoder.configure(**{name: getattr(options, name) for name in AnswerOptions.__annotations__})
         fitted = fit(
             request.conversation,
             lambda part: len(self._prompter.tokens(part, chat=request.chat)),
@@ -209,53 +190,29 @@ class Loaded:
             emit({"event": "dropped", "turns": dropped})
         prompt = self._prompter.tokens(fitted, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
-        text, tokens = self._generate(request, prompt, emit, stopping)
+        text, tokens = [], []
+        for emitted in decoder.generate(
+            prompt,
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            alone=request.alone,
+            cache_prompt=request.cache,
+            trace=recorder(decoder, emit) if request.trace else None,
+            stopping=stopping.is_set,
+        ):
+            text.append(emitted.text)
+            tokens.append(emitted.token)
+            emit({"event": "token", "text": emitted.text, "source": emitted.source})
+            if stopping.is_set():
+                break
         assert decoder.statistics is not None
         return Reply(
-            text=text,
-            tokens=tokens,
+            text="".join(text),
+            tokens=tuple(tokens),
             statistics=decoder.statistics,
             dropped=dropped,
             notes=self._new([*self._prompter.notes, *decoder.notes]),
             stopped=stopping.is_set() and not decoder.statistics.stop_reason,
-        )
-
-    def _generate(
-        self, request: Request, prompt: list[int], emit: worker.Emit, stopping: threading.Event
-    ) -> tuple[str, tuple[int, ...]]:
-        """Text and tokens of the answer, as far as they come before ``stopping``."""
-        text, tokens = [], []
-        for emitted in self._decoder.generate(
-            prompt,
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            stop=request.stop,
-            grammar=request.grammar,
-            alone=request.alone,
-            cache_prompt=request.cache,
-            trace=recorder(self._decoder, emit) if request.trace else None,
-            stopping=stopping.is_set,
-        ):
-            text.append(emitted.text)
-            if emitted.token >= 0:
-                tokens.append(emitted.token)
-            emit({"event": "token", "text": emitted.text, "source": emitted.source})
-            if stopping.is_set():
-                break
-        return "".join(text), tuple(tokens)
-
-    def _changes(self, request: Request) -> AnswerOptions:
-        """The options of a request, and the pair's own for the others."""
-        own = self._options
-        drafters = own.drafters if request.drafters is None else request.drafters
-        if request.drafters is None and own.needs_draft and self.ready.draft is None:
-            drafters = ()
-        return AnswerOptions(
-            drafters=drafters,
-            draft_policy=request.draft_policy or own.draft_policy,
-            draft_max=request.draft_max or own.draft_max,
-            lookup_corpus=request.lookup_corpus or (own.lookup_corpus if "lookup" in drafters else None),
-            accept=request.accept or own.accept,
         )
 
     def _new(self, notes: list[str]) -> tuple[str, ...]:

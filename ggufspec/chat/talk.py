@@ -22,13 +22,12 @@ from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatDocument, ChatRun
 from ggufspec.schema.rounds import TracedRound
-from ggufspec.settings import drafter_text
 from ggufspec.worker import Interrupted, Session
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from ggufspec.decoding.decoder import Statistics
+    from ggufspec.decoding.options import DecoderOptions
 
 _LONG_PROMPT = 256  # tokens of a prompt from which it is said that it is being read
 _RUN_NAMES = {"target": "target-only", "draft": "draft-only", "": "speculative"}
@@ -73,21 +72,6 @@ class Screen:
     def answer(self, settings: Switches) -> Stream:
         """Where the next answer goes."""
         return stream(self.console, as_markdown=settings.renders and self.interactive, tint=settings.tint)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer, as far as it came; without statistics where the child was ended over it."""
-
-    text: str
-    tokens: tuple[int, ...] = ()
-    statistics: Statistics | None = None
-    stopped: bool = False
-    dropped: int = 0
-
-    @property
-    def stop_reason(self) -> str:
-        return self.statistics.stop_reason if self.statistics else ""
 
 
 class Talk:
@@ -205,17 +189,17 @@ class Talk:
         self.screen.gap()
         return True
 
-    def _keep(self, asked: Conversation, answer: _Answer, **more: Any) -> None:
+    def _keep(self, asked: Conversation, answer: session.Reply, **more: Any) -> None:
         self.conversation = asked.reply(
             answer.text,
             answer.tokens,
             stopped=answer.stopped,
             dropped=answer.dropped,
-            stop_reason=answer.stop_reason,
+            stop_reason=answer.statistics.stop_reason if answer.statistics else "",
             **more,
         )
 
-    def _ask(self, asked: Conversation, settings: Switches, alone: str, *, cache: bool = True) -> _Answer:
+    def _ask(self, asked: Conversation, settings: Switches, alone: str, *, cache: bool = True) -> session.Reply:
         """The answer of one model or both, shown as it comes."""
         if not self._session.is_open:
             self.screen.say("loading the pair again")
@@ -225,11 +209,7 @@ class Talk:
             conversation=asked,
             chat=settings.chat,
             alone=alone,
-            drafters=settings.drafters,
-            draft_policy=settings.draft_policy,
-            draft_max=settings.draft_max,
-            lookup_corpus=self.spec.options.lookup_corpus if "lookup" in settings.drafters else None,
-            accept=settings.accept,
+            options=self._options(settings),
             sampling=settings.sampling,
             max_tokens=settings.length,
             cache=settings.cache and cache,
@@ -240,12 +220,24 @@ class Talk:
                 reply = self._session.ask(request, session.Reply, on_event=events.show)
         except Interrupted:  # Ctrl-C twice: the child is gone
             self.screen.say("stopped at once: the next question loads the pair again")
-            return _Answer(events.text, stopped=True, dropped=events.dropped)
+            return session.Reply(events.text, stopped=True, dropped=events.dropped)
         except WorkerError as error:
             raise WorkerError(error.message, f"the next question loads the pair again; {error.hint}") from None
         self._used, self._dropped = reply.context_used, reply.dropped
         self._note(reply.notes)
-        return _Answer(reply.text, reply.tokens, reply.statistics, reply.stopped, reply.dropped)
+        return reply
+
+    def _options(self, settings: Switches) -> DecoderOptions:
+        """Those that the pair was loaded with, as they are switched."""
+        own, drafters = self.spec.options, settings.drafters
+        return replace(
+            own,
+            drafters=drafters,
+            draft_policy=settings.draft_policy,
+            draft_max=settings.draft_max,
+            lookup_corpus=own.lookup_corpus if "lookup" in drafters else None,
+            accept=settings.accept,
+        )
 
     @contextlib.contextmanager
     def _stopping(self) -> Iterator[None]:
@@ -383,7 +375,7 @@ class Talk:
             raise UsageError("there is nothing to compare target-only with", "/ngram on")
         asked = replace(before, system=settings.system).ask(argument)
         runs: list[ChatRun] = []
-        answers: dict[str, _Answer] = {}
+        answers: dict[str, session.Reply] = {}
         for way in ways:
             if self.screen.streams:
                 self.screen.note(f"── {_RUN_NAMES[way]} ──")
@@ -439,16 +431,12 @@ class Talk:
         )
 
     def _settings_now(self) -> dict[str, Any]:
-        own, now = self.spec.options, self.settings
+        now, options = self.settings, self._options(self.settings)
         return {
-            **asdict(own),
-            "lookup_corpus": str(own.lookup_corpus) if own.lookup_corpus else None,
+            **asdict(options),
+            "lookup_corpus": str(options.lookup_corpus) if options.lookup_corpus else None,
             "alone": now.alone,
-            "drafters": now.drafters,
-            "drafter": drafter_text(now.drafters),
-            "draft_policy": now.draft_policy,
-            "draft_max": now.draft_max,
-            "accept": now.accept,
+            "drafter": options.drafter,
             "lossy": now.lossy,
             **asdict(now.sampling),
             "max_tokens": now.length,

@@ -9,14 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
 Message = Mapping[str, str]  # role and content
 _MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text
-_Spans: TypeAlias = "tuple[_Spans, int, int] | None"  # the last, and those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def rendered(template: ChatTemplate, messages: Sequence[Message], loose: Callabl
         return [Piece(text, None)]
     own, order = frame[::2], [int(index) for index in frame[1::2]]
     found = [contents[index] for index in order]
-    spans = _align(text, own, found, lambda _: False) or _align(text, own, found, loose) or []
+    spans = _align(text, own, found, loose)
     pieces: list[Piece] = []
     end = 0
     for index, (start, stop) in zip(order, spans, strict=False):
@@ -68,42 +66,24 @@ def rendered(template: ChatTemplate, messages: Sequence[Message], loose: Callabl
 
 def _align(
     text: str, own: Sequence[str], contents: Sequence[str], loose: Callable[[str], bool]
-) -> list[tuple[int, int]] | None:
-    """Where each content is in ``text``, which is ``own[0]``, a content, ``own[1]``, …, ``own[-1]``."""
-    if not text.startswith(own[0]):
-        return None
-    stack: list[tuple[int, int, _Spans]] = [(0, len(own[0]), None)]  # contents found, where the next begins, the spans
-    seen = set()
-    while stack:
-        count, start, spans = stack.pop()
-        if count == len(contents):
-            if start == len(text):
-                return _unrolled(spans)
-        elif (count, start) not in seen:
-            seen.add((count, start))
-            content, after = contents[count], own[count + 1]
-            ends = _ends(text, start, content, after, free=loose(content))
-            stack += [(count + 1, end + len(after), (spans, start, end)) for end in reversed(ends)]
-    return None
+) -> list[tuple[int, int]]:
+    """Where each content is in ``text``, which is ``own[0]``, a content, ``own[1]``, …, ``own[-1]``; else nothing."""
+    spans: list[tuple[int, int]] = []
+    start = len(own[0]) if text.startswith(own[0]) else -1
+    for content, after in zip(contents, own[1:], strict=True):
+        end = _end(text, start, content, after, free=loose(content))
+        if start < 0 or end < 0:
+            return []
+        spans.append((start, end))
+        start = end + len(after)
+    return spans if start == len(text) else []
 
 
-def _ends(text: str, start: int, content: str, after: str, *, free: bool) -> list[int]:
-    """Where a content that begins at ``start`` may end, so that ``after`` follows; the likeliest first."""
-    forms = dict.fromkeys((content, content.strip(), content.rstrip(), content.lstrip()))
-    ends = [start + len(form) for form in forms if text.startswith(form + after, start)]
-    if free and after:
-        end = text.find(after, start)
-        while end >= 0:
-            ends.append(end)
-            end = text.find(after, end + 1)
-    elif free:
-        ends.append(len(text))
-    return ends
-
-
-def _unrolled(spans: _Spans) -> list[tuple[int, int]]:
-    found = []
-    while spans is not None:
-        spans, start, end = spans
-        found.append((start, end))
-    return found[::-1]
+def _end(text: str, start: int, content: str, after: str, *, free: bool) -> int:
+    """Where a content that begins at ``start`` ends, so that ``after`` follows; -1 where it does not."""
+    for form in (content, content.strip(), content.rstrip(), content.lstrip()):
+        if text.startswith(form + after, start):
+            return start + len(form)
+    if not free:
+        return -1
+    return text.find(after, start) if after else len(text)
