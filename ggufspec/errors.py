@@ -35,7 +35,7 @@ class WorkerError(GgufspecError):
     Args:
         message: what went wrong, in one sentence.
         hint: what to do next.
-        ended_by: the name of the signal that ended it; ``silence`` or ``deadline`` where the parent did; or empty.
+        ended_by: the name of the signal that ended it; ``deadline`` where the parent did; or empty.
     """
 
     def __init__(self, message: str, hint: str = "", ended_by: str = "") -> None:

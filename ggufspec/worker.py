@@ -5,7 +5,10 @@ There are two kinds of job:
 
 - A call. The module has a ``Spec``, a ``Result`` and ``run(spec, emit, stopping) -> Result``.
 - A session, whose child answers many requests. The module has a ``Spec``, a ``Ready``, a ``Request``, a ``Reply`` and
-  ``opened(spec, emit, stopping)``, a context manager whose value is a :class:`Serving`.
+  ``opened(spec, emit, stopping)``, a context manager. Its value has ``ready`` and ``answer(request, emit, stopping)``,
+  which gives a ``Reply``; what it raises as GgufspecError leaves the session open.
+
+``emit`` sends an event, ``stopping`` is set when the request is to stop with what it has.
 
 Both use one protocol, lines of JSON. On stdin come the spec, which is request 0, and in a session requests 1, 2, …,
 each after the reply to the one before. On stdout come ``["event", {…}]`` and, for every request, one outcome:
@@ -22,6 +25,7 @@ import ctypes
 import importlib
 import json
 import logging
+import math
 import os
 import queue
 import re
@@ -33,10 +37,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from ggufspec import interrupts, plain
 from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
@@ -71,23 +74,6 @@ class Interrupted(KeyboardInterrupt):
         self.partial = partial
 
 
-class Serving(Protocol):
-    """What a session's module provides in the child."""
-
-    @property
-    def ready(self) -> Any:
-        """The module's ``Ready``: what was opened."""
-        ...
-
-    def answer(self, request: Any, emit: Emit, stopping: threading.Event) -> Any:
-        """The module's ``Reply`` to a ``Request``; unfinished once ``stopping`` is set.
-
-        Raises:
-            GgufspecError: a failure that the user can mend; the session continues.
-        """
-        ...
-
-
 def call(
     module: str,
     spec: object,
@@ -95,7 +81,6 @@ def call(
     *,
     on_event: Emit | None = None,
     verbose: bool = False,
-    silence_s: float | None = None,
 ) -> Result:
     """Run ``module``'s job in a child process and return its result.
 
@@ -105,15 +90,14 @@ def call(
         result_type: the job's ``Result``.
         on_event: called with each event as it comes.
         verbose: let llama.cpp's log through to stderr.
-        silence_s: the child is killed after so many seconds without a message.
 
     Raises:
         GgufspecError: as the job raised it.
-        WorkerError: the child ended without a result; ``ended_by`` names the signal, or is ``silence`` or ``deadline``.
+        WorkerError: the child ended without a result; ``ended_by`` names the signal, or is ``deadline``.
         Interrupted: Ctrl-C; has the unfinished result.
     """
     with Session(verbose=verbose) as session:
-        return session.open(module, spec, result_type, on_event=on_event, silence_s=silence_s)
+        return session.open(module, spec, result_type, on_event=on_event)
 
 
 class Session:
@@ -135,15 +119,7 @@ class Session:
         """Whether the child is alive."""
         return self._child is not None and self._child.lives
 
-    def open(
-        self,
-        module: str,
-        spec: object,
-        ready_type: type[Result],
-        *,
-        on_event: Emit | None = None,
-        silence_s: float | None = None,
-    ) -> Result:
+    def open(self, module: str, spec: object, ready_type: type[Result], *, on_event: Emit | None = None) -> Result:
         """Start the child and send its spec; a previous child is ended.
 
         Args:
@@ -151,7 +127,6 @@ class Session:
             spec: its ``Spec``.
             ready_type: its ``Ready``; of a call its ``Result``.
             on_event: called with each event as it comes; what it raises ends the child.
-            silence_s: as :func:`call`.
 
         Raises:
             GgufspecError: as the job raised it; the child has ended.
@@ -161,25 +136,17 @@ class Session:
         self.close()
         child = self._child = _Child(module, verbose=self._verbose)
         try:
-            outcome = child.ask("spec", spec, on_event, silence_s)
-        except TimeoutError:
-            self._kill()
-            raise WorkerError(
-                f"the child process that ran llama.cpp said nothing for {silence_s:.0f} s", CHECK_HINT, "silence"
-            ) from None
+            child.send(spec)
+            result = _result(child.outcome(on_event), ready_type)
         except KeyboardInterrupt:
             try:
-                partial = _partial(child.last_word(on_event), ready_type)
+                raise Interrupted(_partial(child.last_outcome(on_event), ready_type)) from None
             finally:
-                self._kill()
-            raise Interrupted(partial) from None
+                self._end(0)
         except BaseException:
-            self._kill()
-            raise
-        if error := _error(outcome):
             self.close()
-            raise error
-        return plain.load(ready_type, outcome[2])
+            raise
+        return result
 
     def ask(self, request: object, reply_type: type[Result], *, on_event: Emit | None = None) -> Result:
         """Send a request and wait for the reply.
@@ -200,23 +167,23 @@ class Session:
         if child is None:
             raise WorkerError("the session has no child process", "open the session first")
         try:
-            outcome = child.ask("request", request, on_event)
-        except KeyboardInterrupt:
+            child.send(request)
             try:
-                partial = _partial(child.stopped_word(on_event), reply_type)
+                outcome = child.outcome(on_event)
             except KeyboardInterrupt:
-                self._kill()
-                raise Interrupted(None) from None
-            except BaseException:
-                self._kill()
-                raise
-            raise Interrupted(partial) from None
-        except BaseException:
-            self._kill()
+                if child.stops:  # a second Ctrl-C
+                    raise
+                child.stop()
+                raise Interrupted(_partial(child.outcome(on_event), reply_type)) from None
+        except Interrupted:
             raise
-        if error := _error(outcome):
-            raise error
-        return plain.load(reply_type, outcome[2])
+        except KeyboardInterrupt:
+            self._end(0)
+            raise Interrupted(None) from None
+        except BaseException:
+            self._end(0)
+            raise
+        return _result(outcome, reply_type)
 
     def stop(self) -> None:
         """Ask the running request, if any, to stop at its next token; its reply is what it has by then.
@@ -229,13 +196,12 @@ class Session:
     def close(self) -> None:
         """End the child: at once if it is busy, else after its cleanup, within ``_GRACE_S``."""
         if child := self._child:
-            self._child = None
-            child.end(0 if child.works else _GRACE_S)
+            self._end(0 if child.works else _GRACE_S)
 
-    def _kill(self) -> None:
+    def _end(self, patience_s: float) -> None:
         if child := self._child:
             self._child = None
-            child.end(0)
+            child.end(patience_s)
 
     def __enter__(self) -> Self:
         return self
@@ -246,21 +212,28 @@ class Session:
         self.close()
 
 
+def _result(outcome: Outcome, kind: type[Result]) -> Result:
+    """The result of a request.
+
+    Raises:
+        GgufspecError: as the job raised it.
+    """
+    if outcome[0] == "error":
+        _, _, message, hint, exit_code = outcome
+        raise {2: UsageError, 1: ModelError}.get(exit_code, GgufspecError)(message, hint)
+    return plain.load(kind, outcome[2])
+
+
 def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
     """The result of an interrupted request, if there is one."""
     return None if outcome is None or outcome[0] == "error" else plain.load(kind, outcome[2])
 
 
-def _error(outcome: Outcome) -> GgufspecError | None:
-    """The error that a job raised, if any."""
-    if outcome[0] != "error":
-        return None
-    _, _, message, hint, exit_code = outcome
-    return {2: UsageError, 1: ModelError}.get(exit_code, GgufspecError)(message, hint)
-
-
 class _Child:
-    """A child process and its messages.
+    """A child process, and the messages of it.
+
+    A thread reads them, since an interrupted read would lose part of a line. The newest outcome stays, so that whoever
+    was interrupted can wait for it again.
 
     Attributes:
         works: whether a request is unanswered.
@@ -269,17 +242,20 @@ class _Child:
     def __init__(self, module: str, *, verbose: bool) -> None:
         self.works = False
         self._number = -1  # of the newest request
-        self._unwanted = -1  # the request that is to stop
-        self._said = False
+        self._stopped = -1  # the request that is to stop
         self._writing = threading.Lock()
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
-        self._complained_bytes = 0  # before the newest request
+        self._outcome: Outcome | None = None  # the newest
+        self._ended = False
+        self._limit: tuple[float, float, str, str] | None = None  # until when, and what ``within`` was called with
+        self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None at the end; [] is no message
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._logged_bytes = 0  # before the newest request
         self._peers: Sequence[str] = ()  # RPC workers, as the spec has them
         self._process = subprocess.Popen(
             [*COMMAND, module, "-v" if verbose else "-q"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=None if verbose else self._complaints,
+            stderr=None if verbose else self._log,
             text=True,
             encoding="utf-8",
             start_new_session=True,  # Ctrl-C reaches the parent, which asks the child to stop
@@ -287,184 +263,135 @@ class _Child:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._stdin = self._process.stdin
-        self._listener = _Listener(self._process.stdout)
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def lives(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, kind: str, value: object, on_event: Emit | None, silence_s: float | None = None) -> Outcome:
-        """The outcome of a request.
+    @property
+    def stops(self) -> bool:
+        """Whether the newest request was asked to stop."""
+        return self._stopped == self._number
 
-        Raises:
-            WorkerError: the child has ended.
-            TimeoutError: it said nothing for ``silence_s``.
-        """
-        self._said, self._number = False, self._number + 1
+    def send(self, request: object) -> None:
+        """Send a request, whose :meth:`outcome` is to be waited for."""
+        self._number += 1
         self.works = True
-        self._peers = getattr(value, "rpc", self._peers)
-        self._complained_bytes = os.fstat(self._complaints.fileno()).st_size
-        line = json.dumps({kind: plain.dump(value)})
+        self._peers = getattr(request, "rpc", self._peers)
+        self._logged_bytes = os.fstat(self._log.fileno()).st_size
+        line = json.dumps({"request": plain.dump(request)})
         with self._writing:
-            self._say(line)
-        self._said = True
-        if self._unwanted == self._number:  # since before it was said
+            self._write(line)
+        if self.stops:  # since before it was written
             self.stop()
-        return self._listen(on_event, silence_s)
-
-    def _listen(self, on_event: Emit | None, silence_s: float | None = None) -> Outcome:
-        outcome = self._listener.listen(self._number, on_event, silence_s, afresh=True)
-        if outcome is None:
-            raise self._death()
-        self.works = False
-        return outcome
 
     def stop(self) -> None:
         """Ask the newest request to stop; if another thread is writing, that thread does it afterwards."""
         if self.works:
-            self._unwanted = number = self._number
+            self._stopped = number = self._number
             if self._writing.acquire(blocking=False):
                 try:
-                    self._say(json.dumps({"stop": number}))
+                    self._write(json.dumps({"stop": number}))
                 finally:
                     self._writing.release()
 
-    def stopped_word(self, on_event: Emit | None) -> Outcome:
-        """The outcome of the newest request, after asking it to stop.
+    def outcome(self, on_event: Emit | None, patience_s: float | None = None) -> Outcome:
+        """Wait for the outcome of the newest request.
 
         Raises:
-            KeyboardInterrupt: it was asked before, or was not sent completely.
-            WorkerError: the child has ended.
+            TimeoutError: none within ``patience_s``.
+            WorkerError: the child has ended, or exceeded the limit that it set itself.
+            KeyboardInterrupt: Ctrl-C; the messages read so far have been handled.
         """
-        if self._unwanted == self._number or not self._said:
-            raise KeyboardInterrupt
-        self.stop()
-        return self._listen(on_event)
+        until = math.inf if patience_s is None else time.monotonic() + patience_s
+        with interrupts.Held(lambda: self._arrived.put([])) as held:
+            while self._outcome is None or self._outcome[1] != self._number:
+                held.check()
+                if self._ended:
+                    raise self._death()
+                moment = min(until, self._limit[0] if self._limit else math.inf)
+                try:
+                    message = self._arrived.get(
+                        timeout=None if moment == math.inf else max(moment - time.monotonic(), 0)
+                    )
+                except queue.Empty:
+                    if self._limit is None or self._limit[0] > moment:
+                        raise TimeoutError from None
+                    _, seconds, what, hint = self._limit
+                    late = f"{what} takes more than {seconds:g} s: it may be a trap"
+                    raise WorkerError(late, hint, "deadline") from None
+                self._take(message, on_event)
+        self.works = False
+        return self._outcome
 
-    def last_word(self, on_event: Emit | None) -> Outcome | None:
+    def _take(self, message: list[Any] | None, on_event: Emit | None) -> None:
+        match message:
+            case None:
+                self._ended = True
+            case ["event", event]:
+                if on_event is not None:
+                    on_event(event)
+            case ["within", None]:
+                self._limit = None
+            case ["within", seconds, what, hint]:
+                self._limit = (time.monotonic() + seconds, seconds, what, hint)
+            case ["result" | "error", *_]:
+                self._outcome = tuple(message)
+
+    def last_outcome(self, on_event: Emit | None) -> Outcome | None:
         """The outcome of the newest request, after asking the child to end; None if none comes in time."""
         with contextlib.suppress(OSError):
             self._stdin.close()
-        with contextlib.suppress(TimeoutError):
-            return self._listener.listen(self._number, on_event, _GRACE_S)
+        with contextlib.suppress(TimeoutError, WorkerError):
+            return self.outcome(on_event, _GRACE_S)
         return None
 
     def end(self, patience_s: float) -> None:
         """Wait for its end, then kill it."""
-        with contextlib.suppress(OSError):
-            self._stdin.close()
         try:
-            if not self._listener.ends(patience_s):
-                self._process.kill()
-        except BaseException:
-            self._process.kill()
-            raise
+            with contextlib.suppress(OSError):
+                self._stdin.close()
+            self._reader.join(patience_s)
         finally:
+            if self._reader.is_alive():
+                self._process.kill()
             self._process.wait()
-            self._listener.close()
-            self._complaints.close()
+            self._reader.join()
+            self._stdout.close()
+            self._log.close()
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or its stdin is closed
             self._stdin.write(line + "\n")
             self._stdin.flush()
 
+    def _read(self) -> None:
+        for line in self._stdout:
+            with contextlib.suppress(ValueError):  # a line cut short by the child's death
+                self._arrived.put(json.loads(line))
+        self._arrived.put(None)
+
     def _death(self) -> WorkerError:
         """The error for a child that has ended without an outcome, from the end of its stderr."""
         code = self._process.wait()
-        self._complaints.seek(self._complained_bytes)
-        last = self._complaints.read()
-        if not last.strip():
-            self._complaints.seek(0)
-            last = self._complaints.read()
-        return _died(code, last.decode("utf-8", "replace"), self._peers, self._listener.blame)
+        self._log.seek(0)
+        log = self._log.read()
+        last = log[self._logged_bytes :].strip() or log
+        return _died(code, last.decode("utf-8", "replace"), self._peers, self._limit and self._limit[2:])
 
 
-class _Listener:
-    """Reads the child's messages: events, and one outcome (a result or an error) for each request.
+def _died(code: int, stderr: str, peers: Sequence[str] = (), blame: tuple[str, str] | None = None) -> WorkerError:
+    """The error for a child that ended without an outcome: the last line of its stderr that tells why.
 
-    A thread reads them, since an interrupted read would lose part of a line. It stores the outcome for whoever listens
-    again after an interrupt.
+    Args:
+        code: its exit code.
+        stderr: what it printed.
+        peers: its RPC workers.
+        blame: what ran within a limit, and a hint.
     """
-
-    def __init__(self, lines: IO[str]) -> None:
-        self._lines = lines
-        self._outcome: Outcome | None = None  # the newest
-        self._ended = False
-        self._limit: float | None = None  # when the next message must have come
-        self.blame: tuple[str, str, float] | None = None  # what runs within that limit, a hint, the limit
-        self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None: look, something else has come
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        for line in self._lines:
-            try:
-                kind, *_ = message = json.loads(line)
-            except (ValueError, TypeError):  # a line cut short by the child's death
-                continue
-            if kind in ("result", "error"):
-                self._outcome, message = message, None
-            self._arrived.put(message)
-        self._ended = True
-        self._arrived.put(None)
-
-    def listen(
-        self, number: int, on_event: Emit | None, patience_s: float | None = None, *, afresh: bool = False
-    ) -> Outcome | None:
-        """Take messages until the outcome of request ``number``; None if the child closes its end before.
-
-        Raises:
-            TimeoutError: neither within ``patience_s``, which starts again with every message if ``afresh``.
-            WorkerError: the child exceeded the limit that it set itself.
-            KeyboardInterrupt: Ctrl-C; the messages read so far have been handled.
-        """
-        until = None if patience_s is None else time.monotonic() + patience_s
-        with interrupts.Held(lambda: self._arrived.put(None)) as held:
-            while True:
-                held.check()
-                ended, outcome = self._ended, self._outcome  # first, so that earlier messages are in the queue
-                if self._arrived.empty():
-                    if outcome is not None and outcome[1] == number:
-                        return outcome
-                    if ended:
-                        return None
-                limits = [moment for moment in (until, self._limit) if moment is not None]
-                try:
-                    message = self._arrived.get(timeout=max(min(limits) - time.monotonic(), 0) if limits else None)
-                except queue.Empty:
-                    if self.blame and self._limit == min(limits):
-                        what, hint, seconds = self.blame
-                        late = f"{what} takes more than {seconds:g} s: it may be a trap"
-                        raise WorkerError(late, hint, "deadline") from None
-                    raise TimeoutError from None
-                if message is None:
-                    continue
-                kind, value, *said = message
-                if kind == "within":
-                    self._limit = None if value is None else time.monotonic() + value
-                    self.blame = None if value is None else (said[0], said[1], value)
-                elif on_event is not None:
-                    on_event(value)
-                if afresh and patience_s is not None:
-                    until = time.monotonic() + patience_s
-
-    def ends(self, patience_s: float) -> bool:
-        """Whether the child closes its stdout within that time."""
-        self._reader.join(patience_s)
-        return not self._reader.is_alive()
-
-    def close(self) -> None:
-        """Close the pipe of a child that has ended."""
-        self._reader.join()
-        self._lines.close()
-
-
-def _died(
-    code: int, stderr: str, peers: Sequence[str] = (), blame: tuple[str, str, float] | None = None
-) -> WorkerError:
-    """The error for a child that ended without an outcome: the last line of its stderr that tells why."""
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
     of_card = [line for line in lines if line.startswith(("CUDA error: ", "ROCm error: "))]  # its abort says no why
@@ -495,6 +422,7 @@ def _death_hint(name: str, reason: str, peers: Sequence[str]) -> str:
 
 # ---- the child's side ----------------------------------------------------------------------------------------------
 
+_Request = tuple[int, Any, threading.Event]  # its number, its value, and what is set when it is to stop
 _say: Callable[..., None] | None = None  # to the parent, where there is one
 
 
@@ -543,53 +471,24 @@ def _end_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request; ``stopping`` is set when it is to stop."""
-
-    number: int
-    value: Any
-    stopping: threading.Event
-
-
-class _Inbox:
-    """Reads the parent's lines in a thread of its own, so that the running request can be stopped.
-
-    Args:
-        lines: stdin.
-        at_end: called in that thread at their end, after the running request was stopped.
-    """
-
-    def __init__(self, lines: IO[str], at_end: Callable[[], None]) -> None:
-        self._lines = lines
-        self._at_end = at_end
-        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        newest = _Asked(-1, None, threading.Event())
-        for line in self._lines:
-            try:
-                message = json.loads(line)
-            except json.JSONDecodeError:  # cut short by the parent's death
-                break
-            if "stop" in message:
-                if message["stop"] == newest.number:
-                    newest.stopping.set()
-                continue
-            (value,) = message.values()
-            newest = _Asked(newest.number + 1, value, threading.Event())
-            self._asked.put(newest)
-        newest.stopping.set()
-        self._asked.put(None)
-        self._at_end()
-
-    def take(self) -> _Asked | None:
-        """Wait for the next request; None at the end."""
-        return self._asked.get()
+def _receive(lines: IO[str], requests: queue.SimpleQueue[_Request | None]) -> None:
+    """Read the parent's lines to their end, in a thread of its own so that the running request can be stopped."""
+    number, stopping = -1, threading.Event()
+    for line in lines:
+        try:
+            message = json.loads(line)
+        except json.JSONDecodeError:  # cut short by the parent's death
+            break
+        if "request" in message:
+            number, stopping = number + 1, threading.Event()
+            requests.put((number, message["request"], stopping))
+        elif message["stop"] == number:
+            stopping.set()
+    stopping.set()
+    requests.put(None)
 
 
-def _serve(module: Any, inbox: _Inbox, say: Callable[..., None]) -> None:
+def _serve(module: Any, requests: queue.SimpleQueue[_Request | None], say: Callable[..., None]) -> None:
     """Answer requests until the end of stdin."""
 
     def emit(event: Event) -> None:
@@ -601,24 +500,23 @@ def _serve(module: Any, inbox: _Inbox, say: Callable[..., None]) -> None:
     def fail(number: int, error: GgufspecError) -> None:
         say("error", number, error.message, error.hint, error.exit_code)
 
-    asked = inbox.take()
-    if asked is None:
+    if (first := requests.get()) is None:
         return
     try:
-        spec = plain.load(module.Spec, asked.value)
+        spec, stopping = plain.load(module.Spec, first[1]), first[2]
         if not hasattr(module, "opened"):
-            give(asked.number, module.Result, module.run(spec, emit, asked.stopping))
+            give(0, module.Result, module.run(spec, emit, stopping))
             return
-        with module.opened(spec, emit, asked.stopping) as serving:
-            give(asked.number, module.Ready, serving.ready)
-            while (asked := inbox.take()) is not None:
+        with module.opened(spec, emit, stopping) as serving:
+            give(0, module.Ready, serving.ready)
+            while (request := requests.get()) is not None:
+                number, value, stopping = request
                 try:
-                    request = plain.load(module.Request, asked.value)
-                    reply = serving.answer(request, emit, asked.stopping)
+                    reply = serving.answer(plain.load(module.Request, value), emit, stopping)
                 except GgufspecError as error:
-                    fail(asked.number, error)
+                    fail(number, error)
                 else:
-                    give(asked.number, module.Reply, reply)
+                    give(number, module.Reply, reply)
     except GgufspecError as error:
         fail(0, error)
 
@@ -642,14 +540,17 @@ def main(argv: list[str]) -> None:
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 
-    def end() -> None:
+    def receive() -> None:
+        _receive(sys.stdin, requests)
         time.sleep(_GRACE_S)  # enough for a token and the result
         os._exit(1)
 
     _say = say
+    requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
     module = importlib.import_module(module_name)
+    threading.Thread(target=receive, daemon=True).start()
     try:
-        _serve(module, _Inbox(sys.stdin, end), say)
+        _serve(module, requests, say)
         channel.flush()
     except BrokenPipeError:  # the parent is gone
         pass

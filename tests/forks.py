@@ -31,6 +31,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
 from ggufspec.worker import COMMAND
 
 SCRIPT = Path(sys.executable).with_name("ggufspec")
@@ -122,6 +124,13 @@ def _start() -> str:
     assert server.stdout.read(1) == b"+"  # it listens
     _start.process = server  # type: ignore[attr-defined]  # its stdin stays open as long as this process lives
     return address
+
+
+def alive() -> list[psutil.Process]:
+    """The forks that have not ended."""
+    _start()
+    forks = psutil.Process(_start.process.pid).children()  # type: ignore[attr-defined]
+    return [one for one in forks if one.status() != psutil.STATUS_ZOMBIE]
 
 
 # ---- the server's side ---------------------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ def count(to: int, how: str, emit: worker.Emit, stopping: threading.Event) -> Re
         emit({"event": "counted", "number": 0})
         with worker.within(0.5 if how == "limited" else 600, "the tuple", "leave it"):
             hash(nested)  # one call of C, for ever
+    if how == "kept":
+        with worker.within(0.5, "the pass", "leave it"):
+            pass
+        threading.Event().wait(0.7)
     if how == "keys":
         emit({"event": "keys", "error": "one", "result": "two", "request": 0})
     if how == "bug":

@@ -76,10 +76,10 @@ def test_a_crash_is_told_with_where_it_was(
 @spoils
 @pytest.mark.full
 def test_a_hang_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "SILENCE_S", 3.0)
+    monkeypatch.setattr(selfcheck, "LIMIT_S", 3.0)
     (row,) = spoiled("hang", tmp_path, monkeypatch).failures
     assert (row.outcome, row.step.type, row.step.place) == ("silence", "Q3_K_S", "host")
-    assert "said nothing for 3 s" in row.detail
+    assert "the self-check of Q3_K_S takes more than 3 s" in row.detail
 
 
 @spoils

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import forks
 import jobs_call
 import jobs_session
 import psutil
@@ -23,27 +22,17 @@ from processes import PATIENCE_S, all_end, eventually
 
 from ggufspec import worker
 from ggufspec.errors import UsageError, WorkerError
-from ggufspec.worker import Interrupted, Session, _died, _Listener, call
+from ggufspec.worker import Interrupted, Session, _died, call
 
 ENDLESS = 1_000_000_000
 
 
 @pytest.fixture(autouse=True)
-def _jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The child finds the jobs of the tests; Ctrl-C is heeded whatever the shell ignores."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heeded whatever the shell ignores."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-def jobs() -> list[psutil.Process]:
-    """The child processes of these tests that are there; others' are none of theirs."""
-    return [
-        one
-        for one in psutil.Process().children()
-        if one.status() != psutil.STATUS_ZOMBIE and jobs_call.__name__ in one.cmdline()
-    ]
 
 
 def opened(session: Session, *, count: int = 0, how: str = "") -> Ready:
@@ -144,7 +133,7 @@ def test_a_child_that_stays_in_one_call_of_c_is_ended() -> None:
         run(Spec(1, "limited"))
     assert (late.value.message, late.value.hint) == ("the tuple takes more than 0.5 s: it may be a trap", "leave it")
     assert late.value.ended_by == "deadline"
-    assert not jobs()
+    assert not forks.alive()
 
 
 def test_a_limit_ends_with_its_block_however_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,17 +145,7 @@ def test_a_limit_ends_with_its_block_however_that_ends(monkeypatch: pytest.Monke
 
 
 def test_a_limit_that_was_kept_counts_no_more() -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w") as child:
-        listener = _Listener(os.fdopen(reading))
-        child.write('["within", 0, "it takes too long", "leave it"]\n["within", null]\n["event", {"event": "next"}]\n')
-        child.flush()
-        assert eventually(lambda: listener._arrived.qsize() == 3)
-        events: list[dict[str, Any]] = []
-        with pytest.raises(TimeoutError):
-            listener.listen(0, events.append, 0.1)
-    listener.close()
-    assert events == [{"event": "next"}]
+    assert run(Spec(1, "kept")).counted == 1
 
 
 def test_ctrl_c_gives_what_a_call_had() -> None:
@@ -212,7 +191,7 @@ def test_ctrl_c_does_not_wait_for_a_call_that_does_not_listen(monkeypatch: pytes
     with pytest.raises(Interrupted) as stopped:
         run(Spec(5, "deaf"), on_event=interrupting(5))
     assert stopped.value.partial is None
-    assert not jobs()
+    assert not forks.alive()
 
 
 def test_what_a_listener_raises_ends_the_child() -> None:
@@ -221,7 +200,7 @@ def test_what_a_listener_raises_ends_the_child() -> None:
 
     with pytest.raises(BrokenPipeError):
         run(Spec(ENDLESS), on_event=listen)
-    assert not jobs()
+    assert not forks.alive()
 
 
 # ---- sessions ------------------------------------------------------------------------------------------------------
@@ -245,27 +224,6 @@ def test_events_belong_to_their_request() -> None:
             events.clear()
             session.ask(Spec(count), Result, on_event=events.append)
             assert [event["number"] for event in events] == list(range(count))
-
-
-def test_an_event_right_before_the_outcome_is_heard() -> None:
-    """The reader's thread may bring both between any two steps of the one that listens."""
-    events: list[dict[str, Any]] = []
-    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "w"):
-        listener = _Listener(os.fdopen(reading))
-
-        def empty() -> bool:
-            was = arrived.empty()
-            if listener._outcome is None:
-                arrived.put(["event", {"event": "last"}])
-                listener._outcome = ("result", 0, 1)
-            return was
-
-        listener._arrived = SimpleNamespace(empty=empty, get=arrived.get, put=arrived.put)  # type: ignore[assignment]
-        assert listener.listen(0, events.append) == ("result", 0, 1)
-    listener.close()
-    assert events == [{"event": "last"}]
 
 
 def test_the_job_frees_what_it_holds_in_the_end(tmp_path: Path) -> None:
@@ -459,7 +417,8 @@ def test_a_thread_s_child_lives_on_without_it_and_ends_with_the_process(task: st
 
 def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:
     program = [sys.executable, "-c", SERVES, str(count), task, thread]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    found = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}  # the jobs of the tests
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=found) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         assert parent.stdout.readline() == "counts\n"

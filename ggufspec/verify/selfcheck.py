@@ -44,7 +44,7 @@ FLASH = ("on", "off")
 SHAPE = Shape(width=512, layers=8, heads=8, kv_heads=2, ffn=1024, vocab=4096, head_size=64)
 KERNEL_ERROR = 0.06  # of llama.cpp against NumPy
 WEIGHT_ERROR = 0.4  # of the quantised file against the F16 model
-SILENCE_S = 60.0  # of a child, after which it is taken to hang
+LIMIT_S = 120.0  # for one file type, after which a child is taken to hang
 
 STORED = Path(__file__).with_name("selfcheck.json")
 
@@ -97,9 +97,10 @@ def error_of(found: Floats, right: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The file types to be checked, in order."""
+    """The file types to be checked, in order, and the limit of time for each."""
 
     types: tuple[str, ...]
+    limit_s: float = LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     for type_name in spec.types:
         if stopping.is_set():
             break
-        with scratch() as folder:
+        with scratch() as folder, worker.within(spec.limit_s, f"the self-check of {type_name}", worker.CHECK_HINT):
             _check_type(CheckStep(type_name), folder, figures, emit)
     return Result()
 
@@ -208,10 +209,11 @@ def check(types: Sequence[str] = TYPES, on_step: Callable[[CheckStep], None] = l
     while left:
         step = CheckStep(left[0])
         try:
-            worker.call(__name__, Spec(tuple(left)), Result, on_event=heard, silence_s=SILENCE_S)
+            worker.call(__name__, Spec(tuple(left), LIMIT_S), Result, on_event=heard)
             left = []
         except GgufspecError as error:
             ended_by = error.ended_by if isinstance(error, WorkerError) else ""
-            rows.append(CheckRow(step, None, ended_by or "failed", error.message))
+            outcome = "silence" if ended_by == "deadline" else ended_by or "failed"
+            rows.append(CheckRow(step, None, outcome, error.message))
             left = left[left.index(step.type) + 1 :]
     return SelfCheck(tuple(rows), round(time.monotonic() - began, 2), KERNEL_ERROR)

@@ -91,25 +91,20 @@ FAULTS = (
     Fault(
         "a leaked child: one at work is neither ended nor waited for",
         "worker.py",
-        """            if not self._listener.ends(patience_s):
+        """            if self._reader.is_alive():
                 self._process.kill()
-        except BaseException:
-            self._process.kill()
-            raise
-        finally:
             self._process.wait()
-            self._listener.close()
-            self._complaints.close()""",
-        """            self._listener.ends(patience_s)
-        finally:
-            self._complaints.close()""",
+            self._reader.join()
+            self._stdout.close()
+            self._log.close()""",
+        """            self._log.close()""",
         "test_worker integration/test_session test_interrupt",
     ),
     Fault(
         "an orphan: a child at work outlives its parent",
         "worker.py",
-        "_serve(module, _Inbox(sys.stdin, end), say)",
-        "_serve(module, _Inbox(sys.stdin, lambda: None), say)",
+        "threading.Thread(target=receive, daemon=True)",
+        "threading.Thread(target=_receive, args=(sys.stdin, requests), daemon=True)",
         "test_worker test_interrupt",
     ),
     Fault(
