@@ -19,7 +19,7 @@ from ggufspec.decoding.rules import speculative
 from ggufspec.decoding.rules.base import AcceptanceResult
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.rules.distribution import Distribution
-from ggufspec.decoding.rules.speculative import UniformDraws, verify_residual
+from ggufspec.decoding.rules.speculative import Draws, verify_residual
 from ggufspec.decoding.sampling import Sampling, candidates
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check
@@ -263,7 +263,7 @@ class Words:
         """(both rows, emitted token, offered token or None) with drafts of one token, judged by a rule with a bug."""
         for p_row, q_row in zip(self.target, self.draft, strict=True):
             p, q = Distribution.of(candidates(p_row, WARM)), Distribution.of(candidates(q_row, WARM))
-            chance = UniformDraws(self.rng)
+            chance = Draws(self.rng)
             token = int(q_row.argmax()) if lookup else int(q.ids[chance.draw(q.probabilities)])
             q = Distribution.point(token) if lookup else q
             verdict = (bug or judged)(p, token, q, chance)

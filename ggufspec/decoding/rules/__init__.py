@@ -30,6 +30,6 @@ def make_rule(name: str, sampling: Sampling, grammar: Grammar | None = None) -> 
     row, number = parse_rule(name)
     module, _, kind = row.made_by.partition(":")
     path = None if grammar is None else Path(grammar)
-    more = () if number is None else (number,)
-    rule: Rule = getattr(import_module(f"{__name__}.{module}"), kind)(sampling, *more, path=path)
+    more = {} if number is None else {"number": number}
+    rule: Rule = getattr(import_module(f"{__name__}.{module}"), kind)(sampling, path=path, **more)
     return rule

@@ -14,8 +14,8 @@ which the drafted tokens before it stand as if they had been accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,12 @@ class DraftToken:
         token: its id.
         q: what it was drawn from, after the draft's truncation and temperature; None if it was not drawn (a lookup),
             or, under the exact rule, where that would be the whole vocabulary.
+        row: (vocab,) a copy of the draft's penalised logits, if the rule records.
     """
 
     token: int
     q: Candidates | None = None
+    row: Logits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,47 +80,26 @@ class Decisions:
 
 
 @dataclass(slots=True)
-class _Proposal:
-    """A token that the draft model drafted, and the row that it comes from."""
-
-    drafted: DraftToken
-    row: Logits
-    position: int
-    basis: Any
-    record: tuple[Seen, float] | None = None
-
-
-@dataclass(slots=True)
 class Recorder:
-    """What a rule had before it when it decided; rows are copied then, and weighed when the round is over.
+    """What a rule had before it in its last verification, weighed when the round is over.
 
     Args:
         spell: the text of a token.
-        proposals: of this round, by the drafted token's id().
-        basis: what the rule chose from, for each row that it read.
-        uniforms: variables drawn in this verification.
+        uniforms: variables drawn.
+        drafted: what was verified.
+        proposed: as :class:`Decisions` has it, where a grammar has a part in that.
+        position: index in the sequence of the first drafted token.
         rows: (accepted + 1, vocab) the target's penalised rows.
+        result: what was decided.
     """
 
     spell: Callable[[int], str]
-    proposals: dict[int, _Proposal] = field(default_factory=dict)
-    basis: list[Any] = field(default_factory=list)
     uniforms: list[float] = field(default_factory=list)
-    rows: Rows | None = None
     drafted: tuple[DraftToken, ...] = ()
+    proposed: tuple[tuple[Seen | None, float], ...] | None = None
     position: int = 0
+    rows: Rows = field(default_factory=lambda: np.empty((0, 0), np.float32))
     result: AcceptanceResult = AcceptanceResult(0, None)
-
-    def row(self, index: int) -> Logits:
-        """The target's row after so many drafted tokens."""
-        assert self.rows is not None
-        row: Logits = self.rows[index]
-        return row
-
-    @property
-    def source(self) -> Literal["bonus", "target"]:
-        """Whose the added token is: a bonus behind a draft that was accepted whole."""
-        return "bonus" if self.result.accepted == len(self.drafted) > 0 else "target"
 
 
 class Rule:
@@ -127,14 +108,16 @@ class Rule:
     Args:
         sampling: how the target chooses.
         path: of the grammar, if there is one.
+        number: of ``--accept top-k:3``, say; 0 for a rule that takes none.
     """
 
     kind: ClassVar[str]  # of ``settings.RULES``
     may_trim: ClassVar[bool]  # whether a drafted token may be dropped unverified because of what it turned out to be
     recorder: Recorder | None = None
 
-    def __init__(self, sampling: Sampling, path: Path | None = None) -> None:
+    def __init__(self, sampling: Sampling, path: Path | None = None, number: float = 0) -> None:
         self.sampling = sampling
+        self.number = number
         self._path = path
         self._penalties = Penalties(sampling) if sampling.penalises else None
         self._settled = 0
@@ -143,12 +126,13 @@ class Rule:
     @property
     def name(self) -> str:
         """As ``--accept`` has it."""
-        return self.kind
+        return f"{self.kind}:{self.number}" if self.number else self.kind
 
     @property
     def description(self) -> str:
         """When a drafted token is accepted."""
-        return RULES[self.kind].description
+        row = RULES[self.kind]
+        return row.description.replace(row.form.partition(":")[2], str(self.number)) if self.number else row.description
 
     @property
     def lossless(self) -> bool:
@@ -200,9 +184,11 @@ class Rule:
             self._path.follow(tokens)
         if self._penalties is not None:
             self._penalties.follow(position, tokens)
-        if self.recorder is not None:
-            self.recorder.basis.clear()
-            self.recorder.uniforms.clear()
+        if (recorder := self.recorder) is not None:
+            recorder.uniforms.clear()
+            recorder.drafted, recorder.position = tuple(drafted), position
+            # What is permitted at a rejected token's position is not known any more when the round is over.
+            recorder.proposed = None if self._path is None else self._proposed(recorder)
         result = self._judge(rows, drafted, position)
         emitted = result.emitted(tokens)
         if self._path is not None:
@@ -210,9 +196,8 @@ class Rule:
         if self._penalties is not None:
             self._penalties.follow(position, emitted)
             self._settled = position + len(emitted)
-        if (recorder := self.recorder) is not None:
-            recorder.rows = rows[: result.accepted + 1].copy()
-            recorder.drafted, recorder.position, recorder.result = tuple(drafted), position, result
+        if recorder is not None:
+            recorder.rows, recorder.result = rows[: result.accepted + 1].copy(), result
         return result
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
@@ -243,51 +228,52 @@ class Rule:
         self.recorder = Recorder(spell)
 
     def decisions(self) -> Decisions:
-        """What was decided in the last verification; to be asked once, and only of a rule that records."""
+        """What was decided in the last verification, of a rule that records."""
         recorder = self.recorder
         assert recorder is not None
-        assert recorder.rows is not None
-        proposed = tuple(self._proposed(recorder.proposals.get(id(one))) for one in recorder.drafted)
-        recorder.proposals.clear()
-        result, count = recorder.result, len(recorder.drafted)
-        judged = tuple(self._judged(recorder, i, proposed[i][1]) for i in range(min(result.accepted + 1, count)))
-        added = None if result.token is None else self._added(recorder, result.token)
-        recorder.basis.clear()
+        proposed = self._proposed(recorder) if recorder.proposed is None else recorder.proposed
+        accepted, token = recorder.result.accepted, recorder.result.token
+        places = zip(recorder.rows, recorder.drafted, proposed, strict=False)
+        judged = tuple(
+            self._judged(row, one.token, recorder.position + i, q) for i, (row, one, (_, q)) in enumerate(places)
+        )
+        added = None
+        if token is not None:
+            added = self._added(recorder.rows[accepted], token, recorder.position + accepted)
+            if accepted == len(recorder.drafted) > 0:
+                added = replace(added, source="bonus")
         return Decisions(recorder.position, proposed, judged, added, self._path is not None)
 
-    def _record_proposal(self, drafted: DraftToken, row: Logits, position: int, basis: Any = None) -> None:
-        assert self.recorder is not None
-        proposal = self.recorder.proposals[id(drafted)] = _Proposal(drafted, row.copy(), position, basis)
-        if self._path is not None:  # what is permitted here is not known any more when the round is over
-            self._proposed(proposal)
+    def _recorded(self, row: Logits) -> Logits | None:
+        return None if self.recorder is None else row.copy()
 
-    def _proposed(self, proposal: _Proposal | None) -> tuple[Seen | None, float]:
-        """The draft's row, and the probability with which it gave its token; 1 for a token that was not drawn."""
-        if proposal is None:
-            return None, 1.0
-        if proposal.record is None:
-            token = proposal.drafted.token
-            seen = self._seen(proposal.row, token, proposal.position)
-            proposal.record = seen, self._q_of(proposal.drafted, proposal.row, proposal.basis)
-        return proposal.record
+    def _proposed(self, recorder: Recorder) -> tuple[tuple[Seen | None, float], ...]:
+        """Of each drafted token the draft's row, and the probability of the token; 1 for one that was not drawn."""
+        return tuple(
+            (None, 1.0) if one.row is None else (self._seen(one.row, one.token, i), self._q_of(one, one.row, i))
+            for i, one in enumerate(recorder.drafted, recorder.position)
+        )
 
     def _seen(self, row: Logits, token: int, position: int) -> Seen:
-        assert self.recorder is not None
-        spell, log_p = self.recorder.spell, log_probabilities(row, 1.0)
-        logit = float(row[token])
+        log_p, logit = log_probabilities(row, 1.0), float(row[token])
         likeliest = tuple(
-            Likely(one, spell(one), float(np.exp(log_p[one])), self.permits(one, position))
+            Likely(one, self._spelled(one), float(np.exp(log_p[one])), self.permits(one, position))
             for one in likeliest_ids(row).tolist()
         )
         return Seen(logit if np.isfinite(logit) else None, float(np.exp(log_p[token])), likeliest)
 
-    def _q_of(self, drafted: DraftToken, row: Logits, basis: Any) -> float:
+    def _spelled(self, token: int) -> str:
+        assert self.recorder is not None
+        return self.recorder.spell(token)
+
+    def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:
+        """The probability with which a token was drawn from the draft's row."""
         raise NotImplementedError
 
-    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
         raise NotImplementedError
 
-    def _added(self, recorder: Recorder, token: int) -> Added | None:
+    def _added(self, row: Logits, token: int, position: int) -> Added:
         raise NotImplementedError
 
 

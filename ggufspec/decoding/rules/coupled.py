@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggufspec.decoding.noise import choose, choose_full, gumbel
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, Rule, log_probabilities
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rows, Rule, log_probabilities
 from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Candidates, Logits, candidates, likeliest
 from ggufspec.schema.rounds import Added, Judged, Own, Sum
 
-Choice = tuple[int, Candidates | None]  # a token, and what truncation left of the row, if there was any
-Recorded = tuple[int, Candidates | None, Logits | None]  # and the masked row, if the grammar changed the choice
+# A token, what truncation left of the row if there was any, and the masked row if the grammar changed the choice.
+Choice = tuple[int, Candidates | None, Logits | None]
 
 
 class CoupledRule(Rule):
@@ -30,11 +30,8 @@ class CoupledRule(Rule):
     may_trim = True
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
-        drafted = DraftToken(*self._draft(logits, position))
-        if self.recorder is not None:
-            recorded = self.recorder.basis.pop() if self.recorder.basis else None
-            self._record_proposal(drafted, logits, position, recorded)
-        return drafted
+        token, q, _ = self._draft(logits, position)
+        return DraftToken(token, q, self._recorded(logits))
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
         return float(self._draft(logits, position)[0] == token)
@@ -62,74 +59,67 @@ class CoupledRule(Rule):
 
     def _choose(self, logits: Logits, position: int) -> Choice | None:
         """The target's own choice; None if nothing is permitted."""
-        chosen: Choice | None = self._choose_freely(logits, position)
-        masked = None
-        if not self.permits(chosen[0], position):  # type: ignore[index]
-            masked = self._masked(logits, position)
-            chosen = None if masked is None else self._choose_freely(masked, position)
-        if self.recorder is not None:
-            self.recorder.basis.append(None if chosen is None else (*chosen, masked))
-        return chosen
+        chosen = self._choose_freely(logits, position)
+        if self.permits(chosen[0], position):
+            return chosen
+        masked = self._masked(logits, position)
+        return None if masked is None else (*self._choose_freely(masked, position)[:2], masked)
 
     def _choose_freely(self, logits: Logits, position: int) -> Choice:
         if not self.sampling.truncates:
-            return choose_full(logits, self.sampling.temperature, self.sampling.seed, position), None
+            return choose_full(logits, self.sampling.temperature, self.sampling.seed, position), None, None
         return self._drawn(candidates(logits, self.sampling), position)
 
     def _drawn(self, q: Candidates, position: int) -> Choice:
-        return choose(q.ids, q.scores, self.sampling.seed, position), q
+        return choose(q.ids, q.scores, self.sampling.seed, position), q, None
 
     # ---- the record
 
-    def _q_of(self, drafted: DraftToken, row: Logits, basis: Recorded | None) -> float:
-        if drafted.q is not None:
-            return Distribution.of(drafted.q).probability(drafted.token)
-        return 1.0 if basis is None else self._p(basis, row, drafted.token)
+    def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:
+        return self._p(self._draft(row, position), row, drafted.token)
 
-    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
-        row, basis = recorder.row(index), recorder.basis[index]
-        token, position = recorder.drafted[index].token, recorder.position + index
-        seen = self._seen(row, token, position)
-        if basis is None:
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+        seen, choice = self._seen(row, token, position), self._choose(row, position)
+        if choice is None:
             return Judged(seen, p=0.0, ratio=0.0, masked=True)
-        own, p, of_own = basis[0], self._p(basis, row, token), self._sum(basis, row, basis[0], position)
+        own, p, of_own = choice[0], self._p(choice, row, token), self._sum(choice, row, choice[0], position)
         assert of_own is not None
         return Judged(
             seen,
             p=p,
             ratio=p / q,
-            masked=basis[2] is not None,
-            sum=self._sum(basis, row, token, position),
-            own=Own(own, recorder.spell(own), self._p(basis, row, own), of_own),
+            masked=choice[2] is not None,
+            sum=self._sum(choice, row, token, position),
+            own=Own(own, self._spelled(own), self._p(choice, row, own), of_own),
         )
 
-    def _added(self, recorder: Recorder, token: int) -> Added:
-        index = recorder.result.accepted
-        row, basis, position = recorder.row(index), recorder.basis[index], recorder.position + index
-        p = self._p(basis, row, token)
+    def _added(self, row: Logits, token: int, position: int) -> Added:
+        choice = self._choose(row, position)
+        assert choice is not None
+        p = self._p(choice, row, token)
         return Added(
             position,
             token,
-            recorder.spell(token),
-            recorder.source,
+            self._spelled(token),
+            source="target",
             distribution="p",
             probability=p,
             p=p,
-            masked=basis[2] is not None,
+            masked=choice[2] is not None,
             target=self._seen(row, token, position),
-            sum=self._sum(basis, row, token, position),
+            sum=self._sum(choice, row, token, position),
         )
 
-    def _p(self, basis: Recorded, row: Logits, token: int) -> float:
-        _, left, masked = basis
+    def _p(self, choice: Choice, row: Logits, token: int) -> float:
+        _, left, masked = choice
         if left is not None:
             return Distribution.of(left).probability(token)
         log_p = log_probabilities(row if masked is None else masked, self.sampling.temperature)
         return float(np.exp(log_p[token]))
 
-    def _sum(self, basis: Recorded, row: Logits, token: int, position: int) -> Sum | None:
+    def _sum(self, choice: Choice, row: Logits, token: int, position: int) -> Sum | None:
         """What the rule compares; None for a token that it leaves out."""
-        (own, left, masked), sampling, score = basis, self.sampling, -np.inf
+        (own, left, masked), sampling, score = choice, self.sampling, -np.inf
         if sampling.temperature == 0:
             if token == own or self.permits(token, position):
                 score = float(row[token]) - float(row[own])

@@ -6,45 +6,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import Recorder, log_probabilities
+from ggufspec.decoding.rules.base import log_probabilities
 from ggufspec.decoding.rules.coupled import CoupledRule
-from ggufspec.decoding.sampling import Logits, Sampling
+from ggufspec.decoding.sampling import Logits
 from ggufspec.schema.rounds import Judged, Rank, Typical
 
 
 class TopKRule(CoupledRule):
-    """A drafted token is also accepted if it is among the target's ``count`` likeliest; ties go to the lower id.
+    """A drafted token is also accepted if it is among the target's ``number`` likeliest; ties go to the lower id.
 
     Temperature and truncation have no part in that, nor has the grammar, which must permit the token.
     """
 
     kind = "top-k"
 
-    def __init__(self, sampling: Sampling, count: int, path: Path | None = None) -> None:
-        super().__init__(sampling, path)
-        self.count = count
-
-    @property
-    def name(self) -> str:
-        return f"top-k:{self.count}"
-
-    @property
-    def description(self) -> str:
-        return super().description.replace("N likeliest", f"{self.count} likeliest")
-
     def _accepts(self, row: Logits, token: int, position: int) -> bool:
-        return bool(self.rank(row, token) <= self.count and row[token] > -np.inf) and self.permits(token, position)
+        return bool(self.rank(row, token) <= self.number and row[token] > -np.inf) and self.permits(token, position)
 
     def rank(self, row: Logits, token: int) -> int:
         """The rank of a token among the target's likeliest, from 1."""
         return int(np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])) + 1
 
-    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
-        judged = super()._judged(recorder, index, q)
-        if judged.own is None:
-            return judged
-        return replace(judged, rank=Rank(self.rank(recorder.row(index), recorder.drafted[index].token), self.count))
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+        judged = super()._judged(row, token, position, q)
+        return judged if judged.own is None else replace(judged, rank=Rank(self.rank(row, token), int(self.number)))
 
 
 class TypicalRule(CoupledRule):
@@ -58,18 +43,6 @@ class TypicalRule(CoupledRule):
 
     kind = "typical"
 
-    def __init__(self, sampling: Sampling, epsilon: float, path: Path | None = None) -> None:
-        super().__init__(sampling, path)
-        self.epsilon = epsilon
-
-    @property
-    def name(self) -> str:
-        return f"typical:{self.epsilon}"
-
-    @property
-    def description(self) -> str:
-        return super().description.replace("EPS", str(self.epsilon))
-
     def _accepts(self, row: Logits, token: int, position: int) -> bool:
         weighed = self.weigh(row, token)
         return weighed.probability > weighed.bar and self.permits(token, position)
@@ -79,11 +52,9 @@ class TypicalRule(CoupledRule):
         log_p = log_probabilities(row, self.sampling.temperature or 1.0)
         possible = log_p[log_p > -np.inf]
         entropy = -(np.exp(possible) * possible).sum()
-        bar = min(self.epsilon, self.epsilon**0.5 * np.exp(-entropy))
-        return Typical(float(np.exp(log_p[token])), float(entropy), self.epsilon, float(bar))
+        bar = min(self.number, self.number**0.5 * np.exp(-entropy))
+        return Typical(float(np.exp(log_p[token])), float(entropy), self.number, float(bar))
 
-    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
-        judged = super()._judged(recorder, index, q)
-        if judged.own is None:
-            return judged
-        return replace(judged, typical=self.weigh(recorder.row(index), recorder.drafted[index].token))
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+        judged = super()._judged(row, token, position, q)
+        return judged if judged.own is None else replace(judged, typical=self.weigh(row, token))

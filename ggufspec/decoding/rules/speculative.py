@@ -8,12 +8,12 @@ because of that token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Recorder, Rows, Rule
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rows, Rule
 from ggufspec.decoding.rules.distribution import Distribution, Numbers
 from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates
 from ggufspec.schema.rounds import Added, Drawn, Judged
@@ -38,28 +38,27 @@ class SpeculativeRule(Rule):
 
     def __init__(self, sampling: Sampling, rng: np.random.Generator | None = None, path: Path | None = None) -> None:
         super().__init__(sampling, path)
-        self._draws = UniformDraws(rng or np.random.default_rng(sampling.seed))
+        self._draws = Draws(rng or np.random.default_rng(sampling.seed))
 
     def draft_token(self, logits: Logits, position: int) -> DraftToken:
         q = self._q(logits, position)
-        drafted = DraftToken(int(q.ids[self._draws.draw(q.probabilities())]), q)
-        if self.recorder is not None:
-            self._record_proposal(drafted, logits, position)
-        return drafted
+        return DraftToken(int(q.ids[self._draws.draw(q.probabilities())]), q, self._recorded(logits))
 
     def agreement(self, logits: Logits, position: int, token: int) -> float:
         return Distribution.of(self._q(logits, position)).probability(token)
 
     def _q(self, logits: Logits, position: int) -> Candidates:
-        masked = self._masked(logits, position)
-        return candidates(logits if masked is None else masked, self.sampling)
+        left = self._left(logits, position)
+        return candidates(logits, self.sampling) if left is None else left
+
+    def _left(self, row: Logits, position: int) -> Candidates | None:
+        """What grammar and sampling leave of a row; None if that is nothing."""
+        masked = self._masked(row, position)
+        return None if masked is None else candidates(masked, self.sampling)
 
     def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         def target(i: int) -> Distribution | None:
-            masked = self._masked(self.penalised(rows[i], position + i), position + i)
-            left = None if masked is None else candidates(masked, self.sampling)
-            if self.recorder is not None:
-                self.recorder.basis.append(left)
+            left = self._left(self.penalised(rows[i], position + i), position + i)
             return None if left is None else Distribution.of(left)
 
         return verify_residual(target, [(one.token, _drawn_from(one)) for one in drafted], self._draws)
@@ -71,43 +70,40 @@ class SpeculativeRule(Rule):
         assert self.recorder is not None
         self._draws.drawn = self.recorder.uniforms
 
-    def _q_of(self, drafted: DraftToken, row: Logits, basis: object) -> float:  # noqa: ARG002
+    def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:  # noqa: ARG002
         return _drawn_from(drafted).probability(drafted.token)
 
-    def _judged(self, recorder: Recorder, index: int, q: float) -> Judged:
-        row, left = recorder.row(index), recorder.basis[index]
-        token = recorder.drafted[index].token
-        seen = self._seen(row, token, recorder.position + index)
+    def _judged(self, row: Logits, token: int, position: int, q: float) -> Judged:
+        seen, left = self._seen(row, token, position), self._left(row, position)
         if left is None:
             return Judged(seen, p=0.0, ratio=0.0, masked=True)
-        p = Distribution.of(left).probability(token)
-        return Judged(seen, p, p / q, masked=self._masks(row, left), uniform=recorder.uniforms[index])
+        assert self.recorder is not None
+        p, uniform = Distribution.of(left).probability(token), self.recorder.uniforms[position - self.recorder.position]
+        return Judged(seen, p, p / q, masked=self._masks(row, left), uniform=uniform)
 
-    def _added(self, recorder: Recorder, token: int) -> Added:
-        accepted = recorder.result.accepted
-        row, left, position = recorder.row(accepted), recorder.basis[accepted], recorder.position + accepted
+    def _added(self, row: Logits, token: int, position: int) -> Added:
+        recorder, left = self.recorder, self._left(row, position)
+        assert recorder is not None
+        assert left is not None
         p = Distribution.of(left)
         probabilities, of_residual = p.probabilities, False
-        if accepted < len(recorder.drafted):
-            q = _drawn_from(recorder.drafted[accepted]).at(p.ids)
+        rejected = recorder.drafted[position - recorder.position :]
+        if rejected:
+            q = _drawn_from(rejected[0]).at(p.ids)
             probabilities, of_residual = residual(p.probabilities, q), bool((p.probabilities > q).any())
         index, reached = int(p.ids.searchsorted(token)), probabilities.cumsum()
+        before = float(reached[index - 1]) if index else 0.0
         return Added(
             position,
             token,
-            recorder.spell(token),
-            recorder.source,
+            self._spelled(token),
+            source="target",
             distribution="residual" if of_residual else "p",
             probability=float(probabilities[index]),
             p=float(p.probabilities[index]),
             masked=self._masks(row, left),
             target=self._seen(row, token, position),
-            drawn=Drawn(
-                recorder.uniforms[-1],
-                float(reached[index - 1]) if index else 0.0,
-                float(reached[index]),
-                float(reached[-1]),
-            ),
+            drawn=Drawn(recorder.uniforms[-1], before, float(reached[index]), float(reached[-1])),
         )
 
     def _masks(self, row: Logits, left: Candidates) -> bool:
@@ -119,19 +115,7 @@ def _drawn_from(drafted: DraftToken) -> Distribution:
     return Distribution.point(drafted.token) if drafted.q is None else Distribution.of(drafted.q)
 
 
-class Draws(Protocol):
-    """The decisions that are left to chance; an enumeration takes every one."""
-
-    def accept(self, probability: Any) -> bool:
-        """True with this probability."""
-        ...
-
-    def draw(self, probabilities: Numbers) -> int:
-        """An index into (n,) probabilities."""
-        ...
-
-
-class UniformDraws:
+class Draws:
     """Decisions by a generator, one uniform variable each; they are appended to ``drawn`` if that is a list."""
 
     drawn: list[float] | None = None
@@ -140,9 +124,11 @@ class UniformDraws:
         self._rng = rng
 
     def accept(self, probability: Any) -> bool:
+        """True with this probability."""
         return bool(self._uniform() < probability)
 
     def draw(self, probabilities: Numbers) -> int:
+        """An index into (n,) probabilities."""
         return int(pick(probabilities, self._uniform()))
 
     def _uniform(self) -> float:
