@@ -62,19 +62,23 @@ class Drafter:
     Args:
         module: has ``make``, see :func:`ggufspec.decoding.drafters.make`.
         label: what reports and messages call it.
-        needs_model: whether it drafts with the draft model.
+        needs_model: whether it drafts with the draft file.
         needs_corpus: whether ``--lookup-corpus`` is for it.
+        is_head: whether its file is a head, which reads the target's hidden rows.
     """
 
     module: str
     label: str
     needs_model: bool = False
     needs_corpus: bool = False
+    is_head: bool = False
 
 
 # The registry of drafters: a new one is a module and a row here.
 DRAFTERS = {
     "draft": Drafter("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
+    "mtp": Drafter("ggufspec.decoding.drafters.head", "MTP head", needs_model=True, is_head=True),
+    "eagle3": Drafter("ggufspec.decoding.drafters.head", "EAGLE-3 head", needs_model=True, is_head=True),
     "lookup": Drafter("ggufspec.decoding.drafters.lookup", "n-gram lookup", needs_corpus=True),
 }
 _ALIASES = {"both": ("draft", "lookup"), "none": ()}

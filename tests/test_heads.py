@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ggufspec import SpeculativeDecoder
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.loop import generate, prefill
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import ModelError
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
@@ -175,3 +177,31 @@ def test_a_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, target: Pa
     with Model(target) as model, pytest.raises(ModelError, match="has no llama_get_embeddings_layer_inp"):
         Context(model, options((2,)))
     staging.function.cache_clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind: str, policy: str) -> None:
+    """Strict, with the lookup in the same chain, and with a conversation that grows."""
+    target_path, head_path = files[kind]
+    name = kind.split()[0]
+    options = DecoderOptions(
+        ctx_size=512, threads=1, drafters=(name, "lookup"), draft_policy=policy, draft_max=3, strict=True
+    )
+    with SpeculativeDecoder(target_path, head_path, options) as decoder:
+        assert decoder.drafters == (name, "lookup")
+        for prompt in (PROMPT, PROMPT + "argparse"):
+            found = list(decoder.generate(prompt, max_tokens=40, cache_prompt=True))
+            assert {one.source for one in found} <= {name, "lookup", "target", "bonus"}
+            assert decoder.statistics is not None
+            if policy == "fixed":
+                assert decoder.statistics.drafted > decoder.statistics.lookup_drafted
+            plain = [one.token for one in decoder.generate(prompt, max_tokens=40, alone="target")]
+            assert [one.token for one in found] == plain
+        with pytest.raises(UsageError, match="draft-only needs a draft model"):
+            list(decoder.generate(PROMPT, alone="draft"))
+
+
+def test_two_draft_files_are_one_too_many() -> None:
+    with pytest.raises(UsageError, match=r"eagle3.* needs two draft files"):
+        DecoderOptions(drafters=("draft", "eagle3"))

@@ -14,6 +14,7 @@ from typing import Self, TypeVar, Unpack
 
 from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
+from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round, generate, prefill
 from ggufspec.decoding.options import ROWS, AnswerOptions, DecoderOptions, check_one_of
@@ -26,11 +27,12 @@ from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.grammar import compile_grammar
+from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
 from ggufspec.settings import DRAFTERS
 
-_Owned = TypeVar("_Owned", Model, Context)
+_Owned = TypeVar("_Owned", Model, Context, Head)
 
 MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of memory for each
 
@@ -136,7 +138,7 @@ class SpeculativeDecoder:
         self._threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
         self.statistics: Statistics | None = None
-        self._closers: list[Model | Context] = []
+        self._closers: list[Model | Context | Head] = []
         self._answering = threading.Lock()
         self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
@@ -145,15 +147,23 @@ class SpeculativeDecoder:
         drafts = options.drafts(with_draft=draft is not None)
         self._most_drafted = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
-            self.target = self._own(Model(Path(target), options.placement))
-            self.draft = self._own(Model(Path(draft), options.draft_placement)) if draft else None
-            if self.draft:
+            in_target = draft is not None and Path(draft) == Path(target)  # MTP blocks
+            self.target = self._own(Model(Path(target), options.placement, options.head if in_target else ""))
+            self.draft = self.target if in_target else None
+            if draft and not in_target:
+                self.draft = self._own(Model(Path(draft), options.draft_placement, options.head))
                 require_same_vocabulary(
                     self.target, self.draft, "choose a draft of the target's own family, or --no-draft"
                 )
             self.options = options = replace(options, threads=self._threads.start())
-            self._target = self._own(Context(self.target, options.context(with_draft=draft is not None)))
-            self._draft = self._own(Context(self.draft, options.draft_context())) if self.draft else None
+            sources = head_sources(self.draft) if self.draft and options.head else ()
+            own = replace(options.context(with_draft=draft is not None), hidden=sources)
+            self._target = self._own(Context(self.target, own))
+            self._draft = self._head = None
+            if self.draft and options.head:
+                self._head = self._own(Head(self.draft, self._target, options.draft_context()))
+            elif self.draft:
+                self._draft = self._own(Context(self.draft, options.draft_context()))
             for context in (self._target, self._draft) if drafts else ():
                 if context is not None and not context.can_rewind:
                     raise ModelError(
@@ -161,12 +171,12 @@ class SpeculativeDecoder:
                         "run target-only with --no-draft",
                     )
             self._drafters_made: dict[str, tuple[Path | None, Drafter]] = {}  # by name; with the corpus, if it has one
-            self._drafter: ModelDrafter | None = None
-            if self._draft:
-                drafter = self._made("draft")
-                assert isinstance(drafter, ModelDrafter)
+            self._drafter: ModelDrafter | HeadDrafter | None = None  # the one with a file, which has a cache
+            if self.draft:
+                drafter = self._made(options.head or "draft")
+                assert isinstance(drafter, ModelDrafter | HeadDrafter)
                 self._drafter = drafter
-            self._latency = PairLatency(self._target, self._draft, options, cache)
+            self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
             self._engage()
         except BaseException:
             self.close()
@@ -178,7 +188,7 @@ class SpeculativeDecoder:
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
         drafters = [self._made(name) for name in engaged]
         self._latency.configure(options)
-        if self._drafter:
+        if isinstance(self._drafter, ModelDrafter):
             self._drafter.width = self._latency.draft_width
         self._note(*self._latency.notes, self._latency.refusal)
         self._drafters = [] if self._latency.refusal else drafters
@@ -188,7 +198,7 @@ class SpeculativeDecoder:
         corpus = self.options.lookup_corpus if DRAFTERS[name].needs_corpus else None
         made = self._drafters_made.get(name)
         if made is None or made[0] != corpus:
-            parts = Parts(self.target.vocab_size, self._draft, self._corpus(corpus))
+            parts = Parts(self.target.vocab_size, self._draft, self._corpus(corpus), self._target, self._head)
             made = self._drafters_made[name] = corpus, make(name, parts)
         return made[1]
 
@@ -322,8 +332,8 @@ class SpeculativeDecoder:
         policy = self._latency.policy() if drafters else None
         cached, draft_cached = 0, 0
         if cache_prompt:
-            if self._draft and self._drafter:
-                draft_cached = self._same("draft", tokens, self._draft, self._drafter.has_read)
+            if self._drafter and (reader := self._draft or self._head):
+                draft_cached = self._same("draft", tokens, reader, self._drafter.has_read)
             if alone != "draft":
                 cached = self._same("target", tokens, context, context.length)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
@@ -332,9 +342,9 @@ class SpeculativeDecoder:
         stream = TextStream(stop)
         text = list(tokens)
         try:
-            for name in {alone or "target"} | {one.name for one in drafters if one is self._drafter}:
+            for name in {alone or "target"} | {"draft" for one in drafters if one is self._drafter}:
                 self._held[name] = text
-            if alone == "draft" and self._drafter:
+            if alone == "draft" and isinstance(self._drafter, ModelDrafter):
                 self._drafter.let_go()
             began = clock()
             try:
@@ -413,11 +423,11 @@ class SpeculativeDecoder:
     def _follow_threads(self) -> None:
         """Give llama.cpp as many threads as other programs leave CPUs for."""
         if self._threads.look():
-            for context in (self._target, self._draft):
+            for context in (self._target, self._draft, self._head):
                 if context is not None:
                     context.use_threads(self._threads.count)
 
-    def _same(self, name: str, prompt: Sequence[int], context: Context, has_read: int) -> int:
+    def _same(self, name: str, prompt: Sequence[int], context: Context | Head, has_read: int) -> int:
         """How many of the prompt's tokens, of all but the last, are in a cache and can be kept.
 
         Args:
@@ -433,9 +443,9 @@ class SpeculativeDecoder:
     def _note_outcome(self, stop_reason: str) -> None:
         """Note, once, what kept an answer from being what a user expects."""
         notes = [
-            f"the draft model: {drafter.failure}; it drafts no more"
+            f"the {DRAFTERS[drafter.name].label}: {drafter.failure}; it drafts no more"
             for drafter in self._drafters
-            if isinstance(drafter, ModelDrafter) and drafter.failure
+            if isinstance(drafter, ModelDrafter | HeadDrafter) and drafter.failure
         ]
         if stop_reason == "grammar":
             notes.append("the answer ends where the grammar permits no further token")

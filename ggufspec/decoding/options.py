@@ -51,8 +51,9 @@ class DecoderOptions:
         cache_type_v: type of the target's value cache.
         flash_attn: auto, on or off.
         ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
-        drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`: ``draft`` (the model), ``lookup`` (n-grams of the
-            text); none for target-only. With ``draft`` among them and no draft model loaded, nothing is drafted.
+        drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`: ``draft`` (the model), ``mtp`` or ``eagle3`` (a
+            head on the target), ``lookup`` (n-grams of the text); none for target-only. Of those that need a draft file
+            one at most; where it is not loaded, nothing is drafted.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
         draft_max: the longest draft of a round, in tokens; with the fixed policy every draft is so long.
         pad: whether a batch may be padded to a width that is faster.
@@ -85,6 +86,8 @@ class DecoderOptions:
             if name in OPTIONS:
                 OPTIONS[name].check(getattr(self, name))
         check_drafters(self.drafters)
+        if len(files := [name for name in self.drafters if DRAFTERS[name].needs_model]) > 1:
+            raise UsageError(f"--drafter {'+'.join(files)} needs two draft files", f"--drafter {files[0]}+lookup")
         if self.lookup_corpus is not None and not any(DRAFTERS[name].needs_corpus for name in self.drafters):
             raise UsageError("--lookup-corpus needs --drafter lookup", "--drafter both")
         check_rule(self.accept)
@@ -103,6 +106,11 @@ class DecoderOptions:
     def needs_draft(self) -> bool:
         """Whether the draft model drafts."""
         return any(DRAFTERS[name].needs_model for name in self.drafters)
+
+    @property
+    def head(self) -> str:
+        """The drafter whose file is a head on the target: ``mtp``, ``eagle3`` or empty."""
+        return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
     @property
     def drafter(self) -> str:

@@ -62,11 +62,15 @@ class Head:
         vocab_size: logits in a row; -inf where the head has no such token.
         chained: blocks that draft one token each; 1 where one block drafts them all.
         shares_cache: whether it reads the target's cache and has none.
+        length: the position behind the last pair that was read.
         shift: by how many positions a pair stands before its token.
 
     Raises:
         ModelError: llama.cpp can make no context of it; the target's rows are of another size.
     """
+
+    can_pad = False
+    rewind_kind = "exact"
 
     def __init__(self, model: Model, target: Context, options: ContextOptions) -> None:
         self._handle: Any = None
@@ -77,6 +81,7 @@ class Head:
         self.vocab_size = model.vocab_size
         self.capacity = options.ctx_size
         self.width = options.width
+        self.length = 0
         params = context_params(lib, replace(options, hidden=(), rewind=0))
         params.n_batch = params.n_ubatch = max(BATCH, options.width)
         params.n_outputs_max = options.width
@@ -173,6 +178,7 @@ class Head:
                 batch.logits[i] = outputs
             batch.n_tokens = len(part)
             self._check(self._lib.llama_decode(self._handle, batch), len(part))
+        self.length = position + len(tokens)
         if not outputs:
             return np.empty((0, self.vocab_size), np.float32), self._input[:0]
         logits = self._lib.llama_get_logits(self._handle)
@@ -180,12 +186,23 @@ class Head:
 
     def rewind(self, position: int) -> None:
         """Forget the pairs at ``position`` and behind it; 0 forgets all."""
+        self.length = min(self.length, position)
         if self.shares_cache:
             return
         if position == 0:
             self._lib.llama_memory_clear(self._memory, False)
         else:
             self._lib.llama_memory_seq_rm(self._memory, 0, position, -1)
+
+    def decode(self, tokens: Sequence[int], outputs: int) -> Rows:
+        """Read pairs of these tokens and empty rows behind the last pair, for measurements: it takes what reading of
+        text takes.
+        """
+        rows = self.encode(np.zeros((len(tokens), self._encoded), np.float32))
+        return self.read(tokens, rows, self.length, outputs=outputs > 0)[0][-outputs:]
+
+    def mark(self) -> None:
+        """All that follows may be taken back to here, as :meth:`Context.mark`; a head always can."""
 
     def use_threads(self, count: int) -> None:
         """Decode with so many CPU threads from now on."""

@@ -36,6 +36,7 @@ class HiddenRows:
     def __init__(self, context: Any, sources: Sequence[int], size: int, capacity: int) -> None:
         self.sources = tuple(sources)
         self.size = size
+        self.first = 0  # the earliest position whose row is kept
         self._context = context
         self._rows: Rows = np.zeros((min(capacity, RING), len(sources), size), np.float32)
         for source in sources:
@@ -44,15 +45,12 @@ class HiddenRows:
             else:
                 staging.function("llama_set_embeddings_layer_inp")(context, source, True)
 
-    @property
-    def reach(self) -> int:
-        """Tokens whose rows are kept."""
-        return len(self._rows)
-
     def take(self, count: int, first: int) -> None:
         """Keep the rows of the batch just decoded, whose first ``count`` tokens begin at position ``first``."""
-        skipped = max(0, count - self.reach)
-        slots = np.arange(first + skipped, first + count) % self.reach
+        reach = len(self._rows)
+        skipped = max(0, count - reach)
+        slots = np.arange(first + skipped, first + count) % reach
+        self.first = max(min(self.first, first), first + count - reach)
         for index, source in enumerate(self.sources):
             if source == LAST_HIDDEN:
                 pointer = staging.function("llama_get_embeddings_nextn")(self._context)
@@ -63,9 +61,9 @@ class HiddenRows:
     def read(self, first: int, last: int) -> Rows:
         """The rows (tokens, sources × size) of the positions ``first`` … ``last`` - 1, those of one token in a row.
 
-        A copy. The caller sees to it that they are among the newest ``reach``.
+        A copy. The caller sees to it that they were decoded, and that ``first`` is not before :attr:`first`.
         """
-        slots = np.arange(first, last) % self.reach
+        slots = np.arange(first, last) % len(self._rows)
         return self._rows[slots].reshape(last - first, -1)
 
 

@@ -339,9 +339,9 @@ class Context:
         self.length = held + count
 
     @property
-    def hidden_reach(self) -> int:
-        """How many of the newest tokens :meth:`hidden` has rows of; 0: the context was made without hidden rows."""
-        return self._hidden.reach if self._hidden else 0
+    def hidden_first(self) -> int:
+        """The earliest position that :meth:`hidden` has a row of; ``length`` where the context has none."""
+        return min(self._hidden.first, self.length) if self._hidden else self.length
 
     def hidden(self, first: int, last: int) -> Logits:
         """The hidden rows of the tokens at the positions ``first`` … ``last`` - 1, as they were decoded.
@@ -352,7 +352,7 @@ class Context:
         Raises:
             ModelError: the context was made without them (``ContextOptions.hidden``), or holds no longer those.
         """
-        if not self._hidden or first < self.length - self.hidden_reach or last > self.length:
+        if not self._hidden or first < self.hidden_first or last > self.length:
             raise ModelError(
                 f"{self.model.path.name} has no hidden rows of the tokens {first} to {last}",
                 "--drafter draft or --drafter lookup needs none",

@@ -51,8 +51,8 @@ class HeadDrafter:
         self._read = min(same, self._read, end)
         if self._read <= self._first:
             self._forget(0)
-        count = min(len(choices), ROWS, end - self._read)
-        rows = self._catch_up(prompt[:end], count)
+        rows = self._catch_up(prompt[:end], min(len(choices), ROWS))
+        rows = rows[max(0, len(rows) - len(choices)) :]
         decided = choices[len(choices) - len(rows) :]
         return self._judge((row, float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True))
 
@@ -83,10 +83,9 @@ class HeadDrafter:
         end = min(len(text) - 1, self.head.capacity)
         if end - self._read > most:
             self._forget(end - most)
-        count = min(ROWS, end - self._read)
-        if self.failure or count < 1:
+        if self.failure or end <= self._read:
             return []
-        rows = self._catch_up(text[:end], count)
+        rows = self._catch_up(text[:end], ROWS)
         first = end - len(rows) + 1  # what the first row foretells
         return self._judge(
             (row, rule.agreement(rule.penalised(row, position), position, text[position]))
@@ -98,10 +97,10 @@ class HeadDrafter:
         self._read = min(self._read, length + 1)
 
     def _catch_up(self, certain: Sequence[int], count: int) -> Logits:
-        """Read these tokens with the target's rows; the logits of the last ``count``, or fewer."""
+        """Read these tokens with the target's rows; logits of the last ``count`` or more, where there are so many."""
         self._chain = []
-        if len(certain) - self._read > self._target.hidden_reach:
-            self._forget(len(certain) - self._target.hidden_reach)
+        if 0 < self._target.hidden_first >= max(self._read, 1):
+            self._forget(self._target.hidden_first + 1)
         self._rewind()
         first = max(self._read, self.head.shift)  # the first token has no pair where pairs stand before their tokens
         tokens = certain[first:]
@@ -112,8 +111,8 @@ class HeadDrafter:
         rows = self.head.encode(rows)
         if first == 0:
             rows = np.concatenate([np.zeros((1, self.head.row_size), np.float32), rows])
-        count = min(count, len(tokens))
-        silent = len(tokens) - count
+        silent = max(0, len(tokens) - (ROWS if len(tokens) <= ROWS else count))
+        count = len(tokens) - silent
         for block in range(1, self.head.chained):  # each has a cache of its own at the same cells
             self.head.read(tokens, rows, first - self.head.shift, outputs=False, block=block)
             self._rewind()

@@ -15,6 +15,7 @@ from ggufspec.decoding.policy.timing import measure, spot_check
 from ggufspec.decoding.widths import strict_widths
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 from ggufspec.llamacpp.options import ContextOptions, Placement
 
@@ -163,7 +164,7 @@ def update(folder: Path, key: Key, latency: LatencyModel) -> None:
 
 
 def load_or_measure(
-    model: Context, key: Key, folder: Path | None, clock: Callable[[], float], *, budget_s: float = 0.5
+    model: Context | Head, key: Key, folder: Path | None, clock: Callable[[], float], *, budget_s: float = 0.5
 ) -> tuple[LatencyModel, list[str]]:
     """The latency model of a model, from the last run or measured now, and sentences for the user.
 
@@ -189,7 +190,7 @@ def load_or_measure(
             latency.observe(latency.width(1), seconds)
             return latency, []
         note = f"cached timings of {key.name} are of a busier machine: measured again"
-    widths = strict_widths(model, key.limit) if key.strict else None
+    widths = strict_widths(model, key.limit) if key.strict and isinstance(model, Context) else None
     measured = measure(model, clock, limit=key.limit, budget_s=budget_s, allowed=widths, outputs=key.outputs)
     saved = SavedLatency(measured.points, measured.switch_s, widths)
     if folder and measured.trusted:

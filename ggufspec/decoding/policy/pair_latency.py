@@ -14,6 +14,7 @@ from ggufspec.decoding.policy.base import Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.errors import ModelError
+from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
 DRAFT_BUDGET_S = 0.2  # for timing a draft
@@ -27,7 +28,7 @@ class PairLatency:
 
     Args:
         target: the target's context.
-        draft: the draft's, or None.
+        draft: the draft's, or a head, or None.
         options: how the pair is loaded and decoded.
         cache: folder of the cache, or None.
 
@@ -40,7 +41,9 @@ class PairLatency:
         ModelError: strict mode is impossible here.
     """
 
-    def __init__(self, target: Context, draft: Context | None, options: DecoderOptions, cache: Path | None) -> None:
+    def __init__(
+        self, target: Context, draft: Context | Head | None, options: DecoderOptions, cache: Path | None
+    ) -> None:
         self.notes: list[str] = []
         self.refusal = ""
         self.draft_max = options.draft_max
@@ -89,7 +92,7 @@ class PairLatency:
             )
 
     def _measured(
-        self, context: Context, key: latency_cache.Key, budget_s: float = 0.5, *, report: bool = True
+        self, context: Context | Head, key: latency_cache.Key, budget_s: float = 0.5, *, report: bool = True
     ) -> LatencyModel:
         if context.capacity - context.length < key.limit:
             context.rewind(0)
@@ -103,7 +106,7 @@ class PairLatency:
         if self._options.draft_policy == "fixed":
             return Policy()
         assert self._target is not None
-        drafts = {"draft": self._draft} if self._draft and self._options.needs_draft else {}
+        drafts = {self._options.head or "draft": self._draft} if self._draft and self._options.needs_draft else {}
         return Adaptive(self._target, drafts, self._estimators, self._back_off)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
 _NEEDED = (1, 2, 4, 8)  # widths that are timed whatever it takes
@@ -38,7 +39,7 @@ class Measured:
 
 
 def measure(
-    model: Context,
+    model: Context | Head,
     clock: Callable[[], float],
     *,
     limit: int,
@@ -96,12 +97,12 @@ def measure(
     return timer.result()
 
 
-def spot_check(model: Context, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
+def spot_check(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None = None) -> float:
     """Seconds of the shorter of two batches of one width; the cache is left as it was."""
     return min(_once(model, clock, width, outputs) for _ in range(2))
 
 
-def _once(model: Context, clock: Callable[[], float], width: int, outputs: int | None) -> float:
+def _once(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None) -> float:
     """Seconds of one batch behind the text in the cache."""
     found = model.length
     tokens = _tokens(width, model.vocab_size)
