@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from ggufspec.bench import compare, interleaved, matrix, trial
-from ggufspec.bench.compare import LOG, Comparison, Contender, Experiment, Planned, Subject
+from ggufspec.bench.compare import LOG, Comparison, Contender, Experiment
+from ggufspec.bench.matrix import Planned
 from ggufspec.bench.run_log import RunLog
 from ggufspec.cli.compare import split
 from ggufspec.decoding.decoder import Statistics
@@ -63,20 +65,20 @@ def spec(target, draft=None):
 
 
 def contender(target, draft=None, **rest):
-    return Contender(target, draft, (target, draft or ""), spec(target, draft), **rest)
+    return Contender(target, draft, spec(target, draft), **rest)
 
 
-def experiment(*contenders, repetitions=3, rows=None, targets=None):
+def experiment(*contenders, repetitions=3, quality=False, targets=None):
     named = dict.fromkeys(one.target for one in contenders)
-    subjects = targets or tuple(Subject(name, Path(name), 100, name, DecoderOptions()) for name in named)
+    subjects = targets or tuple(ComparedModel(name, name, 100) for name in named)
     drafts = dict.fromkeys(one.draft for one in contenders if one.draft)
     return Experiment(
         subjects,
-        tuple(Subject(name, Path(name), 10, name) for name in drafts),
+        tuple(ComparedModel(name, name, 10) for name in drafts),
         contenders,
         repetitions,
         {"prompts": 1},
-        rows,
+        quality,
     )
 
 
@@ -126,8 +128,7 @@ def machine(monkeypatch):
 
 
 def run(asked, run_log, **rest):
-    times = iter(range(1000))
-    comparison = Comparison(asked, run_log, now=lambda: next(times), **rest)
+    comparison = Comparison(asked, run_log, **rest)
     comparison.run(lambda *_: None)
     return comparison
 
@@ -202,7 +203,7 @@ def test_a_cell_that_fails_later_keeps_what_it_has(machine, run_log):
 
 def test_a_cell_that_was_never_placed_is_a_row(machine, run_log):
     machine(APART)
-    lost = Contender("a", "x", ("a", "x"), None, failure=Failure("the draft does not fit"))
+    lost = Contender("a", "x", None, failure=Failure("the draft does not fit"))
     document = run(experiment(*FOUR, lost), run_log()).document()
     assert document.cells[4].failure == Failure("the draft does not fit")
 
@@ -222,7 +223,6 @@ def test_every_trial_is_kept_and_none_is_made_twice(machine, run_log):
     for stop in range(1, total):
         first = machine(APART)
         count = iter(range(stop))
-        times = iter(range(1000))
         book = run_log(f"stopped after {stop}")
 
         def until(spec, first=first, count=count, **rest):
@@ -230,10 +230,10 @@ def test_every_trial_is_kept_and_none_is_made_twice(machine, run_log):
                 raise KeyboardInterrupt
             return first(spec, **rest)
 
-        comparison = Comparison(experiment(*FOUR), book, until, lambda times=times: next(times))
+        comparison = Comparison(experiment(*FOUR), book, until)
         with pytest.raises(KeyboardInterrupt):
             comparison.run(lambda *_: None)
-        assert sum(len(trials) for trials in comparison.trials.by_run.values()) == stop
+        assert sum(map(len, comparison.trials.results.values())) == stop
         assert comparison.document(interrupted=True).interrupted
         second = machine(APART)
         second.asked = list(first.asked)  # goes on in its lists of speeds
@@ -243,26 +243,23 @@ def test_every_trial_is_kept_and_none_is_made_twice(machine, run_log):
         assert again.document().cells == whole.cells
 
 
-def test_a_failure_is_kept_until_the_comparison_is_done(machine, run_log):
-    dead = APART | {("a", "d"): Failure("dead"), ("b", "d"): [50.0, KeyboardInterrupt]}
-    machine(dead)
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment(*FOUR), run_log())
-    resumed = machine(APART)
+def test_what_failed_is_tried_again_by_the_next_run(machine, run_log):
+    machine(APART | {("a", "d"): Failure("dead")})
     run(experiment(*FOUR), run_log())
-    assert ("a", "d") not in resumed.asked
     mended = machine(APART)
     document = run(experiment(*FOUR), run_log()).document()
     assert mended.asked == [("a", "d")] * 3
     assert document.cells[1].run is not None
 
 
-def test_another_file_is_measured_anew(machine, run_log):
-    machine(APART)
-    run(experiment(*FOUR), run_log())
-    found = machine(APART)
-    run(experiment(*(replace(one, identity=("changed",)) for one in FOUR)), run_log())
-    assert len(found.asked) == 12
+def test_another_file_is_measured_anew(machine, run_log, tmp_path):
+    target = tmp_path / "t.gguf"
+    found = machine({(str(target), None): 10.0})
+    for content, times in (("one", 3), ("one", 3), ("another", 6)):
+        target.write_text(content)
+        os.utime(target, ns=(len(content), len(content)))
+        run(experiment(contender(str(target))), run_log())
+        assert len(found.asked) == times
 
 
 def test_more_repetitions_add_to_what_is_there(machine, run_log):
@@ -284,7 +281,7 @@ def test_what_is_kept_in_another_shape_is_measured_anew(machine, run_log, tmp_pa
     run(experiment(*FOUR), run_log())
     path = tmp_path / "compare.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[1]["value"]["result"].pop("load_s")
+    lines[1]["value"].pop("load_s")
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = machine(APART)
     again = run(experiment(*FOUR), run_log())
@@ -314,7 +311,7 @@ def test_bytes_by_device_and_part():
 
     used = {"weights": 100, "kv": 10, "compute": 5, "overhead": 1}
     option = PlannedOption(model(GPU=used, CPU=used), model(GPU=used), 1.0, 3)
-    assert compare.parts(option, {"GPU": 1000}) == {
+    assert matrix.parts(option, {"GPU": 1000}) == {
         "GPU": {
             "target weights": 100,
             "target kv": 10,
@@ -328,22 +325,7 @@ def test_bytes_by_device_and_part():
     }
 
 
-# drift, and what goes on on a card
-
-
-def test_a_machine_that_grows_slower_is_told(machine, run_log):
-    def slower(base):
-        return [base * factor for factor in (1.0, 0.95, 0.9, 0.85, 0.8)]
-
-    machine(
-        {
-            name: slower(speed)
-            for name, speed in {("a", None): 10, ("a", "d"): 20, ("b", None): 31, ("b", "d"): 60}.items()
-        }
-    )
-    document = run(experiment(*FOUR, repetitions=5), run_log()).document()
-    assert any("the machine became" in warning and "slower" in warning for warning in document.warnings)
-    assert document.cells[1].speedup.samples == pytest.approx([2.0] * 5)
+# what goes on on a card
 
 
 def card(**more):
@@ -366,9 +348,9 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeyp
     monkeypatch.setattr(trial, "attempt", measure)
     document = run(experiment(contender("a"), contender("b")), run_log()).document()
     assert document.warnings == (
-        "RTX 4090: heat in 1 trial of 6: the clocks were reduced",
-        "another program began to use a card meanwhile: blender",
         "RTX 4090 was 40% busy before the first trial: something else runs on it",
+        "RTX 4090: heat: the clocks were reduced",
+        "another program began to use a card meanwhile: blender",
     )
 
 
@@ -376,7 +358,7 @@ def test_a_card_that_is_held_back_and_a_stranger_on_it(machine, run_log, monkeyp
 
 
 @pytest.fixture
-def qualities(monkeypatch, tmp_path):
+def qualities(monkeypatch):
     """Qualities are made by hand; what was asked of a child is noted, and that the reference's file is there."""
     asked = []
     fails = set()
@@ -391,33 +373,33 @@ def qualities(monkeypatch, tmp_path):
         return Quality(spec.reference, 100, 5.0, 0.1, 0.0 if spec.is_reference else 0.1, 0.01, 0.9, 0.01)
 
     monkeypatch.setattr(compare.quality, "measure", measure)
-    return SimpleNamespace(asked=asked, fails=fails, rows=tmp_path / "compare.rows")
+    return SimpleNamespace(asked=asked, fails=fails)
 
 
-def judged(qualities, *sizes):
+def judged(*sizes):
     names = [f"t{size}" for size in sizes]
-    subjects = tuple(Subject(f"t{size}", Path(f"t{size}"), size, f"t{size}", DecoderOptions()) for size in sizes)
-    return experiment(*(contender(name) for name in names), repetitions=1, rows=qualities.rows, targets=subjects)
+    subjects = tuple(ComparedModel(f"t{size}", f"t{size}", size) for size in sizes)
+    return experiment(*(contender(name) for name in names), repetitions=1, quality=True, targets=subjects)
 
 
 def speeds(*sizes):
     return {(f"t{size}", None): float(size) for size in sizes}
 
 
-def test_the_largest_target_is_the_reference(machine, run_log, qualities):
+def test_the_largest_target_is_the_reference(machine, run_log, qualities, tmp_path):
     machine(speeds(5, 9, 7))
-    document = run(judged(qualities, 5, 9, 7), run_log()).document()
+    document = run(judged(5, 9, 7), run_log()).document()
     assert qualities.asked == [("t9", "t9"), ("t7", "t9"), ("t5", "t9")]
     assert [model.quality.reference for model in document.targets] == ["t9"] * 3
-    assert not qualities.rows.exists()
-    run(judged(qualities, 5, 9, 7), run_log())
+    assert [path.name for path in tmp_path.iterdir()] == ["compare.jsonl"]
+    run(judged(5, 9, 7), run_log())
     assert len(qualities.asked) == 3  # kept
 
 
 def test_a_reference_that_cannot_be_read_makes_way(machine, run_log, qualities):
     machine(speeds(5, 9, 7))
     qualities.fails.add("t9")
-    document = run(judged(qualities, 5, 9, 7), run_log()).document()
+    document = run(judged(5, 9, 7), run_log()).document()
     assert qualities.asked == [("t9", "t9"), ("t7", "t7"), ("t5", "t7")]
     assert document.targets[1].failure == Failure("t9 cannot be loaded", "a hint")
     assert document.targets[0].quality.reference == "t7"
@@ -426,22 +408,22 @@ def test_a_reference_that_cannot_be_read_makes_way(machine, run_log, qualities):
 def test_a_resumed_comparison_reads_the_reference_again_if_it_must(machine, run_log, qualities):
     machine(speeds(5, 9))
     qualities.fails.add("t5")
-    document = run(judged(qualities, 5, 9), run_log()).document()
+    document = run(judged(5, 9), run_log()).document()
     assert document.targets[0].quality is None
     qualities.fails.clear()
     qualities.asked.clear()
-    document = run(judged(qualities, 5, 9), run_log()).document()
+    document = run(judged(5, 9), run_log()).document()
     assert qualities.asked == [("t9", "t9"), ("t5", "t9")]
     assert document.targets[0].quality is not None
 
 
 def test_a_target_that_cannot_run_says_why_it_has_no_quality(machine, run_log, qualities):
     machine(speeds(5, 7))
-    asked, dead = judged(qualities, 5, 7), Failure("it does not fit")
-    lost = Contender("t9", None, ("t9",), None, failure=dead)
+    asked, dead = judged(5, 7), Failure("it does not fit")
+    lost = Contender("t9", None, None, failure=dead)
     asked = replace(
         asked,
-        targets=(*asked.targets, Subject("t9", Path("t9"), 9, "t9")),
+        targets=(*asked.targets, ComparedModel("t9", "t9", 9)),
         contenders=(*asked.contenders, lost),
     )
     document = run(asked, run_log()).document()
@@ -451,7 +433,7 @@ def test_a_target_that_cannot_run_says_why_it_has_no_quality(machine, run_log, q
 
 def test_one_target_has_nothing_to_be_judged_by(machine, run_log, qualities):
     machine(speeds(5))
-    run(judged(qualities, 5), run_log())
+    run(judged(5), run_log())
     assert qualities.asked == []
 
 
@@ -589,10 +571,10 @@ def test_the_table_fits_the_terminal(width):
 
 
 def test_a_kept_trial_is_the_same_again(run_log):
-    one = interleaved.Trial(result(10.0, energy_j=5.0), None, 1.5, ("heat",), ("blender",))
+    one = result(10.0, energy_j=5.0)
     run_log().keep("a 0", one)
-    assert run_log().load("a 0", interleaved.Trial) == one
-    assert run_log().load("a 1", interleaved.Trial) is None
+    assert run_log().load("a 0", trial.Result) == one
+    assert run_log().load("a 1", trial.Result) is None
 
 
 def file(path):
@@ -604,8 +586,7 @@ def file(path):
     [
         (["/m/a-Q4.gguf", "/m/a-Q8.gguf"], ["a-Q4", "a-Q8"]),
         (["/m/one/a.gguf", "/m/two/a.gguf", "/m/b.gguf"], ["a (one)", "a (two)", "b"]),
-        (["/one/m/a.gguf", "/two/m/a.gguf"], ["a (one)", "a (two)"]),
-        (["/a/x/m.gguf", "/b/x/m.gguf", "/a/y/m.gguf"], ["m (a)", "m (b)", "m (y)"]),
+        (["/one/m/a.gguf", "/two/m/a.gguf"], ["/one/m/a.gguf", "/two/m/a.gguf"]),
         (["/m.gguf", "/x/m.gguf"], ["m (/)", "m (x)"]),
         (["/p/x/m.gguf", "/q/x/m.gguf", "/q/p/m.gguf"], ["/p/x/m.gguf", "/q/x/m.gguf", "/q/p/m.gguf"]),
     ],

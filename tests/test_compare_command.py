@@ -55,7 +55,7 @@ def run_log(folder):
 
 def trials(folder):
     """The trials that are kept, in order."""
-    return [value for value in run_log(folder)[1] if isinstance(value, dict) and "at" in value]
+    return [value for value in run_log(folder)[1] if isinstance(value, dict) and "answers" in value]
 
 
 def names(document):
@@ -146,8 +146,6 @@ def test_killed_at_any_trial_it_goes_on(cli: Cli, models: Path, tmp_path: Path, 
     done = cli(*command)
     assert done.code == 0, done.stderr
     assert trials(tmp_path)[: len(before)] == before
-    kept = {value["at"] for value in before}
-    assert len(kept) == len(before)
     samples = [cell["run"]["tokens_per_s"]["samples"] for cell in done.document()["cells"]]
     assert min(map(len, samples)) >= 2
     assert f"{counted(len(before), 'trial')} from before" in done.stderr
@@ -158,7 +156,7 @@ def test_a_torn_line_costs_that_line(cli: Cli, models: Path, tmp_path: Path) -> 
     cli(*command)
     path, _ = run_log(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
-    at = next(i for i, line in enumerate(lines) if b'"at"' in line)
+    at = next(i for i, line in enumerate(lines) if b'"answers"' in line)
     path.write_bytes(b"".join(lines[:at]) + lines[at][:100])
     done = cli(*command)
     assert done.code == 0
@@ -169,7 +167,7 @@ def test_results_of_another_version_are_put_aside(cli: Cli, models: Path, tmp_pa
     command = ("compare", "-m", models / "t-Q8_0.gguf", *SHORT, "--results", tmp_path, "--json")
     cli(*command)
     path, _ = run_log(tmp_path)
-    old = path.read_text().replace("compare-log@1", "compare-log@0")
+    old = path.read_text().replace("compare-log@2", "compare-log@1")
     path.write_text(old)
     done = cli(*command)
     assert done.code == 0
@@ -212,7 +210,7 @@ def test_energy_and_what_goes_on_on_a_card(cli: Cli, models: Path, tmp_path: Pat
     document = done.document()
     assert document["cells"][0]["energy_j_per_token"] == 1.5 / 8
     name = "NVIDIA GeForce RTX 4090"
-    assert f"{name}: heat in 1 trial of 1: the clocks were reduced" in document["warnings"]
+    assert f"{name}: heat: the clocks were reduced" in document["warnings"]
     assert f"{name} was 37% busy before the first trial: something else runs on it" in document["warnings"]
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from ggufspec.bench import quality
 from ggufspec.bench.prompts import PASSAGES
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import ContextOptions
 
 
 def logits(*rows):
@@ -86,18 +87,14 @@ def test_errors_shrink_as_the_text_grows():
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
     """Read the text in child processes, the first model as the reference."""
-    rows = tmp_path_factory.mktemp("rows") / "compare.rows"
+    rows = tmp_path_factory.mktemp("rows") / "rows.npy"
 
     def go(*models, passages=PASSAGES[:2]):
         specs = [
-            quality.Spec(model, Placement(), 1, rows, index == 0, "the first", passages)
+            quality.Spec(model, DecoderOptions(threads=1), rows, index == 0, "the first", passages)
             for index, model in enumerate(models)
         ]
-        try:
-            return [quality.measure(spec) for spec in specs]
-        finally:
-            quality.forget(rows)
-            assert list(rows.parent.iterdir()) == []
+        return [quality.measure(spec) for spec in specs]
 
     return go
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.api import Resolved
 from ggufspec.bench import summary, trial, versus
 from ggufspec.bench.history import record_results
 from ggufspec.decoding.decoder import Statistics
@@ -145,10 +144,10 @@ def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp
     monkeypatch.setattr("ggufspec.bench.history.record_acceptance", lambda *reported: kept.append(reported))
     monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
     target, draft = demo_pair()
-    files = Pair("mine", target, draft)
     for drafter in ("lookup", "both"):
         options = DecoderOptions(drafters=parse_drafters(drafter))
-        record_results(files, Resolved(options, options), [pair(drafters=(drafter,))])
+        spec = trial.Spec(target, draft, options, Sampling(), ("one",), 20)
+        record_results(spec, [pair(drafters=(drafter,))])
     names = [known.header.fingerprint for known in read_headers([target, draft])]
     assert [reported[1:] for reported in kept] == [(*names, [7, 5], [8, 8])]
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ggufspec import plain
 from ggufspec.bench import quality, trial
-from ggufspec.bench.interleaved import Progress, Trials, in_turn
+from ggufspec.bench.interleaved import Progress, Trials, identity, in_turn
 from ggufspec.bench.run_log import RunLog, key_of
-from ggufspec.bench.statistics import paired_ratios, spread
-from ggufspec.bench.summary import busy_notes, machine, notes_of, summarise
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.bench.statistics import spread
+from ggufspec.bench.summary import machine
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import host
-from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
+from ggufspec.files import scratch
+from ggufspec.schema.base import Failure, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
-from ggufspec.schema.plan import PlannedModel, PlannedOption
-from ggufspec.settings import is_lossy
 
-LOG = "ggufspec/compare-log@1"
+LOG = "ggufspec/compare-log@2"
 MORE = 2  # times the requested repetitions, at most, where leaders overlap
 _FEWEST = 3  # trials for an interval
 _NAMED = 3  # cells of a long list
@@ -32,28 +27,12 @@ _NAMED = 3  # cells of a long list
 ByDevice = dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A target or draft file. ``identity`` changes with the file's contents; ``alone`` is how a target was placed
-    without a draft, which is how its quality is measured.
-    """
-
-    name: str
-    path: Path | None
-    size_bytes: int
-    identity: str
-    alone: DecoderOptions | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One cell of the matrix: a target with a draft, or target-only. ``failure`` is why there is no ``spec``;
-    ``identity`` is that of its files.
-    """
+    """One cell of the matrix: a target with a draft, or target-only. ``failure`` is why there is no ``spec``."""
 
     target: str
     draft: str | None
-    identity: tuple[str, ...]
     spec: trial.Spec | None
     bytes: ByDevice = field(default_factory=dict)
     failure: Failure | None = None
@@ -62,19 +41,6 @@ class Contender:
     def name(self) -> str:
         """For people."""
         return cell_name(self.target, self.draft)
-
-    @cached_property
-    def key(self) -> str:
-        """Of its trials in the run log."""
-        return key_of("trial", self.identity, plain.dump(self.spec))
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """Where a cell runs, as it was planned for the first run of a comparison; a resumed one uses it again."""
-
-    options: DecoderOptions
-    bytes: ByDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +53,16 @@ class Experiment:
         contenders: every cell, target-only of each target among them.
         repetitions: trials of each cell; up to :data:`MORE` times as many more of those that lead.
         settings: for the document.
-        rows: where the reference's probabilities are kept while qualities are measured; None measures none.
-        rpc: RPC workers.
+        quality: measure the targets' too.
         verbose: let llama.cpp's log through.
     """
 
-    targets: tuple[Subject, ...]
-    drafts: tuple[Subject, ...]
+    targets: tuple[ComparedModel, ...]
+    drafts: tuple[ComparedModel, ...]
     contenders: tuple[Contender, ...]
     repetitions: int
     settings: dict[str, object]
-    rows: Path | None = None
-    rpc: tuple[str, ...] = ()
+    quality: bool = False
     verbose: bool = False
 
 
@@ -108,19 +72,16 @@ class Comparison:
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        log: RunLog,
-        attempt: Callable[..., trial.Attempt] | None = None,
-        now: Callable[[], float] = time.time,
+        self, experiment: Experiment, log: RunLog, attempt: Callable[..., trial.Attempt] | None = None
     ) -> None:
         self.experiment = experiment
-        self.qualities: dict[str, Quality | Failure] = {}
-        self.measured: dict[Contender, list[trial.Result]] = {contender: [] for contender in experiment.contenders}
-        self.trials = Trials(log, verbose=experiment.verbose, attempt=attempt, now=now)
+        self.trials = Trials(log, verbose=experiment.verbose, attempt=attempt)
         self._log = log
-        self._contenders = [one for one in experiment.contenders if one.spec is not None]
-        self._done = 0
+        self._runs = {one.spec: one for one in experiment.contenders if one.spec is not None}
+        self._judged = sorted(experiment.targets, key=lambda one: -one.size_bytes)
+        if not experiment.quality or len(self._judged) < 2:
+            self._judged = []
+        self._qualities: dict[str, Quality | Failure] = {}
 
     def run(self, progress: Progress) -> None:
         """Measure every cell in turn, the leading ones again, then the qualities.
@@ -129,186 +90,130 @@ class Comparison:
             GgufspecError: the log cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
-        repetitions = self.experiment.repetitions
-        jobs = len(self._judged()) if len(self.experiment.targets) > 1 else 0
-        self._total, self._progress = repetitions * len(self._contenders) + jobs, progress
-        for repetition in range(repetitions):
-            self._repeat(self._contenders, repetition)
-        for repetition in range(repetitions, repetitions * (1 + MORE)):
-            leaders = self.leaders()
-            if len(leaders) < 2 or len(self._speeds(leaders[0])) < 2:
-                break
-            self._total += len(leaders)
-            self._repeat(leaders, repetition)
-        self._judge()
-        self._log.done()
+        repetitions, done = self.experiment.repetitions, 0
+        total = repetitions * len(self._runs) + len(self._judged)
+        runs = list(self._runs)
+        for repetition in range(repetitions * (1 + MORE)):
+            if repetition >= repetitions:
+                runs = self.leaders()
+                if len(runs) < 2 or len(self.trials.speeds(runs[0])) < 2:
+                    break
+                total += len(runs)
+            for run in in_turn(runs, repetition):
+                progress(done, total, self._runs[run].name)
+                self.trials.measure(run, repetition)
+                done += 1
+        self._judge(lambda number, name: progress(done + number, total, f"quality of {name}"))
 
-    def _repeat(self, contenders: Sequence[Contender], repetition: int) -> None:
-        for contender in in_turn(contenders, repetition):
-            assert contender.spec is not None
-            self._show(contender.name)
-            if result := self.trials.measure(contender.key, contender.spec, repetition):
-                self.measured[contender].append(result)
-            self._done += 1
+    def _judge(self, progress: Callable[[int, str], None]) -> None:
+        """Measure the targets' quality. The largest that can be read is the reference."""
+        alone = {one.target: one for one in self.experiment.contenders if one.draft is None}
+        reference: quality.Spec | None = None
+        with scratch(self._log.path.parent) as folder:
+            for number, model in enumerate(self._judged):
+                progress(number, model.name)
+                cell = alone[model.name]
+                if cell.spec is None:  # what cannot run cannot be read with either
+                    self._qualities[model.name] = cell.failure or Failure("it has no placement")
+                    continue
+                spec = quality.Spec(
+                    cell.spec.target,
+                    cell.spec.options,
+                    folder / "rows.npy",
+                    reference is None,
+                    reference.reference if reference else model.name,
+                    rpc=cell.spec.rpc,
+                )
+                try:
+                    self._qualities[model.name] = self._quality(spec, reference or spec)
+                    reference = reference or spec
+                except GgufspecError as error:
+                    self._qualities[model.name] = Failure(error.message, error.hint)
 
-    def _show(self, what: str) -> None:
-        self._progress(self._done, self._total, what)
-
-    # ---- quality
-
-    def _judged(self) -> list[Subject]:
-        """Targets whose quality is to be measured, largest first."""
-        if self.experiment.rows is None:
-            return []
-        subjects = [one for one in self.experiment.targets if one.alone is not None]
-        return sorted(subjects, key=lambda one: -one.size_bytes)
-
-    def _judge(self) -> None:
-        subjects, rows = self._judged(), self.experiment.rows
-        if len(self.experiment.targets) < 2 or rows is None:
-            return
-        for cell in self.experiment.contenders:
-            if cell.draft is None and cell.failure is not None:  # what cannot run cannot be read with either
-                self.qualities[cell.target] = cell.failure
-        reference: Subject | None = None
-        written = False
-        try:
-            for subject in subjects:
-                found: Quality | Failure | None
-                self._show(f"quality of {subject.name}")
-                spec = self._quality_spec(subject, reference or subject, rows)
-                key = _quality_key(spec, subject, reference or subject)
-                found = self._log.load(key, Quality) or self._log.load(key, Failure, failed=True)
-                if found is None and reference is not None and not written:  # resumed: its file is gone
-                    again = self._read(self._quality_spec(reference, reference, rows))
-                    found = again if isinstance(again, Failure) else None
-                    written = found is None
-                if found is None:
-                    found = self._read(spec)
-                    self._log.keep(key, found, failed=isinstance(found, Failure))
-                    written = written or (reference is None and isinstance(found, Quality))
-                if isinstance(found, Quality):
-                    reference = reference or subject
-                self.qualities[subject.name] = found
-                self._done += 1
-        finally:
-            quality.forget(rows)
-
-    def _read(self, spec: quality.Spec) -> Quality | Failure:
-        try:
-            return quality.measure(spec, verbose=self.experiment.verbose)
-        except GgufspecError as error:
-            return Failure(error.message, error.hint)
-
-    def _quality_spec(self, subject: Subject, reference: Subject, rows: Path) -> quality.Spec:
-        assert subject.path is not None
-        assert subject.alone is not None
-        return quality.Spec(
-            model=subject.path,
-            placement=subject.alone.placement,
-            threads=subject.alone.threads or host.physical_cores(),
-            rows=rows,
-            is_reference=subject is reference,
-            reference=reference.name,
-            cache_type_k=subject.alone.cache_type_k,
-            cache_type_v=subject.alone.cache_type_v,
-            flash_attn=subject.alone.flash_attn,
-            rpc=self.experiment.rpc,
-        )
+    def _quality(self, spec: quality.Spec, reference: quality.Spec) -> Quality:
+        facts = plain.dump(replace(spec, rows=Path()))
+        key = key_of("quality", identity(spec.model), identity(reference.model), facts)
+        found = self._log.load(key, Quality)
+        if found is None:
+            if spec is not reference and not spec.rows.exists():  # the reference is in the log, and its file is gone
+                quality.measure(reference, verbose=self.experiment.verbose)
+            found = quality.measure(spec, verbose=self.experiment.verbose)
+            self._log.keep(key, found)
+        return found
 
     # ---- the document
 
-    def _speeds(self, contender: Contender) -> dict[int, float]:
-        """Tokens/s by repetition."""
-        return self.trials.speeds(contender.key)
+    def _spread(self, run: trial.Spec) -> Spread:
+        return spread(list(self.trials.speeds(run).values()))
 
-    def leaders(self) -> list[Contender]:
+    def leaders(self) -> list[trial.Spec]:
         """The fastest cell, and those whose intervals overlap its own; in the order of the matrix."""
-        spreads = {one: spread(list(speeds.values())) for one in self._contenders if (speeds := self._speeds(one))}
+        spreads = {run: self._spread(run) for run in self._runs if self.trials.results[run]}
         if not spreads:
             return []
         best = max(spreads.values(), key=lambda one: one.median)
-        return [one for one, found in spreads.items() if found is best or overlap(found, best)]
+        return [run for run, found in spreads.items() if found is best or overlap(found, best)]
 
     def document(self, *, interrupted: bool = False) -> CompareDocument:
         """Everything that has been measured so far."""
         leaders = self.leaders()
-        cells = tuple(self._cell(one, one in leaders) for one in self.experiment.contenders)
-        results = [result for one in self._contenders for result in self.trials.results(one.key).values()]
         return CompareDocument(
             machine=machine(),
             settings=self.experiment.settings,
-            targets=tuple(self._model(one, self.qualities.get(one.name)) for one in self.experiment.targets),
-            drafts=tuple(self._model(one, None) for one in self.experiment.drafts),
-            cells=cells,
+            targets=tuple(map(self._target, self.experiment.targets)),
+            drafts=self.experiment.drafts,
+            cells=tuple(self._cell(one, one.spec in leaders) for one in self.experiment.contenders),
             warnings=tuple(self._warnings(leaders)),
-            notes=(*self._log.notes, *_once(notes_of(results)), *busy_notes(results)),
+            notes=(*self._log.notes, *_once(self.trials.notes())),
             interrupted=interrupted,
         )
 
-    def _model(self, subject: Subject, found: Quality | Failure | None) -> ComparedModel:
-        file = str(subject.path) if subject.path else ""
-        good = found if isinstance(found, Quality) else None
-        failure = found if isinstance(found, Failure) else None
-        return ComparedModel(subject.name, file, subject.size_bytes, good, failure)
+    def _target(self, model: ComparedModel) -> ComparedModel:
+        found = self._qualities.get(model.name)
+        if isinstance(found, Failure):
+            return replace(model, failure=found)
+        return replace(model, quality=found)
 
     def _cell(self, contender: Contender, leads: bool) -> Cell:
-        results = list(self.trials.results(contender.key).values())
-        failure = contender.failure or self.trials.failure(contender.key)
-        run: Run | SpeculativeRun | None = None
-        if results:
-            assert contender.spec is not None
-            run = summarise(results, lossy=is_lossy(contender.spec.options.accept))
+        spec, run, speedup, failure = contender.spec, None, None, contender.failure
+        if spec is not None:
+            run = self.trials.summary(spec)
+            failure = self.trials.failures.get(spec) if run is None else None
+            rivals = [one for one, cell in self._runs.items() if (cell.target, cell.draft) == (contender.target, None)]
+            if contender.draft is not None and rivals:
+                speedup = self.trials.speedup(spec, rivals[0])
         return Cell(
             target=contender.target,
             draft=contender.draft,
             run=run,
-            speedup=self._speedup(contender),
+            speedup=speedup,
             bytes=contender.bytes,
-            energy_j_per_token=energy_j_per_token(results),
+            energy_j_per_token=energy_j_per_token(list(self.trials.results[spec].values())) if spec else None,
             leads=leads,
-            failure=failure if run is None else None,
+            failure=failure,
         )
 
-    def _speedup(self, contender: Contender) -> Spread | None:
-        if contender.draft is None:
-            return None
-        rival = next(
-            (one for one in self._contenders if (one.target, one.draft) == (contender.target, None)),
-            None,
-        )
-        ours, theirs = self._speeds(contender), self._speeds(rival) if rival else {}
-        both = [repetition for repetition in ours if repetition in theirs]
-        return paired_ratios([ours[i] for i in both], [theirs[i] for i in both]) if both else None
-
-    def _warnings(self, leaders: Sequence[Contender]) -> list[str]:
+    def _warnings(self, leaders: Sequence[trial.Spec]) -> list[str]:
         warnings: list[str] = []
-        counts = {len(self._speeds(one)) for one in leaders}
+        count = max((len(self.trials.speeds(run)) for run in leaders), default=0)
         if len(leaders) > 1:
-            best = max(leaders, key=lambda one: spread(list(self._speeds(one).values())).median)
-            others = [one.name for one in leaders if one is not best]
+            best = max(leaders, key=lambda run: self._spread(run).median)
+            others = [self._runs[run].name for run in leaders if run is not best]
             names = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
             warnings.append(
-                f"the ranking is uncertain: after {counted(max(counts), 'trial')} each the interval of {best.name} "
-                f"overlaps {'that' if len(others) == 1 else 'those'} of {names}"
+                f"the ranking is uncertain: after {counted(count, 'trial')} each the interval of "
+                f"{self._runs[best].name} overlaps {'that' if len(others) == 1 else 'those'} of {names}"
             )
-        elif counts and max(counts) < _FEWEST:
+        elif 0 < count < _FEWEST:
             warnings.append(
-                f"the ranking is uncertain: {counted(max(counts), 'trial')} of each cell "
-                f"{'gives' if max(counts) == 1 else 'give'} no interval; -r 5 is usual"
+                f"the ranking is uncertain: {counted(count, 'trial')} of each cell "
+                f"{'gives' if count == 1 else 'give'} no interval; -r 5 is usual"
             )
-        warnings += self.trials.disturbances()
-        for one in self._contenders:
-            failure, good = self.trials.failure(one.key), len(self._speeds(one))
-            if failure is not None and good:
-                warnings.append(f"{one.name} failed after {counted(good, 'trial')}: {failure.error}")
+        warnings += self.trials.watch.notes()
+        for run, failure in self.trials.failures.items():
+            if good := len(self.trials.results[run]):
+                warnings.append(f"{self._runs[run].name} failed after {counted(good, 'trial')}: {failure.error}")
         return warnings
-
-
-def _quality_key(spec: quality.Spec, subject: Subject, reference: Subject) -> str:
-    facts = plain.dump(spec)
-    del facts["rows"]
-    return key_of("quality", subject.identity, reference.identity, facts)
 
 
 def overlap(one: Spread, other: Spread) -> bool:
@@ -321,24 +226,6 @@ def energy_j_per_token(results: Sequence[trial.Result]) -> float | None:
     known = [one for one in results if one.energy_j is not None]
     tokens = sum(answer.statistics.tokens for one in known for answer in one.answers)
     return sum(one.energy_j or 0.0 for one in known) / tokens if tokens else None
-
-
-def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
-    """A planned option's bytes by device, under the names of :class:`ggufspec.schema.compare.Cell`.
-
-    Args:
-        option: of a plan.
-        overheads: what each device's driver takes for itself.
-    """
-    found: ByDevice = {}
-    models: tuple[tuple[str, PlannedModel | None], ...] = (("target", option.target), ("draft", option.draft))
-    for role, model in models:
-        for device, used in (model.bytes if model else {}).items():
-            row = found.setdefault(device, {})
-            for part in ("weights", "kv", "compute"):
-                row[f"{role} {part}"] = used[part]
-            row["overhead"] = row.get("overhead", overheads.get(device, 0)) + used.get("overhead", 0)
-    return {device: row for device, row in found.items() if any(row.values())}
 
 
 def _once(notes: Sequence[str]) -> tuple[str, ...]:

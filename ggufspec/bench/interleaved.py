@@ -1,21 +1,22 @@
-"""Trials of several runs in turn, each written to a run log, and what disturbed the machine meanwhile."""
+"""Trials of several runs in turn, each written to a run log, and what else went on on the machine's cards."""
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from ggufspec import worker
+from ggufspec import plain, worker
 from ggufspec.bench import trial
-from ggufspec.bench.run_log import RunLog
-from ggufspec.bench.statistics import Sample, drift_notes, find_drift
-from ggufspec.bench.summary import speed
-from ggufspec.display import counted
+from ggufspec.bench.run_log import RunLog, key_of
+from ggufspec.bench.statistics import paired_ratios
+from ggufspec.bench.summary import busy_notes, notes_of, speed, summarise
+from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus
-from ggufspec.schema.base import Failure
+from ggufspec.models.files import locate
+from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
+from ggufspec.settings import is_lossy
 
 _BUSY = 0.1  # of a card's time, before the first trial
 
@@ -29,23 +30,12 @@ def in_turn(items: Sequence[_Item], repetition: int) -> tuple[_Item, ...]:
     return (*items[first:], *items[:first])
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One trial as the run log has it.
-
-    Args:
-        result: what was measured, or None.
-        failure: why not.
-        at: when it ended, in seconds of the epoch.
-        throttled: what reduced a card's clocks meanwhile.
-        strangers: programs that came onto a card meanwhile.
-    """
-
-    result: trial.Result | None
-    failure: Failure | None = None
-    at: float = 0.0
-    throttled: tuple[str, ...] = ()
-    strangers: tuple[str, ...] = ()
+def identity(path: Path) -> str:
+    """Another one when a file's contents are, of any of the parts of a split model."""
+    try:
+        return locate(path).key
+    except GgufspecError:  # the trial will say why
+        return str(path)
 
 
 class Trials:
@@ -55,123 +45,109 @@ class Trials:
         log: has the trials of an earlier run of the same measurement, and takes those of this one.
         verbose: show llama.cpp's log.
         attempt: does a trial.
-        now: seconds of the epoch.
+
+    Attributes:
+        results: what was measured, by run and repetition, trials of the log included.
+        measured: what was measured by this process.
+        failures: why runs failed.
+        resumed: trials that the log had.
+        watch: what went on on the cards.
     """
 
     def __init__(
-        self,
-        log: RunLog,
-        *,
-        verbose: bool = False,
-        attempt: Callable[..., trial.Attempt] | None = None,
-        now: Callable[[], float] = time.time,
+        self, log: RunLog, *, verbose: bool = False, attempt: Callable[..., trial.Attempt] | None = None
     ) -> None:
-        self.by_run: dict[str, dict[int, Trial]] = defaultdict(dict)
+        self.results: dict[trial.Spec, dict[int, trial.Result]] = defaultdict(dict)
+        self.measured: dict[trial.Spec, list[trial.Result]] = defaultdict(list)
+        self.failures: dict[trial.Spec, Failure] = {}
         self.resumed = 0
-        self._log, self._verbose, self._attempt, self._now = log, verbose, attempt or trial.attempt, now
-        self._watch: CardWatch | None = None
+        self.watch = CardWatch()
+        self._log, self._verbose, self._attempt = log, verbose, attempt or trial.attempt
+        self._keys: dict[trial.Spec, str] = {}
 
-    def recall(self, run: str, repetition: int) -> bool:
-        """Take a trial from the log; False if it has none."""
-        name = f"{run} {repetition}"
-        found = self._log.load(name, Trial) or self._log.load(name, Trial, failed=True)
-        if found is None:
-            return False
-        self.by_run[run][repetition] = found
-        self.resumed += 1
-        return True
-
-    def measure(self, run: str, spec: trial.Spec, repetition: int) -> trial.Result | None:
-        """Do a trial unless the run has failed, or the trial is known; what was measured just now.
+    def measure(self, run: trial.Spec, repetition: int) -> None:
+        """Do a trial unless the run has failed, or the trial is in the log.
 
         Raises:
             GgufspecError: it cannot be written.
             KeyboardInterrupt: Ctrl-C.
         """
-        self._watch = watch = self._watch or CardWatch()
-        if self.failure(run) or repetition in self.by_run[run] or self.recall(run, repetition):
-            return None
-        watch.clear()
-        done = self._attempt(spec, on_event=watch.see, verbose=self._verbose)
-        watch.look_for_strangers()
-        made = Trial(done.result, done.failure, self._now(), watch.throttled, watch.strangers)
-        self._log.keep(f"{run} {repetition}", made, failed=made.result is None)
-        self.by_run[run][repetition] = made
-        return made.result
+        if run in self.failures:
+            return
+        key = f"{self.key(run)} {repetition}"
+        result = self._log.load(key, trial.Result)
+        if result is not None:
+            self.resumed += 1
+        else:
+            done = self._attempt(run, on_event=self.watch.see, verbose=self._verbose)
+            self.watch.look_for_strangers()
+            if done.failure is not None:
+                self.failures[run] = done.failure
+            if done.result is None:
+                return
+            result = done.result
+            self._log.keep(key, result)
+            self.measured[run].append(result)
+        self.results[run][repetition] = result
 
-    def failure(self, run: str) -> Failure | None:
-        """Why a run failed; None if it did not."""
-        return next((one.failure for one in self.by_run[run].values() if one.failure), None)
+    def key(self, run: trial.Spec) -> str:
+        """The same for the same run of the same files, in any process."""
+        if run not in self._keys:
+            files = [path for path in (run.target, run.draft, run.options.lookup_corpus) if path is not None]
+            self._keys[run] = key_of(plain.dump(run), [identity(path) for path in files])
+        return self._keys[run]
 
-    def results(self, run: str) -> dict[int, trial.Result]:
-        """What was measured of a run, by repetition."""
-        return {number: one.result for number, one in sorted(self.by_run[run].items()) if one.result is not None}
-
-    def speeds(self, run: str) -> dict[int, float]:
+    def speeds(self, run: trial.Spec) -> dict[int, float]:
         """Tokens/s of a run by repetition."""
-        return {number: speed(result) for number, result in self.results(run).items()}
+        return {repetition: speed(result) for repetition, result in sorted(self.results[run].items())}
 
-    def disturbances(self) -> list[str]:
-        """Whether the machine changed its speed, and what went on on its cards: a sentence each."""
-        trials = sorted(
-            ((run, number, one) for run, some in self.by_run.items() for number, one in some.items()),
-            key=lambda entry: entry[2].at,
-        )
-        notes = drift_notes(
-            find_drift([Sample(run, number, speed(one.result)) for run, number, one in trials if one.result])
-        )
-        for reason in sorted({reason for _, _, one in trials for reason in one.throttled}):
-            count = sum(reason in one.throttled for _, _, one in trials)
-            notes.append(f"{reason} in {counted(count, 'trial')} of {len(trials)}: the clocks were reduced")
-        for name in sorted({name for _, _, one in trials for name in one.strangers}):
-            notes.append(f"another program began to use a card meanwhile: {name}")
-        return [*notes, *(self._watch.at_first if self._watch else ())]
+    def speedup(self, run: trial.Spec, rival: trial.Spec) -> Spread | None:
+        """Over another run, paired by repetition; None where no repetition has both."""
+        ours, theirs = self.speeds(run), self.speeds(rival)
+        both = [repetition for repetition in ours if repetition in theirs]
+        return paired_ratios([ours[i] for i in both], [theirs[i] for i in both]) if both else None
+
+    def summary(self, run: trial.Spec) -> Run | SpeculativeRun | None:
+        """All trials of a run as one row; None where there is none."""
+        results = list(self.results[run].values())
+        return summarise(results, lossy=is_lossy(run.options.accept)) if results else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What the decoders had to say, and whether other programs were at work."""
+        results = [result for by_repetition in self.results.values() for result in by_repetition.values()]
+        return (*notes_of(results), *busy_notes(results))
 
 
 class CardWatch:
-    """Sees throttled clocks and other programs on the cards while trials run; nothing where there is no card.
-
-    Attributes:
-        at_first: what ran on them before the first trial, a sentence each.
-        throttled: what has held a card's clocks down since :meth:`clear`.
-        strangers: programs that were on a card after a trial since then, and not before the first.
-    """
+    """Sees throttled clocks and other programs on the cards while trials run; nothing where there is no card."""
 
     def __init__(self) -> None:
-        self.throttled: tuple[str, ...] = ()
-        self.strangers: tuple[str, ...] = ()
         before = gpus.gpus()
         self._cards = bool(before)
         self._known = {process.pid for card in before for process in card.processes}
-        self.at_first = tuple(
+        self._notes = [
             f"{card.name} was {card.utilisation:.0%} busy before the first trial: something else runs on it"
             for card in before
             if card.utilisation is not None and card.utilisation > _BUSY
-        )
-
-    def clear(self) -> None:
-        """Before a trial."""
-        self.throttled = self.strangers = ()
+        ]
 
     def see(self, event: worker.Event) -> None:
         """At each answer: what holds the clocks down just then."""
         if self._cards and event.get("event") == "answer":
-            reasons = (f"{card.name}: {reason}" for card in gpus.gpus() for reason in card.throttled)
-            self.throttled = tuple(dict.fromkeys((*self.throttled, *reasons)))
+            self._notes += [
+                f"{card.name}: {reason}: the clocks were reduced" for card in gpus.gpus() for reason in card.throttled
+            ]
 
     def look_for_strangers(self) -> None:
         """After a trial, when nothing of ours is on a card. A container may not see whose a process is."""
         if self._cards:
-            processes = [process for card in gpus.gpus() for process in card.processes]
-            strangers = [
-                process.name or f"process {process.pid}" for process in processes if process.pid not in self._known
+            self._notes += [
+                "another program began to use a card meanwhile: " + (process.name or f"process {process.pid}")
+                for card in gpus.gpus()
+                for process in card.processes
+                if process.pid not in self._known
             ]
-            self.strangers = tuple(dict.fromkeys((*self.strangers, *strangers)))
 
     def notes(self) -> tuple[str, ...]:
         """A sentence for each thing that was seen."""
-        return (
-            *self.at_first,
-            *(f"{reason}: the clocks were reduced" for reason in self.throttled),
-            *(f"another program began to use a card meanwhile: {name}" for name in self.strangers),
-        )
+        return tuple(dict.fromkeys(self._notes))

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from ggufspec import api, foreign, plain
-from ggufspec.bench.compare import ByDevice, Contender, Experiment, Planned, Subject, parts
+from ggufspec.bench.compare import ByDevice, Contender, Experiment
+from ggufspec.bench.interleaved import identity
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import machine, settings_of
 from ggufspec.bench.trial import Spec
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.models.files import LocalFile, locate
+from ggufspec.models.files import locate
 from ggufspec.models.profile import PairSpec
 from ggufspec.models.source import Known, read_headers
 from ggufspec.models.vocabulary import check_pair
 from ggufspec.schema.base import Failure
-from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.compare import ComparedModel
+from ggufspec.schema.plan import PlannedModel, PlannedOption
 from ggufspec.settings import Settings, names
 
 LOOKUP, NONE = "lookup", "none"  # instead of a draft's file
@@ -34,7 +37,6 @@ class File:
 
     path: Path
     label: PurePath
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,19 @@ class Pairing:
     target: File
     draft: File | str | None
     settings: Settings
+
+    @property
+    def draft_path(self) -> Path | None:
+        """The draft's file, if it has one."""
+        return self.draft.path if isinstance(self.draft, File) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Where a cell runs, as it was planned for the first run of a comparison; a resumed one uses it again."""
+
+    options: DecoderOptions
+    bytes: ByDevice
 
 
 # ---- pairings and their names
@@ -81,59 +96,28 @@ def with_target_only(pairings: Iterable[Pairing]) -> list[Pairing]:
                 raise UsageError(f"two profiles set another {key} for {one.target.label.name}", _ONE_OF_THEM)
         if one.draft is None:
             continue
-        if any(_identity(one.draft) == _identity(other.draft) for other in row):
+        if any(_real(one.draft) == _real(other.draft) for other in row):
             raise UsageError(f"two profiles pair {one.target.label.name} with the same draft", _ONE_OF_THEM)
         row.append(one)
     return [one for row in rows.values() for one in row]
 
 
-def _identity(file: File | str | None) -> str | None:
+def _real(file: File | str | None) -> str | None:
     return str(foreign.real(file.path)) if isinstance(file, File) else file
 
 
-def named(pairings: Sequence[Pairing]) -> list[Pairing]:
-    """The same with names that are unique among targets and among drafts."""
-    targets = unique_names([one.target for one in pairings])
-    drafts = unique_names([one.draft for one in pairings if isinstance(one.draft, File)])
-
-    def with_name(file: File, names: dict[Path, str]) -> File:
-        return replace(file, name=names[foreign.real(file.path)])
-
-    return [
-        replace(
-            one,
-            target=with_name(one.target, targets),
-            draft=with_name(one.draft, drafts) if isinstance(one.draft, File) else one.draft,
-        )
-        for one in pairings
-    ]
-
-
-def unique_names(files: Sequence[File]) -> dict[Path, str]:
-    """Names by file: its own, and where another has the same, the nearest folder that differs."""
+def unique_names(files: Iterable[File]) -> dict[Path, str]:
+    """Names for people, by file: each its own, with the folder where another has the same; else the whole paths."""
     labels = {foreign.real(one.path): one.label for one in files}
+    counts = Counter(label.name for label in labels.values())
     found = {}
     for path, label in labels.items():
         stem = label.name.removesuffix(".gguf")
-        others = [other.parts[:-1] for at, other in labels.items() if other.name == label.name and at != path]
-        folders = label.parts[:-1]
-        depth = next(
-            (d for d in range(1, len(folders) + 1) if all(folders[-d:] != other[-d:] for other in others)), len(folders)
-        )
-        found[path] = f"{stem} ({folders[-depth]})" if others else stem
+        found[path] = stem if counts[label.name] == 1 else f"{stem} ({label.parent.name or '/'})"
     return found if len(set(found.values())) == len(found) else {path: str(label) for path, label in labels.items()}
 
 
 # ---- cells
-
-
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """A file's size, identity, and its header or why that cannot be read."""
-
-    size_bytes: int
-    identity: str
-    header: Known | Failure
 
 
 class Matrix:
@@ -149,74 +133,52 @@ class Matrix:
     def __init__(
         self, pairings: Sequence[Pairing], given: Settings, prompt: str | None = None, *, verbose: bool = False
     ) -> None:
-        self.planned: dict[str, tuple[PairSpec, api.Resolved]] = {}  # of this process, by a cell's name
-        self._pairings, self._given, self._prompt = pairings, given, prompt
+        self._pairings, self._given, self._prompt, self._verbose = pairings, given, prompt, verbose
         self._on_event: api.OnEvent | None = None
-        self._verbose = verbose
-        self._files: dict[Path, _Subject] = {}
+        self._targets = unique_names(one.target for one in pairings)
+        self._drafts = unique_names(one.draft for one in pairings if isinstance(one.draft, File))
+        self._headers: dict[Path, Known] = {}
 
     @property
     def key(self) -> str:
         """Of the comparison: the same for the same files and options, however often each cell is measured."""
-        cells = [(_identity(one.target), _identity(one.draft), one.settings.given()) for one in self._pairings]
+        cells = [(_real(one.target), _real(one.draft), one.settings.given()) for one in self._pairings]
         groups = ("devices", "drafting", "context", "sampling", "length")
         options = self._given.given(name for group in groups for name in names(group=group))
         return key_of(cells, options, self._prompt, machine())[:12]
 
-    def experiment(self, log: RunLog, rows: Path | None, on_event: api.OnEvent | None = None) -> Experiment:
+    def experiment(self, log: RunLog, on_event: api.OnEvent | None = None, *, quality: bool) -> Experiment:
         """Read headers and place cells; a cell that cannot run has its reason.
 
         Args:
             log: has the placements of an earlier run of the same comparison.
-            rows: as :class:`ggufspec.bench.compare.Experiment` has it.
             on_event: progress of headers that are read, as :func:`ggufspec.api.make_plan` has it.
+            quality: measure the targets' too.
 
         Raises:
             UsageError: an option is out of range.
         """
         self._on_event = on_event
-        targets: dict[str, Subject] = {}
-        drafts: dict[str, Subject] = {}
-        contenders = []
-        for one in self._pairings:
-            for subjects, file in ((targets, one.target), (drafts, one.draft)):
-                if isinstance(file, File):
-                    seen = self._files[file.path] = self._files.get(file.path) or self._read(file)
-                    subjects.setdefault(file.name, Subject(file.name, file.path, seen.size_bytes, seen.identity))
-                elif file == LOOKUP:
-                    drafts[LOOKUP] = Subject(LOOKUP, None, 0, LOOKUP)
-            contender = self._contender(one, log)
-            contenders.append(contender)
-            if one.draft is None and contender.spec is not None:
-                targets[one.target.name] = replace(targets[one.target.name], alone=contender.spec.options)
         first = self._pairings[0]
         sample = self._spec(first, api.decoder_options(self._given.over(first.settings)))
         settings = {k: v for k, v in settings_of(sample).items() if k not in (*_PLACEMENT, "split", "draft_split")}
-        rpc, repetitions = self._given.rpc or (), self._given.value("repetitions")
+        repetitions = self._given.value("repetitions")
+        drafts = [one.draft for one in self._pairings]
+        lookup = (ComparedModel(LOOKUP, "", 0),) if LOOKUP in drafts else ()
         return Experiment(
-            targets=tuple(targets.values()),
-            drafts=tuple(drafts.values()),
-            contenders=tuple(contenders),
+            targets=_models((one.target for one in self._pairings), self._targets),
+            drafts=(*_models((one for one in drafts if isinstance(one, File)), self._drafts), *lookup),
+            contenders=tuple(self._contender(one, log) for one in self._pairings),
             repetitions=repetitions,
-            settings=settings | {"repetitions": repetitions, "rpc": list(rpc)},
-            rows=rows,
-            rpc=rpc,
+            settings=settings | {"repetitions": repetitions, "rpc": list(self._given.rpc or ())},
+            quality=quality,
             verbose=self._verbose,
         )
-
-    def _read(self, file: File) -> _Subject:
-        size_bytes, identity = 0, str(foreign.real(file.path))
-        try:
-            found = locate(file.path)
-            size_bytes, identity = sum(part.size_bytes for part in found.files), found.key
-            return _Subject(size_bytes, identity, read_headers([file.path], None, self._on_event)[0])
-        except GgufspecError as error:
-            return _Subject(size_bytes, identity, Failure(error.message, error.hint))
 
     def _spec(self, one: Pairing, options: DecoderOptions) -> Spec:
         return Spec(
             target=one.target.path,
-            draft=one.draft.path if isinstance(one.draft, File) else None,
+            draft=one.draft_path,
             options=options,
             sampling=api.sampling(self._given),
             prompts=(self._prompt,) if self._prompt is not None else tuple(p.text for p in PROMPTS),
@@ -235,28 +197,33 @@ class Matrix:
 
     def _contender(self, one: Pairing, log: RunLog) -> Contender:
         """The cell of a pairing, placed as in an earlier run, or now."""
-        files = [self._files[file.path] for file in (one.target, one.draft) if isinstance(file, File)]
         options = self._options(one)
-        identity = tuple(file.identity for file in files)
-        if options.lookup_corpus is not None:
-            identity += (LocalFile.at(options.lookup_corpus).identity,)
-        draft = one.draft.name if isinstance(one.draft, File) else one.draft
-        cell = Contender(one.target.name, draft, identity, None)
-        headers = [file.header for file in files if not isinstance(file.header, Failure)]
-        if failure := next((file.header for file in files if isinstance(file.header, Failure)), None):
-            return replace(cell, failure=failure)
+        draft = self._drafts[foreign.real(one.draft.path)] if isinstance(one.draft, File) else one.draft
+        cell = Contender(self._targets[foreign.real(one.target.path)], draft, None)
+        files = [path for path in (one.target.path, one.draft_path) if path is not None]
         request = (plain.dump(options), one.settings.given(_PLACEMENT), self._given.given(names(group="devices")))
-        key = key_of("placement", identity, request)
+        key = key_of("placement", [identity(path) for path in files], request)
         planned = log.load(key, Planned)
         if planned is None:
             try:
+                headers = [self._header(path) for path in files]
                 if len(headers) == 2:
                     check_pair(*headers)
-                planned = self._place(cell.name, one, options)
+                planned = self._place(cell.target, one, options)
             except GgufspecError as error:
                 return replace(cell, failure=Failure(error.message, error.hint))
             log.keep(key, planned)
         return replace(cell, spec=self._spec(one, planned.options), bytes=planned.bytes)
+
+    def _header(self, path: Path) -> Known:
+        """A file's header, which is read once.
+
+        Raises:
+            GgufspecError: it cannot be read.
+        """
+        if path not in self._headers:
+            (self._headers[path],) = read_headers([path], None, self._on_event)
+        return self._headers[path]
 
     def _place(self, name: str, one: Pairing, options: DecoderOptions) -> Planned:
         """Plan a cell.
@@ -264,8 +231,7 @@ class Matrix:
         Raises:
             GgufspecError: it does not fit.
         """
-        draft = one.draft.path if isinstance(one.draft, File) else None
-        pair = PairSpec(one.target.name, one.target.path, draft, one.settings)
+        pair = PairSpec(name, one.target.path, one.draft_path, one.settings)
         resolved = api.resolve(pair, self._given, options=options, on_event=self._on_event, verbose=self._verbose)
         plan = resolved.plan
         if plan is None:  # nothing was left to plan; its bytes are for the report only
@@ -273,12 +239,35 @@ class Matrix:
                 plan = api.make_plan(
                     pair, self._given, options=options, on_event=self._on_event, verbose=self._verbose
                 ).document()
-        self.planned[name] = (pair, resolved)
-        return Planned(resolved.pair, _bytes(plan, with_draft=draft is not None))
+        option = plan.options["target_only" if one.draft_path is None else "speculative"] if plan else None
+        overheads = {device.name: device.overhead_bytes for device in plan.devices} if plan else {}
+        return Planned(resolved.pair, parts(option, overheads) if option else {})
 
 
-def _bytes(plan: PlanDocument | None, *, with_draft: bool) -> ByDevice:
-    option = plan.options["speculative" if with_draft else "target_only"] if plan else None
-    if plan is None or option is None:
-        return {}
-    return parts(option, {device.name: device.overhead_bytes for device in plan.devices})
+def _models(files: Iterable[File], names_: Mapping[Path, str]) -> tuple[ComparedModel, ...]:
+    """The files, each once."""
+    once: dict[str, ComparedModel] = {}
+    for file in files:
+        name, size_bytes = names_[foreign.real(file.path)], 0
+        with contextlib.suppress(GgufspecError):  # its cells say why
+            size_bytes = sum(part.size_bytes for part in locate(file.path).files)
+        once.setdefault(name, ComparedModel(name, str(file.path), size_bytes))
+    return tuple(once.values())
+
+
+def parts(option: PlannedOption, overheads: dict[str, int]) -> ByDevice:
+    """A planned option's bytes by device, under the names of :class:`ggufspec.schema.compare.Cell`.
+
+    Args:
+        option: of a plan.
+        overheads: what each device's driver takes for itself.
+    """
+    found: ByDevice = {}
+    models: tuple[tuple[str, PlannedModel | None], ...] = (("target", option.target), ("draft", option.draft))
+    for role, model in models:
+        for device, used in (model.bytes if model else {}).items():
+            row = found.setdefault(device, {})
+            for part in ("weights", "kv", "compute"):
+                row[f"{role} {part}"] = used[part]
+            row["overhead"] = row.get("overhead", overheads.get(device, 0)) + used.get("overhead", 0)
+    return {device: row for device, row in found.items() if any(row.values())}

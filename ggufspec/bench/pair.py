@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import api
 from ggufspec.bench import hooked, trial, versus
-from ggufspec.bench.history import record_results
+from ggufspec.bench.history import record_overhead, record_results
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
@@ -107,5 +107,6 @@ def bench_pair(
             on_event({"event": "progress", "done": done, "total": total, "what": what})
 
     run.run(progress)
-    record_results(files, places, run.results["speculative"])
+    record_results(spec, run.results["speculative"])
+    record_overhead(places, run.results["speculative"])
     return run.document()

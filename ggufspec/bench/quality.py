@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,11 @@ import numpy.typing as npt
 
 from ggufspec import worker
 from ggufspec.bench.prompts import PASSAGES
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import ModelError
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.schema.compare import Quality
 
 _WIDTH = 32  # rows of logits that one call returns; a card has room for so many beside a model that was planned for 2
@@ -39,28 +40,20 @@ class Spec:
 
     Args:
         model: its file.
-        placement: where its layers are.
-        threads: CPU threads.
-        rows: the reference's file: written by the reference, read by the others.
+        options: how it is placed, its cache types and threads.
+        rows: the reference's file, in a folder of its own: written by the reference, read by the others.
         is_reference: whether this is the reference.
         reference: its name.
         passages: the text; each passage is a context of its own.
-        cache_type_k: type of the key cache.
-        cache_type_v: type of the value cache.
-        flash_attn: auto, on or off.
         rpc: RPC workers that take part.
     """
 
     model: Path
-    placement: Placement
-    threads: int
+    options: DecoderOptions
     rows: Path
     is_reference: bool
     reference: str
     passages: tuple[str, ...] = PASSAGES
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attn: str = "auto"
     rpc: tuple[str, ...] = ()
 
 
@@ -76,54 +69,44 @@ class Judged:
     agrees: npt.NDArray[np.bool_]
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Read the text with one model, in this process; events ``passage`` tell how far it is.
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+    """Read the text with one model, in this process.
 
     Raises:
         ModelError: the model cannot be loaded, its tokens are not the reference's, or the disk is too small.
     """
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    with Model(spec.model, spec.placement) as model:
+    with Model(spec.model, spec.options.placement) as model:
         passages = [model.tokenize(passage)[:_CELLS] for passage in spec.passages]
-        tokens = sum(len(passage) for passage in passages)
         rows = _create(spec.rows, model.vocab_size, passages) if spec.is_reference else _open(spec, model, passages)
-        options = ContextOptions(
-            ctx_size=_CELLS,
-            width=_WIDTH,
-            threads=spec.threads,
-            cache_type_k=spec.cache_type_k,
-            cache_type_v=spec.cache_type_v,
-            flash_attn=spec.flash_attn,
-        )
-        context = Context(model, options)
+        options = replace(spec.options, ctx_size=_CELLS, drafters=(), lookup_corpus=None, strict=False)
         judged: list[Judged] = []
-        try:
-            done = 0
-            for index, passage in enumerate(passages):
-                for start, logits in _read(context, passage):
-                    kept = rows[done + start : done + start + len(logits)]
-                    if spec.is_reference:
-                        kept[:] = compress(logits)
-                    judged.append(judge(logits, kept, passage[start + 1 : start + 1 + len(logits)]))
-                    if stopping.is_set():
-                        raise ModelError("stopped while reading the text")
-                done += len(passage)
-                emit({"event": "passage", "index": index, "of": len(passages), "tokens": done, "total": tokens})
-        finally:
-            context.close()
+        done = 0
+        with closing(Context(model, replace(options.context(with_draft=False), width=_WIDTH))) as context:
+            for logits, following in _read(context, passages):
+                kept = rows[done : done + len(logits)]
+                if spec.is_reference:
+                    kept[:] = compress(logits)
+                judged.append(judge(logits, kept, following))
+                done += len(logits)
+                if stopping.is_set():
+                    raise ModelError("stopped while reading the text")
         if spec.is_reference:
             rows.flush()
             _part(spec.rows).replace(spec.rows)
     return estimate(judged, spec.reference, is_reference=spec.is_reference)
 
 
-def _read(context: Context, passage: Sequence[int]) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-    """(index of the first token, logits (n, vocab) after each) for all tokens but the last, which nothing follows."""
-    context.rewind(0)
-    for start in range(0, len(passage) - 1, _WIDTH):
-        batch = passage[start : min(start + _WIDTH, len(passage) - 1)]
-        yield start, context.decode(batch, len(batch))
+def _read(
+    context: Context, passages: Sequence[Sequence[int]]
+) -> Iterator[tuple[npt.NDArray[np.float32], Sequence[int]]]:
+    """(logits (n, vocab) after n tokens, the n tokens that follow) of every passage."""
+    for passage in passages:
+        context.rewind(0)
+        for start in range(0, len(passage) - 1, _WIDTH):
+            batch = passage[start : min(start + _WIDTH, len(passage) - 1)]
+            yield context.decode(batch, len(batch)), passage[start + 1 : start + 1 + len(batch)]
 
 
 def compress(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
@@ -178,7 +161,7 @@ def _error(values: Floats) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-# ---- the reference's file: rows.npy, and beside it the tokens that they are of, tokens.npy
+# ---- the reference's file, and beside it the tokens that its rows are of
 
 
 def _create(
@@ -188,24 +171,23 @@ def _create(
     wanted, free = 2 * total * vocabulary, host.free_disk_bytes(path.parent)
     if wanted > free - (64 << 20):
         raise ModelError(
-            f"the reference's probabilities take {wanted / 1e9:.1f} GB, and {path.parent} has {free / 1e9:.1f} GB",
+            f"the reference's probabilities take {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB of the disk are free",
             "free some space, name another folder with --results, or leave it out with --no-quality",
         )
-    np.save(_tokens(path), np.concatenate([np.asarray(passage, np.int64) for passage in passages]))
+    np.save(_tokens(path), np.concatenate(passages))
     return np.lib.format.open_memmap(_part(path), mode="w+", dtype=np.float16, shape=(total, vocabulary))
 
 
 def _open(
     spec: Spec, model: Model, passages: Sequence[Sequence[int]]
 ) -> np.memmap[tuple[int, ...], np.dtype[np.float16]]:
-    rows = np.load(spec.rows, mmap_mode="r")
-    tokens = np.concatenate([np.asarray(passage, np.int64) for passage in passages])
+    rows = np.lib.format.open_memmap(spec.rows, mode="r")
+    tokens = np.concatenate(passages)
     if rows.shape != (len(tokens), model.vocab_size) or not np.array_equal(np.load(_tokens(spec.rows)), tokens):
         raise ModelError(
             f"its tokens are not those of {spec.reference}, so that their probabilities cannot be compared",
             "compare quantisations of one model",
         )
-    assert isinstance(rows, np.memmap)
     return rows
 
 
@@ -217,17 +199,11 @@ def _tokens(path: Path) -> Path:
     return path.with_suffix(".tokens.npy")
 
 
-def forget(rows: Path) -> None:
-    """Remove the reference's file and what belongs to it."""
-    for path in (rows, _part(rows), _tokens(rows)):
-        path.unlink(missing_ok=True)
-
-
-def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
+def measure(spec: Spec, *, verbose: bool = False) -> Result:
     """Read the text in a child process.
 
     Raises:
         GgufspecError: as :func:`run`, or the child died.
         Interrupted: Ctrl-C.
     """
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    return worker.call(__name__, spec, Result, verbose=verbose)

@@ -21,7 +21,6 @@ from ggufspec.errors import GgufspecError
 from ggufspec.files import locked
 
 _MOST_BYTES = 64 << 20  # a comparison of hundreds of cells has 2 MB
-_DONE = "done"  # how often what is measured was completed
 _Value = TypeVar("_Value")
 
 
@@ -141,34 +140,21 @@ class RunLog:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def load(self, key: str, kind: type[_Value], *, failed: bool = False) -> _Value | None:
-        """The measurement under a key; None if there is none, or one of another shape.
-
-        Args:
-            key: what was measured.
-            kind: its type.
-            failed: a failure, which counts until :meth:`done`.
-        """
-        value = self.get(self._failure_key(key) if failed else key)
+    def load(self, key: str, kind: type[_Value]) -> _Value | None:
+        """The measurement under a key; None if there is none, or one of another shape."""
+        value = self.get(key)
         try:
             return None if value is None else plain.load(kind, value)
         except ValidationError:
             return None
 
-    def keep(self, key: str, value: object, *, failed: bool = False) -> None:
+    def keep(self, key: str, value: object) -> None:
         """Write what :meth:`load` shall find.
 
         Raises:
             GgufspecError: the disk is full, say.
         """
-        self.put(self._failure_key(key) if failed else key, plain.dump(value))
-
-    def done(self) -> None:
-        """All is measured: the next run tries again what failed in this one."""
-        self.put(_DONE, (self.get(_DONE) or 0) + 1)
-
-    def _failure_key(self, key: str) -> str:
-        return f"{key} failed {self.get(_DONE) or 0}"
+        self.put(key, plain.dump(value))
 
     def close(self) -> None:
         """Close the file; an error in writing was raised by :meth:`put`."""

@@ -65,7 +65,7 @@ def bench(
     table with our own loop.
     """
     from ggufspec.bench import hooked
-    from ggufspec.bench.history import record_results
+    from ggufspec.bench.history import record_overhead, record_results
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
@@ -128,7 +128,8 @@ def bench(
         if not any(run.results.values()):
             raise StopError("interrupted before anything was measured") from None
         interrupted = True
-    record_results(pair, resolved, run.results["speculative"])
+    record_results(spec, run.results["speculative"])
+    record_overhead(resolved, run.results["speculative"])
     return _report(run.document(interrupted=interrupted), given)
 
 

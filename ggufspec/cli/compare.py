@@ -12,7 +12,6 @@ from ggufspec import api
 from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import profile_names, takes
 from ggufspec.cli.results import finish, interruptible
-from ggufspec.display import counted
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.reports.compare import Sort
 from ggufspec.settings import Settings
@@ -79,16 +78,15 @@ def compare(
     path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         check_writable(kept)
-        rows = None if no_quality else stem.with_suffix(".rows")
         with inputs.planning() as on_event:
-            comparison = Comparison(matrix.experiment(log, rows, on_event), log)
-        with interruptible(lambda: any(comparison.trials.by_run.values())) as state, ui.progress() as progress:
+            experiment = matrix.experiment(log, on_event, quality=not no_quality)
+        comparison = Comparison(experiment, log)
+        trials = comparison.trials
+        with interruptible(lambda: any(trials.results.values())) as state, ui.progress() as progress:
             comparison.run(progress)
-        for contender, results in comparison.measured.items():
-            if contender.name in matrix.planned and contender.draft is not None:
-                record_results(*matrix.planned[contender.name], results)
+        for spec, results in trials.measured.items():
+            record_results(spec, results)
     document = comparison.document(interrupted=state.interrupted)
-    resumed = f"; {counted(comparison.trials.resumed, 'trial')} from before, --fresh measures everything again"
     code = finish(
         document,
         lambda: _show(document, sort),
@@ -97,7 +95,7 @@ def compare(
         csv=lambda one: report.comma_separated(one, sort),
         notes=document.notes,
         kept=kept,
-        resumed=resumed if comparison.trials.resumed else "",
+        resumed=trials.resumed,
     )
     if code != 130 and not any(cell.run for cell in document.cells):
         ui.failure("no cell could be measured", "the reasons are above")
@@ -125,7 +123,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
     Raises:
         GgufspecError: nothing is given, a file is not there or given twice.
     """
-    from ggufspec.bench.matrix import LOOKUP, NONE, Pairing, check_twice, named, with_draft, with_target_only
+    from ggufspec.bench.matrix import LOOKUP, NONE, Pairing, check_twice, with_draft, with_target_only
 
     if profiles and (given.model is not None or given.hf_repo is not None):
         raise UsageError(
@@ -147,7 +145,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
         pairings = list(_of_profiles(profiles, own_drafts=not given_drafts))
         if given_drafts:
             pairings = [with_draft(one, draft) for one in pairings for draft in drafts]
-    return named(with_target_only(pairings))
+    return with_target_only(pairings)
 
 
 def split(text: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ggufspec.cli import inputs, ui
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError
 from ggufspec.settings import Settings
 
@@ -53,8 +54,7 @@ def finish(
     csv: Callable[[_Document], str] = lambda _: "",
     notes: Iterable[str] = (),
     kept: Path | None = None,
-    write: Callable[[Path, str], None] | None = None,
-    resumed: str = "",
+    resumed: int = 0,
     failed: GgufspecError | None = None,
     hint: str = "the same command resumes",
 ) -> int:
@@ -68,8 +68,7 @@ def finish(
         csv: its lines.
         notes: for people.
         kept: its own file; None writes none.
-        write: writes that file.
-        resumed: goes with the file's name.
+        resumed: trials that an earlier run of the same had measured.
         failed: what failed before.
         hint: what to do after Ctrl-C.
 
@@ -85,12 +84,13 @@ def finish(
         ui.note(note)
     if kept is not None:
         try:
-            (write or write_whole)(kept, to_json(document) + "\n")
+            write_whole(kept, to_json(document) + "\n")
         except GgufspecError as error:
             failed = failed or error
         else:
             if not is_temporary(kept):
-                ui.note(f"kept in {kept}{resumed}")
+                before = f"; {counted(resumed, 'trial')} from before, --fresh measures everything again"
+                ui.note(f"kept in {kept}{before if resumed else ''}")
     if failed is not None:
         ui.failure(failed.message, failed.hint)
     failed = inputs.write_exports(given, document, markdown=markdown, csv=csv) or failed

@@ -10,12 +10,11 @@ from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Swept
 from ggufspec.cli.results import finish, interruptible
-from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import OPTIONS, Settings, names
 
 if TYPE_CHECKING:
-    from ggufspec.bench.sweep import Experiment, Sweep, Value
+    from ggufspec.bench.sweep import Experiment, Value
     from ggufspec.bench.trial import Spec
     from ggufspec.models.profile import Pair
     from ggufspec.schema.sweep import SweepDocument
@@ -112,61 +111,29 @@ def measure(experiment: Experiment, given: Settings) -> int:
         StopError: Ctrl-C before anything was measured.
     """
     from ggufspec.bench.run_log import RunLog
-    from ggufspec.bench.sweep import LOG, Sweep, identity
+    from ggufspec.bench.sweep import LOG, Sweep
     from ggufspec.cache import results_folder, writable
     from ggufspec.files import file_name
     from ggufspec.reports import sweep as report
 
-    pair = file_name(experiment.pair["name"])
-    path = (
-        given.results or writable(results_folder())
-    ) / f"sweep-{pair}-{experiment.option}-{identity(experiment)[:8]}.jsonl"
+    folder = given.results or writable(results_folder())
+    path = folder / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)
-        for note in (*log.notes, *_resumed(sweep)):
-            ui.note(note)
-        with interruptible(lambda: sweep.measured) as state, ui.progress() as progress:
+        with interruptible(lambda: any(sweep.trials.results.values())) as state, ui.progress() as progress:
             sweep.run(progress)
-        document = sweep.document(interrupted=state.interrupted)
-        code = finish(
-            document,
-            lambda: _show(document),
-            given,
-            markdown=report.markdown,
-            csv=report.comma_separated,
-            notes=document.notes,
-            kept=None if state.interrupted else path.with_suffix(".json"),
-            write=_replace,
-        )
+    document = sweep.document(interrupted=state.interrupted)
+    code = finish(
+        document,
+        lambda: _show(document),
+        given,
+        markdown=report.markdown,
+        csv=report.comma_separated,
+        notes=(*log.notes, *document.notes),
+        kept=path.with_suffix(".json"),
+        resumed=sweep.trials.resumed,
+    )
     return code or (0 if report.best(document) else 1)
-
-
-def _replace(kept: Path, text: str) -> None:
-    """Write the document in place of the run log: the next run of this command is a new measurement.
-
-    Raises:
-        GgufspecError: it cannot be written, or the log not removed.
-    """
-    from ggufspec.bench.run_log import set_aside
-    from ggufspec.files import write_whole
-
-    if kept.exists():  # an earlier measurement of the same
-        set_aside(kept)
-    write_whole(kept, text)
-    log = kept.with_suffix(".jsonl")
-    try:
-        log.unlink(missing_ok=True)
-    except OSError as error:
-        raise GgufspecError(
-            f"{log} cannot be removed: {error.strerror}", "--results FOLDER names another folder"
-        ) from None
-
-
-def _resumed(sweep: Sweep) -> tuple[str, ...]:
-    count = sweep.measured
-    if not count:
-        return ()
-    return (f"{counted(count, 'trial')} of an interrupted run are reused; --fresh measures all of them again",)
 
 
 def _show(document: SweepDocument) -> None:

@@ -68,7 +68,7 @@ class Cell:
 class CompareDocument:
     """``ggufspec/compare@1``: many targets × many drafts on one machine.
 
-    ``warnings`` tell what makes the ranking unsure: leaders that overlap, a machine whose speed drifted.
+    ``warnings`` tell what makes the ranking unsure: leaders that overlap, throttled clocks.
     """
 
     machine: dict[str, Any]
