@@ -716,7 +716,7 @@ class Settings:
         most=MAX_PENALTY,
         usual="--repeat-penalty 1.1; 1 turns it off",
         label="repeat penalty",
-        chat="penalties",
+        chat="repeat-penalty",
     )
     repeat_last_n: int | None = option(
         "--repeat-last-n",
@@ -726,7 +726,7 @@ class Settings:
         least=-1,
         usual="--repeat-last-n 64; -1 is the context, 0 turns penalties off",
         label="repeat-last-n",
-        chat="penalties",
+        chat="repeat-last-n",
     )
     presence_penalty: float | None = option(
         "--presence-penalty",
@@ -738,7 +738,7 @@ class Settings:
         most=MAX_PENALTY,
         usual="--presence-penalty 0.5; 0 turns it off",
         label="presence penalty",
-        chat="penalties",
+        chat="presence-penalty",
     )
     frequency_penalty: float | None = option(
         "--frequency-penalty",
@@ -750,7 +750,7 @@ class Settings:
         most=MAX_PENALTY,
         usual="--frequency-penalty 0.5; 0 turns it off",
         label="frequency penalty",
-        chat="penalties",
+        chat="frequency-penalty",
     )
 
     # ---- what becomes of measurements

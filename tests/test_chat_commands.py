@@ -163,37 +163,14 @@ def test_every_option_that_says_so_is_a_switch() -> None:
     assert "/min-p 0.05; 0 turns it off" in refused("/min-p 1").hint
 
 
-def test_penalties_change_what_is_named() -> None:
-    assert shown(PAIR, "penalties") == "off"
-    some = changed("/penalties repeat 1.1 PRESENCE -0.5")
+def test_penalties_are_switches_of_their_own() -> None:
+    some = changed("/presence-penalty -0.5", changed("/repeat-penalty 1.1"))
     assert some.sampling == Sampling(repeat_penalty=1.1, presence_penalty=-0.5)
-    more = changed("/penalties last-n -1 frequency 0.2", some)
-    assert more.sampling == replace(some.sampling, repeat_last_n=-1, frequency_penalty=0.2)
-    words = "repeat penalty 1.1, presence penalty -0.5, frequency penalty 0.2 over the context"
-    assert shown(more, "penalties") == words
-    assert changed("/processor topk 0.8 20", more).sampling.repeat_penalty == 1.1
-    assert changed("/penalties last-n 1", some).sampling.repeat_last_n == 1
-    assert shown(changed("/penalties last-n 1", some), "penalties").endswith("over 1 token")
-    off = changed("/penalties off", more)
-    assert not off.sampling.penalises
-    assert shown(off, "penalties") == "off"
-
-
-@pytest.mark.parametrize(
-    ("typed", "word"),
-    [
-        ("repat 1.1", "repeat is the nearest"),
-        ("1.1", "one of repeat, last-n, presence, frequency"),
-        ("repeat", "/penalties repeat 1"),
-        ("repeat off", "/penalties repeat 1"),
-        ("repeat 1.1 last-n 6.5", "/penalties last-n 64"),
-        ("repeat 0", "/penalties repeat 1"),
-        ("last-n -2", "/penalties last-n 64"),
-        ("presence 1000", "/penalties presence 0"),
-    ],
-)
-def test_penalties_that_are_none(typed: str, word: str) -> None:
-    assert word in refused(f"/penalties {typed}").hint
+    assert changed("/processor topk 0.8 20", some).sampling.repeat_penalty == 1.1
+    assert changed("/repeat-last-n -1", some).sampling.repeat_last_n == -1
+    assert shown(some, "repeat-penalty") == "1.1"
+    assert "/repeat-penalty 1.1; 1 turns it off" in refused("/repeat-penalty 0").hint
+    assert "/repeat-last-n 64" in refused("/repeat-last-n 6.5").hint
 
 
 @pytest.mark.parametrize(

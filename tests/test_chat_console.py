@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import stat
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,36 +62,6 @@ def test_one_ctrl_c_does_not_leave_later(keys: PipeInput) -> None:
     assert typed(keys, f"{CTRL_C}a{CTRL_C}b{ENTER}") == "b"
 
 
-@contextmanager
-def sent(keys: PipeInput, text: str) -> Iterator[None]:
-    """More than a pipe holds, sent meanwhile."""
-    sender = threading.Thread(target=keys.send_text, args=(text,))
-    sender.start()
-    yield
-    sender.join()
-
-
-def test_a_large_paste_takes_no_time_and_comes_back_whole(keys: PipeInput) -> None:
-    text = "".join(f"line {number} of a large text\n" for number in range(4000))
-    assert len(text) > 100_000
-    began = time.monotonic()
-    asked = typing(keys)
-    with sent(keys, f"before {paste(text)} between {paste(text[:5000])} after{ENTER}"):
-        said = asked.read()
-    assert said == f"before {text} between {text[:5000]} after"
-    assert time.monotonic() - began < 10
-    keys.send_text(f"[paste 1: 1 characters]{ENTER}")
-    assert asked.read() == "[paste 1: 1 characters]"
-    keys.send_text(f"again [paste 1: {len(text):,} characters, 4,001 lines]{ENTER}")  # as the history brings it back
-    assert asked.read() == f"again {text}"
-
-
-def test_a_large_paste_of_one_line(keys: PipeInput) -> None:
-    text = "x" * 100_000
-    with sent(keys, paste(text) + ENTER):
-        assert typing(keys).read() == text
-
-
 def test_history_is_kept_for_its_owner_alone(keys: PipeInput, tmp_path: Path) -> None:
     file = tmp_path / "state" / "chat_history"
     assert typed(keys, f"first{ENTER}", file) == "first"
@@ -103,20 +70,6 @@ def test_history_is_kept_for_its_owner_alone(keys: PipeInput, tmp_path: Path) ->
     assert typed(keys, paste("y" * 1500 + "\nz") + ENTER, file).endswith("\nz")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(_history(file).load_history_strings()) == ["y" * 1500 + "\nz", "first"]
-    typed(keys, paste("z" * 1900) + paste("z" * 1900) * 6 + ENTER, file)
-    assert "zzz" not in file.read_text(), "too long to be said again"
-    typed(keys, f"see {paste('w' * 3000)}{ENTER}", file)
-    typed(keys, f"see {paste('z' * 20_000)}{ENTER}", file)
-    assert next(iter(_history(file).load_history_strings())) == "see " + "w" * 3000, "no word that means nothing later"
-
-
-def test_a_history_that_has_grown_is_halved(keys: PipeInput, tmp_path: Path) -> None:
-    file = tmp_path / "chat_history"
-    file.write_text("".join(f"\n# 2026-11-21\n+message {number}\n" for number in range(60_000)))
-    assert file.stat().st_size > 1_000_000
-    assert typed(keys, f"new{ENTER}", file) == "new"
-    assert file.stat().st_size < 600_000
-    assert "+message 59999\n" in file.read_text()
 
 
 def test_without_a_place_for_the_history_the_chat_goes_on(keys: PipeInput, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import termios
 
 import pytest
 from hypothesis import given
@@ -15,7 +13,7 @@ from screens import Terminal
 from test_markdown import TEXTS, letters
 
 from ggufspec.chat import markdown
-from ggufspec.chat.stream import Plain, Rendered, Stream, Tinted, stream
+from ggufspec.chat.stream import Plain, Rendered, Tinted, stream
 from ggufspec.display import visible
 
 
@@ -48,7 +46,7 @@ def rendered(text: str, terminal: Terminal, cuts: int = 1) -> str:
     return terminal.text
 
 
-def plain(to: Stream, *pieces: tuple[str, str]) -> str:
+def plain(to: Plain, *pieces: tuple[str, str]) -> str:
     for text, source in pieces:
         to.push(text, source)
     to.finish()
@@ -105,24 +103,6 @@ def test_a_terminal_of_another_size_loses_nothing(size: tuple[int, int]) -> None
     shown = " ".join(terminal.text.split())
     assert all(f"of line {number}" in shown for number in range(15))
     assert shown.endswith("and then some")
-
-
-def test_columns_and_lines_that_the_terminal_does_not_have() -> None:
-    terminal = Terminal(40, 10)
-    master, slave = os.openpty()
-    termios.tcsetwinsize(slave, (10, 40))
-    screen = console(terminal)
-    screen.size = (100, 50)
-    screen.file.fileno = lambda: slave
-    live = Rendered(screen)
-    words = " ".join(f"word{number}" for number in range(60))
-    for word in words.split(" "):
-        live.push(f"{word} ", "target")
-        live.refresh()
-    live.finish()
-    os.close(master)
-    os.close(slave)
-    assert terminal.text.split() == words.split()
 
 
 def test_of_long_code_the_end_is_shown_and_then_all_of_it() -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
-from ggufspec.reports.values import penalties
-from ggufspec.settings import DRAFTERS, OPTIONS, RULE_FORMS, Option, check_rule, is_lossy, names
+from ggufspec.settings import DRAFTERS, OPTIONS, RULE_FORMS, Option, check_rule, is_lossy
 
 MODES = {"speculative": "", "target": "target", "drafter": "draft"}  # by command: which model answers alone
 _MODE_NAMES = {"speculative": "speculative", "target": "target-only", "drafter": "draft-only"}
@@ -149,13 +147,9 @@ def _row(name: str, flag: str) -> Option:
     return replace(row, flags=(flag,), usual=usual, label=flag[1:])
 
 
-_OWN = ("ngram", "gamma", "accept", "processor", "penalties")  # switches with an argument of their own form
+_OWN = ("ngram", "gamma", "accept", "processor")  # switches with an argument of their own form
 _ROWS = {row.chat: _row(name, f"/{row.chat}") for name, row in OPTIONS.items() if row.chat and row.chat not in _OWN}
 _FIELDS = {"temp": "temperature"}  # of Sampling, where they have another name than the option
-PENALTIES = {  # what /penalties calls them
-    name.removesuffix("_penalty").removeprefix("repeat_").replace("_", "-"): OPTIONS[name]
-    for name in names(chat="penalties")
-}
 PROCESSORS = {  # the options that each takes, and what it does
     "greedy": ((), "the likeliest token, always"),
     "multinomial": (("temp",), "multinomial [T]: all tokens, at temperature T"),
@@ -187,15 +181,6 @@ COMMANDS: dict[str, About] = {
             *(does for _, does in PROCESSORS.values()),
             f"T is {_TEMPERATURE}, K {OPTIONS['top_k'].default} and P {OPTIONS['top_p'].default} where not given.",
             "K and P look at the probabilities before the temperature, as llama.cpp's do.",
-        ),
-    ),
-    "penalties": About(
-        "NAME X …|off",
-        "make tokens of the text less likely",
-        {"off": "", **{name: _help(row.name) for name, row in PENALTIES.items()}},
-        (
-            *(f"{name}: {_help(row.name)}" for name, row in PENALTIES.items()),
-            "What is not named stays as it is: /penalties repeat 1.1 last-n 256",
         ),
     ),
     "ngram": About("on|off|only", "whether the n-gram lookup drafts too, not at all, or alone"),
@@ -298,8 +283,6 @@ def change(settings: Switches, command: Command) -> Switches:
             return _with_gamma(settings, argument)
         case "processor":
             return _with_processor(settings, argument)
-        case "penalties":
-            return _with_penalties(settings, argument)
         case "accept":
             return _with_rule(settings, argument)
         case _:
@@ -350,20 +333,6 @@ def _with_processor(settings: Switches, argument: str) -> Switches:
     )
 
 
-def _with_penalties(settings: Switches, argument: str) -> Switches:
-    words = argument.lower().split()
-    if words == ["off"]:
-        return _with_sampling(settings, {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0})
-    changes = {}
-    for name, number in zip_longest(words[::2], words[1::2], fillvalue=""):
-        if name not in PENALTIES:
-            raise _unknown("penalty", name, [*PENALTIES, "off"])
-        row = PENALTIES[name]
-        usual = f"/penalties {name} {row.default:g}, or /penalties off; {_help(row.name)}"
-        changes[row.name] = replace(row, flags=(name,), usual=usual).check(number)
-    return _with_sampling(settings, changes)
-
-
 def _with_rule(settings: Switches, argument: str) -> Switches:
     rule = ":".join(argument.lower().split())  # /accept top-k 3 too
     try:
@@ -406,8 +375,6 @@ def shown(settings: Switches, name: str) -> str:
             return f"{settings.accept} (lossy)" if is_lossy(settings.accept) else settings.accept
         case "processor" | "temp":
             return processor(settings.sampling)
-        case "penalties":
-            return penalties(asdict(settings.sampling)) or "off"
         case "length":
             return f"{settings.length} tokens at most"
         case _ if name in _ROWS:

@@ -1,10 +1,8 @@
-"""The line that is typed in a chat: history, completion, several lines, large pastes. All of prompt_toolkit is here."""
+"""The line that is typed in a chat: history, completion, several lines. All of prompt_toolkit is here."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,16 +15,12 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 from prompt_toolkit.styles import Style
 
 from ggufspec.chat import commands as chat_commands
-from ggufspec.display import counted, visible
+from ggufspec.display import visible
 
-_LONG_PASTE = 2_000  # characters from which a paste is shown as a placeholder
-_LONG_ENTRY = 10_000  # characters from which a message is left out of the history
-_MOST_HISTORY_BYTES = 1_000_000
 _STYLE = Style.from_dict(
     {
         "prompt": "bold",
@@ -57,7 +51,6 @@ class Typing:
         output: Output | None = None,
     ) -> None:
         self._toolbar = toolbar
-        self._pasted: dict[str, str] = {}  # by placeholder; the history may bring it back
         self._leaving = False
         self._session: PromptSession[str] = PromptSession(
             message=[("class:prompt", "> ")],
@@ -65,7 +58,7 @@ class Typing:
             prompt_continuation=_continuation,
             completer=_Completions(),
             complete_while_typing=Condition(self._is_command),
-            history=_history(history, self._whole) if history else InMemoryHistory(),
+            history=_history(history) if history else InMemoryHistory(),
             key_bindings=self._keys(),
             bottom_toolbar=self._bottom,
             style=_STYLE,
@@ -76,14 +69,13 @@ class Typing:
         self._session.default_buffer.on_text_changed += self._stay
 
     def read(self) -> str:
-        """What is typed next, with all that was pasted.
+        """What is typed next.
 
         Raises:
             EOFError: Ctrl-D, or Ctrl-C twice: the user leaves.
         """
         self._leaving = False
-        text = self._whole(self._session.prompt())
-        return text.encode("utf-8", "replace").decode("utf-8")  # bytes that were no UTF-8 came as half characters
+        return _text(self._session.prompt())
 
     def _stay(self, _: object) -> None:
         self._leaving = False
@@ -124,10 +116,6 @@ class Typing:
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
-        @keys.add(Keys.BracketedPaste)
-        def _(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text(self._shortened(event.data.replace("\r\n", "\n").replace("\r", "\n")))
-
         @keys.add("c-c")
         def _(event: KeyPressEvent) -> None:
             if self._leaving and not event.current_buffer.text:
@@ -137,21 +125,6 @@ class Typing:
             self._leaving = True
 
         return keys
-
-    def _shortened(self, text: str) -> str:
-        """A paste, or a placeholder for a long one: the editor would have to draw it at every key."""
-        if len(text) < _LONG_PASTE:
-            return text
-        lines = text.count("\n") + 1
-        word = f"[paste {len(self._pasted) + 1}: {len(text):,} characters, {counted(lines, 'line')}]"
-        self._pasted[word] = text
-        return word
-
-    def _whole(self, text: str) -> str:
-        """A text with what was pasted in place of its placeholders."""
-        if not self._pasted:
-            return text
-        return re.sub("|".join(map(re.escape, self._pasted)), lambda found: self._pasted[found[0]], text)
 
 
 def _continuation(width: int, line: int, wraps: int) -> StyleAndTextTuples:  # noqa: ARG001 - what prompt_toolkit gives
@@ -177,39 +150,27 @@ class _Completions(Completer):
 
 
 class _History(FileHistory):
-    """Without long messages; with the text of pastes, as the next chat does not know their placeholders."""
-
-    def __init__(self, path: Path, whole: Callable[[str], str]) -> None:
-        super().__init__(str(path))
-        self._whole = whole
+    """In a file; one that cannot be written any more is no reason to fail."""
 
     def store_string(self, string: str) -> None:
-        string = self._whole(string)
-        if len(string) <= _LONG_ENTRY:
-            with contextlib.suppress(OSError):
-                super().store_string(string.encode("utf-8", "replace").decode("utf-8"))
+        with contextlib.suppress(OSError):
+            super().store_string(_text(string))
 
 
-def _history(path: Path, whole: Callable[[str], str] = str) -> History:
-    """What was typed before, in a file of mode 600; in memory where it cannot be written.
+def _text(typed: str) -> str:
+    """Without the half characters that bytes which are no UTF-8 come as."""
+    return typed.encode("utf-8", "replace").decode("utf-8")
 
-    Args:
-        path: the file.
-        whole: puts what was pasted into a text.
-    """
+
+def _history(path: Path) -> History:
+    """What was typed before, in a file of mode 600; in memory where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
-            path.chmod(0o600)
-            if path.stat().st_size > _MOST_HISTORY_BYTES:
-                file.seek(-_MOST_HISTORY_BYTES // 2, os.SEEK_END)
-                kept = file.read().partition(b"\n\n")[2]
-                file.seek(0)
-                file.write(kept)
-                file.truncate()
+        path.touch(mode=0o600)
+        path.chmod(0o600)
     except OSError:
         return InMemoryHistory()
-    return _History(path, whole)
+    return _History(str(path))
 
 
 @contextlib.contextmanager

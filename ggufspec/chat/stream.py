@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from typing import Protocol
-
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment, SegmentLines
@@ -18,31 +15,9 @@ _SOURCE_STYLES = {"draft": "green", "lookup": "cyan", "bonus": "bold"}
 _SOURCE_STYLES_WITHOUT_COLOUR = {"draft": "underline", "lookup": "italic", "bonus": "bold"}
 
 
-class Stream(Protocol):
-    """Where an answer goes, piece by piece."""
-
-    def push(self, text: str, source: str) -> None:
-        """The next piece, and who wrote it: ``draft``, ``lookup``, ``target`` or ``bonus``."""
-        ...
-
-    def finish(self) -> None:
-        """The answer is over; what is written next begins a line."""
-        ...
-
-
 def source_styles(console: Console) -> dict[str, str]:
     """The styles of tokens by who wrote them; the target's own have none."""
     return _SOURCE_STYLES if console.color_system and not console.no_color else _SOURCE_STYLES_WITHOUT_COLOUR
-
-
-def _size(console: Console) -> tuple[int, int]:
-    """(columns, rows): what ``COLUMNS`` and ``LINES`` say, but not more than the terminal has."""
-    columns, rows = console.size
-    try:
-        real = os.get_terminal_size(console.file.fileno())
-    except (OSError, ValueError):
-        return columns, rows
-    return min(columns, real.columns or columns), min(rows, real.lines or rows)
 
 
 class Plain:
@@ -53,13 +28,13 @@ class Plain:
         self._ended = True
 
     def push(self, text: str, source: str) -> None:
-        """Write it."""
+        """Write the next piece, by ``draft``, ``lookup``, ``target`` or ``bonus``."""
         if text:
             self._write(text, source)
             self._ended = text.endswith("\n")
 
     def finish(self) -> None:
-        """End the line."""
+        """End the line: the answer is over."""
         if not self._ended:
             self.push("\n", "target")
 
@@ -107,7 +82,7 @@ class Rendered(Live):
         return self
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = max(1, _size(console)[1] - 2)
+        height = max(1, console.height - 2)
         first, *others = self._block.lstrip("\n").rstrip().split("\n")
         if len(others) > height:  # the cost of showing it follows the terminal, not the block
             others = others[-height:]
@@ -121,12 +96,12 @@ class Rendered(Live):
 
     def _lines(self, source: str, options: ConsoleOptions) -> list[list[Segment]]:
         """With an empty line before them, where something was printed."""
-        width = max(1, _size(self.console)[0] - 1)
+        width = max(1, self.console.width - 1)
         lines = markdown.rendered(source, self.console, options.update(width=width))
         return [[], *lines] if self._printed and lines else lines
 
 
-def stream(console: Console, *, as_markdown: bool, tint: bool) -> Stream:
+def stream(console: Console, *, as_markdown: bool, tint: bool) -> Plain | Rendered:
     """Where an answer goes.
 
     Args:
@@ -137,6 +112,6 @@ def stream(console: Console, *, as_markdown: bool, tint: bool) -> Stream:
     if console.is_terminal and not console.is_dumb_terminal:
         if tint:
             return Tinted(console)
-        if as_markdown and _size(console)[0] >= NARROW:
+        if as_markdown and console.width >= NARROW:
             return Rendered(console)
     return Plain(console)

@@ -16,7 +16,7 @@ from ggufspec.chat import commands as chat_commands
 from ggufspec.chat import conversation, report, session
 from ggufspec.chat.commands import COMMANDS, MODES, Command, Switches
 from ggufspec.chat.conversation import Conversation
-from ggufspec.chat.stream import Stream, source_styles, stream
+from ggufspec.chat.stream import Plain, Rendered, source_styles, stream
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports.table import pairs
@@ -69,7 +69,7 @@ class Screen:
         """Something that was asked for and is no answer: among the answers only where somebody looks."""
         (self.console if self.interactive else self.stderr).print(what)
 
-    def answer(self, settings: Switches) -> Stream:
+    def answer(self, settings: Switches) -> Plain | Rendered:
         """Where the next answer goes."""
         return stream(self.console, as_markdown=settings.renders and self.interactive, tint=settings.tint)
 
@@ -453,7 +453,7 @@ class _Events:
 
     def __init__(self, talk: Talk, settings: Switches) -> None:
         self._talk, self._screen, self._settings = talk, talk.screen, settings
-        self._stream: Stream | None = None
+        self._stream: Plain | Rendered | None = None
         self._waiting = contextlib.ExitStack()
         self._pieces: list[tuple[str, str]] = []
         self.dropped = 0

@@ -125,7 +125,8 @@ def test_penalties_give_another_text_and_drafts_do_not(cli, sampling):
 
 
 def test_a_chat_with_penalties_is_a_run_with_them(cli):
-    lines = f"{PROMPT.splitlines()[0]}\n/penalties off\n/retry\n/penalties repeat 1.5 last-n -1 presence 0.5\n/retry\n"
+    switches = "/repeat-penalty 1.5\n/repeat-last-n -1\n/presence-penalty 0.5"
+    lines = f"{PROMPT.splitlines()[0]}\n/repeat-penalty 1\n/retry\n{switches}\n/retry\n"
     flags = ("-n", "24", "--json", "--strict", "-q")
     switched = cli("chat", "demo", *flags, stdin=lines).document()
     given = cli("chat", "demo", *flags, *PENALTIES[:6], stdin=PROMPT.splitlines()[0]).document()
