@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from ggufspec.display import gib
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning import machine_profile, plan
+from ggufspec.planning import history, machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.history import PRIOR_ACCEPTANCE
 from ggufspec.planning.memory import ByDevice, Bytes, Memory, Request, resident
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import MachineProfile
@@ -32,7 +30,7 @@ Say = Callable[[str], object]
 # device stands for a card of that proportion.
 _NOTEBOOK_SHARE = 0.73
 _HEADROOM_SHARE = 0.01
-_TYPICAL_BYTES = 24 << 30
+_TYPICAL = "RTX 3090"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +169,16 @@ class Lab:
     def overhead_bytes(self) -> int:
         """What the planner adds for the driver's own share: what was seen before, or a guess."""
         card = self.site.card
-        return 0 if self.is_remote else machine_profile.known_overhead(self.cache, card.description)
+        return 0 if self.is_remote else history.known_overhead(self.cache, card.description)
 
     def learn_overhead(self, seen_bytes: int) -> None:
         """Keep the most that the driver was seen to take for itself."""
         card = self.site.card
         if not card.driver:
             return
-        llama_cpp = version("llama-cpp-python")
-        known = machine_profile.known_overhead(self.cache, card.description, card.driver, llama_cpp)
-        if known == machine_profile.DEFAULT_OVERHEAD_BYTES or seen_bytes > known:
-            machine_profile.record_overhead(self.cache, card.description, card.driver, llama_cpp, seen_bytes)
+        known = self.overhead_bytes
+        if known == history.DEFAULT_OVERHEAD_BYTES or seen_bytes > known:
+            history.record_overhead(self.cache, card.description, seen_bytes)
             self._plans.clear()
 
     # ---- plans
@@ -201,7 +198,7 @@ class Lab:
         card, overhead = self.site.card, self.overhead_bytes
         shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
         headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
-        as_card = machine_profile.from_catalogue([machine_profile.typical_card(_TYPICAL_BYTES)], [card.name])
+        as_card = machine_profile.from_catalogue([cards.find_card(_TYPICAL)], [card.name])
         return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if self.is_remote else self.speed())
 
     def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:
@@ -236,7 +233,7 @@ class Lab:
                 (target.header, target.metadata_only),
                 (draft.header, draft.metadata_only),
                 self.options(),
-                PRIOR_ACCEPTANCE,
+                history.PRIOR_ACCEPTANCE,
             )
             self._plans[key] = make_plan(asked, self.machine(ceiling_bytes), self.dry_run)
         return self._plans[key]

@@ -3,9 +3,12 @@
 import pytest
 
 from ggufspec.planning.history import (
+    DEFAULT_OVERHEAD_BYTES,
     PRIOR_ACCEPTANCE,
     expected_acceptance,
+    known_overhead,
     record_acceptance,
+    record_overhead,
 )
 
 
@@ -76,3 +79,15 @@ def test_nothing_drafted_teaches_nothing(tmp_path):
 def test_a_damaged_file_is_as_none(tmp_path, text):
     (tmp_path / "acceptance.json").write_text(text)
     assert expected_acceptance(tmp_path, "t", "d", None)[0] == PRIOR_ACCEPTANCE
+
+
+def test_overheads_are_kept_by_card(tmp_path):
+    assert known_overhead(tmp_path, "RTX 4090") == DEFAULT_OVERHEAD_BYTES == 450 * 2**20
+    record_overhead(tmp_path, "RTX 4090", 300)
+    record_overhead(tmp_path, "RTX 3090", -5)
+    assert known_overhead(tmp_path, "RTX 4090") == 300
+    assert known_overhead(tmp_path, "RTX 3090") == 0
+    record_overhead(tmp_path, "RTX 4090", 350)
+    assert known_overhead(tmp_path, "RTX 4090") == 350  # the last that was recorded
+    (tmp_path / "overheads.json").write_text('{"RTX 4090": [1], "RTX 3090": {"580; 0.3.36": 400}}')
+    assert known_overhead(tmp_path, "RTX 4090") == known_overhead(tmp_path, "RTX 3090") == DEFAULT_OVERHEAD_BYTES

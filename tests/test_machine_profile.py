@@ -21,7 +21,6 @@ from ggufspec.llamacpp.model import Context, ContextOptions, Model, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import machine_profile
 from ggufspec.planning.machine_profile import (
-    DEFAULT_OVERHEAD_BYTES,
     DummyModel,
     Result,
     Spec,
@@ -29,12 +28,9 @@ from ggufspec.planning.machine_profile import (
     dummy_models,
     expected,
     from_catalogue,
-    known_overhead,
     link_bytes_per_s,
     load,
     offload_devices,
-    record_overhead,
-    typical_card,
 )
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, expected_tokens, pass_s
@@ -122,7 +118,7 @@ def made_up(pass_s: float, layer_s: float, bandwidth: float, types: dict[str, di
 def test_costs_are_told_apart():
     batch_latencies = {"f16": {1: 1.0, 2: 1.5, 8: 3.0}, "q4_K": {1: 1.0, 2: 2.0, 8: 8.0}}
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, batch_latencies), "CUDA0": made_up(3e-4, 2e-5, 8e11, batch_latencies)}
-    there = machine_profile.interpret(Result(timings, (CPU, CUDA), finished=True), 1e10, "made up")
+    there = machine_profile.interpret(Result(timings, (CPU, CUDA)), 1e10, "made up")
     assert there.pass_s == pytest.approx(1e-4)
     assert there.crossing_s == pytest.approx(1e-4)  # there and back
     assert (there.link_bytes_per_s, there.streams, there.origin) == (1e10, True, "made up")
@@ -143,7 +139,7 @@ def test_noise_makes_no_negative_costs():
     timings = {HOST: made_up(0.0, 0.0, 4e10, {"f16": {1: 1.0}})}
     first, second, wide = timings[HOST]
     timings[HOST] = [first, replace(second, seconds={1: first.seconds[1] / 2}), wide]
-    there = machine_profile.interpret(Result(timings, (CPU,), finished=True), 1e10, "noise")
+    there = machine_profile.interpret(Result(timings, (CPU,)), 1e10, "noise")
     assert there.pass_s >= 0
     assert there.device(HOST).layer_s >= 0
     assert there.device(HOST).bandwidth_bytes_per_s > 0
@@ -151,7 +147,7 @@ def test_noise_makes_no_negative_costs():
 
 def test_the_link_to_workers_alone_is_what_loading_reached():
     timings = {name: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0}}) for name in (HOST, "RPC0")}
-    there = machine_profile.interpret(Result(timings, (CPU, RPC), finished=True), 1e10, "made up")
+    there = machine_profile.interpret(Result(timings, (CPU, RPC)), 1e10, "made up")
     assert there.link_bytes_per_s == WIDE.numbers * 2
     assert not there.streams
 
@@ -186,9 +182,7 @@ def sane(there: MachineProfile) -> bool:
 def test_the_host_and_a_worker_are_measured_and_kept(
     worker: tuple[str, Any],  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(machine_profile, "is_plausible", lambda _: True)  # the machine that runs the tests is busy
     events: list[dict[str, Any]] = []
     spec = replace(TINY, rpc=(worker[0],))
     there = machine_profile.measure(tmp_path, spec, on_event=events.append)
@@ -200,7 +194,7 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     assert not there.streams
     assert len(events) == 2 * 4
     kept = json.loads((tmp_path / "calibration.json").read_text())
-    assert set(kept) == {"date", "identity", "speed", "timings"}
+    assert set(kept) == {"identity", "speed"}
     known = machine_profile._kept(tmp_path)
     assert known is not None
     assert known.speed == there
@@ -214,54 +208,24 @@ def test_a_measurement_that_is_stopped_ends():
             return True
 
     result = machine_profile.run(TINY, lambda _: None, Stop())  # type: ignore[arg-type]
-    assert not result.finished
+    assert result.timings == {HOST: []}
 
 
 # ---- beside other programs
 
 
-@pytest.mark.parametrize(
-    ("seconds", "plausible"),
-    [
-        ({1: 1.0, 2: 1.3, 4: 1.4, 8: 1.9}, True),
-        ({1: 1.0, 2: 0.97, 4: 0.9}, True),  # noise
-        ({1: 1.0, 2: 1.74, 3: 2.1, 4: 1.44, 8: 1.74}, True),  # Q4_0 on a host with AVX-512
-        ({1: 3.0, 2: 1.1, 3: 1.2}, False),  # one token slower than three
-        ({1: 1.0, 2: 1.3, 3: 9.0, 8: 1.9}, False),
-        ({1: 1.0}, True),
-    ],
-)
-def test_a_wider_batch_is_no_cheaper_than_a_narrower_one(seconds: dict[int, float], plausible: bool):
-    assert machine_profile.is_plausible(seconds) is plausible
-
-
-@pytest.mark.parametrize(
-    ("others_cpus", "first", "why"),
-    [
-        (0.0, 1.0, ""),
-        (0.4, 1.0, ""),
-        (1.0, 1.0, "other programs used 1.0 CPUs"),
-        (1.0, 3.0, "its times contradicted each other"),
-        (0.0, 3.0, "its times contradicted each other"),
-    ],
-)
-def test_what_others_used_is_held_against_a_measurement(others_cpus: float, first: float, why: str):
-    timings = {HOST: made_up(0.0, 0.0, 4e10, {"f16": {1: first, 2: 1.5}})}
-    result = Result(timings, (CPU,), finished=True, others_cpus=others_cpus)
+@pytest.mark.parametrize(("others_cpus", "why"), [(0.0, ""), (0.4, ""), (1.0, "other programs used 1.0 CPUs")])
+def test_what_others_used_is_held_against_a_measurement(others_cpus: float, why: str):
+    result = Result({}, (CPU,), others_cpus=others_cpus)
     assert machine_profile.disturbance(result, 2, 2) == why
-    assert machine_profile.disturbance(replace(result, others_cpus=others_cpus / 2), 2, 8) in (
-        "",
-        why,
-    )  # others fit beside
+    assert machine_profile.disturbance(result, 2, 8) == ""  # others fit beside
 
 
 def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
     good = from_catalogue([])
     busy = replace(good, disturbed="other programs used 1.0 CPUs")
-    nonsense = replace(good, disturbed="its times contradicted each other")
     for before in (None, good, busy):
         assert machine_profile.is_better(good, before)
-        assert not machine_profile.is_better(nonsense, before)
     assert [machine_profile.is_better(busy, before) for before in (None, good, busy)] == [True, False, True]
 
 
@@ -272,9 +236,8 @@ def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path:
     assert due(0.0) == ""  # nothing is kept
     there = keep(tmp_path, (CPU,))
     assert due(0.0) == ""
-    timings = {HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0, 2: 1.5}})}
     busy = replace(there, disturbed="other programs used 1.0 CPUs")
-    machine_profile._keep(tmp_path, Result(timings, (CPU,), finished=True), busy, 2)
+    machine_profile._keep(tmp_path, busy, machine_profile.identity(2, (CPU,)))
     assert due(0.0) == due(0.4) == "other programs used 1.0 CPUs"
     assert due(1.0) == due(0.0, threads=1) == ""  # not yet; not of so many threads
 
@@ -282,8 +245,8 @@ def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path:
 def keep(folder: Path, here: tuple[Device, ...], threads: int = 2) -> MachineProfile:
     timings = {HOST: made_up(1e-4, 3e-5, 4e10, {"f16": {1: 1.0, 2: 1.5}})}
     timings |= {d.name: made_up(3e-4, 2e-5, 8e11, {"f16": {1: 1.0, 2: 1.2}}) for d in here if d.kind == "gpu"}
-    there = machine_profile.interpret(Result(timings, here, finished=True), 1e10, "measured once")
-    machine_profile._keep(folder, Result(timings, here, finished=True), there, threads)
+    there = machine_profile.interpret(Result(timings, here), 1e10, "measured once")
+    machine_profile._keep(folder, there, machine_profile.identity(threads, here))
     return there
 
 
@@ -410,33 +373,7 @@ def test_no_card_reaches_its_data_sheet(name: str):
     assert device.flops_per_s < card.fp16_flops
 
 
-@pytest.mark.parametrize("gib", [4, 8, 11, 24, 80, 500])
-def test_a_card_of_any_memory_is_like_those_nearest_to_it(gib: int):
-    card = typical_card(gib * 2**30)
-    assert card.vram_bytes == gib * 2**30
-    assert f"{gib} GiB" in card.name
-    assert 1e11 < card.bandwidth_bytes_per_s < 1e13
-
-
 def test_links_by_generation_and_lanes():
     assert link_bytes_per_s(4, 16) == pytest.approx(25.2e9, rel=0.01)
     assert link_bytes_per_s(3, 8) == pytest.approx(6.3e9, rel=0.01)
     assert link_bytes_per_s(None, None) == link_bytes_per_s(4, 16)
-
-
-# ---- what no breakdown counts
-
-
-def test_overheads_are_kept_by_card_driver_and_version(tmp_path: Path):
-    assert known_overhead(tmp_path, "RTX 4090") == DEFAULT_OVERHEAD_BYTES == 450 * 2**20
-    record_overhead(tmp_path, "RTX 4090", "570", "0.3.36", 300)
-    record_overhead(tmp_path, "RTX 4090", "580", "0.3.36", 400)
-    record_overhead(tmp_path, "RTX 3090", "580", "0.3.36", -5)
-    assert known_overhead(tmp_path, "RTX 4090", "570", "0.3.36") == 300
-    assert known_overhead(tmp_path, "RTX 4090", "580") == 400
-    assert known_overhead(tmp_path, "RTX 4090", "590", "0.3.36") == DEFAULT_OVERHEAD_BYTES
-    assert known_overhead(tmp_path, "RTX 3090") == 0
-    record_overhead(tmp_path, "RTX 4090", "570", "0.3.36", 350)
-    assert known_overhead(tmp_path, "RTX 4090") == 350  # the last that was recorded
-    (tmp_path / "overheads.json").write_text('{"RTX 4090": [1], "RTX 3090": {"a; b": "c"}}')
-    assert known_overhead(tmp_path, "RTX 4090") == known_overhead(tmp_path, "RTX 3090") == DEFAULT_OVERHEAD_BYTES

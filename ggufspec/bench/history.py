@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from ggufspec.api import Resolved
 from ggufspec.bench.summary import by_position
@@ -13,8 +12,7 @@ from ggufspec.cache import cache_folder
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.gpus import survey
 from ggufspec.models.source import read_headers
-from ggufspec.planning import machine_profile
-from ggufspec.planning.history import record_acceptance
+from ggufspec.planning import history
 from ggufspec.settings import is_lossy
 
 
@@ -30,7 +28,7 @@ def record_results(spec: Spec, results: Sequence[Result]) -> None:
     drafted = by_position(s.drafted_by_position for s in every)
     with contextlib.suppress(GgufspecError):  # a cache that cannot be written is skipped
         target, draft = (known.header.fingerprint for known in read_headers([spec.target, spec.draft]))
-        record_acceptance(cache_folder(), target, draft, accepted, drafted)
+        history.record_acceptance(cache_folder(), target, draft, accepted, drafted)
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
@@ -43,10 +41,4 @@ def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
     ran = [model.gpu_layers for model in (result.target, result.draft) if model is not None]
     known = sum(sum(model.bytes[resolved.cards[0]].values()) for model in planned)
     if ran == [model.gpu_layers for model in planned] and result.vram_bytes > known:
-        machine_profile.record_overhead(
-            cache_folder(),
-            seen.cards[0].name,
-            seen.driver or "",
-            version("llama-cpp-python"),
-            result.vram_bytes - known,
-        )
+        history.record_overhead(cache_folder(), seen.cards[0].name, result.vram_bytes - known)

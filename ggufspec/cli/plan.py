@@ -71,9 +71,7 @@ def measure_machine(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
             on_event=lambda event: show(f"measuring this machine: {event['type']} on {event['device']}"),
             verbose=ui.flags().verbose,
         )
-    if speed.disturbed == machine_profile.CONTRADICTS:
-        ui.note(f"nothing is kept of this measurement: {speed.disturbed}. Try it again when less else is running")
-    elif speed.disturbed:
+    if speed.disturbed:
         ui.note(
             f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
         )
@@ -107,7 +105,7 @@ def show_shapes(out: Console, pair: dict[str, Any]) -> None:
 def _show(document: PlanDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.planning.machine_profile import DEFAULT_OVERHEAD_BYTES
+    from ggufspec.planning.history import DEFAULT_OVERHEAD_BYTES
     from ggufspec.reports import plan as report
     from ggufspec.reports import table
 

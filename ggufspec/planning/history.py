@@ -1,4 +1,4 @@
-"""The acceptance rate of a pair, as earlier runs on this machine measured it."""
+"""What earlier runs on this machine measured: the acceptance rate of a pair, and what a card's driver takes."""
 
 from __future__ import annotations
 
@@ -73,3 +73,28 @@ def expected_acceptance(folder: Path, target: str, draft: str, profile: float | 
 
 def _key(target: str, draft: str) -> str:
     return f"{target} + {draft}"
+
+
+# CUDA's context, cuBLAS, graphs and pools; others reserve 250 to 500 MiB for them. A guess until it is measured.
+DEFAULT_OVERHEAD_BYTES = 450 * 2**20
+
+
+def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
+    """Keep what a process took of ``card`` beyond llama.cpp's own breakdown: the rise that NVML saw, less that.
+
+    Args:
+        folder: the cache folder.
+        card: its name, as its driver says it.
+        size_bytes: what it was; below zero counts as nothing.
+    """
+    _overheads(folder).put(card, max(0, size_bytes))
+
+
+def known_overhead(folder: Path, card: str) -> int:
+    """Bytes that were recorded for a card, or ``DEFAULT_OVERHEAD_BYTES``."""
+    known = _overheads(folder).get(card)
+    return DEFAULT_OVERHEAD_BYTES if known is None else known
+
+
+def _overheads(folder: Path) -> Table[int]:
+    return Table(folder / "overheads.json", int)

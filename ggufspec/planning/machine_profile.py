@@ -6,8 +6,7 @@ the values. Two narrow models of few and of many blocks tell the fixed cost of a
 each weight type, larger than the caches, tells bandwidths and T(n).
 
 Beside other programs the host is measured with the threads that they leave, as everything runs; what that finds is
-kept where nothing better is, says so, and is measured again when they are gone. Times that contradict each other are
-taken again, and are not kept where they go on to.
+kept where nothing better is, says so, and is measured again when they are gone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ggufspec import cache, worker
 from ggufspec.errors import UsageError
 from ggufspec.files import scratch
 from ggufspec.hardware import gpus, host
-from ggufspec.hardware.cards import CARDS, Card, find_card
+from ggufspec.hardware.cards import Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.options import ContextOptions, Placement
@@ -41,11 +40,6 @@ TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling firs
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
 _FEWEST = 2  # the narrow dummy models and one wide one are needed
 _ROUNDS = 2  # times that each width is timed, whatever it takes
-_AGAIN = 2  # times that timings which contradict each other are taken again
-# A wider batch that takes less than this share of a narrower one, or of a single token: one of them was disturbed. Four
-# tokens of Q4_0 really take 0.7 of what three do.
-_FASTER, _FASTER_THAN_ONE = 0.6, 0.85
-CONTRADICTS = "its times contradicted each other"  # what disturbed a measurement that is not kept
 
 
 # ---- dummy models ---------------------------------------------------------------------------------------------------
@@ -155,7 +149,6 @@ class Result:
 
     timings: dict[str, list[Timing]]
     devices: tuple[ggml.Device, ...]
-    finished: bool
     others_cpus: float = 0.0
 
 
@@ -177,7 +170,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             until = time.perf_counter() + spec.device_s
             for dummy in dummy_models(spec.types, spec.card_bytes if is_card else spec.wide_bytes):
                 if stopping.is_set():
-                    return Result(timings, tuple(here), False, others_cpus)
+                    return Result(timings, tuple(here), others_cpus)
                 if len(found) > _FEWEST and time.perf_counter() > until:
                     break
                 emit({"event": "measuring", "device": name, "type": dummy.kind, "blocks": dummy.blocks})
@@ -186,7 +179,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
                 path.unlink()
             if index == 0:
                 others_cpus = host.cpu_use().others_since(before)
-    return Result(timings, tuple(here), True, others_cpus)
+    return Result(timings, tuple(here), others_cpus)
 
 
 def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
@@ -222,15 +215,12 @@ def _time(path: Path, dummy: DummyModel, placement: Placement, widths: Sequence[
         with closing(Context(model, options)) as context:
             samples: dict[int, list[float]] = {width: [] for width in widths}
             _batch(context, max(widths))  # pages in, and the buffers at their largest
-            for _ in range(1 + _AGAIN):
-                until = time.perf_counter() + spec.model_s
-                for done, width in ((done, width) for done in range(spec.rounds) for width in widths):
-                    if done >= _ROUNDS and time.perf_counter() > until:
-                        break
-                    samples[width].append(_batch(context, width))
-                seconds = {width: sorted(taken)[len(taken) // 4] for width, taken in samples.items()}
-                if is_plausible(seconds):
+            until = time.perf_counter() + spec.model_s
+            for done, width in ((done, width) for done in range(spec.rounds) for width in widths):
+                if done >= _ROUNDS and time.perf_counter() > until:
                     break
+                samples[width].append(_batch(context, width))
+        seconds = {width: sorted(taken)[len(taken) // 4] for width, taken in samples.items()}
         share = dummy.numbers / (dummy.numbers + dummy.width * dummy.vocabulary)  # tokens are only looked up
         return Timing(dummy, int(model.size_bytes * share), load_s, seconds)
 
@@ -247,14 +237,6 @@ def _batch(context: Context, width: int) -> float:
 # ---- what it means ---------------------------------------------------------------------------------------------------
 
 
-def is_plausible(seconds: Mapping[int, float]) -> bool:
-    """Whether the times of a model's batches, by width, can all be its own: padding a token never pays so much."""
-    pairs = [(narrow, wide) for narrow in seconds for wide in seconds if narrow < wide]
-    return all(
-        seconds[wide] >= (_FASTER_THAN_ONE if narrow == 1 else _FASTER) * seconds[narrow] for narrow, wide in pairs
-    )
-
-
 def disturbance(result: Result, threads: int, cpus: int) -> str:
     """Why an idle machine would have been found faster, in words; empty where it was idle enough. Pure.
 
@@ -263,17 +245,12 @@ def disturbance(result: Result, threads: int, cpus: int) -> str:
         threads: of the host, as plans have them.
         cpus: logical CPUs.
     """
-    if not all(is_plausible(timing.seconds) for timings in result.timings.values() for timing in timings):
-        return CONTRADICTS
-    if host.threads_left(threads, cpus, result.others_cpus) < threads:
-        return f"other programs used {result.others_cpus:.1f} CPUs"
-    return ""
+    is_idle = host.threads_left(threads, cpus, result.others_cpus) == threads
+    return "" if is_idle else f"other programs used {result.others_cpus:.1f} CPUs"
 
 
 def is_better(new: MachineProfile, before: MachineProfile | None) -> bool:
     """Whether a measurement takes the place of one of the same machine. Pure."""
-    if new.disturbed == CONTRADICTS:
-        return False
     return not new.disturbed or before is None or bool(before.disturbed)
 
 
@@ -373,10 +350,8 @@ def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProf
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    date: str
     identity: Identity
     speed: MachineProfile
-    timings: dict[str, list[Timing]]
 
 
 def _file(folder: Path) -> Path:
@@ -428,21 +403,18 @@ def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, ve
     """
     result = worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
     disturbed = disturbance(result, spec.threads, host.usable_cpus())
-    origin = f"measured on {_today()} with llama-cpp-python {version('llama-cpp-python')}"
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    origin = f"measured on {today} with llama-cpp-python {version('llama-cpp-python')}"
     speed = replace(
         interpret(result, _link_here(), f"{origin} while {disturbed}" if disturbed else origin), disturbed=disturbed
     )
     if is_better(speed, load(folder, spec.threads, result.devices)):
-        _keep(folder, result, speed, spec.threads)
+        _keep(folder, speed, identity(spec.threads, result.devices))
     return speed
 
 
-def _keep(folder: Path, result: Result, speed: MachineProfile, threads: int) -> None:
-    cache.write(_file(folder), _Kept(_today(), identity(threads, result.devices), speed, result.timings))
-
-
-def _today() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d")
+def _keep(folder: Path, speed: MachineProfile, of: Identity) -> None:
+    cache.write(_file(folder), _Kept(of, speed))
 
 
 # ---- from the catalogue ----------------------------------------------------------------------------------------------
@@ -514,16 +486,6 @@ def from_catalogue(
     )
 
 
-def typical_card(vram_bytes: int) -> Card:
-    """A card of so much memory: of those nearest in memory, the one with the median bandwidth."""
-    nearest = min(abs(card.vram_bytes - vram_bytes) for card in CARDS)
-    alike = sorted(
-        (card for card in CARDS if abs(card.vram_bytes - vram_bytes) == nearest),
-        key=lambda card: card.bandwidth_bytes_per_s,
-    )
-    return replace(alike[len(alike) // 2], name=f"a card of {vram_bytes / 2**30:.0f} GiB", vram_bytes=vram_bytes)
-
-
 def link_bytes_per_s(generation: int | None, lanes: int | None) -> float:
     """What a PCIe link reaches; what a card does not tell is taken for generation 4 and 16 lanes."""
     return _LINK * _LANE_BYTES_PER_S.get(generation or 4, 1.969e9) * (lanes or 16)
@@ -538,49 +500,3 @@ def _maker(card: Card) -> str:
     if card.name.startswith(("RX ", "Pro W")):
         return "AMD"
     return "Intel" if card.name.startswith("Arc ") else "NVIDIA"
-
-
-# ---- what no breakdown counts ----------------------------------------------------------------------------------------
-
-# CUDA's context, cuBLAS, graphs and pools; others reserve 250 to 500 MiB for them. A guess until it is measured.
-DEFAULT_OVERHEAD_BYTES = 450 * 2**20
-
-
-def record_overhead(folder: Path, card: str, driver: str, llama_cpp_python: str, size_bytes: int) -> None:
-    """Keep what a process took of ``card`` beyond llama.cpp's own breakdown: the rise that NVML saw, less that.
-
-    Args:
-        folder: the cache.
-        card: its name, as its driver says it.
-        driver: the driver's version.
-        llama_cpp_python: the version of it.
-        size_bytes: what it was; below zero counts as nothing.
-    """
-    key = f"{driver}; {llama_cpp_python}"
-
-    def add(known: dict[str, int] | None) -> dict[str, int]:
-        others = {other: size for other, size in (known or {}).items() if other != key}
-        return others | {key: max(0, size_bytes)}  # the latest comes last
-
-    _overheads(folder).update(card, add)
-
-
-def _overheads(folder: Path) -> cache.Table[dict[str, int]]:
-    return cache.Table(folder / "overheads.json", dict[str, int])
-
-
-def known_overhead(folder: Path, card: str, driver: str | None = None, llama_cpp_python: str | None = None) -> int:
-    """Bytes that were recorded for a card, or ``DEFAULT_OVERHEAD_BYTES``.
-
-    Args:
-        folder: the cache.
-        card: its name.
-        driver: the driver's version; None: whatever was recorded last.
-        llama_cpp_python: the version of it; None as before.
-    """
-    known = _overheads(folder).get(card) or {}
-    for key, size in reversed(known.items()):
-        of_driver, _, of_version = key.partition("; ")
-        if driver in (None, of_driver) and llama_cpp_python in (None, of_version):
-            return size
-    return DEFAULT_OVERHEAD_BYTES

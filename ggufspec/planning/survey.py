@@ -12,6 +12,7 @@ from ggufspec.hardware import cards, gpus, host
 from ggufspec.llamacpp import installed
 from ggufspec.llamacpp.devices import Device
 from ggufspec.planning import machine_profile
+from ggufspec.planning.history import known_overhead
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.speed import MachineProfile
 from ggufspec.schema.doctor import Gpu
@@ -65,7 +66,7 @@ def simulated_cards(
     for index in range(count):
         size = vram[index] if index < len(vram) else known[index].vram_bytes
         name = known[index].name if known else "any card"
-        made.append(Card(f"GPU{index}", name, size, size, machine_profile.known_overhead(folder, name)))
+        made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
     return Site(Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed), simulated=True)
@@ -93,7 +94,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
 def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:
     """NVML's figures where it knows the card: asked before this process has anything on it."""
     remote = device.name.startswith("RPC")
-    overhead = 0 if remote else machine_profile.known_overhead(folder, device.description)
+    overhead = 0 if remote else known_overhead(folder, device.description)
     if gpu is None:
         return Card(device.name, device.description, device.total_bytes, device.free_bytes, overhead)
     return Card(device.name, gpu.name, gpu.total_bytes, gpu.free_bytes, overhead)
