@@ -131,9 +131,6 @@ def test_a_profile_of_dotted_keys_costs_nothing(cli: Cli, tmp_path: Path) -> Non
         (("runs", "target_only", "tokens_per_s", "median"), -1.0),
         (("runs", "speculative", "acceptance_rate"), 1.5),
         (("runs", "speculative", "drafted"), -1),
-        (("settings", "threads"), -1),
-        (("settings", "gpu_layers"), -2),
-        (("machine", "gpus", 0, "total_bytes"), -1),
     ],
 )
 def test_a_result_has_no_counts_below_zero(place: tuple[str | int, ...], value: float) -> None:
@@ -145,9 +142,3 @@ def test_a_result_has_no_counts_below_zero(place: tuple[str | int, ...], value: 
     part[place[-1]] = value  # type: ignore[index]
     with pytest.raises(GgufspecError, match=str(place[-1])):
         parse(body)
-
-
-def test_all_layers_on_the_card_is_said_with_minus_one() -> None:
-    body = kept_results.as_json(kept_results.bench())
-    body["settings"] |= {"gpu_layers": -1, "gpu_layers_draft": -1}
-    assert parse(body)

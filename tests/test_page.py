@@ -17,10 +17,11 @@ from rich.console import Console
 
 from ggufspec.errors import GgufspecError
 from ggufspec.reports import compare, report, sections, sweep, values
-from ggufspec.reports.html import charts, figures, figures_compare
+from ggufspec.reports.html import charts, figures
 from ggufspec.reports.html.page import render
 from ggufspec.reports.reading import KNOWN, parse, read
 from ggufspec.schema.base import Failure, Spread
+from ggufspec.schema.compare import cell_name
 from ggufspec.schema.sweep import SweepDocument
 
 DOCUMENTS = {
@@ -72,7 +73,7 @@ def test_keys_that_a_later_version_added_are_passed_over():
             '{"schema": "ggufspec/bench@1", "pair": ' + "[" * 600 + "]" * 600 + "}",
             "nested more than 64 deep",
         ),
-        ('{"schema": "ggufspec/\\u001b]0;taken@1"}', "has the schema ggufspec/\ufffd]0;taken@1"),
+        ('{"schema": "ggufspec/\\u001b]0;taken@1"}', "has the schema ggufspec/␛]0;taken@1"),
         ('{"schema": "ggufspec/report@1", "results": {}}', "has no result in it"),
         ('{"schema": "ggufspec/report@1"}', "has the schema ggufspec/report@1; a report is made of"),
         (
@@ -167,7 +168,7 @@ def test_every_link_and_label_has_its_place_once(page):
     assert len(links) == len(kept_results.all_kinds())
 
 
-def test_every_figure_has_a_plot_for_both_widths_and_a_table(page):
+def test_every_figure_has_a_plot_and_its_numbers_a_table(page):
     elements = Elements(page)
     expected = [
         figure
@@ -176,10 +177,10 @@ def test_every_figure_has_a_plot_for_both_widths_and_a_table(page):
         for figure in section.figures
     ]
     plotted = [a for a in elements.named("svg") if a.get("class") == "plot"]
-    assert [a["aria-label"] for a in plotted] == [figure.title for figure in expected for _ in range(2)]
+    assert [a["aria-label"] for a in plotted] == [figure.title for figure in expected]
     assert page.count("<figure ") == page.count("</figure>") == len(expected)
     regions = [a.get("aria-label") for a in elements.named("div") if a.get("role") == "region"]
-    assert {figure.title for figure in expected} <= set(regions)
+    assert {figure.table.title for figure in expected if figure.table} <= set(regions)
 
 
 def test_a_section_for_each_machine_and_plans_beside_their_card():
@@ -206,26 +207,20 @@ def test_a_machine_without_a_card_is_its_processor():
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def of(document: Any, plans: Any = ()) -> dict[str, figures.Figure]:
-    return {figure.name: figure for figure in sections.section(document, plans).figures}
+def of(document: Any) -> dict[str, figures.Figure]:
+    return {figure.name: figure for figure in sections.section(document).figures}
 
 
 def test_quality_puts_cells_at_their_targets_distance():
     document = kept_results.compare()
     figure = of(document)["quality"]
-    measured = [cell for cell in document.cells if cell.run]
+    measured = [cell for cell in compare.ordered(document, compare.Sort.SPEED) if cell.run]
     assert len(figure.marks) == len(measured) == 10
     for cell, mark in zip(measured, figure.marks, strict=True):
         quality = next(model.quality for model in document.targets if model.name == cell.target)
         assert (mark.x, mark.y) == (quality.mean_kl, cell.run.tokens_per_s.median)
         assert (mark.low, mark.high) == cell.run.tokens_per_s.ci95
-    assert [mark.label for mark in figure.marks if mark.label] == ["Q8_0", "Q4_K_M", "Q3_K_S"]
-
-
-def test_the_frontier_is_what_no_other_beats():
-    points = [(0.0, 1.0), (0.0, 2.0), (1.0, 1.5), (2.0, 3.0), (3.0, 3.0)]
-    assert figures_compare._frontier(points) == ((0.0, 2.0), (2.0, 3.0))
-    assert figures_compare._frontier(points[:2]) == ()  # one point is no line
+    assert [mark.label for mark in figure.marks if mark.label] == ["Q3_K_S", "Q4_K_M", "Q8_0"]
 
 
 def test_without_quality_there_is_no_such_plot():
@@ -238,9 +233,10 @@ def test_without_quality_there_is_no_such_plot():
 def test_memory_parts_add_up_and_the_card_is_a_line():
     document = kept_results.compare()
     figure = of(document)["memory"]
-    names = figures_compare.Names(*compare.names_of(document))
+    targets, drafts = compare.names_of(document)
     for cell in document.cells:
-        parts = [mark.y for mark in figure.marks if mark.x == names.cell(cell)]
+        name = cell_name(targets[cell.target], drafts[cell.draft] if cell.draft else None)
+        parts = [mark.y for mark in figure.marks if mark.x == name]
         assert sum(parts) == pytest.approx(sum(cell.bytes.get("CUDA0", {}).values()) / 2**30)
     (limit,) = [mark for mark in figure.marks if mark.kind == "limit"]
     assert limit.y == 8
@@ -271,33 +267,18 @@ def test_memory_in_the_table_is_what_the_command_shows():
         assert size in {row[place] for row in table.cells if len(row) > 3}
 
 
-def test_the_plans_curve_lies_under_what_was_measured():
-    plan = kept_results.plan()
-    for document in (kept_results.bench(), kept_results.tune()):
-        figure = of(document, [plan])["layers"]
-        line = [(mark.x, mark.y) for mark in figure.marks if mark.kind == "predicted"]
-        both = [(row.gpu_layers, row.target_only_tokens_per_s, row.speculative_tokens_per_s) for row in plan.sweep]
-        assert line == [(layers, speed) for layers, *speeds in both for speed in speeds if speed is not None]
-    other = replace(plan, target=replace(plan.target, file="another.gguf"))
-    machines = sections.report([kept_results.tune(machine=kept_results.LAPTOP), plan])
-    lent = [mark for figure in machines[0].sections[0].figures if figure.name == "layers" for mark in figure.marks]
-    assert lent
-    assert not [mark for mark in lent if mark.kind == "predicted"]  # the plan is of another card
-    assert not [mark for mark in of(kept_results.tune(), [other])["layers"].marks if mark.kind == "predicted"]
-
-
 def test_a_trial_that_failed_is_a_cross_with_its_reason():
     document = kept_results.tune()
     figure = of(document)["search"]
     (failed,) = [mark for mark in figure.marks if mark.kind == "failed"]
     assert failed.x == 6  # counted from 1, as the command's own table does
-    assert figure.rows[5][0] == "6"
     assert failed.description.endswith("out of memory: CUDA0 could not give 391 MiB")
-    (best,) = [mark for mark in figure.marks if mark.kind == "best"]
+    (best,) = [mark for mark in figure.marks if mark.label]
     assert (best.x, best.label) == (document.winner + 1, "winner")
     assert "measured again in the end" in figure.caption
-    reached = [height for _, height in figure.frontier]
+    reached = [mark.y for mark in figure.marks if mark.kind == "line"]
     assert reached == sorted(reached)
+    assert reached[-1] == max(mark.y for mark in figure.marks)
 
 
 def test_a_cell_that_failed_is_a_row_with_its_reason():
@@ -320,7 +301,7 @@ def test_a_setting_that_failed_once_has_its_speed():
     trials = (replace(document.trials[0], failure=Failure("aborted")), *document.trials[1:])
     section = sections.section(replace(document, trials=trials))
     assert section.title.endswith("12 settings, 1 failed")
-    assert section.figures[0].rows[0][-1] == "planner's first choice; once: aborted"
+    assert "#1 failed: aborted" in section.notes
 
 
 def test_all_failed_is_still_a_report():
@@ -400,22 +381,18 @@ def test_the_best_of_each_column_is_marked():
     assert best["VRAM"] == {f"{min(sizes):.1f} GiB"}
 
 
-def test_a_swept_number_is_an_axis_and_a_swept_name_is_not():
-    lengths = of(kept_results.sweep())["length"]
-    assert [mark.x for mark in lengths.marks if mark.series == "speculative"] == [1.0, 2.0, 4.0, 8.0, 16.0]
-    assert lengths.scale == "log"
-    assert [mark.x for mark in of(kept_results.sweep("cache_type_k"))["option"].marks][:2] == ["f16", "f16"]
-    layers = of(kept_results.sweep("gpu_layers"))["layers"]
-    assert layers.scale == "linear"
-    assert [mark.kind for mark in layers.marks].count("failed") == 1
+def test_a_sweep_has_a_point_for_each_value():
+    lengths = of(kept_results.sweep())["sweep"]
+    assert [mark.x for mark in lengths.marks if mark.series == "speculative"] == ["1", "2", "4", "8", "16"]
+    assert [mark.x for mark in of(kept_results.sweep("cache_type_k"))["sweep"].marks][:2] == ["f16", "f16"]
+    assert [mark.kind for mark in of(kept_results.sweep("gpu_layers"))["sweep"].marks].count("failed") == 1
 
 
-def test_a_sweep_without_a_draft_has_no_acceptance():
+def test_a_sweep_without_a_draft_is_one_series():
     document = kept_results.sweep("cache_type_k")
     alone = tuple(replace(point, speculative=None, speedup=None) for point in document.points)
     bare: SweepDocument = replace(document, points=alone)
-    assert "acceptance" not in of(bare)
-    assert {mark.series for mark in of(bare)["option"].marks} == {"target-only"}
+    assert {mark.series for mark in of(bare)["sweep"].marks} == {"target-only"}
 
 
 @pytest.mark.parametrize(
@@ -438,15 +415,12 @@ def test_names_are_shortened_to_what_tells_them_apart(names, short):
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [charts.WIDE, charts.NARROW])
 @pytest.mark.parametrize("kind", DOCUMENTS)
-def test_a_drawing_fits_its_width_and_has_the_words_of_every_mark(kind, width):
+def test_a_drawing_has_the_words_of_every_mark_and_the_colours_of_the_page(kind):
     for figure in sections.section(DOCUMENTS[kind]()).figures:
-        root = ElementTree.fromstring(charts.draw(figure, width))
-        assert float(root.get("width", "0")) <= width
-        titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
-        described = [mark.description for mark in figure.marks if mark.kind != "predicted"]
-        assert sorted(titles) >= sorted(described) if len(titles) == len(described) else set(described) <= set(titles)
+        root = ElementTree.fromstring(charts.draw(figure))
+        titles = {element.text for element in root.iter("{http://www.w3.org/2000/svg}title")}
+        assert {mark.description for mark in figure.marks if mark.kind != "line"} <= titles
         colours = {value for element in root.iter() for key in ("fill", "stroke") if (value := element.get(key))}
         assert {colour for colour in colours if not colour.startswith("var(")} <= {"none", "transparent"}
 
@@ -466,10 +440,10 @@ def test_one_point_and_equal_points_can_be_drawn():
     document = kept_results.compare()
     one = replace(document, cells=document.cells[:1], drafts=(), targets=document.targets[:1])
     for figure in sections.section(one).figures:
-        charts.draw(figure, charts.NARROW)
+        charts.draw(figure)
     single = kept_results.sweep(points=kept_results.sweep().points[:1])
     for figure in sections.section(single).figures:
-        charts.draw(figure, charts.WIDE)
+        charts.draw(figure)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -487,7 +461,7 @@ def test_a_terminal_report_keeps_to_the_width(width):
 def test_markdown_has_every_table_and_no_stranger_breaks_it():
     text = report.markdown(sections.report([kept_results.compare(prefix="a|b*c<d>-"), kept_results.bench()]))
     tables = [line for line in text.splitlines() if line.startswith("| ---")]
-    assert len(tables) == 7 + 4
+    assert len(tables) == 4 + 2
     assert "a\\|b\\*c&lt;d>" in text
     for block in text.split("\n\n"):
         lines = [line for line in block.splitlines() if line.startswith("|")]

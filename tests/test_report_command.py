@@ -43,7 +43,7 @@ def test_it_keeps_to_the_terminal_and_needs_no_colour(cli: Cli, kept: Path, colu
     assert done.code == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= columns
-    for title in ("Quality of the targets", "VRAM by part", "Acceptance by position", "The search"):
+    for title in ("Quality of the targets", "VRAM by part", "Acceptance by position", "Trials"):
         assert title in done.stdout
 
 

@@ -314,7 +314,7 @@ def test_tables(experiment: Experiment, machine: simulator.Simulated, tmp_path: 
 
     run, document = tune(experiment, tmp_path / "j", Trials(machine))
     console = Console(width=80, record=True)
-    shown = report.trials(document.trials, winner=document.winner, baseline=document.baseline, best=5)
+    shown = report.trials(document, best=5)
     console.print(table.terminal(shown))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80

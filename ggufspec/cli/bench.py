@@ -17,9 +17,7 @@ from ggufspec.errors import StopError, UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ggufspec.schema.bench import BenchDocument, HookComparison
+    from ggufspec.schema.bench import BenchDocument
 
 TOKENS, TRIALS = 128, 5
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
@@ -166,24 +164,7 @@ def _show(document: BenchDocument) -> None:
     out.print(values.conditions(document.settings), style="dim")
     out.print(table.terminal(report.results(document)))
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
-    for line in (document.verdict.why, report.same_text(document), report.prompts(document)):
-        if line:
-            out.print(Text(line, style="dim"))
     if document.hook is not None:
-        _show_hook(out, document.hook)
-
-
-def _show_hook(out: Console, hook: HookComparison) -> None:
-    from ggufspec.display import counted
-
-    out.print(hook.text, style="bold")
-    if hook.identical_output is not None:
-        same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
-        out.print(f"Hook check: {same} ({hook.identity_check['note']}).", style="dim")
-    if hook.divergences:
-        explained = sum(one.explained for one in hook.divergences)
-        out.print(
-            f"With the hook {counted(len(hook.divergences), 'answer')} left the text of Llama alone, "
-            f"{explained} of them at a near tie.",
-            style="dim",
-        )
+        out.print(Text(document.hook.text, style="bold"))
+    for line in filter(None, (document.verdict.why, *report.remarks(document))):
+        out.print(Text(line, style="dim"))

@@ -31,8 +31,7 @@ def report(
     """Show results that were kept. They are of bench --export-json, compare, tune, bench --sweep and plan --json.
 
     Tables go to the terminal. --html makes one page with plots that needs no network, with the results of all machines
-    that are given; plans lend their predictions to the measurements of the same models. --json gives all of them as
-    one document, which a report on another machine takes as a file.
+    that are given. --json gives all of them as one document, which a report on another machine takes as a file.
     """
     from ggufspec.files import write_whole
     from ggufspec.reports import report as reports

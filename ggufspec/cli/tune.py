@@ -165,17 +165,16 @@ def _live() -> Iterator[Watch]:
 
         def watch(tuning: Tuning, now: Now) -> None:
             document = tune_document(tuning)
-            rows = document.trials
             room = max(3, out.height - 9)
             budget = tuning.experiment.budget_s
             spent = f"{now.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
             line = Spinner("dots", Text(f" trial {len(tuning.kept) + 1}, {spent}: {now.doing}", overflow="ellipsis"))
             live.update(
                 Group(
-                    table.terminal(report.trials(rows, winner=document.winner, baseline=document.baseline, last=room)),
+                    table.terminal(report.trials(document, last=room)),
                     line,
                 )
-                if rows
+                if document.trials
                 else line
             )
 
@@ -199,7 +198,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         style="dim",
     )
     fewer = len(document.trials) if explain else _SHOWN
-    shown = report.trials(document.trials, winner=document.winner, baseline=document.baseline, best=fewer)
+    shown = report.trials(document, best=fewer)
     out.print(table.terminal(shown))
     if len(document.trials) > fewer:
         out.print(f"{fewer} of {len(document.trials)} settings; --explain and --json have all.", style="dim")

@@ -73,23 +73,37 @@ def comma_separated(document: BenchDocument) -> str:
     return table.comma_separated(heads, lines)
 
 
+def remarks(document: BenchDocument) -> tuple[str, ...]:
+    """What there is to say of texts and prompts, with the draft and with the hook, in lines."""
+    lines = [same_text(document), prompts(document)]
+    if (hook := document.hook) is not None:
+        if hook.identical_output is not None:
+            same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
+            lines.append(f"Hook check: {same} ({hook.identity_check.get('note', '')}).")
+        if hook.divergences:
+            explained = sum(one.explained for one in hook.divergences)
+            answers = counted(len(hook.divergences), "answer")
+            lines.append(f"With the hook {answers} left the text of Llama alone, {explained} of them at a near tie.")
+    return tuple(filter(None, lines))
+
+
 def prompts(document: BenchDocument) -> str:
-    """Prompt speed and time to first token of target-only and of the pair, whose draft reads prompts too, in a line."""
+    """Prompt speed and time to first token of target-only and of the pair, whose draft reads prompts too."""
     found = [(mode_name(mode), document.runs.get(mode)) for mode in ("target_only", "speculative")]
     parts = [f"{name} {figures}" for name, run in found if run and (figures := prompt_figures(run))]
     return f"Prompts: {'; '.join(parts)}." if parts else ""
 
 
 def same_text(document: BenchDocument) -> str:
-    """Whether the draft changed the text, in a line; empty where it was not compared."""
+    """Whether the draft changed the text; empty where it was not compared."""
+    note = document.identity_check.get("note", "")
     if document.identical_output is None:
-        why = document.identity_check.get("note")
-        return f"Whether a draft changes the text was not checked: {why}." if why else ""
+        return f"Whether a draft changes the text was not checked: {note}." if note else ""
     same = "The same text" if document.identical_output else "NOT the same text"
-    line = f"{same} with and without a draft: {document.identity_check['note']}."
+    line = f"{same} with and without a draft: {note}."
     if document.divergences:
         explained = sum(one.explained for one in document.divergences)
-        answers = counted(document.settings["prompts"], "answer")
+        answers = counted(document.settings.get("prompts", 0), "answer")
         line += (
             f" Without --strict {len(document.divergences)} of {answers} differ, "
             f"{explained} of them at a near tie that rounding decides."

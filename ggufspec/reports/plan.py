@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ggufspec.display import number, of_memory
@@ -12,45 +13,34 @@ from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, Plan
 if TYPE_CHECKING:
     from rich.text import Text
 
-# What memory is for: (key, word, mark, colour). Marks differ, so that a bar can be read without colour.
+# What memory is for: (word, mark, colour, parts). Marks differ, so that a bar can be read without colour.
 PARTS = (
-    ("target", "target", "█", "blue"),
-    ("draft", "draft", "▓", "magenta"),
-    ("kv", "KV", "▒", "cyan"),
-    ("compute", "compute", "░", "yellow"),
-    ("overhead", "overhead", "•", "red"),
-    ("free", "free", "·", "dim"),
+    ("target", "█", "blue", ("target weights",)),
+    ("draft", "▓", "magenta", ("draft weights",)),
+    ("KV", "▒", "cyan", ("target kv", "draft kv")),
+    ("compute", "░", "yellow", ("target compute", "draft compute")),
+    ("overhead", "•", "red", ("overhead",)),
+    ("free", "·", "dim", ()),
 )
 
 
-def parts(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
-    """Bytes of one device by part, ``free`` up to its budget included."""
-    models = [("target", option.target)] + ([("draft", option.draft)] if option.draft else [])
-    found = dict.fromkeys((key for key, *_ in PARTS), 0)
-    for role, model in models:
-        used = model.bytes.get(device.name, {})
-        found[role] += used.get("weights", 0)
-        for kind in ("kv", "compute", "overhead"):
-            found[kind] += used.get(kind, 0)
-    found["overhead"] += device.overhead_bytes
-    found["free"] = max(0, device.budget_bytes - sum(found.values()))
+def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
+    """Bytes of one device by part, as a comparison has them: ``target weights``, ``draft kv``, …, ``overhead``."""
+    found = {"overhead": device.overhead_bytes}
+    for role, model in (("target", option.target), ("draft", option.draft)):
+        for kind, size in (model.bytes.get(device.name, {}) if model else {}).items():
+            key = kind if kind == "overhead" else f"{role} {kind}"
+            found[key] = found.get(key, 0) + size
     return found
 
 
 def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
-    """Columns of a bar by part: they add up to ``width``, and what is there has one at least."""
+    """Columns of a bar by part, which add up to ``width``."""
     total = sum(sizes.values())
     if not total:
         return dict.fromkeys(sizes, 0) | {"free": width}
-    exact = {key: size * width / total for key, size in sizes.items()}
-    found = {key: max(1, int(value)) if sizes[key] else 0 for key, value in exact.items()}
-    order = sorted(exact, key=lambda key: exact[key] - found[key], reverse=True)
-    while (missing := width - sum(found.values())) > 0:
-        for key in order[:missing]:
-            found[key] += bool(sizes[key])
-    while sum(found.values()) > width:
-        found[max(found, key=lambda key: found[key])] -= 1
-    return found
+    ends = [round(end * width / total) for end in accumulate(sizes.values(), initial=0)]
+    return {word: end - start for word, (start, end) in zip(sizes, pairwise(ends), strict=True)}
 
 
 def bars(document: PlanDocument, width: int) -> list[Text]:
@@ -63,8 +53,10 @@ def bars(document: PlanDocument, width: int) -> list[Text]:
         for device in document.devices:
             if option is None or (device is document.devices[-1] and option is not options[0][1]):
                 continue
-            sizes = parts(option, device)
-            used = sum(sizes.values()) - sizes["free"]
+            by_part = bytes_by_part(option, device)
+            used = sum(by_part.values())
+            sizes = {word: sum(by_part.get(part, 0) for part in parts) for word, _, _, parts in PARTS}
+            sizes["free"] = max(0, device.budget_bytes - used)
             title = Text.assemble((device.name, "bold"), f"  {device.description}" if device.description else "")
             title.append(
                 f"  {name.replace('_', '-')}: {of_memory(used)} of {of_memory(device.budget_bytes)}", style="dim"
@@ -78,10 +70,10 @@ def _bar(sizes: dict[str, int], width: int) -> list[Text]:
 
     bar, legend = Text(), [Text()]
     columns = cells(sizes, width)
-    for key, word, mark, style in PARTS:
-        bar.append(mark * columns[key], style=style)
-        if sizes[key] >= 2**19:
-            item = Text.assemble((mark, style), f" {word} {of_memory(sizes[key])}")
+    for word, mark, style, _ in PARTS:
+        bar.append(mark * columns[word], style=style)
+        if sizes[word] >= 2**19:
+            item = Text.assemble((mark, style), f" {word} {of_memory(sizes[word])}")
             if legend[-1] and len(legend[-1]) + 2 + len(item) > width:
                 legend.append(Text())
             legend[-1] += Text("  " if legend[-1] else "") + item
@@ -115,11 +107,8 @@ def _layers(model: PlannedModel) -> str:
     text = f"{model.gpu_layers}/{model.layers + 1}"
     if model.n_cpu_moe:
         text += f", experts of {model.n_cpu_moe} on CPU"
-    if (model.cache_type_k, model.cache_type_v) != ("f16", "f16"):
-        text += f", KV {model.cache_type_k}" + (
-            f"/{model.cache_type_v}" if model.cache_type_v != model.cache_type_k else ""
-        )
-    return text
+    types = dict.fromkeys((model.cache_type_k, model.cache_type_v))
+    return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
 
 
 def sweep(document: PlanDocument) -> Table:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ggufspec import foreign
+from ggufspec.display import visible
 from ggufspec.errors import GgufspecError
 from ggufspec.schema.base import SpeculativeRun
 from ggufspec.schema.bench import BenchDocument
@@ -27,7 +27,6 @@ KNOWN: dict[str, type[Result]] = {
     "ggufspec/tune@1": TuneDocument,
 }
 BUNDLE = "ggufspec/report@1"  # what ``ggufspec report --json`` prints: documents by the file that they were kept in
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _HINT = "ggufspec report RESULT.json: the JSON of " + ", ".join(sorted(name[9:-2] for name in KNOWN))
 
 
@@ -39,8 +38,8 @@ def read(path: Path) -> dict[str, Result]:
             names the file.
     """
     body = foreign.read_json(path, hint=_HINT)
-    results = body.get("results") if isinstance(body, Mapping) and body.get("schema") == BUNDLE else None
-    if not isinstance(results, Mapping):
+    results = body.get("results") if isinstance(body, dict) and body.get("schema") == BUNDLE else None
+    if not isinstance(results, dict):
         return {str(path): parse(body, str(path))}
     if not results:
         raise GgufspecError(f"{path} has no result in it", _HINT)
@@ -62,27 +61,21 @@ def parse(body: object, name: str = "a result") -> Result:
 
     from ggufspec import plain
 
-    try:
-        body = renamed(_printable(body))
-    except RecursionError:
-        raise GgufspecError(f"{name} is nested too deeply for a result", "make it again, or leave it out") from None
-    schema = body.get("schema") if isinstance(body, Mapping) else None
-    if not isinstance(body, Mapping) or not isinstance(schema, str):
+    body = renamed(_printable(body))
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or not isinstance(schema, str):
         raise GgufspecError(f"{name} is not a ggufspec result: it has no schema", _HINT)
     if isinstance(option := body.get("option"), str):  # of a sweep
-        body = {**body, "option": OLD_NAMES.get(option, option)}
+        body |= {"option": OLD_NAMES.get(option, option)}
     if schema not in KNOWN:
         raise GgufspecError(f"{name} {_unknown(schema)}", _HINT)
-    for part in ("settings", "machine", "plan"):  # which have no schema of their own
-        if wrong := next(_below_zero(body.get(part), part), ""):
-            raise GgufspecError(f"{name} has a negative value: {wrong}", "make it again, or leave it out")
     try:
         for run in _speculative(body):  # or one that is wrong would do as a run without drafts
             plain.load(SpeculativeRun, run)
         found: Result = plain.load(KNOWN[schema], body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"] if not _is_type(part))
+        where = ".".join(str(part) for part in first["loc"] if part not in ("Run", "SpeculativeRun"))
         message = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
         raise GgufspecError(
             f"{name} is not a valid {schema}: {where}: {message}", "make it again, or leave it out"
@@ -93,17 +86,17 @@ def parse(body: object, name: str = "a result") -> Result:
 def _printable(value: Any) -> Any:
     """The same without control characters: names are a stranger's, and terminals obey such characters."""
     if isinstance(value, str):
-        return _CONTROL.sub("\ufffd", value)
-    if isinstance(value, Mapping):
+        return visible(value)
+    if isinstance(value, dict):
         return {_printable(key): _printable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return [_printable(each) for each in value]
     return value
 
 
 def _speculative(value: Any) -> Iterator[Any]:
     """The runs with drafts, wherever they are."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         if "acceptance_rate" in value:
             yield value
         for each in value.values():
@@ -111,18 +104,6 @@ def _speculative(value: Any) -> Iterator[Any]:
     elif isinstance(value, list):
         for each in value:
             yield from _speculative(each)
-
-
-def _below_zero(value: Any, place: str) -> Iterator[str]:
-    """The counts, times and sizes that are below zero; -1 layers on a card are all of them."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _below_zero(each, f"{place}.{key}")
-    elif isinstance(value, list):
-        for each in value:
-            yield from _below_zero(each, place)
-    elif isinstance(value, (int, float)) and value < -place.endswith(("gpu_layers", "gpu_layers_draft")):
-        yield f"{place} is {value}"
 
 
 def _unknown(schema: str) -> str:
@@ -133,8 +114,3 @@ def _unknown(schema: str) -> str:
     if schema == "ggufspec/error@1":
         return "is a failure (ggufspec/error@1): there is nothing in it to report"
     return f"has the schema {schema}; a report is made of {', '.join(sorted(KNOWN))}"
-
-
-def _is_type(part: Any) -> bool:
-    """Whether a part of a place names a member of a union and no key."""
-    return isinstance(part, str) and part in ("Run", "SpeculativeRun")

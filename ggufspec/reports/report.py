@@ -12,8 +12,6 @@ from ggufspec.reports.table import escaped
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_LISTED = frozenset({"search", "acceptance", "memory"})  # figures whose tables say what no other does
-
 
 def terminal(machines: Sequence[Machine], width: int) -> Iterable[RenderableType]:
     """What is printed, for a console of ``width`` columns: tables, plots are the page's."""
@@ -35,7 +33,7 @@ def _section(section: Section, width: int) -> Iterable[RenderableType]:
     yield Text(section.lead, style="green" if section.good else "")
     for warning in section.warnings:
         yield Text(f"! {warning}", style="yellow")
-    for shown in (*section.tables, *(one.table for one in section.figures if one.name in _LISTED)):
+    for shown in (*section.tables, *(one.table for one in section.figures if one.table)):
         if shown.title != "Results":
             yield Text(shown.title, style="dim")
         yield table.terminal(shown, width)
@@ -54,7 +52,7 @@ def markdown(machines: Sequence[Machine]) -> str:
         for section in machine.sections:
             lines += [f"## {escaped(section.title)}", "", f"**{escaped(section.lead)}**", ""]
             lines += [f"> {escaped(warning)}\n" for warning in section.warnings]
-            for shown in (*section.tables, *(one.table for one in section.figures)):
+            for shown in (*section.tables, *(one.table for one in section.figures if one.table)):
                 lines += [f"### {escaped(shown.title)}", "", table.markdown(shown), ""]
             lines += [f"- {escaped(note)}" for note in section.notes]
             lines += [""] if section.notes else []

@@ -21,6 +21,12 @@ def flag(document: SweepDocument) -> str:
     return option.flags[0] if option else document.option.replace("_", " ")
 
 
+def label(document: SweepDocument) -> str:
+    """The option in words."""
+    option = OPTIONS.get(document.option)
+    return option.label if option else document.option.replace("_", " ")
+
+
 def best(document: SweepDocument) -> SweepPoint | None:
     """The value whose speculative run is the fastest; without any such run, whose target-only run is. None where
     nothing was measured.

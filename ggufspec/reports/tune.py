@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -49,15 +49,6 @@ def varied(document: TuneDocument) -> frozenset[str]:
     return frozenset(key for key in (settings or [{}])[0] if len({str(each[key]) for each in settings}) > 1)
 
 
-def roles(document: TuneDocument) -> tuple[tuple[str, int | None], ...]:
-    """(what it is, index) of the trials that are named."""
-    return (
-        ("winner", document.winner),
-        ("planner's first choice", document.baseline),
-        ("best without a draft", document.target_only),
-    )
-
-
 def _layers(setting: TunedSetting) -> str:
     """Target layers, draft layers behind a plus."""
     own = setting.drafted and setting.drafter != "lookup"
@@ -82,7 +73,7 @@ def _other(setting: TunedSetting) -> str:
 COLUMNS = (
     Column("#"),
     Column("Layers", _layers),
-    Column("Drafter", lambda setting: _DRAFTERS[setting.drafter], "left"),
+    Column("Drafter", lambda setting: _DRAFTERS.get(setting.drafter, setting.drafter), "left"),
     Column("Draft", _length),
     Column("Threads", lambda setting: str(setting.threads)),
     Column("Other", _other, "left", wraps=True),
@@ -92,31 +83,23 @@ COLUMNS = (
 )
 
 
-def trials(
-    found: Sequence[TuneTrial],
-    *,
-    winner: int | None = None,
-    baseline: int | None = None,
-    last: int | None = None,
-    best: int | None = None,
-) -> Table:
+def trials(document: TuneDocument, *, last: int | None = None, best: int | None = None) -> Table:
     """A row for each trial.
 
     Args:
-        found: in the order in which they were made.
-        winner: index of the one that won, or leads.
-        baseline: index of what was planned.
+        document: has them in the order in which they were made.
         last: show only the last so many, with the winner and what was planned.
         best: show only so many, with the same two: the winner, then those of the final, the fastest first.
     """
-    shown = [t for t in found if last is None or t.index in (winner, baseline) or t.index >= len(found) - last]
-    if best is not None:
-        shown = sorted(found, key=lambda t: (t.index == winner, _repeated(t), _median(t)), reverse=True)
-        shown = [t for place, t in enumerate(shown) if place < best or t.index in (winner, baseline)]
+    found, named = document.trials, (document.winner, document.baseline)
+    shown = [t for t in found if last is None or t.index in named or t.index >= len(found) - last]
+    if best is not None:  # of a single trial that looks fast the half is luck
+        shown = sorted(found, key=lambda t: (t.index == document.winner, bool(t.searched), _median(t)), reverse=True)
+        shown = [t for place, t in enumerate(shown) if place < best or t.index in named]
     rows = []
     for trial in shown:
-        mark = "best" if trial.index == winner else "planned" if trial.index == baseline else ""
-        mark = mark or ("final" if best is not None and _repeated(trial) else "")
+        mark = "best" if trial.index == document.winner else "planned" if trial.index == document.baseline else ""
+        mark = mark or ("final" if best is not None and trial.searched else "")
         setting = (trial.setting,) * 5
         rows.append((trial.index + 1, *setting, trial.predicted_tokens_per_s, trial.tokens_per_s or False, mark))
     return Table(
@@ -124,17 +107,12 @@ def trials(
         COLUMNS,
         tuple(rows),
         {n: "failed" for n, trial in enumerate(shown) if trial.tokens_per_s is None},
-        frozenset(number for number, trial in enumerate(shown) if trial.index == winner),
+        frozenset(number for number, trial in enumerate(shown) if trial.index == document.winner),
     )
 
 
 def _median(trial: TuneTrial) -> float:
     return trial.tokens_per_s.median if trial.tokens_per_s else 0.0
-
-
-def _repeated(trial: TuneTrial) -> bool:
-    """Whether it was in the final: of a single trial that looks fast the half is luck."""
-    return bool(trial.searched)
 
 
 def failures(document: TuneDocument) -> list[str]:
@@ -148,7 +126,7 @@ def failures(document: TuneDocument) -> list[str]:
 
 def markdown(document: TuneDocument) -> str:
     """The table and why."""
-    shown = trials(document.trials, winner=document.winner, baseline=document.baseline)
+    shown = trials(document)
     sentences = (*document.explanation, *failures(document))
     return "\n".join([table.markdown(shown), "", *(f"- {table.escaped(sentence)}" for sentence in sentences)]) + "\n"
 

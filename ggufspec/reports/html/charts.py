@@ -1,7 +1,8 @@
 """Figures as SVG: Vega-Lite draws them; the only importer of vl_convert.
 
-A figure is drawn once for a wide page and once for a phone. Colours are CSS variables of the page, so that one drawing
-serves light, dark and paper. Nothing is loaded: the data is in the drawing, and every mark has its words as a title.
+Colours are CSS variables of the page, so that one drawing serves light, dark and paper; the page scales it. Nothing is
+loaded: the data is in the drawing, and every mark has its words as a title. Names from outside are data, never
+expressions.
 
 Source: the Vega-Lite 5 documentation (https://vega.github.io/vega-lite/docs/), which vl-convert brings with it.
 """
@@ -9,32 +10,23 @@ Source: the Vega-Lite 5 documentation (https://vega.github.io/vega-lite/docs/), 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from ggufspec.errors import GgufspecError
-from ggufspec.reports.html.figures import Figure
-from ggufspec.reports.html.vega import SHAPES, colours_of, cycle, specification
+from ggufspec.reports.html.figures import PARTS, Figure
 
-WIDE, NARROW = 660, 330  # CSS pixels of a drawing
+WIDTH = 500  # CSS pixels
 _VEGA_LITE = "5.21"
 _SVG = "http://www.w3.org/2000/svg"
-_PATHS = {  # the shapes of d3-shape, 12 units wide
-    "circle": "M5,0A5,5,0,1,1,-5,0A5,5,0,1,1,5,0",
-    "square": "M-4.5,-4.5h9v9h-9Z",
-    "diamond": "M0,-6L6,0L0,6L-6,0Z",
-    "triangle-up": "M0,-5L5.5,4.5H-5.5Z",
-    "triangle-down": "M0,5L-5.5,-4.5H5.5Z",
-    "triangle-right": "M5,0L-4.5,5.5V-5.5Z",
-    "triangle-left": "M-5,0L4.5,5.5V-5.5Z",
-    "cross": "M-5,-2H-2V-5H2V-2H5V2H2V5H-2V2H-5Z",
-    "bar": "M-5.5,-4h11v8h-11Z",
-    "line": "M-6,-1h12v2h-12Z",
-    "failed": "M-5,-3.6L-3.6,-5L0,-1.4L3.6,-5L5,-3.6L1.4,0L5,3.6L3.6,5L0,1.4L-3.6,5L-5,3.6L-1.4,0Z",
-}
+_CROSS = "M-1,-1L1,1M1,-1L-1,1"
+
+Spec = dict[str, Any]
 
 
-def draw(figure: Figure, width: int) -> str:
-    """The figure as one ``<svg>`` element of at most ``width`` CSS pixels.
+def draw(figure: Figure) -> str:
+    """The figure as one ``<svg>`` element.
 
     Raises:
         GgufspecError: vl-convert is not installed, or cannot draw it.
@@ -45,63 +37,144 @@ def draw(figure: Figure, width: int) -> str:
         raise GgufspecError("the page's plots need vl-convert-python", "pip install vl-convert-python") from None
 
     try:
-        svg = vl_convert.vegalite_to_svg(specification(figure, width), vl_version=_VEGA_LITE, allowed_base_urls=[])
+        svg = vl_convert.vegalite_to_svg(specification(figure), vl_version=_VEGA_LITE, allowed_base_urls=[])
     except ValueError as error:
         raise GgufspecError(
             f"the plot {figure.title!r} cannot be drawn: {error}", "the results are complete: leave --html out"
         ) from None
-    return _described(svg, figure)
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One entry of a legend: a path around (0, 0), 12 units wide, and its colour."""
-
-    name: str
-    path: str
-    colour: str
-
-
-def legend(figure: Figure) -> tuple[Key, ...]:
-    """What colours and shapes stand for; empty where there is but one."""
-    drawn = {mark.series for mark in figure.marks if mark.kind in ("measured", "best")}
-    lines = {mark.series for mark in figure.marks if mark.kind == "predicted"} - drawn
-    colours = dict(zip(figure.series, colours_of(figure.series), strict=True))
-    shapes = dict(zip(figure.series, cycle(SHAPES, len(figure.series)), strict=True))
-    found = []
-    for name in figure.series:
-        if name in drawn:
-            found.append(Key(name, _PATHS["bar" if figure.form == "bars" else shapes[name]], colours[name]))
-        elif name in lines:
-            found.append(Key(name, _PATHS["line"], colours[name]))
-    if figure.form == "bars" and {key.name for key in found} == {mark.x for mark in figure.marks}:
-        found = []  # every bar has its name beside it
-    failed = [Key("failed", _PATHS["failed"], "var(--bad)")] if any(m.kind == "failed" for m in figure.marks) else []
-    limits = dict.fromkeys(mark.series for mark in figure.marks if mark.kind == "limit")
-    failed += [Key(name, "M-1,-6h2v3h-2ZM-1,-1.5h2v3h-2ZM-1,3h2v3h-2Z", "var(--bad)") for name in limits]
-    return (*found, *failed) if len(found) + len(failed) > 1 else ()
-
-
-def _described(svg: str, figure: Figure) -> str:
-    """The drawing as an image with the figure's title as its name; each mark's words become a title, which is shown."""
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(svg)
-    root.set("role", "group")
-    root.set("aria-label", figure.title)
-    root.set("class", "plot")
+    root.attrib |= {"class": "plot", "role": "group", "aria-label": figure.title}
     for element in root.iter():
-        kind = element.get("aria-roledescription")
         words = element.get("aria-label")
-        if words and kind in ("point", "bar", "rule mark") and element.get("role") == "graphics-symbol":
-            title = ElementTree.SubElement(element, f"{{{_SVG}}}title")
-            title.text = words
-            element.set("class", "mark")
-            element.set("role", "img")
-        elif kind in ("axis", "legend"):
-            element.attrib.pop("aria-label", None)
-            element.set("aria-hidden", "true")
-            element.attrib.pop("role", None)
-        element.attrib.pop("aria-roledescription", None)
-        if element.get("role", "").startswith("graphics-"):
-            del element.attrib["role"]
+        if words and element.get("role") == "graphics-symbol" and not element.tag.endswith("}g"):  # an axis is a group
+            ElementTree.SubElement(element, f"{{{_SVG}}}title").text = words
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def specification(figure: Figure) -> Spec:
+    """The figure in Vega-Lite's words."""
+    panels = {mark.panel for mark in figure.marks}
+    plot: Spec = {"layer": _bars(figure) if figure.form == "bars" else _points(figure)}
+    if len(panels) > 1:
+        plot |= {"width": WIDTH // 2 - 50, "height": 150}
+        header = {"title": None, "labelAnchor": "start"}
+        plot = {"facet": {"field": "panel", "header": header, "sort": None}, "columns": 2, "spec": plot}
+    else:
+        rows = len({mark.x for mark in figure.marks if mark.kind != "limit"})
+        height = 40 * rows + 10 * len(figure.series) + 60 if figure.form == "bars" else 290
+        plot |= {"width": WIDTH, "height": height, "autosize": {"type": "fit", "contains": "padding"}}
+    values = [asdict(mark) | {"order": number} for number, mark in enumerate(figure.marks)]
+    return {"background": None, "config": _CONFIG, "data": {"values": values}, **plot}
+
+
+def _points(figure: Figure) -> list[Spec]:
+    """Points with their intervals; lines through those of one series where the figure's form says so."""
+    x: Spec = {"field": "x", "title": figure.x}
+    if any(isinstance(mark.x, str) for mark in figure.marks):
+        x |= {"type": "ordinal", "sort": None, "axis": {"labelAngle": 0}}
+    else:
+        whole = all(float(mark.x).is_integer() for mark in figure.marks)
+        x |= {"type": "quantitative", "axis": {"format": "d", "tickMinStep": 1} if whole else {"tickCount": 5}}
+        x["scale"] = {
+            "type": "sqrt" if figure.name == "quality" else "linear",
+            "zero": False,
+            "nice": False,
+            "padding": 12,
+        }
+    y: Spec = {"field": "y", "type": "quantitative", "title": figure.y, "scale": {"zero": True}}
+    if figure.name == "acceptance":
+        y |= {"axis": {"format": ".0%"}, "scale": {"domain": [0, 1]}}
+    place = {"x": x, "y": y, "color": _colour(figure)}
+    shape = {"field": "series", "scale": {"domain": list(figure.series)}, "legend": place["color"]["legend"]}
+    order = {"order": {"field": "order"}}
+    cross = {"type": "point", "shape": _CROSS, "size": 70, "strokeWidth": 2, "stroke": "var(--bad)"}
+    layers = [("line", {"type": "line", "strokeWidth": 1.5}, place | order)]
+    if figure.form == "lines":
+        layers.append(("measured", {"type": "line", "strokeWidth": 1.75}, place | order))
+    ends = {"y": y | {"field": "low"}, "y2": {"field": "high"}}
+    layers += [
+        ("measured", {"type": "rule", "strokeWidth": 1.5}, place | ends),
+        ("measured", {"type": "point", "filled": True, "size": 75}, place | {"shape": shape} | _WORDS),
+        ("failed", cross, {"x": x, "y": y} | _WORDS),
+        ("measured", {"type": "text", "dy": -15}, {"x": x, "y": y, "text": {"field": "label"}}),
+    ]
+    return _drawn(figure, layers)
+
+
+def _bars(figure: Figure) -> list[Spec]:
+    """Bars that lie below their names: one for every name, its parts behind each other."""
+    names = list(dict.fromkeys(mark.x for mark in figure.marks if mark.kind != "limit"))
+    stacked = figure.name == "memory"
+    x = {
+        "field": "y",
+        "type": "quantitative",
+        "title": figure.y,
+        "axis": {"tickCount": 6},
+        "stack": "zero" if stacked else None,
+    }
+    y = {"field": "x", "type": "nominal", "sort": names, "axis": None}
+    place = {"x": x, "y": y, "color": _colour(figure), "order": {"field": "order"}}
+    layers: list[tuple[str, Spec, Spec]] = [("measured", {"type": "bar", "height": 15, "yOffset": 9}, place | _WORDS)]
+    if not stacked:
+        ends = {"x": x | {"field": "low"}, "x2": {"field": "high"}, "y": y}
+        layers.append(("measured", {"type": "rule", "yOffset": 9, "strokeWidth": 2, "stroke": "var(--ink)"}, ends))
+    rule = {"type": "rule", "aria": True, "strokeDash": [4, 3], "strokeWidth": 1.5, "stroke": "var(--bad)"}
+    layers.append(("limit", rule, {"x": {"field": "y", "type": "quantitative"}} | _WORDS))
+    head = {"type": "text", "align": "left", "x": 0, "dy": -9, "limit": WIDTH - 20}
+    heads = {
+        "data": {"values": [{"x": name} for name in names]},
+        "mark": head,
+        "encoding": {"y": y, "text": {"field": "x"}},
+    }
+    return [*_drawn(figure, layers), heads]
+
+
+def _drawn(figure: Figure, layers: Sequence[tuple[str, Spec, Spec]]) -> list[Spec]:
+    """Layers of (kind of mark, how it is drawn, encoding), without those that the figure has no mark for."""
+    kinds = {mark.kind for mark in figure.marks}
+    return [
+        {"transform": [{"filter": f"datum.kind === '{kind}'"}], "mark": mark, "encoding": encoding}
+        for kind, mark, encoding in layers
+        if kind in kinds
+    ]
+
+
+def _colour(figure: Figure) -> Spec:
+    """By series. There is a legend unless there is one series, or every bar has its own name beside it."""
+    if figure.name == "memory":
+        colours = [f"var(--p{PARTS.index(name) + 1})" for name in figure.series]
+    else:
+        colours = [f"var(--c{number % 8 + 1})" for number in range(len(figure.series))]
+    drawn = {mark.series for mark in figure.marks}
+    named = len(drawn) < 2 or all(mark.series == mark.x for mark in figure.marks)
+    scale = {"domain": list(figure.series), "range": colours}
+    legend = {"title": None, "orient": "top", "columns": 2, "values": [name for name in figure.series if name in drawn]}
+    return {"field": "series", "type": "nominal", "scale": scale, "legend": None if named else legend}
+
+
+_WORDS: Spec = {"description": {"field": "description"}}
+_CONFIG: Spec = {
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "var(--muted)",
+        "titleColor": "var(--muted)",
+        "titleFontWeight": "normal",
+        "titleFontSize": 13,
+        "labelFontSize": 13,
+        "labelOverlap": True,
+        "gridColor": "var(--grid)",
+        "domainColor": "var(--axis)",
+        "tickColor": "var(--axis)",
+    },
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
+    "legend": {"labelColor": "var(--ink)", "labelFontSize": 13, "labelLimit": 210},
+    "header": {"labelColor": "var(--ink)", "labelFontSize": 13, "labelFontWeight": 600},
+    "bar": {"stroke": "var(--paper)", "strokeWidth": 0.75},
+    "line": {"aria": False},
+    "point": {"opacity": 1},
+    "rule": {"aria": False},
+    "text": {"aria": False, "color": "var(--ink)", "fontSize": 13},
+}

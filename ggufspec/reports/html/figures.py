@@ -1,42 +1,36 @@
-"""What results look like as figures: marks with their words, apart from how they are drawn. Pure.
+"""What a page draws: speeds, acceptance, memory, quality, a plan, a sweep, a search; apart from how it is drawn. Pure.
 
-:mod:`ggufspec.reports.html.charts` draws them.
+:mod:`ggufspec.reports.html.charts` draws figures. One has a table only if its numbers are in no table of its section.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import isfinite
-from typing import Any, Literal
+from typing import Literal
 
 from ggufspec.display import number, of_memory
-from ggufspec.reports.table import Column, Table, columns, word
-from ggufspec.reports.values import accepted, base_name
+from ggufspec.reports import compare, plan, sweep, tune
+from ggufspec.reports.reading import Result
+from ggufspec.reports.table import Table, columns
+from ggufspec.reports.values import accepted, cards_of, layers, mode_name, over, with_spread
 from ggufspec.schema.base import SpeculativeRun, Spread
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.compare import Cell, CompareDocument, cell_name
 from ggufspec.schema.plan import PlanDocument
+from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.tune import TuneDocument, TuneTrial
 
 TARGET_ONLY = "target-only"
-EXPECTED = "expected before it"
-FIRST = "the planner's first choice"
 HOST = "CPU"
-GIB = 2**30
-PLACES = 8  # of a draft, in a table; a figure has them all
-
 # Parts of a device's memory, in the order in which they are stacked.
 PARTS = (
-    "target weights",
-    "target kv",
-    "target compute",
-    "draft weights",
-    "draft kv",
-    "draft compute",
+    *(f"{role} {kind}" for role in ("target", "draft") for kind in ("weights", "kv", "compute")),
     "overhead",
 )
-
-Row = tuple[str, ...]
-Heads = tuple[str | Column, ...]
+_POSITIONS = 8  # of a draft, in a table; a figure has them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +39,14 @@ class Mark:
 
     Args:
         series: what it belongs to; a colour and a shape.
-        x: the place across, a number, or a name where the axis has names.
+        x: where it is across, a number or a name; of bars the name of the bar.
         y: the height, in the axis's unit.
         description: what it is, in words: shown when it is pointed at, and read aloud.
         low: end of its 95 % interval, if it has one.
         high: the other end.
-        x_low: the same across.
-        x_high: the same across.
         panel: the panel that it is in, where a figure has several.
         label: a name that is written beside it.
-        kind: ``measured``, ``predicted``, ``failed``, ``best`` or ``limit``.
+        kind: ``measured``, ``line`` (a point of a line without points), ``failed``, or ``limit`` (a line across bars).
     """
 
     series: str
@@ -63,32 +55,25 @@ class Mark:
     description: str
     low: float | None = None
     high: float | None = None
-    x_low: float | None = None
-    x_high: float | None = None
     panel: str = ""
     label: str = ""
-    kind: Literal["measured", "predicted", "failed", "best", "limit"] = "measured"
+    kind: Literal["measured", "line", "failed", "limit"] = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot, and the table that says the same.
+    """A plot.
 
     Args:
-        name: ``speed``, ``quality``, ``memory``, ``acceptance``, ``layers``, ``length``, ``search`` or ``option``.
+        name: ``speed``, ``acceptance``, ``memory``, ``quality``, ``plan``, ``sweep`` or ``search``.
         title: of the plot.
         caption: how it is read.
         form: ``points``, ``lines``, or ``bars`` that lie, stacked by series, one for every x.
-        x: the axis across.
-        y: the axis up.
-        marks: what is drawn.
-        columns: of the table.
-        rows: of the table.
+        x: the axis across; of bars it has no name.
+        y: the axis up; of bars it lies.
         series: in the order of their colours.
-        frontier: corners of a line that joins the best marks.
-        percent: whether y is a share.
-        whole: whether x counts something.
-        scale: of x: ``linear``; ``log``, where it doubles from one tick to the next; ``sqrt``, which is wider near 0.
+        marks: what is drawn.
+        table: the same in numbers.
     """
 
     name: str
@@ -97,117 +82,63 @@ class Figure:
     form: Literal["points", "lines", "bars"]
     x: str
     y: str
-    marks: tuple[Mark, ...]
-    columns: Heads
-    rows: tuple[Row, ...]
     series: tuple[str, ...]
-    frontier: tuple[tuple[float, float], ...] = field(default=())
-    percent: bool = False
-    whole: bool = False
-    scale: Literal["linear", "log", "sqrt"] = "linear"
-
-    @property
-    def table(self) -> Table:
-        """What it shows, as texts."""
-        return Table(self.title, columns(*self.columns), self.rows)
+    marks: tuple[Mark, ...]
+    table: Table | None = None
 
 
-def interval(value: Spread) -> tuple[float | None, float | None]:
-    """The ends to draw; none of a single sample."""
-    return value.ci95 if len(value.samples) > 1 else (None, None)
-
-
-def drawable(figure: Figure) -> Figure | None:
-    """The figure without marks that have no place, a divergence that overflowed say; None where no other is left."""
-    marks = tuple(mark for mark in figure.marks if _has_place(mark))
-    frontier = tuple(point for point in figure.frontier if all(map(isfinite, point)))
-    return replace(figure, marks=marks, frontier=frontier) if marks else None
+def of(document: Result) -> Iterator[Figure]:
+    """The figures of a document, without marks that have no place: a divergence may have overflowed."""
+    for figure in _figures(document):
+        marks = tuple(mark for mark in figure.marks if _has_place(mark))
+        if marks:
+            yield replace(figure, marks=marks)
 
 
 def _has_place(mark: Mark) -> bool:
-    places = (mark.x, mark.y, mark.low, mark.high, mark.x_low, mark.x_high)
-    return all(place is None or isinstance(place, str) or isfinite(place) for place in places)
+    return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
 
 
-def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
-    """(name, bytes) of each of a document's cards; 0 bytes where they are not known."""
-    found = machine.get("gpus")
-    cards = [card for card in found if isinstance(card, dict)] if isinstance(found, (list, tuple)) else []
-    sizes = [card.get("total_bytes") for card in cards]
-    return [
-        (str(card.get("name", "card")), size if isinstance(size, int) else 0)
-        for card, size in zip(cards, sizes, strict=True)
-    ]
+def _figures(document: Result) -> Iterator[Figure]:
+    if isinstance(document, CompareDocument):
+        return _of_compare(document)
+    if isinstance(document, BenchDocument):
+        return _of_bench(document)
+    if isinstance(document, TuneDocument):
+        return _of_tune(document)
+    if isinstance(document, SweepDocument):
+        return _of_sweep(document)
+    return _of_plan(document)
 
 
-def at(mark: Mark, x: float | str, **changes: object) -> Mark:
-    """The mark at another place across."""
-    return replace(mark, x=x, **changes)  # type: ignore[arg-type]
+def _measured(
+    series: str, x: float | str, speed: Spread, name: str, gain: Spread | None = None, label: str = ""
+) -> Mark:
+    """A measured speed; a single trial has no interval."""
+    description = f"{name}: {with_spread(speed)} tokens/s"
+    description += f", {over(gain, TARGET_ONLY)}" if gain else ""
+    low, high = speed.ci95 if len(speed.samples) > 1 else (None, None)
+    return Mark(series, x, speed.median, description, low, high, label=label)
 
 
-def scale_of(values: Sequence[float]) -> Literal["linear", "log"]:
-    """``log`` where values grow by factors, 1, 2, 4, 8 say."""
-    ordered = sorted(values)
-    doubling = len(ordered) > 2 and ordered[0] > 0 and all(b / a >= 1.5 for a, b in pairwise(ordered))
-    return "log" if doubling else "linear"
+def _speeds(title: str, caption: str, series: Sequence[str], marks: Sequence[Mark]) -> Figure:
+    caption += " The lines are 95 % intervals: where two overlap, their order is uncertain."
+    return Figure("speed", title, caption, "bars", "", "tokens/s", tuple(series), tuple(marks))
 
 
-def memory(
-    what: str,
-    bars: Sequence[tuple[str, str, dict[str, int]]],
-    limits: Sequence[int] = (),
-    limit: str = "the card's memory",
-) -> Figure | None:
-    """Planned parts, stacked; ``bars`` are (pairing, device, bytes by part), ``limits`` bytes drawn as lines."""
-    if not bars:
-        return None
-    devices = {device for _, device, _ in bars}
-    marks, rows = [], []
-    for pairing, device, parts in bars:
-        for part in (*PARTS, *(part for part in parts if part not in PARTS)):
-            if parts.get(part):
-                description = f"{pairing}, {device}: {part} {of_memory(parts[part])}"
-                panel = device if len(devices) > 1 else ""
-                marks.append(Mark(part, pairing, parts[part] / GIB, description, panel=panel))
-        by_role = [
-            sum(parts.get(f"{role} {kind}", 0) for kind in ("weights", "kv", "compute")) for role in ("target", "draft")
-        ]
-        sizes = (sum(parts.values()), *by_role, parts.get("overhead", 0))
-        where = (device,) if len(devices) > 1 else ()
-        rows.append((pairing, *where, *(of_memory(size) if size >= 2**19 else "–" for size in sizes)))
-    marks += [Mark(limit, "", size / GIB, f"{limit}: {of_memory(size)}", kind="limit") for size in limits]
-    series = tuple(part for part in PARTS if any(mark.series == part for mark in marks))
-    others = tuple(dict.fromkeys(m.series for m in marks if m.series not in series and m.kind != "limit"))
-    return Figure(
-        "memory",
-        f"{what} by part, as planned",
-        "What each pairing needs according to its plan: the target's parts in one colour, the draft's in another."
-        + (f" The upright line is {limit}." if limits else ""),
-        "bars",
-        "",
-        "GiB",
-        tuple(marks),
-        ("Pairing", *((word("Device"),) if len(devices) > 1 else ()), "Total", "Target's", "Draft's", "Overhead"),
-        tuple(rows),
-        series + others,
-    )
-
-
-def acceptance(lines: Sequence[tuple[str, str, str, SpeculativeRun]], series: tuple[str, ...]) -> Figure | None:
-    """Accepted ÷ drafted by place; ``lines`` are (pairing, series, panel, run), ``series`` all that have a colour."""
-    lines = [line for line in lines if line[3].accepted_by_position]
-    if not lines:
-        return None
+def _acceptance(series: Sequence[str], lines: Sequence[tuple[str, str, str, SpeculativeRun]]) -> Figure:
+    """Accepted ÷ drafted by position; ``lines`` are (pairing, series, panel, run)."""
+    lines = [line for line in lines if line[-1].accepted_by_position]
     marks = [
-        Mark(name, place, share, f"{pairing}: {share:.0%} accepted at position {place}", panel=panel)
+        Mark(name, position, share, f"{pairing}: {share:.0%} accepted at position {position}", panel=panel)
         for pairing, name, panel, run in lines
-        for place, share in enumerate(run.accepted_by_position, 1)
+        for position, share in enumerate(run.accepted_by_position, 1)
     ]
-    longest = min(PLACES, max(len(run.accepted_by_position) for *_, run in lines))
     rows = []
     for pairing, _, _, run in lines:
-        shares = [f"{share:.0%}" for share in run.accepted_by_position[:longest]]
-        rows.append((pairing, accepted(run), f"{run.tokens_per_round:.2f}", *shares, *[""] * (longest - len(shares))))
+        shares = [f"{share:.0%}" for share in run.accepted_by_position[:_POSITIONS]]
+        rows.append((pairing, accepted(run), *shares, *[""] * (_POSITIONS - len(shares))))
+    heads = columns("Pairing", "Accepted", *map(str, range(1, _POSITIONS + 1)))
     return Figure(
         "acceptance",
         "Acceptance by position",
@@ -215,59 +146,199 @@ def acceptance(lines: Sequence[tuple[str, str, str, SpeculativeRun]], series: tu
         "lines",
         "position in the draft",
         "accepted",
+        tuple(series),
         tuple(marks),
-        ("Pairing", "Accepted", "Tokens/round", *(str(place) for place in range(1, longest + 1))),
-        tuple(rows),
-        series,
-        percent=True,
-        whole=True,
+        Table("Acceptance by position", heads, tuple(rows)).filled(least=2),
     )
 
 
-def swept(plan: PlanDocument, draft: str | None, panel: str = "", target_only: str = TARGET_ONLY) -> list[Mark]:
-    """The plan's sweep: marks of target-only, and of ``draft`` if there is one; both name their series."""
-    found = []
-    for row in plan.sweep:
-        for series, speed in ((target_only, row.target_only_tokens_per_s), (draft, row.speculative_tokens_per_s)):
-            if speed is not None and series is not None:
-                description = f"{series}, {row.gpu_layers} layers on the GPU: ≈ {number(speed)} tokens/s predicted"
-                found.append(Mark(series, row.gpu_layers, speed, description, panel=panel, kind="predicted"))
-    return found
-
-
-def matching(pair: dict[str, object], plans: Sequence[PlanDocument]) -> Iterator[PlanDocument]:
-    """Plans with a sweep of the same target file, and of the same draft if they have one."""
-    for plan in plans:
-        option = plan.options.get("speculative")
-        draft = plan.draft or (option.draft if option else None)
-        same = draft is None or not pair.get("draft") or base_name(draft.file) == base_name(pair.get("draft"))
-        if plan.sweep and same and base_name(plan.target.file) == base_name(pair.get("target")):
-            yield plan
-
-
-def layers(
-    marks: Sequence[Mark], lines: Sequence[Mark], rows: Sequence[Row], series: tuple[str, ...], first: str = "Pairing"
-) -> Figure | None:
-    """Tokens/s over GPU layers: measured points, and predictions as lines."""
-    if not marks and not lines:
-        return None
-    predicted = [
-        (f"{line.panel + ', ' if line.panel else ''}{line.series}, predicted", f"{line.x:g}", f"≈ {number(line.y)}")
-        for line in lines
-        if isinstance(line.x, (int, float))
+def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str = "", limit_bytes: int = 0) -> Figure:
+    """Planned parts, stacked; ``bars`` are (name, bytes by part)."""
+    marks = [
+        Mark(part, name, parts[part] / 2**30, f"{name}: {part} {of_memory(parts[part])}")
+        for name, parts in bars
+        for part in PARTS
+        if parts.get(part)
     ]
-    return Figure(
-        "layers",
-        "Tokens/s over GPU layers",
-        "Points were measured, with their 95 % intervals." + (" The lines are what the plan predicts." if lines else "")
-        if marks
-        else "What the plan predicts for each number of target layers on the GPU.",
-        "points",
+    series = tuple(part for part in PARTS if any(mark.series == part for mark in marks))
+    caption = "What each pairing needs according to its plan."
+    if limit_bytes:
+        caption += f" The upright line is {limit}."
+        marks.append(Mark(limit, "", limit_bytes / 2**30, f"{limit}: {of_memory(limit_bytes)}", kind="limit"))
+    rows = []
+    for name, parts in bars:
+        target, draft = (
+            sum(parts.get(f"{role} {kind}", 0) for kind in ("weights", "kv", "compute")) for role in ("target", "draft")
+        )
+        sizes = (sum(parts.values()), target, draft, parts.get("overhead", 0))
+        rows.append((name, *(of_memory(size) if size >= 2**19 else "–" for size in sizes)))
+    title = f"{where} by part, as planned"
+    table = Table(title, columns("Pairing", "Total", "Target's", "Draft's", "Overhead"), tuple(rows))
+    return Figure("memory", title, caption, "bars", "", "GiB", series, tuple(marks), table)
+
+
+# ---- the documents --------------------------------------------------------------------------------------------------
+
+
+def _of_bench(document: BenchDocument) -> Iterator[Figure]:
+    """Draft-only is left out: its speed says nothing of the target's."""
+    runs = {mode_name(mode): run for mode, run in document.runs.items() if run is not None and mode != "draft_only"}
+    yield _speeds(
+        "Tokens/s",
+        "Target-only at the best placement of this machine, and with the draft.",
+        [*runs],
+        [_measured(name, name, run.tokens_per_s, f"{name}, GPU layers {layers(run)}") for name, run in runs.items()],
+    )
+    drafted = [(name, name, "", run) for name, run in runs.items() if isinstance(run, SpeculativeRun)]
+    yield _acceptance([*runs], drafted)
+
+
+def _of_compare(document: CompareDocument) -> Iterator[Figure]:
+    targets, drafts = compare.names_of(document)
+    series = [TARGET_ONLY, *(f"with {name}" for name in drafts.values())]
+    quality = {model.name: model.quality for model in document.targets if model.quality is not None}
+
+    def name_of(cell: Cell) -> str:
+        return cell_name(targets[cell.target], drafts[cell.draft] if cell.draft else None)
+
+    def series_of(cell: Cell) -> str:
+        return f"with {drafts[cell.draft]}" if cell.draft else TARGET_ONLY
+
+    speeds, points, accepted_shares = [], [], []
+    labelled = set()
+    for cell in compare.ordered(document, compare.Sort.SPEED):
+        if cell.run is None:
+            continue
+        gain = cell.speedup if cell.draft else None
+        mark = _measured(series_of(cell), name_of(cell), cell.run.tokens_per_s, name_of(cell), gain)
+        speeds.append(mark)
+        if isinstance(cell.run, SpeculativeRun) and cell.draft:
+            panel = targets[cell.target] if len(targets) > 1 else ""
+            accepted_shares.append((name_of(cell), mark.series, panel, cell.run))
+        if found := quality.get(cell.target):
+            about = f"mean KL {found.mean_kl:.4f}, {found.top1_agreement:.1%} of the likeliest tokens the same"
+            label = "" if cell.target in labelled else targets[cell.target]
+            labelled.add(cell.target)
+            points.append(
+                replace(mark, x=found.mean_kl, label=label, description=f"{mark.description}; {about}"),
+            )
+    title, caption = "Tokens/s of every pairing", "Fastest first, each at its own best placement."
+    yield _speeds(title, caption, series, speeds)
+    if len(quality) > 1:
+        reference = next(iter(quality.values())).reference
+        yield Figure(
+            "quality",
+            "Tokens/s against quality",
+            f"Left is nearer to {targets.get(reference, reference)}, up is faster: the best are at the upper left. "
+            "A draft does not change the text: it moves a target up or down.",
+            "points",
+            "mean KL divergence, nats a token",
+            "tokens/s",
+            tuple(series),
+            tuple(points),
+        )
+    yield _planned_memory(document, {id(cell): name_of(cell) for cell in document.cells})
+    yield _acceptance(series, accepted_shares)
+
+
+def _planned_memory(document: CompareDocument, names: dict[int, str]) -> Figure:
+    """Of the cards, or of the host where nothing is on a card; ``names`` are of cells, by their id."""
+    devices = {device for cell in document.cells for device, parts in cell.bytes.items() if any(parts.values())}
+    shown = sorted(devices - {HOST}) or sorted(devices)
+    bars = [
+        (f"{names[id(cell)]}, {device}" if len(shown) > 1 else names[id(cell)], cell.bytes[device])
+        for cell in document.cells
+        for device in shown
+        if cell.bytes.get(device)
+    ]
+    cards = cards_of(document.machine)
+    limit = cards[0][1] if HOST not in shown and len(shown) == len(cards) == 1 else 0
+    return _memory("Memory" if HOST in shown else "VRAM", bars, "the card's memory", limit)
+
+
+def _of_plan(document: PlanDocument) -> Iterator[Figure]:
+    cards = [device for device in document.devices if device.name != HOST]
+    shown = cards or document.devices
+    bars = []
+    for device in shown:
+        for name, option in document.options.items():
+            if option is not None:
+                label = name.replace("_", "-") + (f", {device.name}" if len(shown) > 1 else "")
+                bars.append((label, plan.bytes_by_part(option, device)))
+    limit = shown[0].budget_bytes if len(shown) == 1 else 0
+    yield _memory("VRAM" if cards else "Memory", bars, "the budget", limit)
+    marks = [
+        Mark(
+            name, row.gpu_layers, speed, f"{name}, GPU layers {row.gpu_layers}: ≈ {number(speed)} tokens/s", kind="line"
+        )
+        for row in document.sweep
+        for name, speed in (
+            (TARGET_ONLY, row.target_only_tokens_per_s),
+            ("speculative", row.speculative_tokens_per_s),
+        )
+        if speed is not None
+    ]
+    yield Figure(
+        "plan",
+        "Predicted tokens/s over GPU layers",
+        "For each number of target layers on the GPU; a line ends where the memory is full.",
+        "lines",
         "target layers on the GPU",
         "tokens/s",
-        (*lines, *marks),
-        (first, "GPU layers", "Tokens/s"),
-        (*rows, *predicted),
-        series,
-        whole=True,
+        (TARGET_ONLY, "speculative"),
+        tuple(marks),
+        plan.sweep(document),
     )
+
+
+def _of_sweep(document: SweepDocument) -> Iterator[Figure]:
+    word = sweep.label(document)
+    marks = []
+    for point in document.points:
+        for name, run in ((TARGET_ONLY, point.target_only), ("speculative", point.speculative)):
+            if run is not None:
+                gain = point.speedup if run is point.speculative else None
+                marks.append(_measured(name, point.value, run.tokens_per_s, f"{word} {point.value}, {name}", gain))
+        if point.failure:
+            description = f"{word} {point.value}: {point.failure.error}"
+            marks.append(Mark("speculative", point.value, 0.0, description, kind="failed"))
+    yield Figure(
+        "sweep",
+        f"Tokens/s over {word}",
+        "Measured in turns, one value after another, with 95 % intervals. A cross is a value that failed.",
+        "lines",
+        word,
+        "tokens/s",
+        (TARGET_ONLY, "speculative"),
+        tuple(marks),
+    )
+
+
+def _of_tune(document: TuneDocument) -> Iterator[Figure]:
+    varied = tune.varied(document)
+    measured = [_trial(trial, varied, trial.index == document.winner) for trial in document.trials]
+    best = accumulate((mark.y for mark in measured), max)
+    reached = [
+        Mark("best so far", mark.x, y, f"{y:.2f} tokens/s", kind="line") for mark, y in zip(measured, best, strict=True)
+    ]
+    yield Figure(
+        "search",
+        "The search",
+        "Every setting, in the order in which they were tried. Those with an interval were measured again in the end, "
+        "side by side: the winner is one of them. A cross is a trial that failed.",
+        "points",
+        "trial",
+        "tokens/s",
+        (TARGET_ONLY, "with draft", "best so far"),
+        (*reached, *measured),
+    )
+
+
+def _trial(trial: TuneTrial, varied: frozenset[str], won: bool) -> Mark:
+    """A trial's number is its index from 1, as tune's own table counts."""
+    series = "with draft" if trial.setting.drafted else TARGET_ONLY
+    name = f"Trial {trial.index + 1}, {tune.setting_name(trial.setting, varied)}"
+    if trial.tokens_per_s is None:
+        why = trial.failure.error if trial.failure else "not measured"
+        return Mark(series, trial.index + 1, 0.0, f"{name}: {why}", kind="failed")
+    return _measured(series, trial.index + 1, trial.tokens_per_s, name, label="winner" if won else "")

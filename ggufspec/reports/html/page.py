@@ -27,22 +27,14 @@ def render(documents: Sequence[dict[str, Any]]) -> str:
 def page(documents: Sequence[Result]) -> str:
     """The page of documents: a section for each machine, and one in it for each document.
 
-    Text from documents is escaped, and a policy in the page forbids scripts and every request.
-
     Raises:
         GgufspecError: the library that draws is not installed.
     """
     from ggufspec.reports import sections
 
     machines = sections.report(documents)
-    return filled(
-        "page.html",
-        ("page.css",),
-        machines=machines,
-        count=len(documents),
-        title=_title(machines),
-        plots=_plots,
-    )
+    title = machines[0].sections[0].title if len(documents) == 1 else "Speculative decoding: results"
+    return filled("page.html", ("page.css",), machines=machines, count=len(documents), title=title, plot=_plot)
 
 
 def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
@@ -65,27 +57,13 @@ def filled(template: str, sheets: Sequence[str], **values: Any) -> str:
     style = "".join(templates.get_template(sheet).render() for sheet in sheets)
     return templates.get_template(template).render(
         version=__version__,
-        style=_markup(style),
+        style=style,
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         **values,
     )
 
 
-def _title(machines: Sequence[Any]) -> str:
-    if len(machines) == 1 and len(machines[0].sections) == 1:
-        return str(machines[0].sections[0].title)
-    return "Speculative decoding: results"
-
-
-def _plots(figure: Figure) -> dict[str, Any]:
-    """The figure drawn for a wide page and for a phone, and its legend."""
+def _plot(figure: Figure) -> str:
     from ggufspec.reports.html import charts
 
-    drawn = {name: charts.draw(figure, width) for name, width in (("wide", charts.WIDE), ("narrow", charts.NARROW))}
-    return {name: _markup(svg) for name, svg in drawn.items()} | {"legend": charts.legend(figure)}
-
-
-def _markup(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)
+    return charts.draw(figure)
