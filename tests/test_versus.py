@@ -141,7 +141,7 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
 
 def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp_path):
     kept = []
-    monkeypatch.setattr("ggufspec.bench.history.record_acceptance", lambda *reported: kept.append(reported))
+    monkeypatch.setattr("ggufspec.planning.history.record_acceptance", lambda *reported: kept.append(reported))
     monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
     target, draft = demo_pair()
     for drafter in ("lookup", "both"):
