@@ -73,7 +73,7 @@ def _width_task(lab: Lab, file: File, share: float, name: str, widths: tuple[int
             threads=lab.threads,
             load_s=timed.load_s,
             prompt_tokens_per_s=timed.prompt_tokens_per_s,
-            seconds=dict(timed.seconds),
+            seconds={width: tuple(samples) for width, samples in timed.seconds.items()},
             relative={width: median(samples) / one_s for width, samples in timed.seconds.items()},
         )
 

@@ -170,7 +170,7 @@ def test_each_way_is_measured_its_own_way(bench, monkeypatch):
         ("Llama", True, 0.0, False),
     ]
     assert {total for _, total, _ in steps} == {4 + 3 * 5}
-    assert (bench.identical, bench.hook_identical) == (True, False)
+    assert (bench.own.identical, bench.hook.identical) == (True, False)
     assert [len(case) for case in cases] == [0, 1]
     assert cases[1][0].position == 19
 
@@ -185,7 +185,7 @@ def test_random_numbers_are_not_compared(bench, monkeypatch):
         monkeypatch.setattr(engine, "measure", lambda spec, **_: result(5.0, drafters=("draft",) if spec.draft else ()))
     bench.run(lambda *_: None)
     assert len(cases) == 1
-    assert bench.hook_identical is True
+    assert bench.hook.identical is True
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------

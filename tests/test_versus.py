@@ -253,7 +253,7 @@ def test_the_document(bench):
     bench.results["target_only"] = [alone(10), alone(8), alone(20)]
     bench.results["draft_only"] = [alone(1)] * 3
     bench.results["speculative"] = [pair(5), pair(4), pair(5)]
-    bench.identical, bench.identity_note = True, "a note"
+    bench.own = versus.SameText(True, "a note")
     document = bench.document()
     assert document.speedup.samples == (2.0, 2.0, 4.0)
     assert document.speedup.median == 2.0

@@ -68,7 +68,7 @@ class Timed:
     load_s: float
     depth: int
     prompt_tokens_per_s: float
-    seconds: dict[int, tuple[float, ...]]
+    seconds: dict[int, list[float]]
     bytes: dict[str, dict[str, int]]
 
 
@@ -82,54 +82,36 @@ class Result:
     finished: bool
 
 
-@dataclass(slots=True)
-class _Running:
-    """A model that is loaded."""
-
-    part: Part
-    model: Model
-    context: Context
-    load_s: float
-    depth: int
-    prompt_tokens_per_s: float
-    seconds: dict[int, list[float]]
-
-    def timed(self) -> Timed:
-        taken = {width: tuple(samples) for width, samples in self.seconds.items() if samples}
-        used = {name: asdict(found) for name, found in allocated(self.context).items()}
-        gpu_layers = self.model.gpu_layers if devices.has_gpu() else 0
-        return Timed(self.model.layers, gpu_layers, self.load_s, self.depth, self.prompt_tokens_per_s, taken, used)
-
-
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     vram_before = gpus.used_bytes()
     with ExitStack() as stack:
-        running = []
+        loaded = []
         for part in spec.parts:
             emit({"event": "loading", "file": part.path.name})
-            running.append(_load(part, spec.depth, stack, emit))
+            loaded.append(_load(part, spec.depth, stack, emit))
         order, until = random.Random(0), time.perf_counter() + spec.seconds
+        turns = [(context, timed, width) for context, timed in loaded for width in timed.seconds]
         for done in range(spec.rounds):
             if stopping.is_set() or (done >= _FEWEST_ROUNDS and time.perf_counter() > until):
                 break
             emit({"event": "round", "number": done + 1, "of": spec.rounds})
-            turns = [(one, width) for one in running for width in one.part.widths]
-            for one, width in order.sample(turns, len(turns)):
+            for context, timed, width in order.sample(turns, len(turns)):
                 if stopping.is_set():
                     break
-                one.seconds[width].append(_burst(one, width))
+                timed.seconds[width].append(_burst(context, timed.depth, width))
         return Result(
-            parts=tuple(one.timed() for one in running),
+            parts=tuple(timed for _, timed in loaded),
             ram_bytes=host.resident_bytes(),
             vram_bytes=max(0, gpus.used_bytes() - vram_before),
             finished=not stopping.is_set(),
         )
 
 
-def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> _Running:
+def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> tuple[Context, Timed]:
+    """A model that is loaded, with no batch timed yet."""
     began = time.perf_counter()
     model = stack.enter_context(Model(part.path, part.placement))
     context = stack.enter_context(closing(Context(model, part.context)))
@@ -143,7 +125,15 @@ def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> _Runni
     prompt_s = time.perf_counter() - began
     for width in part.widths:  # every graph once
         _batch(context, depth, width)
-    return _Running(part, model, context, load_s, depth, depth / prompt_s, {width: [] for width in part.widths})
+    return context, Timed(
+        layers=model.layers,
+        gpu_layers=model.gpu_layers if devices.has_gpu() else 0,
+        load_s=load_s,
+        depth=depth,
+        prompt_tokens_per_s=depth / prompt_s,
+        seconds={width: [] for width in part.widths},
+        bytes={name: asdict(found) for name, found in allocated(context).items()},
+    )
 
 
 def _tokens(context: Context, count: int) -> list[int]:
@@ -152,11 +142,9 @@ def _tokens(context: Context, count: int) -> list[int]:
     return [7 * place % different for place in range(1, count + 1)]
 
 
-def _burst(one: _Running, width: int) -> float:
-    first_s = _batch(one.context, one.depth, width)
-    if first_s > _BURST_S:
-        return first_s
-    return median(_batch(one.context, one.depth, width) for _ in range(_BURST))
+def _burst(context: Context, depth: int, width: int) -> float:
+    first_s = _batch(context, depth, width)
+    return first_s if first_s > _BURST_S else median(_batch(context, depth, width) for _ in range(_BURST))
 
 
 def _batch(context: Context, depth: int, width: int) -> float:

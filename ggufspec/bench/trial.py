@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from ggufspec import worker
@@ -13,7 +14,7 @@ from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.trace import Trace
+from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
@@ -25,7 +26,10 @@ WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of a
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts."""
+    """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
+
+    With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
+    """
 
     target: Path
     draft: Path | None
@@ -35,6 +39,7 @@ class Spec:
     max_tokens: int
     stop: tuple[str, ...] = ()
     stream: bool = False
+    trace: bool = False
     rpc: tuple[str, ...] = ()
     grammar: str = ""
 
@@ -96,21 +101,17 @@ def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel
     return describe(decoder.target), describe(decoder.draft) if decoder.draft else None
 
 
-def run(
-    spec: Spec,
-    emit: worker.Emit,
-    stopping: threading.Event,
-    *,
-    trace: Callable[[SpeculativeDecoder], Trace] | None = None,
-) -> Result:
-    """Do the trial in this process; events ``loaded``, ``token`` (when streaming) and ``answer`` tell how far it is.
+def recorder(decoder: SpeculativeDecoder, emit: worker.Emit) -> Trace:
+    """A trace of an answer, whose rounds become events ``round``."""
+    model, names = decoder.target, cache(decoder.target.vocabulary)
+    return Trace(
+        lambda token: spelled(model.piece(token) or names()[token]),  # special tokens have no bytes
+        lambda round_: emit({"event": "round", "round": asdict(round_)}),
+    )
 
-    Args:
-        spec: what to run.
-        emit: takes the events.
-        stopping: set when the trial shall end with what it has.
-        trace: makes what records the rounds of the answers.
-    """
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Do the trial in this process; events ``loaded`` and ``answer`` tell how far it is."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     vram_before = gpus.used_bytes()
@@ -132,7 +133,7 @@ def run(
                 sampling=spec.sampling,
                 stop=spec.stop,
                 grammar=spec.grammar,
-                trace=None if trace is None else trace(decoder),
+                trace=recorder(decoder, emit) if spec.trace else None,
                 stopping=stopping.is_set,
             ):
                 text.append(emitted.text)

@@ -10,6 +10,7 @@ from ggufspec.bench.interleaved import Progress, in_turn
 from ggufspec.bench.statistics import paired_ratios
 from ggufspec.bench.summary import alone, busy_notes, machine, notes_of, plan_of, settings_of, speed, summarise
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
 from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
@@ -58,6 +59,15 @@ class Experiment:
 
 
 @dataclass
+class SameText:
+    """Whether drafts change the text: by a short check, and where measured answers diverge."""
+
+    identical: bool | None = None
+    note: str = ""
+    divergences: tuple[Divergence, ...] = ()
+
+
+@dataclass
 class Bench:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
     what is there.
@@ -65,12 +75,8 @@ class Bench:
 
     experiment: Experiment
     results: dict[str, list[trial.Result]] = field(init=False)
-    identical: bool | None = None
-    identity_note: str = ""
-    divergences: tuple[Divergence, ...] = ()
-    hook_identical: bool | None = None
-    hook_note: str = ""
-    hook_divergences: tuple[Divergence, ...] = ()
+    own: SameText = field(default_factory=SameText)
+    hook: SameText = field(default_factory=SameText)
 
     def __post_init__(self) -> None:
         self.results = {mode: [] for mode in self.experiment.modes}
@@ -82,23 +88,27 @@ class Bench:
             GgufspecError: a trial failed in a way that the user can mend.
             KeyboardInterrupt: Ctrl-C.
         """
-        modes, hook = self.experiment.modes, self.experiment.engine == "hook"
+        modes, spec, hook = self.experiment.modes, self.experiment.spec, self.experiment.engine == "hook"
         done = 4 if hook else 2
         total = done + self.experiment.repetitions * len(modes)
-        progress(0, total, "warm-up and identity check")
-        self._check_identity(lambda: progress(1, total, "warm-up and identity check"))
+        self._check_own(lambda half: progress(half, total, "warm-up and identity check"))
         if hook:
-            progress(2, total, "identity check of the hook")
-            self._check_hook(lambda: progress(3, total, "identity check of the hook"))
+            greedy = replace(spec, sampling=replace(spec.sampling, temperature=0.0))
+            self.hook = self._check(
+                hooked.measure, greedy, lambda half: progress(2 + half, total, "identity check of the hook")
+            )
+            self.hook.note += ", greedy, of Llama with the hook and without"
         for repetition in range(self.experiment.repetitions):
             for mode in in_turn(modes, repetition):
                 progress(done, total, mode.replace("_", "-"))
                 measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
-                result = measure(self.spec_of(mode), verbose=self.experiment.verbose)
-                self.results[mode].append(result)
+                self.results[mode].append(measure(self.spec_of(mode), verbose=self.experiment.verbose))
                 done += 1
         progress(total, total, "divergences")
-        self._explain_divergences()
+        if spec.options.accept == "exact":
+            self.own.divergences = self._divergences("target_only", "speculative")
+        if spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
+            self.hook.divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
 
     def spec_of(self, mode: str) -> trial.Spec:
         """The trial of one mode."""
@@ -115,50 +125,31 @@ class Bench:
         )
         return alone(replace(spec, target=spec.draft, options=options))
 
-    def _check_identity(self, halfway: Callable[[], None]) -> None:
+    def _check_own(self, progress: Callable[[int], None]) -> None:
+        """Text with a draft and without, in strict mode, placed alike."""
         spec = self.experiment.spec
-        short = replace(
-            spec,
-            options=replace(spec.options, strict=True, accept="exact"),
-            prompts=spec.prompts[:_CHECK_PROMPTS],
-            max_tokens=min(_CHECK_TOKENS, spec.max_tokens),
-        )
-        verbose = self.experiment.verbose
+        strict = replace(spec, options=replace(spec.options, strict=True, accept="exact"))
         try:
-            with_draft = trial.measure(short, verbose=verbose)
-            halfway()
-            without = trial.measure(alone(short), verbose=verbose)
+            self.own = self._check(trial.measure, strict, progress)
         except GgufspecError as error:
             if STRICT_IMPOSSIBLE not in error.message:
                 raise
-            self.identical, self.identity_note = None, error.message
+            self.own = SameText(None, error.message)
             return
-        self.identical, compared = _compared(with_draft, without)
-        self.identity_note = f"{compared} in strict mode"
-        if spec.options.accept != "exact":
-            self.identity_note += " under the exact rule"
+        self.own.note += " in strict mode" + ("" if spec.options.accept == "exact" else " under the exact rule")
 
-    def _check_hook(self, halfway: Callable[[], None]) -> None:
-        """Greedy text of ``Llama`` with the hook and without, placed alike."""
-        spec = self.experiment.spec
-        short = replace(
-            spec,
-            sampling=replace(spec.sampling, temperature=0.0),
-            prompts=spec.prompts[:_CHECK_PROMPTS],
-            max_tokens=min(_CHECK_TOKENS, spec.max_tokens),
-        )
-        with_hook = hooked.measure(short, verbose=self.experiment.verbose)
-        halfway()
-        self.hook_identical, compared = _compared(
-            with_hook, hooked.measure(alone(short), verbose=self.experiment.verbose)
-        )
-        self.hook_note = f"{compared}, greedy, of Llama with the hook and without"
-
-    def _explain_divergences(self) -> None:
-        if self.experiment.spec.options.accept == "exact":
-            self.divergences = self._divergences("target_only", "speculative")
-        if self.experiment.spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
-            self.hook_divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
+    def _check(
+        self, measure: Callable[..., trial.Result], spec: trial.Spec, progress: Callable[[int], None]
+    ) -> SameText:
+        """Whether short answers are the same with a draft and without, placed alike."""
+        short = replace(spec, prompts=spec.prompts[:_CHECK_PROMPTS], max_tokens=min(_CHECK_TOKENS, spec.max_tokens))
+        results = []
+        for half, one in enumerate((short, alone(short))):
+            progress(half)
+            results.append(measure(one, verbose=self.experiment.verbose))
+        drafted, plain = ([answer.tokens for answer in result.answers] for result in results)
+        compared = f"{sum(map(len, plain))} tokens of {counted(len(plain), 'answer')} compared"
+        return SameText(drafted == plain, compared)
 
     def _divergences(self, without: str, drafted: str) -> tuple[Divergence, ...]:
         """Where the answers of one mode leave those of another, explained."""
@@ -182,8 +173,7 @@ class Bench:
             mode: summarise(results, lossy=is_lossy(spec.options.accept)) if results else None
             for mode, results in self.results.items()
         }
-        paired = list(zip(self.results["speculative"], self.results["target_only"], strict=False))
-        speedup = paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
+        speedup = self._speedup("speculative", "target_only")
         return BenchDocument(
             pair=self.experiment.pair.describe(),
             machine=machine() | {"others_cpus": {m: [r.others_cpus for r in rs] for m, rs in self.results.items()}},
@@ -191,9 +181,9 @@ class Bench:
             settings=settings_of(spec) | {"repetitions": self.experiment.repetitions},
             runs=runs,
             speedup=speedup,
-            identical_output=self.identical,
-            identity_check={"note": self.identity_note},
-            divergences=self.divergences,
+            identical_output=self.own.identical,
+            identity_check={"note": self.own.note},
+            divergences=self.own.divergences,
             verdict=judge(speedup, runs["target_only"], runs["speculative"]),
             notes=(
                 *notes_of(self.results["speculative"]),
@@ -203,30 +193,22 @@ class Bench:
             hook=self._hook() if self.experiment.engine == "hook" else None,
         )
 
+    def _speedup(self, mode: str, rival: str) -> Spread | None:
+        paired = list(zip(self.results[mode], self.results[rival], strict=False))
+        return paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
+
     def _hook(self) -> HookComparison:
         """``Llama`` with the hook against ``Llama`` alone and against our own loop."""
-        hook = self.results[LLAMA_HOOK]
-        over_alone, over_own = (
-            paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
-            for paired in (list(zip(hook, self.results[mode], strict=False)) for mode in (LLAMA_ALONE, "speculative"))
-        )
+        over_alone, over_own = self._speedup(LLAMA_HOOK, LLAMA_ALONE), self._speedup(LLAMA_HOOK, "speculative")
         return HookComparison(
             speedup=over_alone,
             over_own=over_own,
-            identical_output=self.hook_identical,
-            identity_check={"note": self.hook_note},
-            divergences=self.hook_divergences,
+            identical_output=self.hook.identical,
+            identity_check={"note": self.hook.note},
+            divergences=self.hook.divergences,
             text=_hook_text(over_alone, over_own),
-            notes=notes_of(hook),
+            notes=notes_of(self.results[LLAMA_HOOK]),
         )
-
-
-def _compared(drafted: trial.Result, alone: trial.Result) -> tuple[bool, str]:
-    """Whether the answers are the same, and what was compared."""
-    pairs = list(zip(drafted.answers, alone.answers, strict=True))
-    tokens = sum(len(answer.tokens) for answer in alone.answers)
-    text = f"{tokens} tokens of {len(pairs)} answer{'s' * (len(pairs) > 1)} compared"
-    return all(a.tokens == b.tokens for a, b in pairs), text
 
 
 def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:

@@ -23,8 +23,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ggufspec import worker
-from ggufspec.bench.traced import recorder
-from ggufspec.bench.trial import LoadedModel, loaded_models
+from ggufspec.bench.trial import LoadedModel, loaded_models, recorder
 from ggufspec.cache import cache_folder
 from ggufspec.chat.conversation import Conversation, fit
 from ggufspec.chat.prompt import Prompter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,8 +67,11 @@ def trace(
 
     With --json a line for every round, then one for the answer; or the failure.
     """
-    from ggufspec.bench import traced
+    from ggufspec import plain
+    from ggufspec.bench import trial
     from ggufspec.schema.base import to_line
+    from ggufspec.schema.rounds import TracedRound
+    from ggufspec.schema.trace import Written
     from ggufspec.worker import Interrupted
 
     inputs.check_exports(given)
@@ -75,8 +79,13 @@ def trace(
     seen: list[TracedRound] = []
     tokens: list[Written] = []
 
-    def on_round(round_: TracedRound) -> None:
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "token":
+            tokens.append(Written(event["token"], event["text"], event["source"], len(seen)))
+        if event["event"] != "round":
+            return
         begin()
+        round_ = plain.load(TracedRound, event["round"])
         seen.append(round_)
         if _wanted(round_.number, rounds):
             if ui.flags().json:
@@ -87,8 +96,8 @@ def trace(
     interrupted = False
     try:
         with ui.loading(pair.name) as begin:
-            result: Result | None = traced.measure(
-                spec, on_round=on_round, on_token=tokens.append, verbose=ui.flags().verbose
+            result: Result | None = trial.measure(
+                replace(spec, trace=True), on_event=on_event, verbose=ui.flags().verbose
             )
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True

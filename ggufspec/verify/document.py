@@ -17,8 +17,6 @@ from ggufspec.schema.verify import VerifyDocument
 from ggufspec.verify.certificate import FALSE_ALARM, TWO_POLICIES, Spec, judge
 from ggufspec.verify.run import Result
 
-_BLOCK_BYTES = 2**22
-
 Files = dict[str, list[dict[str, object]]]  # name, size and SHA-256 of every file, by model
 
 
@@ -28,31 +26,21 @@ def files_of(spec: Spec, progress: Callable[[int, int, str], None], *, no_hash: 
     Raises:
         ModelError: a file cannot be read.
     """
-    parts = {
-        role: [path.with_name(name) for name in part_names(path.name)]
+    parts = [
+        (role, path.with_name(name))
         for role, path in (("target", spec.target), ("draft", spec.draft))
         if path is not None
-    }
-    found: Files = {role: [] for role in parts}
-    try:
-        total, done = sum(path.stat().st_size for some in parts.values() for path in some), 0
-        for role, some in parts.items():
-            for path in some:
-                digest = hashlib.sha256()
-                with path.open("rb") as file:
-                    while not no_hash and (block := file.read(_BLOCK_BYTES)):
-                        digest.update(block)
-                        done += len(block)
-                        progress(done // 10**6, total // 10**6, f"SHA-256 of {path.name}, MB")
-                found[role].append(
-                    {
-                        "name": path.name,
-                        "size_bytes": path.stat().st_size,
-                        "sha256": None if no_hash else digest.hexdigest(),
-                    }
-                )
-    except OSError as error:
-        raise ModelError(f"{error.filename} cannot be read: {error.strerror}", "ls -l the model's folder") from None
+        for name in part_names(path.name)
+    ]
+    found: Files = {role: [] for role, _ in parts}
+    for number, (role, path) in enumerate(parts):
+        progress(number, len(parts), f"SHA-256 of {path.name}")
+        try:
+            with path.open("rb") as file:
+                sha256 = None if no_hash else hashlib.file_digest(file, "sha256").hexdigest()
+            found[role].append({"name": path.name, "size_bytes": path.stat().st_size, "sha256": sha256})
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}", "ls -l the model's folder") from None
     return found
 
 

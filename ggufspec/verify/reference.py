@@ -6,7 +6,6 @@ Sources: RMSNorm, rotary embeddings of neighbouring pairs, grouped queries and S
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,49 +14,27 @@ import numpy.typing as npt
 Floats = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Hyper:
-    """The hyperparameters in a llama header; ``head_size`` is also the number of rotated dimensions."""
-
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    eps: float
-    rope_base: float
-
-
-def hyper(keys: Mapping[str, Any]) -> Hyper:
-    """From the header's keys, ``llama.block_count`` and so on."""
-    return Hyper(
-        layers=keys["llama.block_count"],
-        heads=keys["llama.attention.head_count"],
-        kv_heads=keys["llama.attention.head_count_kv"],
-        head_size=keys["llama.attention.key_length"],
-        eps=keys["llama.attention.layer_norm_rms_epsilon"],
-        rope_base=keys["llama.rope.freq_base"],
-    )
-
-
-def logits(weights: Mapping[str, Floats], model: Hyper, tokens: Sequence[int]) -> Floats:
+def logits(weights: Mapping[str, Floats], keys: Mapping[str, Any], tokens: Sequence[int]) -> Floats:
     """The logits after each token, in the precision of the weights.
 
     Args:
         weights: by the names of the GGUF file, rows first; tied embeddings have no ``output.weight``.
-        model: of the same file.
+        keys: of the same file's header, ``llama.block_count`` and so on.
         tokens: (n,) ids.
 
     Returns:
         (n, vocab).
     """
-    n, size = len(tokens), model.head_size
+    n, size = len(tokens), keys["llama.attention.key_length"]
+    eps, base = keys["llama.attention.layer_norm_rms_epsilon"], keys["llama.rope.freq_base"]
+    group = keys["llama.attention.head_count"] // keys["llama.attention.head_count_kv"]
     x = weights["token_embd.weight"][list(tokens)]
-    angles = np.arange(n)[:, None] * model.rope_base ** (-np.arange(0, size, 2) / size)
+    angles = np.arange(n)[:, None] * base ** (-np.arange(0, size, 2) / size)
     turn = np.exp(1j * angles)[:, None].astype(np.complex64 if x.dtype == np.float32 else np.complex128)
     future = np.triu(np.full((n, n), -np.inf, x.dtype), 1)
 
     def norm(name: str) -> Floats:
-        scaled: Floats = x / np.sqrt((x * x).mean(-1, keepdims=True) + model.eps, dtype=x.dtype) * weights[name]
+        scaled: Floats = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps, dtype=x.dtype) * weights[name]
         return scaled
 
     def heads(rows: Floats) -> Floats:
@@ -67,12 +44,12 @@ def logits(weights: Mapping[str, Floats], model: Hyper, tokens: Sequence[int]) -
         turned: Floats = (np.ascontiguousarray(rows).view(turn.dtype) * turn).view(x.dtype)
         return turned
 
-    for block in range(model.layers):
+    for block in range(keys["llama.block_count"]):
         own = {kind: weights[f"blk.{block}.{kind}.weight"] for kind in _KINDS}
         h = norm(f"blk.{block}.attn_norm.weight")
         q, k, v = (heads(_product(h, own[kind])) for kind in ("attn_q", "attn_k", "attn_v"))
         q, k = rotated(q), rotated(k)
-        k, v = (np.repeat(rows, model.heads // model.kv_heads, axis=1) for rows in (k, v))
+        k, v = (np.repeat(rows, group, axis=1) for rows in (k, v))
         scores = np.einsum("ihd,jhd->hij", q, k) / x.dtype.type(size**0.5) + future
         scores = np.exp(scores - scores.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)

@@ -19,6 +19,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from ggufspec.models import expansion_file
 from ggufspec.models.expansion_layout import Shape
 from ggufspec.models.profile import demo_pair
 from ggufspec.schema.doctor import CheckRow, CheckStep, SelfCheck
-from ggufspec.verify.reference import Floats, hyper, logits
+from ggufspec.verify.reference import Floats, logits
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M", "Q3_K_S")
 BATCHES = (1, 4, 16)
@@ -46,33 +47,9 @@ KERNEL_ERROR = 0.06  # of llama.cpp against NumPy
 WEIGHT_ERROR = 0.4  # of the quantised file against the F16 model
 LIMIT_S = 120.0  # for one file type, after which a child is taken to hang
 
+# "tokens", all that are decoded; "ids", vocabulary entries, every 63rd: no lane of any kernel is left out; "logits",
+# (positions, ids) after the last of the tokens
 STORED = Path(__file__).with_name("selfcheck.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The tokens that are decoded, and F16 logits after the last of them.
-
-    Args:
-        tokens: all that are decoded.
-        ids: the vocabulary entries that are compared, every 63rd: no lane of any kernel is left out.
-        logits: (positions, ids) after the last positions.
-    """
-
-    tokens: tuple[int, ...]
-    ids: tuple[int, ...]
-    logits: tuple[tuple[float, ...], ...]
-
-    @property
-    def positions(self) -> int:
-        """How many positions are compared: the last ones."""
-        return len(self.logits)
-
-
-def stored() -> Stored:
-    """The figures that ship."""
-    data = json.loads(STORED.read_text("utf-8"))
-    return Stored(tuple(data["tokens"]), tuple(data["ids"]), tuple(map(tuple, data["logits"])))
 
 
 def error_of(found: Floats, right: Floats) -> float:
@@ -110,12 +87,11 @@ class Result:
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Check in this process."""
-    figures = stored()
     for type_name in spec.types:
         if stopping.is_set():
             break
-        with scratch() as folder, worker.within(spec.limit_s, f"the self-check of {type_name}", worker.CHECK_HINT):
-            _check_type(CheckStep(type_name), folder, figures, emit)
+        with scratch() as folder:
+            _check_type(CheckStep(type_name), folder, emit)
     return Result()
 
 
@@ -125,7 +101,7 @@ def make(type_name: str, path: Path) -> None:
     expansion_file.run(spec, lambda _: None, threading.Event())
 
 
-def _check_type(step: CheckStep, folder: Path, figures: Stored, emit: worker.Emit) -> None:
+def _check_type(step: CheckStep, folder: Path, emit: worker.Emit) -> None:
     def begin(next_step: CheckStep) -> CheckStep:
         emit({"event": "step"} | asdict(next_step))
         return next_step
@@ -133,11 +109,14 @@ def _check_type(step: CheckStep, folder: Path, figures: Stored, emit: worker.Emi
     def measured(found: Floats, right: Floats) -> None:
         emit({"event": "row", "off_by": error_of(found, right)} | asdict(step))
 
+    figures = json.loads(STORED.read_text("utf-8"))
+    tokens, stored = figures["tokens"], np.array(figures["logits"])
+    compared = slice(-len(stored), None), figures["ids"]
     path = folder / f"{step.type}.gguf"
     step = begin(step)
     make(step.type, path)
-    right = _reference(path, figures)
-    measured(right, np.array(figures.logits))
+    right = _reference(path, tokens)[compared]
+    measured(right, stored)
     for place, layers in (("host", 0), ("device", -1))[: 2 if has_gpu() else 1]:
         step = begin(CheckStep(step.type, place))
         with Model(path, Placement(layers)) as model:
@@ -145,35 +124,28 @@ def _check_type(step: CheckStep, folder: Path, figures: Stored, emit: worker.Emi
                 step = begin(CheckStep(step.type, place, flash))
                 # One thread: those of llama.cpp spin, and a busy neighbour would make this take a minute.
                 options = ContextOptions(ctx_size=64, width=max(BATCHES), threads=1, flash_attn=flash)
-                context = Context(model, options)
-                try:
+                with closing(Context(model, options)) as context:
                     for batch in BATCHES:
                         step = begin(replace(step, batch=batch))
-                        measured(_decoded(context, batch, figures), right)
-                finally:
-                    context.close()
+                        measured(_decoded(context, batch, tokens)[compared], right)
 
 
-def _reference(path: Path, figures: Stored) -> Floats:
-    """(positions, ids) by NumPy on the numbers that the file holds."""
+def _reference(path: Path, tokens: Sequence[int]) -> Floats:
+    """(tokens, vocab) by NumPy on the numbers that the file holds."""
     data = path.read_bytes()
     file = parse(data)
     weights = {}
     for tensor in file.tensors:
         start = file.data_offset + tensor.offset
         weights[tensor.name] = to_numbers(tensor.type, data[start : start + tensor.size_bytes], tensor.shape[::-1])
-    rows: Floats = logits(weights, hyper(file.metadata), figures.tokens)
-    return rows[-figures.positions :, list(figures.ids)]
+    return logits(weights, file.metadata, tokens)
 
 
-def _decoded(context: Context, batch: int, figures: Stored) -> Floats:
-    """(positions, ids) by llama.cpp, all tokens in batches of that size."""
+def _decoded(context: Context, batch: int, tokens: Sequence[int]) -> Floats:
+    """(tokens, vocab) by llama.cpp, in batches of that size."""
     context.rewind(0)
-    rows = [
-        np.array(context.decode(figures.tokens[start : start + batch], batch))
-        for start in range(0, len(figures.tokens), batch)
-    ]
-    return np.concatenate(rows)[-figures.positions :, list(figures.ids)]
+    starts = range(0, len(tokens), batch)
+    return np.concatenate([context.decode(tokens[i : i + batch], batch).copy() for i in starts])
 
 
 # ---- in the parent --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import numpy as np
 from common import save
 
 from ggufspec.verify import selfcheck
-from ggufspec.verify.reference import hyper, logits
+from ggufspec.verify.reference import logits
 
 TEXT = (
     'def median(values):\n    """Return the median of a list of numbers, sorted first."""\n'
@@ -49,7 +49,7 @@ def figures(path: Path, tokens: list[int]) -> dict[str, Any]:
         for tensor in reader.tensors
     }
     keys = {name: field.contents() for name, field in reader.fields.items() if name.startswith("llama.")}
-    rows = logits(weights, hyper(keys), tokens)
+    rows = logits(weights, keys, tokens)
     ids = list(range(0, rows.shape[1], STRIDE))
     return {"tokens": tokens, "ids": ids, "logits": rows[-POSITIONS:, ids].round(3).tolist()}
 
