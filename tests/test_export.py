@@ -6,48 +6,47 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import Cli
 
 from ggufspec.cli.export import Program
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.library import load
-from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.llamacpp.params import context_params
-from ggufspec.planning.export import (
-    PROGRAMS,
-    ModelFile,
-    Settings,
-    export,
-    llama_bench,
-    llama_cli,
-    llama_server,
-    llama_speculative_simple,
-    lm_studio,
-    lms_load,
-    ollama_modelfile,
-)
+from ggufspec.reports.export import PROGRAMS, ModelFile, Settings, export
 
-CONTEXT = ContextOptions(ctx_size=4096, width=5, threads=8, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on")
 PAIR = Settings(
-    target=ModelFile("/models/big one.gguf"),
-    placement=Placement(45),
-    context=CONTEXT,
-    draft=ModelFile("/models/small.gguf"),
-    draft_placement=Placement(-1),
-    draft_context=ContextOptions(ctx_size=4096, width=2, threads=8),
-    draft_max=3,
+    ModelFile("/models/big one.gguf"),
+    ModelFile("/models/small.gguf"),
+    DecoderOptions(
+        ctx_size=4096,
+        gpu_layers=45,
+        gpu_layers_draft=-1,
+        threads=8,
+        cache_type_k="q8_0",
+        cache_type_v="q8_0",
+        flash_attn="on",
+        draft_max=3,
+    ),
     blocks=80,
 )
 ALONE = replace(PAIR, draft=None)
 IN_HUB = replace(PAIR, target=ModelFile("big.gguf", "user/big"), draft=ModelFile("q4/small.gguf", "user/small"))
-TWO_CARDS = replace(
-    PAIR,
-    placement=Placement(45, (3.0, 1.0)),
-    draft_placement=Placement(-1, (0.0, 1.0)),
-    devices=("CUDA0", "CUDA1"),
-)
+
+
+def changed(settings: Settings, **options: Any) -> Settings:
+    """The same pair with other options of the decoder."""
+    return replace(settings, options=replace(settings.options, **options))
+
+
+TWO_CARDS = replace(changed(PAIR, split=(3.0, 1.0), draft_split=(0.0, 1.0)), devices=("CUDA0", "CUDA1"))
+
+
+def command(program: str, settings: Settings) -> list[str]:
+    return list(export(program, settings).arguments)
 
 
 def flag(arguments: list[str], name: str) -> str | None:
@@ -61,7 +60,7 @@ def note(program: str, settings: Settings, words: str) -> bool:
 
 
 def test_the_server() -> None:
-    assert shlex.join(llama_server(PAIR)) == (
+    assert shlex.join(command("llama-server", PAIR)) == (
         "llama-server -m '/models/big one.gguf' -ngl 45 -c 4352 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8 "
         "--swa-full --fit off -np 1 -md /models/small.gguf -ngld all -ctkd f16 -ctvd f16 "
         "--spec-type draft-simple --spec-draft-n-max 3"
@@ -69,21 +68,21 @@ def test_the_server() -> None:
 
 
 def test_llama_cli_is_the_server_without_slots() -> None:
-    expected = ["llama-cli", *llama_server(PAIR)[1:]]
+    expected = ["llama-cli", *command("llama-server", PAIR)[1:]]
     at = expected.index("-np")
-    assert llama_cli(PAIR) == expected[:at] + expected[at + 2 :]
+    assert command("llama-cli", PAIR) == expected[:at] + expected[at + 2 :]
 
 
 def test_speculative_simple_takes_a_prompt_as_long_as_the_context() -> None:
-    arguments = llama_speculative_simple(PAIR)
+    arguments = command("llama-speculative-simple", PAIR)
     assert (flag(arguments, "-b"), flag(arguments, "-ub"), flag(arguments, "-c")) == ("4352", "512", "4352")
     assert note("llama-speculative-simple", PAIR, "-p TEXT")
     with pytest.raises(UsageError, match="needs a draft"):
-        llama_speculative_simple(ALONE)
+        command("llama-speculative-simple", ALONE)
 
 
 def test_the_bench_is_the_target_alone() -> None:
-    assert shlex.join(llama_bench(PAIR)) == (
+    assert shlex.join(command("llama-bench", PAIR)) == (
         "llama-bench -m '/models/big one.gguf' -ngl 45 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8"
     )
     assert note("llama-bench", PAIR, "no draft")
@@ -92,43 +91,35 @@ def test_the_bench_is_the_target_alone() -> None:
 
 
 def test_the_bench_has_its_own_grammar() -> None:
-    arguments = llama_bench(replace(TWO_CARDS, placement=Placement(-1, (3.0, 1.0), 7), rpc=("a:1", "b:2")))
+    arguments = command("llama-bench", replace(changed(TWO_CARDS, gpu_layers=-1, n_cpu_moe=7), rpc=("a:1", "b:2")))
     assert [flag(arguments, name) for name in ("-ngl", "-ts", "-ncmoe", "-rpc")] == ["-1", "3/1", "7", "a:1,b:2"]
     with pytest.raises(UsageError, match="comma"):
-        llama_bench(replace(PAIR, target=ModelFile("/models/a,b.gguf")))
+        command("llama-bench", replace(PAIR, target=ModelFile("/models/a,b.gguf")))
     with pytest.raises(UsageError, match="f32"):
-        llama_bench(replace(PAIR, context=replace(CONTEXT, cache_type_v="f32")))
+        command("llama-bench", changed(PAIR, cache_type_v="f32"))
 
 
-@pytest.mark.parametrize("program", [llama_server, llama_cli, llama_bench])
+@pytest.mark.parametrize("program", ["llama-server", "llama-cli", "llama-bench"])
 def test_without_a_draft_there_is_no_word_of_one(program) -> None:
-    arguments = program(ALONE)
+    arguments = command(program, ALONE)
     assert [word for word in arguments if word in ("-md", "-ngld", "-ctkd", "--spec-type", "--spec-draft-n-max")] == []
 
 
 def test_all_layers_are_a_word_since_a_negative_number_is_auto() -> None:
-    arguments = llama_server(replace(PAIR, placement=Placement(-1), draft_placement=Placement(0)))
+    arguments = command("llama-server", changed(PAIR, gpu_layers=-1, gpu_layers_draft=0))
     assert (flag(arguments, "-ngl"), flag(arguments, "-ngld")) == ("all", "0")
 
 
 @pytest.mark.parametrize("ctx_size", [2, 191, 192, 193, 448, 2048, 100_000])
 def test_cells_and_batch_are_those_of_our_own_context(ctx_size: int) -> None:
-    context = replace(CONTEXT, ctx_size=ctx_size)
-    params = context_params(load(), context)
-    settings = replace(PAIR, context=context)
+    settings = changed(PAIR, ctx_size=ctx_size)
+    params = context_params(load(), settings.context)
     assert settings.context.cells == -(-params.n_ctx // 256) * 256
     assert settings.context.batch == params.n_batch == params.n_ubatch
 
 
-def test_a_window_that_is_not_kept_whole() -> None:
-    small = replace(PAIR, context=replace(CONTEXT, swa_full=False))
-    assert "--swa-full" not in llama_server(small)
-    assert note("llama-bench", PAIR, "sliding window")
-    assert not note("llama-bench", small, "sliding window")
-
-
 def test_two_cards() -> None:
-    arguments = llama_server(TWO_CARDS)
+    arguments = command("llama-server", TWO_CARDS)
     assert (flag(arguments, "-ts"), flag(arguments, "-devd")) == ("3,1", "CUDA1")
     assert not note("llama-server", TWO_CARDS, "-ts")
 
@@ -147,50 +138,51 @@ def test_two_cards() -> None:
     ],
 )
 def test_the_drafts_split(target, draft, devices, device, told) -> None:
-    settings = replace(PAIR, placement=Placement(45, target), draft_placement=Placement(-1, draft), devices=devices)
-    assert flag(llama_server(settings), "-devd") == device
+    settings = replace(changed(PAIR, split=target, draft_split=draft), devices=devices)
+    assert flag(command("llama-server", settings), "-devd") == device
     assert note("llama-server", settings, "-ts divides the draft too") is not told
 
 
 def test_a_draft_on_the_cpu_has_no_split() -> None:
-    settings = replace(TWO_CARDS, draft_placement=Placement(0))
-    assert flag(llama_server(settings), "-devd") is None
+    settings = changed(TWO_CARDS, gpu_layers_draft=0)
+    assert flag(command("llama-server", settings), "-devd") is None
     assert not note("llama-server", settings, "-ts")
 
 
 def test_shares_keep_the_precision_of_a_float() -> None:
-    settings = replace(PAIR, placement=Placement(45, (1 / 3, 2 / 3)))
-    assert flag(llama_server(settings), "-ts") == "0.333333333,0.666666667"
+    settings = changed(PAIR, split=(1 / 3, 2 / 3))
+    assert flag(command("llama-server", settings), "-ts") == "0.333333333,0.666666667"
 
 
 def test_experts_and_workers() -> None:
-    settings = replace(
-        PAIR, placement=Placement(45, (), 12), draft_placement=Placement(-1, (), 2), rpc=("10.0.0.2:50052", "b:1")
-    )
-    arguments = llama_cli(settings)
-    wanted = {"--n-cpu-moe": "12", "--spec-draft-n-cpu-moe": "2", "--rpc": "10.0.0.2:50052,b:1"}
+    settings = replace(changed(PAIR, n_cpu_moe=12), rpc=("10.0.0.2:50052", "b:1"))
+    arguments = command("llama-cli", settings)
+    wanted = {"--n-cpu-moe": "12", "--rpc": "10.0.0.2:50052,b:1"}
     assert {name: flag(arguments, name) for name in wanted} == wanted
 
 
 def test_hub_names() -> None:
-    for program in (llama_server, llama_cli, llama_speculative_simple, llama_bench):
-        arguments = program(IN_HUB)
+    for program in ("llama-server", "llama-cli", "llama-speculative-simple", "llama-bench"):
+        arguments = command(program, IN_HUB)
         assert (flag(arguments, "-hf"), flag(arguments, "-hff"), flag(arguments, "-m")) == (
             "user/big",
             "big.gguf",
             None,
         )
-    assert (flag(llama_server(IN_HUB), "-hfd"), flag(llama_server(IN_HUB), "-md")) == ("user/small", "q4/small.gguf")
-    assert "--no-mmproj" in llama_server(IN_HUB)
-    assert "--no-mmproj" not in llama_speculative_simple(IN_HUB)  # it does not know the option
-    assert "FROM hf.co/user/big:big.gguf" in ollama_modelfile(IN_HUB)
-    assert lms_load(IN_HUB)[2] == "user/big/big.gguf"
+    assert (flag(command("llama-server", IN_HUB), "-hfd"), flag(command("llama-server", IN_HUB), "-md")) == (
+        "user/small",
+        "q4/small.gguf",
+    )
+    assert "--no-mmproj" in command("llama-server", IN_HUB)
+    assert "--no-mmproj" not in command("llama-speculative-simple", IN_HUB)  # it does not know the option
+    assert "FROM hf.co/user/big:big.gguf" in export("ollama", IN_HUB).text
+    assert command("lm-studio", IN_HUB)[2] == "user/big/big.gguf"
     assert note("llama-server", IN_HUB, "revision")
     assert not note("llama-server", PAIR, "revision")
 
 
 def test_a_modelfile() -> None:
-    lines = ollama_modelfile(PAIR).splitlines()
+    lines = export("ollama", PAIR).text.splitlines()
     assert [line for line in lines if not line.startswith("# ")] == [
         "FROM /models/big one.gguf",
         "PARAMETER num_gpu 45",
@@ -205,21 +197,18 @@ def test_a_modelfile() -> None:
 
 
 def test_a_modelfile_cannot_say_everything() -> None:
-    assert "num_gpu 999" in ollama_modelfile(replace(PAIR, placement=Placement(-1)))  # -1 would be "choose for me"
+    assert "num_gpu 999" in export("ollama", changed(PAIR, gpu_layers=-1)).text  # -1 would be "choose for me"
     settings = replace(
-        PAIR,
-        placement=Placement(45, (3, 1), 12),
-        context=replace(CONTEXT, cache_type_k="f16", flash_attn="off"),
-        rpc=("a:1",),
+        changed(PAIR, split=(3.0, 1.0), n_cpu_moe=12, cache_type_k="f16", flash_attn="off"), rpc=("a:1",)
     )
     for words in ("f16 and q8_0", "OLLAMA_FLASH_ATTENTION=0", "not by the plan's split", "experts of 12", "no RPC"):
         assert note("ollama", settings, words)
     with pytest.raises(UsageError, match="cannot name"):
-        ollama_modelfile(replace(PAIR, target=ModelFile("/models/a\nSYSTEM b.gguf")))
+        export("ollama", replace(PAIR, target=ModelFile("/models/a\nSYSTEM b.gguf")))
 
 
 def test_lm_studio() -> None:
-    text = lm_studio(PAIR)
+    text = export("lm-studio", PAIR).text
     assert text.splitlines()[-1] == "lms load 'big one.gguf' --gpu 0.5501 --context-length 4352"
     for name, value in {
         "GPU Offload": "44 of 80",
@@ -229,29 +218,24 @@ def test_lm_studio() -> None:
         assert any(line.startswith(f"# {name}") and line.endswith(value) for line in text.splitlines())
     assert "small.gguf" in text
     assert note("lm-studio", PAIR, "lms import '/models/big one.gguf'")
-    assert "Draft" not in lm_studio(ALONE)
+    assert "Draft" not in export("lm-studio", ALONE).text
 
 
 @pytest.mark.parametrize(
     ("layers", "blocks", "share"),
-    [(0, 80, "off"), (1, 80, "off"), (2, 80, "0.0126"), (81, 80, "max"), (-1, None, "max"), (0, None, "off")],
+    [(0, 80, "off"), (1, 80, "off"), (2, 80, "0.0126"), (81, 80, "max"), (-1, 0, "max"), (0, 0, "off")],
 )
-def test_lm_studios_share(layers: int, blocks: int | None, share: str) -> None:
-    settings = replace(PAIR, placement=Placement(layers), blocks=blocks)
-    assert flag(lms_load(settings), "--gpu") == share
-    assert lm_studio(settings)
+def test_lm_studios_share(layers: int, blocks: int, share: str) -> None:
+    settings = replace(changed(PAIR, gpu_layers=layers), blocks=blocks)
+    assert flag(command("lm-studio", settings), "--gpu") == share
+    assert export("lm-studio", settings).text
 
 
 def test_lm_studios_share_gives_the_blocks_back() -> None:
     for blocks in range(1, 130):
         for layers in range(2, blocks + 1):
-            share = flag(lms_load(replace(PAIR, placement=Placement(layers), blocks=blocks)), "--gpu")
+            share = flag(command("lm-studio", replace(changed(PAIR, gpu_layers=layers), blocks=blocks)), "--gpu")
             assert int(float(share or "") * blocks) == round(float(share or "") * blocks) == layers - 1
-
-
-def test_a_share_of_an_unknown_number() -> None:
-    with pytest.raises(UsageError, match="not known"):
-        lm_studio(replace(PAIR, blocks=None))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -263,11 +247,6 @@ def test_every_program(program: str) -> None:
     assert (program == "ollama") is (made.arguments == ())
     if made.arguments:
         assert shlex.split(made.text.splitlines()[-1]) == list(made.arguments)
-
-
-def test_no_such_program() -> None:
-    with pytest.raises(UsageError, match="llamafile"):
-        export("llamafile", PAIR)
 
 
 def test_the_command_knows_the_same_programs() -> None:

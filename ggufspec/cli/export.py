@@ -14,15 +14,13 @@ from ggufspec.errors import GgufspecError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.hub import HubFile
     from ggufspec.models.profile import PairSpec
-    from ggufspec.planning import export as planning
-    from ggufspec.planning.export import ModelFile
+    from ggufspec.reports.export import ModelFile
 
 
 class Program(StrEnum):
-    """The programs of :data:`ggufspec.planning.export.PROGRAMS`, by the names that ``--to`` has for them."""
+    """The programs of :data:`ggufspec.reports.export.PROGRAMS`, by the names that ``--to`` has for them."""
 
     LLAMA_SERVER = "llama-server"
     LLAMA_CLI = "llama-cli"
@@ -57,9 +55,9 @@ def export(
     from dataclasses import replace
 
     from ggufspec.files import check_writable, write_whole
-    from ggufspec.planning import export as planning
+    from ggufspec.reports.export import Settings as Exported
+    from ggufspec.reports.export import export as exported
     from ggufspec.schema.base import to_json
-    from ggufspec.schema.export import ExportDocument
 
     if output is not None:
         check_writable(output)
@@ -69,16 +67,16 @@ def export(
     resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other
     if not resolved.pair.needs_draft:  # as its profile has it: tuning found that it does not pay
         pair = replace(pair, draft=None)
-    settings = settings_from(
+    settings = Exported(
         _file(pair.target, hub),
         _file(pair.draft, hub) if pair.draft else None,
         resolved.pair,
-        blocks=_blocks(pair) if to is Program.LM_STUDIO else None,
+        blocks=_blocks(pair) if to is Program.LM_STUDIO else 0,
         devices=() if given.gpu or given.vram else resolved.cards,
         rpc=given.rpc or (),
     )
-    made = planning.export(to.value, settings)
-    text = to_json(ExportDocument(to.value, made.text, made.arguments, made.notes)) if ui.flags().json else made.text
+    made = exported(to.value, settings)
+    text = to_json(made) if ui.flags().json else made.text
     if output is None:
         ui.data(text)
     else:
@@ -98,45 +96,10 @@ def _blocks(pair: PairSpec) -> int:
         return read_headers([pair.target])[0].header.blocks
 
 
-def settings_from(
-    target: ModelFile,
-    draft: ModelFile | None,
-    decoder: DecoderOptions,
-    *,
-    blocks: int | None = None,
-    devices: tuple[str, ...] = (),
-    rpc: tuple[str, ...] = (),
-) -> planning.Settings:
-    """Settings for other programs, so that they place and decode a pair as ``decoder`` has it.
-
-    Args:
-        target: the target's file.
-        draft: the draft's, or None.
-        decoder: the placement and the context.
-        blocks: of the target, where they are known.
-        devices: names of the cards that the splits are over, in llama.cpp's order.
-        rpc: endpoints of RPC workers.
-    """
-    from ggufspec.planning import export as planning
-
-    return planning.Settings(
-        target=target,
-        placement=decoder.placement,
-        context=decoder.context(with_draft=draft is not None),
-        draft=draft,
-        draft_placement=decoder.draft_placement,
-        draft_context=decoder.draft_context() if draft else None,
-        draft_max=decoder.draft_max,
-        blocks=blocks,
-        devices=devices,
-        rpc=rpc,
-    )
-
-
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
     """How other programs name a file: by its repository where it is not here, or where ``hub`` asks for it."""
     from ggufspec.models.hub import HubFile
-    from ggufspec.planning.export import ModelFile
+    from ggufspec.reports.export import ModelFile
 
     if isinstance(source, HubFile):
         return ModelFile(source.file, source.repo)

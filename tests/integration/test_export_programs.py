@@ -20,9 +20,8 @@ from typing import IO, Any
 import pytest
 from processes import PATIENCE_S, Cli, eventually
 
-from ggufspec.cli.export import settings_from
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.planning.export import ModelFile, export
+from ggufspec.reports.export import ModelFile, Settings, export
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.full
@@ -112,7 +111,7 @@ def decoder_log(target: Path, draft: Path | None, endpoint: str, options: Decode
 def arguments(program: str, target: Path, draft: Path | None, endpoint: str, options: DecoderOptions) -> list[str]:
     """The exported command without the program's name."""
     small = ModelFile(str(draft)) if draft else None
-    settings = settings_from(ModelFile(str(target)), small, options, rpc=(endpoint,), devices=("RPC0", "RPC1"))
+    settings = Settings(ModelFile(str(target)), small, options, rpc=(endpoint,), devices=("RPC0", "RPC1"))
     return list(export(program, settings).arguments)[1:]
 
 

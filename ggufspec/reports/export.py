@@ -1,0 +1,289 @@
+"""A placed pair as settings of other programs. Pure: settings in, command lines and files out.
+
+The layers, the cells of context and the KV types are the plan's own; what a program cannot be told is in the notes.
+Sources: llama.cpp common/arg.cpp, common/speculative.cpp and tools/llama-bench/llama-bench.cpp;
+Ollama llm/llama_server.go and parser/parser.go; LM Studio's lms, src/subcommands/load.ts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.schema.export import ExportDocument
+
+_WITH_CHAT = ("llama-server", "llama-cli")
+PROGRAMS = (*_WITH_CHAT, "llama-bench", "llama-speculative-simple", "ollama", "lm-studio")
+_ALL = 999  # Ollama reads a negative number as "choose for me"
+_RATIO_STEPS = 10_000
+_ANOTHER_NAME = "give the file another name: ln -s"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A GGUF file: ``name`` is a path, or with ``repo`` its name in that repository of the hub."""
+
+    name: str
+    repo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is exported.
+
+    Args:
+        target: the target's file.
+        draft: the draft's file; None runs target-only.
+        options: placements and context.
+        blocks: of the target; LM Studio takes a share of them.
+        devices: names that layers can be offloaded to, in llama.cpp's order; needed where a draft is on one of several.
+        rpc: endpoints of RPC workers, whose devices come first.
+    """
+
+    target: ModelFile
+    draft: ModelFile | None
+    options: DecoderOptions
+    blocks: int = 0
+    devices: tuple[str, ...] = ()
+    rpc: tuple[str, ...] = ()
+
+    @property
+    def placement(self) -> Placement:
+        """The target's layers."""
+        return self.options.placement
+
+    @property
+    def context(self) -> ContextOptions:
+        """The target's context."""
+        return self.options.context(with_draft=self.draft is not None)
+
+
+def export(program: str, settings: Settings) -> ExportDocument:
+    """``settings`` for one of :data:`PROGRAMS`: a command, or a file.
+
+    Raises:
+        UsageError: the program cannot be told something that decides whether it runs.
+    """
+    if program == "ollama":
+        notes = tuple(_ollama_notes(settings))
+        return ExportDocument(program, "\n".join([*(f"# {note}" for note in notes), *_modelfile(settings)]), (), notes)
+    if program == "lm-studio":
+        command, notes = _lms_load(settings), tuple(_lm_studio_notes(settings))
+        text = "\n".join([*_lm_studio_window(settings), shlex.join(command)])
+        return ExportDocument(program, text, tuple(command), notes)
+    if program == "llama-bench":
+        command, notes = _llama_bench(settings), tuple(_bench_notes(settings))
+    else:
+        command, notes = _llama(program, settings), tuple(_llama_notes(program, settings))
+    return ExportDocument(program, shlex.join(command), tuple(command), notes)
+
+
+# ---- llama.cpp's programs --------------------------------------------------------------------------------------------
+
+
+def _llama(program: str, settings: Settings) -> list[str]:
+    """The command of a program with llama.cpp's common options."""
+    placement, context, options = settings.placement, settings.context, settings.options
+    has_chat = program in _WITH_CHAT
+    command = [program, *_file(settings.target), "-ngl", _layers(placement)]
+    if placement.split:
+        command += ["-ts", ",".join(map(_number, placement.split))]
+    if placement.n_cpu_moe:
+        command += ["--n-cpu-moe", str(placement.n_cpu_moe)]
+    batch = context.batch if has_chat else context.cells  # llama-speculative-simple reads the prompt in one batch
+    command += ["-c", str(context.cells), "-b", str(batch), "-ub", str(context.computed)]
+    # --fit would move what is not set, the split say
+    command += [*_cache(context), "-t", str(context.threads), "--swa-full", "--fit", "off"]
+    if settings.rpc:
+        command += ["--rpc", ",".join(settings.rpc)]
+    if has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
+        command.append("--no-mmproj")
+    if program == "llama-server":  # one slot, since every slot more would want its own context
+        command += ["-np", "1"]
+    if settings.draft is None:
+        if not has_chat:
+            raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
+        return command
+    command += ["-hfd", settings.draft.repo] if settings.draft.repo else []
+    command += ["-md", settings.draft.name, "-ngld", _layers(options.draft_placement)]
+    device = _only_device(settings)
+    if device is not None and _splits_differ(settings):
+        command += ["-devd", device]
+    of_draft = options.draft_context()
+    command += ["-ctkd", of_draft.cache_type_k, "-ctvd", of_draft.cache_type_v]
+    return [*command, "--spec-type", "draft-simple", "--spec-draft-n-max", str(options.draft_max)]
+
+
+def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
+    yield from _hub_notes(settings)
+    if program in _WITH_CHAT:
+        yield f"{program} keeps old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
+    else:
+        yield "a prompt is wanted: add -p TEXT -n TOKENS"
+    if settings.draft:
+        yield "above temperature 0 its acceptance rule is another: more or fewer drafted tokens are kept"
+        if _splits_differ(settings) and _only_device(settings) is None:
+            yield "its -ts divides the draft too: the draft's layers are not where the plan has them"
+
+
+def _llama_bench(settings: Settings) -> list[str]:
+    """The command of llama.cpp's benchmark: target-only."""
+    context, placement, target = settings.context, settings.placement, settings.target
+    if "f32" in (context.cache_type_k, context.cache_type_v):  # ggml_type_from_name in llama-bench.cpp
+        raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
+    if "," in target.name:
+        raise UsageError(f"llama-bench splits {target.name!r} at the comma", _ANOTHER_NAME)
+    command = ["llama-bench", *_file(target), "-ngl", str(max(placement.gpu_layers, -1))]
+    if placement.split:
+        command += ["-ts", "/".join(map(_number, placement.split))]
+    if placement.n_cpu_moe:
+        command += ["-ncmoe", str(placement.n_cpu_moe)]
+    command += ["-b", str(context.batch), "-ub", str(context.computed), *_cache(context), "-t", str(context.threads)]
+    return command + (["-rpc", ",".join(settings.rpc)] if settings.rpc else [])
+
+
+def _bench_notes(settings: Settings) -> Iterator[str]:
+    yield from _hub_notes(settings)
+    yield (
+        "its context is as long as its test, so that it takes less memory than the plan; "
+        f"-p 0 -n 128 -d {max(settings.context.cells - 128, 0)} fills the plan's {settings.context.cells} cells first"
+    )
+    yield "it has no --swa-full: a layer with a sliding window keeps only its window"
+    if settings.draft:
+        yield "it has no draft: this measures target-only, placed as beside the draft"
+
+
+def _hub_notes(settings: Settings) -> Iterator[str]:
+    if settings.target.repo or (settings.draft and settings.draft.repo):
+        yield "files are taken from the hub as they are there today: llama.cpp names no revision"
+
+
+def _file(target: ModelFile) -> list[str]:
+    return ["-hf", target.repo, "-hff", target.name] if target.repo else ["-m", target.name]
+
+
+def _cache(context: ContextOptions) -> list[str]:
+    return ["-ctk", context.cache_type_k, "-ctv", context.cache_type_v, "-fa", context.flash_attn]
+
+
+def _layers(placement: Placement) -> str:
+    return "all" if placement.gpu_layers < 0 else str(placement.gpu_layers)
+
+
+def _number(share: float) -> str:
+    return f"{share:.9g}"  # nine digits name a float32
+
+
+def _only_device(settings: Settings) -> str | None:
+    """The device that has all of the draft's layers, if its name is known."""
+    used = [index for index, share in enumerate(settings.options.draft_split) if share > 0]
+    return settings.devices[used[0]] if len(used) == 1 and used[0] < len(settings.devices) else None
+
+
+def _splits_differ(settings: Settings) -> bool:
+    """Whether llama.cpp, which has one split for both models, would divide the draft in another way."""
+    target, draft = settings.options.split, settings.options.draft_split
+    if settings.options.gpu_layers_draft == 0 or max(len(target), len(draft)) < 2:
+        return False
+    if not sum(target) or not sum(draft):
+        return True
+    pairs = itertools.zip_longest(target, draft, fillvalue=0.0)
+    return not all(math.isclose(of_target / sum(target), of_draft / sum(draft)) for of_target, of_draft in pairs)
+
+
+# ---- Ollama ----------------------------------------------------------------------------------------------------------
+
+
+def _modelfile(settings: Settings) -> Iterator[str]:
+    """A Modelfile, which ``ollama create NAME -f FILE`` takes; ``num_gpu`` is handed to llama-server's ``-ngl``."""
+    target, context, layers = settings.target, settings.context, settings.placement.gpu_layers
+    if not target.name.isprintable():  # the parser drops such characters
+        raise UsageError(f"a Modelfile cannot name {target.name!r}", _ANOTHER_NAME)
+    yield f"FROM hf.co/{target.repo}:{target.name}" if target.repo else f"FROM {target.name}"
+    yield f"PARAMETER num_gpu {_ALL if layers < 0 else layers}"
+    yield f"PARAMETER num_ctx {context.cells}"
+    yield f"PARAMETER num_batch {context.batch}"
+    yield f"PARAMETER num_thread {context.threads}"
+
+
+def _ollama_notes(settings: Settings) -> Iterator[str]:
+    context, placement = settings.context, settings.placement
+    yield "num_gpu counts the output layer, as -ngl does; an Ollama from before it ran llama-server counts it last"
+    yield "num_ctx is for one request at a time: OLLAMA_NUM_PARALLEL=1 ollama serve"
+    if settings.draft:
+        yield "target-only: Ollama drafts with MTP and DFlash heads only, not with a model like the draft"
+    if context.cache_type_k != context.cache_type_v:
+        yield f"Ollama has one type for both caches, not {context.cache_type_k} and {context.cache_type_v}"
+    elif context.cache_type_k != "f16":
+        yield f"the cache's type is the server's: OLLAMA_KV_CACHE_TYPE={context.cache_type_k} ollama serve"
+    if context.flash_attn != "auto":
+        switch = int(context.flash_attn == "on")
+        yield f"flash attention is the server's: OLLAMA_FLASH_ATTENTION={switch} ollama serve"
+    yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
+    if placement.n_cpu_moe:
+        yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} blocks on the CPU"
+    yield from _device_notes("Ollama", settings)
+
+
+def _device_notes(program: str, settings: Settings) -> Iterator[str]:
+    if settings.placement.split:
+        yield f"{program} divides layers over several cards by itself, not by the plan's split"
+    if settings.rpc:
+        yield f"{program} has no RPC workers: the layers planned for them have no place"
+
+
+# ---- LM Studio -------------------------------------------------------------------------------------------------------
+
+
+def _lms_load(settings: Settings) -> list[str]:
+    """The command of LM Studio's ``lms`` that loads the target."""
+    name = settings.target.name
+    model = f"{settings.target.repo}/{name}" if settings.target.repo else name.rpartition("/")[2]
+    return ["lms", "load", model, "--gpu", _share(settings), "--context-length", str(settings.context.cells)]
+
+
+def _lm_studio_window(settings: Settings) -> list[str]:
+    """The load settings under the names that LM Studio's window has."""
+    context, placement = settings.context, settings.placement
+    blocks = f"{max(placement.gpu_layers - 1, 0)} of {settings.blocks}"
+    rows = {
+        "Context Length": f"{context.cells}",
+        "GPU Offload": "all" if _share(settings) == "max" else blocks,
+        "CPU Thread Pool Size": f"{context.threads}",
+        "Evaluation Batch Size": f"{context.batch}",
+        "Offload KV Cache to GPU Memory": "on",
+        "Flash Attention": context.flash_attn,
+        "K Cache Quantization Type": context.cache_type_k,
+        "V Cache Quantization Type": context.cache_type_v,
+    }
+    if placement.n_cpu_moe:
+        rows["Layers with MoE weights forced onto CPU"] = f"{placement.n_cpu_moe}"
+    if settings.draft:
+        rows["Draft Model (chat sidebar)"] = settings.draft.name.rpartition("/")[2]
+        rows["Draft Max (chat sidebar)"] = f"{settings.options.draft_max}"
+    width = max(map(len, rows)) + 2
+    return [f"# {name:<{width}}{value}" for name, value in rows.items()]
+
+
+def _share(settings: Settings) -> str:
+    """LM Studio's share of the blocks; a bit more, so that neither rounding nor cutting off there loses a block."""
+    layers, blocks = settings.placement.gpu_layers, settings.blocks
+    if layers < 0 or layers > blocks:
+        return "max"
+    return "off" if layers <= 1 else f"{((layers - 1) * _RATIO_STEPS // blocks + 1) / _RATIO_STEPS:g}"
+
+
+def _lm_studio_notes(settings: Settings) -> Iterator[str]:
+    yield "lms sets the context and the GPU offload; the rest is set in the load window of LM Studio"
+    yield "GPU Offload counts blocks without the output layer; LM Studio's log says how many layers it moved"
+    if not settings.target.repo:
+        yield f"a file outside LM Studio's folder: {shlex.join(['lms', 'import', settings.target.name])}"
+    if settings.draft:
+        yield "the draft is chosen in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
+    yield from _device_notes("LM Studio", settings)
