@@ -39,7 +39,7 @@ TENSORS = (
 
 
 def parsed(metadata: dict[str, Any], tensors: tuple[Tensor, ...] = TENSORS, **lengths: int) -> Gguf:
-    return Gguf(metadata, lengths, "", tensors, 4096, 32)
+    return Gguf(metadata, lengths, "", tensors, 4096)
 
 
 def read(**changes: Any) -> ModelHeader:

@@ -70,7 +70,6 @@ class Gguf:
     tokens_digest: str
     tensors: tuple[Tensor, ...]
     data_offset: int
-    alignment: int
 
 
 class _Params(ctypes.Structure):
@@ -80,8 +79,8 @@ class _Params(ctypes.Structure):
 
 
 @contextmanager
-def _parsed(data: bytes) -> Iterator[tuple[int, int]]:
-    """(gguf_context, ggml_context with the tensors' shapes) of a buffer.
+def _parsed(data: bytes) -> Iterator[int]:
+    """The gguf_context of a buffer.
 
     Raises:
         ModelError: llama.cpp refuses it, with the reason.
@@ -90,14 +89,12 @@ def _parsed(data: bytes) -> Iterator[tuple[int, int]]:
     if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
         raise ModelError(f"the header claims more than {_MOST_ENTRIES:,} keys or tensors", "download it again")
     forget_complaints()
-    tensors = ctypes.c_void_p()
-    handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, ctypes.pointer(tensors)))
+    handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
     if not handle:
         raise ModelError(f"llama.cpp refuses the header: {complaints() or 'it gave no reason'}", "download it again")
     try:
-        yield handle, tensors.value or 0
+        yield handle
     finally:
-        lib.ggml_free(tensors)
         lib.gguf_free(handle)
 
 
@@ -111,12 +108,14 @@ def parse(data: bytes) -> Gguf:
         ModelError: the header is incomplete, or llama.cpp refuses it.
     """
     lib = _ggml()
-    with _parsed(data) as (handle, _):
+    with _parsed(data) as handle:
         metadata: dict[str, Value] = {}
         lengths: dict[str, int] = {}
         left = _MOST_NUMBERS
         for index in range(lib.gguf_get_n_kv(handle)):
             key = _text(lib.gguf_get_key(handle, index))
+            if not key:  # which llama.cpp reads and does not write
+                raise ModelError("the header has a key without a name", "download it again")
             kind = lib.gguf_get_kv_type(handle, index)
             if kind == _ARRAY:
                 lengths[key] = count = lib.gguf_get_arr_n(handle, index)
@@ -136,7 +135,6 @@ def parse(data: bytes) -> Gguf:
             tokens_digest=_tokens_digest(handle),
             tensors=tuple(_tensor(handle, index) for index in range(lib.gguf_get_n_tensors(handle))),
             data_offset=lib.gguf_get_data_offset(handle),
-            alignment=lib.gguf_get_alignment(handle),
         )
 
 
@@ -164,7 +162,7 @@ def tokens(data: bytes) -> list[bytes]:
     Raises:
         ModelError: the header is incomplete, or llama.cpp refuses it.
     """
-    with _parsed(data) as (handle, _):
+    with _parsed(data) as handle:
         return _tokens(handle)
 
 
@@ -182,51 +180,6 @@ def _tokens(handle: int) -> list[bytes]:
 def _tokens_digest(handle: int) -> str:
     found = _tokens(handle)
     return hashlib.sha256(b"".join(b"%d:%b" % (len(token), token) for token in found)).hexdigest() if found else ""
-
-
-def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
-    """Write a metadata-only file for dry runs: a sparse file with the model's shape.
-
-    Of the vocabulary only the size is written (it is most of a header, and most of the time of a dry run), the parts of
-    a split file become one, and the weights are a hole of their true size.
-
-    Args:
-        parts: the first bytes of the file, or of each part of a split file in order.
-        path: the file to write.
-
-    Raises:
-        ModelError: llama.cpp refuses a part, or the file cannot be written.
-    """
-    lib = _ggml()
-    with _parsed(parts[0]) as (handle, _):
-        tokens = lib.gguf_find_key(handle, b"tokenizer.ggml.tokens")
-        vocabulary = lib.gguf_get_arr_n(handle, tokens) if tokens >= 0 else 0
-        keys = [lib.gguf_get_key(handle, index) for index in range(lib.gguf_get_n_kv(handle))]
-        for key in keys:
-            if key.startswith((b"tokenizer.", b"split.")):
-                lib.gguf_remove_key(handle, key)
-        architecture = lib.gguf_find_key(handle, b"general.architecture")
-        if architecture < 0 or lib.gguf_get_kv_type(handle, architecture) != _STRING:
-            raise ModelError("the header names no architecture", "download it again")
-        if vocabulary:
-            name: bytes = lib.gguf_get_val_str(handle, architecture)
-            lib.gguf_set_val_u32(handle, name + b".vocab_size", vocabulary)
-        lib.gguf_set_val_str(handle, b"tokenizer.ggml.model", b"none")
-        for part in parts[1:]:
-            with _parsed(part) as (_, shapes):
-                tensor = lib.ggml_get_first_tensor(shapes)
-                while tensor:
-                    lib.gguf_add_tensor(handle, tensor)
-                    tensor = lib.ggml_get_next_tensor(shapes, tensor)
-        size = lib.gguf_get_meta_size(handle)
-        if count := lib.gguf_get_n_tensors(handle):
-            alignment = lib.gguf_get_alignment(handle)
-            last = _tensor(handle, count - 1)
-            size += last.offset + -(-last.size_bytes // alignment) * alignment
-        if not lib.gguf_write_to_file(handle, os.fsencode(path), True):
-            raise ModelError(f"{path} cannot be written", f"df -h {path.parent}")
-    with path.open("r+b") as file:
-        file.truncate(size)
 
 
 def _text(data: bytes | None) -> str:
@@ -274,8 +227,6 @@ def _ggml() -> Any:
         "gguf_get_meta_size": (size, [pointer]),
         "gguf_write_to_file": (ctypes.c_bool, [pointer, text, ctypes.c_bool]),
         "ggml_free": (None, [pointer]),
-        "ggml_get_first_tensor": (pointer, [pointer]),
-        "ggml_get_next_tensor": (pointer, [pointer, pointer]),
         "ggml_type_name": (text, [integer]),
         "gguf_init_empty": (pointer, []),
         "gguf_set_val_f32": (None, [pointer, text, ctypes.c_float]),
@@ -300,13 +251,10 @@ class _InitParams(ctypes.Structure):
     _fields_: ClassVar = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
-_TYPES = 43  # GGML_TYPE_COUNT of ggml/include/ggml.h; newer types are not needed here
-
-
 @functools.cache
 def _type_numbers() -> dict[str, int]:
     name = _ggml().ggml_type_name
-    return {_text(name(number)): number for number in range(_TYPES)}
+    return {_text(name(number)): number for number in range(load().GGML_TYPE_COUNT)}
 
 
 def type_number(name: str) -> int:
@@ -320,14 +268,7 @@ def type_number(name: str) -> int:
     return _type_numbers()[name]
 
 
-# Keys that belong to the file and not to the model.
-_OF_THE_FILE = (
-    b"general.alignment",
-    b"general.size_label",
-    b"split.no",
-    b"split.count",
-    b"split.tensors.count",
-)
+_OF_THE_FILE = (b"general.alignment", b"general.size_label", b"split.")  # keys, not of the model
 _PADDING = ((b"scores", 6, -1e4), (b"token_type", 5, 5))  # (key, gguf_type, value); 5: LLAMA_TOKEN_TYPE_UNUSED
 
 
@@ -338,6 +279,7 @@ def write_model(
     *,
     like: bytes = b"",
     vocabulary: int = 0,
+    tokenizer: bool = True,
 ) -> None:
     """Write a GGUF file whose weights are a hole: they read as zeros and take no disk space.
 
@@ -345,8 +287,9 @@ def write_model(
         path: the file to write.
         metadata: scalars by key; an int is written as u32.
         tensors: (name, type as ggml spells it, shape in ggml's order) of each; a row is a multiple of its type's block.
-        like: the header of a model whose other keys are copied, the tokenizer's included.
+        like: the header of a model whose other keys are copied.
         vocabulary: number of tokens; unused ones, ``[PADn]`` by their ids, are appended.
+        tokenizer: whether to copy the tokenizer, which is most of a header, and most of the time of a dry run.
 
     Raises:
         ModelError: the file cannot be written, or such tokens exist already.
@@ -359,15 +302,17 @@ def write_model(
     room = lib.ggml_init(_InitParams((len(wanted) + 1) * lib.ggml_tensor_overhead(), None, True))
     try:
         if like:
-            with _parsed(like) as (other, _):
+            with _parsed(like) as other:
                 lib.gguf_set_kv(handle, other)
-            for unwanted in _OF_THE_FILE:
-                lib.gguf_remove_key(handle, unwanted)
+            unwanted = _OF_THE_FILE if tokenizer else (*_OF_THE_FILE, b"tokenizer.")
+            for key in [lib.gguf_get_key(handle, index) for index in range(lib.gguf_get_n_kv(handle))]:
+                if key.startswith(unwanted):
+                    lib.gguf_remove_key(handle, key)
             _pad_vocabulary(handle, vocabulary)
         setters = {str: lib.gguf_set_val_str, int: lib.gguf_set_val_u32, float: lib.gguf_set_val_f32}
         setters[bool] = lib.gguf_set_val_bool
-        for key, value in metadata.items():
-            setters[type(value)](handle, key.encode(), value.encode() if isinstance(value, str) else value)
+        for name, value in metadata.items():
+            setters[type(value)](handle, name.encode(), value.encode() if isinstance(value, str) else value)
         for name, kind, shape in wanted:
             tensor = lib.ggml_new_tensor(room, types[kind], len(shape), (ctypes.c_int64 * len(shape))(*shape))
             lib.ggml_set_name(tensor, name.encode())
@@ -383,6 +328,27 @@ def write_model(
         lib.gguf_free(handle)
     with path.open("r+b") as file:
         file.truncate(size)
+
+
+def write_metadata_only(parts: Sequence[bytes], path: Path) -> None:
+    """Write a metadata-only file for dry runs: the model's shape, and of its vocabulary only the size.
+
+    Args:
+        parts: the first bytes of the file, or of each part of a split file in order, which become one.
+        path: the file to write.
+
+    Raises:
+        ModelError: llama.cpp refuses a part, or the file cannot be written.
+    """
+    headers = [parse(part) for part in parts]
+    architecture = headers[0].metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ModelError("the header names no architecture", "download it again")
+    keys: dict[str, str | int] = {"tokenizer.ggml.model": "none"}
+    if vocabulary := headers[0].lengths.get("tokenizer.ggml.tokens"):
+        keys[f"{architecture}.vocab_size"] = vocabulary
+    tensors = [(tensor.name, tensor.type, tensor.shape) for header in headers for tensor in header.tensors]
+    write_model(path, keys, tensors, like=parts[0], tokenizer=False)
 
 
 def _pad_vocabulary(handle: int, size: int) -> None:

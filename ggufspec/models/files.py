@@ -8,30 +8,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.models import hub
 from ggufspec.models.hub import HubFile
-from ggufspec.models.ranges import ChangedError, RemoteFile, probe, unsigned
+from ggufspec.models.ranges import RemoteFile, probe, unsigned
 
 Source = str | Path | HubFile
 
 MOST_PARTS = 512
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # llama_split_path in src/llama.cpp
-
-
-class File(Protocol):
-    """A file that supports partial reads. Equal ``identity`` means equal contents."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def identity(self) -> str: ...
-    def read(self, offset: int, count: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +59,14 @@ class LocalFile:
         """``count`` bytes from ``offset``; fewer at the end.
 
         Raises:
-            ChangedError: the file has changed.
             ModelError: it cannot be read.
         """
         try:
             with self.path.open("rb") as file:
                 file.seek(offset)
-                data = file.read(count)
-                now = os.fstat(file.fileno())
+                return file.read(count)
         except OSError as error:
             raise ModelError(f"{self.path} cannot be read: {error.strerror}", f"ls -l {self.path}") from None
-        if (now.st_size, now.st_mtime_ns) != (self.size_bytes, self.modified_ns):
-            raise ChangedError(f"{self.path} changed while it was read", "try again when it is complete")
-        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +76,6 @@ class ModelFiles:
     ``origin`` is the first for display, without signature and password; ``locator`` stays when contents change.
     """
 
-    source: str | HubFile
     origin: str
     locator: str
     files: tuple[LocalFile | RemoteFile, ...]
@@ -148,9 +129,9 @@ def locate(source: Source) -> ModelFiles:
         return _downloaded(source) or _on_hub(source)
     if is_url(source):
         files = tuple(map(probe, _part_urls(source)))
-        return ModelFiles(source, unsigned(files[0].url), locator(source), files)
+        return ModelFiles(unsigned(files[0].url), locator(source), files)
     paths = [Path(name) for name in part_names(_absolute(source))]
-    return ModelFiles(source, str(paths[0]), locator(source), _here(paths))
+    return ModelFiles(str(paths[0]), locator(source), _here(paths))
 
 
 def locator(source: str | HubFile) -> str:
@@ -200,7 +181,7 @@ def _downloaded(source: HubFile) -> ModelFiles | None:
     paths = [path for path in cached if path is not None]
     if len(paths) < len(cached):
         return None
-    return ModelFiles(source, str(paths[0]), locator(source), _here(paths))
+    return ModelFiles(str(paths[0]), locator(source), _here(paths))
 
 
 def _on_hub(source: HubFile) -> ModelFiles:
@@ -210,4 +191,4 @@ def _on_hub(source: HubFile) -> ModelFiles:
         part = hub.remote_file(source.repo, name, revision)
         revision = part.commit or revision  # the same commit for all parts
         files.append(RemoteFile(part.url, part.size_bytes, commit=part.commit or part.etag, repo=source.repo))
-    return ModelFiles(source, str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))
+    return ModelFiles(str(HubFile(source.repo, names[0], revision)), locator(source), tuple(files))

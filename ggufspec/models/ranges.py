@@ -24,10 +24,6 @@ _SIGNATURE = re.compile(
 )
 
 
-class ChangedError(GgufspecError):
-    """The file changed between two reads."""
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     """A file behind a URL. Its ``etag`` is compared at every read, unless empty (``commit`` fixes the version then)."""
@@ -52,17 +48,14 @@ class RemoteFile:
         """``count`` bytes from ``offset``.
 
         Raises:
-            ChangedError: the file has changed.
             UnreachableError: no answer.
-            ModelError: no such file, or a wrong answer.
+            ModelError: no such file, a wrong answer, or the file has changed.
         """
         if count <= 0:
             return b""
         data, size, etag = hub.with_retries(lambda: _range(self.url, offset, count, self.repo))
         if size != self.size_bytes or (self.etag and etag != self.etag):
-            raise ChangedError(
-                f"{unsigned(self.url)} changed while it was read", "try again when the upload is complete"
-            )
+            raise ModelError(f"{unsigned(self.url)} changed while it was read", "try again when the upload is complete")
         return data
 
 

@@ -7,7 +7,6 @@ a request for a remote one.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import threading
@@ -21,21 +20,10 @@ from ggufspec.errors import GgufspecError, ModelError, StopError, WorkerError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import header_cache
-from ggufspec.models.files import MOST_PARTS, File, ModelFiles, Source, locate, locator, plain
+from ggufspec.models.files import MOST_PARTS, LocalFile, ModelFiles, Source, locate, locator, plain
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.models.hub import HubFile, UnreachableError
-from ggufspec.models.ranges import ChangedError
-
-__all__ = [
-    "MOST_HEADER_BYTES",
-    "HubFile",
-    "Known",
-    "Source",
-    "cached_header",
-    "default_folder",
-    "read_headers",
-    "read_prefix",
-]
+from ggufspec.models.ranges import RemoteFile
 
 MOST_HEADER_BYTES = 64 << 20
 """Limit on the header, of all parts of a split model together. Llama 3 has 8 MB."""
@@ -56,17 +44,13 @@ class Known:
         sparse: sparse file of the true size with the true header, vocabulary included; of a split model the first part.
         origin: its file for display, without signature and password.
         bytes_read: bytes read now; 0 from the cache.
-        from_cache: whether it was cached.
-        stale: whether the source could not be reached to check for changes.
     """
 
     header: ModelHeader
     metadata_only: Path
     sparse: Path
     origin: str
-    bytes_read: int
-    from_cache: bool
-    stale: bool
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +62,10 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """The key of a header in the cache, and the bytes read for it."""
-
-    key: str
-    bytes_read: int
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
-    """In the order of the spec."""
+    """The bytes read of each, in the order of the spec."""
 
-    read: tuple[Read, ...]
+    bytes_read: tuple[int, ...]
 
 
 def default_folder() -> Path:
@@ -113,61 +89,53 @@ def read_headers(
         WorkerError: llama.cpp died over a header.
     """
     folder = (folder or writable(default_folder())).absolute()
-    known: dict[int, Known] = {}
-    missing: dict[int, ModelFiles] = {}
-    for index, source in enumerate(sources):
-        entry = _kept(source, folder)
-        if isinstance(entry, ModelFiles):
-            missing[index] = entry
-        else:
-            known[index] = entry
+    entries = [_kept(source, folder) for source in sources]
+    missing = tuple(dict.fromkeys(entry for entry in entries if isinstance(entry, ModelFiles)))
+    bytes_read: dict[ModelFiles, int] = {}
     if missing:
         try:
-            result = worker.call(__name__, Spec(tuple(missing.values()), folder), Result, on_event=on_event)
+            result = worker.call(__name__, Spec(missing, folder), Result, on_event=on_event)
         except WorkerError as error:
-            names = " or ".join(dict.fromkeys(found.origin for found in missing.values()))
+            names = " or ".join(found.origin for found in missing)
             raise WorkerError(f"llama.cpp died over the header of {names}: {error.message}", _AGAIN) from None
-        for (index, found), read in zip(missing.items(), result.read, strict=True):
-            new = header_cache.load(folder, read.key)
-            if new is None:
-                raise GgufspecError(f"the cached header of {found.origin} is gone", f"ls {folder}")
-            known[index] = _known(new, folder, read.bytes_read, from_cache=False)
-    return [known[index] for index in range(len(sources))]
+        bytes_read = dict(zip(missing, result.bytes_read, strict=True))
+    known: list[Known] = []
+    for entry in entries:
+        if isinstance(entry, header_cache.Entry):
+            known.append(_known(entry, folder))
+            continue
+        new = header_cache.load(folder, entry.locator)
+        if new is None:
+            raise GgufspecError(f"the cached header of {entry.origin} is gone", f"ls {folder}")
+        known.append(_known(new, folder, bytes_read[entry]))
+    return known
 
 
 def cached_header(source: Source, folder: Path | None = None) -> Known | None:
     """The last header of a source in the cache, or None; without checking the source for changes."""
     folder = (folder or default_folder()).absolute()
-    entry = header_cache.latest(folder, locator(plain(source)))
-    return _known(entry, folder, stale=True) if entry else None
+    entry = header_cache.load(folder, locator(plain(source)))
+    return _known(entry, folder) if entry else None
 
 
-def _kept(source: Source, folder: Path) -> Known | ModelFiles:
-    """The cached header of a model, or its files."""
+def _kept(source: Source, folder: Path) -> header_cache.Entry | ModelFiles:
+    """The cached header of a model, or its files. The last one has to do where there is no network."""
     source = plain(source)
-    place = locator(source)
-    unchanging = isinstance(source, HubFile) and _COMMIT.fullmatch(source.revision or "")
-    if unchanging and (entry := header_cache.latest(folder, place)):
-        return _known(entry, folder)
+    entry = header_cache.load(folder, locator(source))
+    if entry and isinstance(source, HubFile) and _COMMIT.fullmatch(source.revision or ""):
+        return entry  # a commit cannot change
     try:
         found = locate(source)
     except UnreachableError:
-        if entry := header_cache.latest(folder, place):
-            return _known(entry, folder, stale=True)
+        if entry:
+            return entry
         raise
-    entry = header_cache.load(folder, found.key)
-    if entry is None:
-        return found
-    with contextlib.suppress(OSError):  # a read-only cache is fine
-        header_cache.mark_latest(folder, found)
-    return _known(entry, folder)
+    return entry if entry and entry.key == found.key else found
 
 
-def _known(
-    entry: header_cache.Entry, folder: Path, bytes_read: int = 0, *, from_cache: bool = True, stale: bool = False
-) -> Known:
+def _known(entry: header_cache.Entry, folder: Path, bytes_read: int = 0) -> Known:
     metadata_only, sparse, *_ = entry.files(folder)
-    return Known(entry.header, metadata_only, sparse, entry.origin, bytes_read, from_cache, stale)
+    return Known(entry.header, metadata_only, sparse, entry.origin, bytes_read)
 
 
 # ---- in the child -------------------------------------------------------------------------------------------------
@@ -182,22 +150,18 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             raise StopError("stopped while reading a header")
         emit({"event": "reading", "file": name, "bytes": count})
 
-    read: dict[str, Read] = {}
+    read: list[int] = []
     for found in spec.found:
-        if found.key in read:
-            continue
         try:
             with worker.limited_memory(MAX_MEMORY):
-                try:
-                    read[found.key] = _read(found, spec.folder, progress)
-                except ChangedError:
-                    read[found.key] = _read(locate(found.source), spec.folder, progress)
+                read.append(_read(found, spec.folder, progress))
         except MemoryError:
             raise ModelError(f"the header of {found.origin} takes too much memory", _AGAIN) from None
-    return Result(tuple(read[found.key] for found in spec.found))
+    return Result(tuple(read))
 
 
-def _read(found: ModelFiles, folder: Path, progress: Callable[[str, int], None]) -> Read:
+def _read(found: ModelFiles, folder: Path, progress: Callable[[str, int], None]) -> int:
+    """Read and keep a header: the bytes read."""
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0
@@ -211,11 +175,11 @@ def _read(found: ModelFiles, folder: Path, progress: Callable[[str, int], None])
     _check_split(name, parts)
     header = interpret(name, parts, sum(file.size_bytes for file in found.files))
     header_cache.save(folder, found, header, prefixes)
-    return Read(found.key, read)
+    return read
 
 
 def read_prefix(
-    file: File, most: int = MOST_HEADER_BYTES, progress: Callable[[int], None] | None = None
+    file: LocalFile | RemoteFile, most: int = MOST_HEADER_BYTES, progress: Callable[[int], None] | None = None
 ) -> tuple[gguf.Gguf, bytes, int]:
     """Read a file's first bytes until the header is complete: (parsed, its bytes, number of bytes read).
 
