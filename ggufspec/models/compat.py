@@ -60,23 +60,6 @@ _COSTS = {
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _ENCODERS = (architecture.NO_MEMORY - _DIFFUSION) | {"t5", "t5encoder", "llama-embed", "clip"}
 
-# Markers of a chat template's family: llm_chat_detect_template in src/llama-chat.cpp, in its order.
-_TEMPLATES = (
-    ("phi", ("<|im_sep|>",)),
-    ("chatml", ("<|im_start|>",)),
-    ("mistral", ("[INST]",)),
-    ("phi", ("<|assistant|>", "<|end|>")),
-    ("gemma", ("<start_of_turn>",)),
-    ("gemma", ("<|turn>",)),
-    ("llama3", ("<|start_header_id|>", "<|end_header_id|>")),
-    ("deepseek", ("<｜Assistant｜>", "<｜User｜>")),
-    ("llama4", ("<|header_start|>", "<|header_end|>")),
-    ("gpt-oss", ("<|start|>", "<|channel|>")),
-    ("granite", ("<|start_of_role|>",)),
-    ("command-r", ("<|START_OF_TURN_TOKEN|>",)),
-    ("zephyr", ("<|user|>", "<|endoftext|>")),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
@@ -139,14 +122,14 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences 
     return Differences(len(unlike), token, one.decode("utf-8", "replace"), other.decode("utf-8", "replace"))
 
 
-def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = None) -> Compatibility:
+def judge(target: ModelHeader, draft: ModelHeader, compare: Compare) -> Compatibility:
     """Whether ``draft`` is compatible with ``target``, by their headers.
 
     Args:
         target: its header.
         draft: its header.
         compare: compares the texts of their tokens; called only if the digests differ and nothing else rules the pair
-            out. Without it such a pair gets a warning.
+            out.
     """
     needed = _head(draft)
     if needed:
@@ -157,7 +140,7 @@ def judge(target: ModelHeader, draft: ModelHeader, compare: Compare | None = Non
     against = [*_unfit(target, "target"), *_unfit(draft, "draft")] or [*_other_tokens(target, draft, compare)]
     if against:
         return Compatibility("no", tuple(against))
-    warnings = tuple(_warnings(target, draft, compare))
+    warnings = tuple(_warnings(target, draft))
     return Compatibility("yes-with-warning" if warnings else "yes", warnings)
 
 
@@ -174,14 +157,6 @@ def puts_bos(tokenizer: Tokenizer) -> bool:
 def kind_of(tokenizer: Tokenizer) -> str:
     """The type of vocabulary: SPM, BPE, …; an unknown model stands for itself."""
     return _KINDS.get(tokenizer.model, tokenizer.model or "none")
-
-
-def template_family(header: ModelHeader) -> str:
-    """The family of the chat template: llama3, chatml, …; ``none`` without a template, ``other`` for any other."""
-    template = header.metadata.get("tokenizer.chat_template")
-    if not isinstance(template, str) or not template:
-        return "none"
-    return next((name for name, words in _TEMPLATES if all(word in template for word in words)), "other")
 
 
 # ---- incompatible pairs ------------------------------------------------------------------------------------------
@@ -224,7 +199,7 @@ def _way_back(header: ModelHeader, role: str) -> str:
     return way_back(own, REWIND_BY[role]) if architecture.kind_of_state(own) else ""
 
 
-def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:
+def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare) -> Iterator[str]:
     """Why token ids differ in meaning."""
     one, other = target.tokenizer, draft.tokenizer
     outline = _outline_mismatch(
@@ -236,7 +211,7 @@ def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare | No
     ours, theirs = one.special.get("bos"), other.special.get("bos")
     if puts_bos(one) and ours is not None and theirs is not None and ours != theirs:
         yield f"the BOS token is {ours} to the target and {theirs} to the draft"
-    if _texts_may_differ(target, draft) and compare is not None and (found := compare()):
+    if one.digest != other.digest and (found := compare()):
         yield str(found)
 
 
@@ -252,19 +227,13 @@ def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes
     return None
 
 
-def _texts_may_differ(target: ModelHeader, draft: ModelHeader) -> bool:
-    return target.tokenizer.digest != draft.tokenizer.digest
-
-
 # ---- warnings ----------------------------------------------------------------------------------------
 
 
-def _warnings(target: ModelHeader, draft: ModelHeader, compare: Compare | None) -> Iterator[str]:
+def _warnings(target: ModelHeader, draft: ModelHeader) -> Iterator[str]:
     one, other = target.tokenizer, draft.tokenizer
     if kind_of(one) == "none":
         yield "neither header has a vocabulary: what their tokens mean was not compared"
-    elif _texts_may_differ(target, draft) and compare is None:
-        yield "their vocabularies are not the same: which tokens differ was not looked at"
     if kind_of(one) == "BPE" and one.pre != other.pre:
         yield (
             f"the target splits text as {one.pre or 'default'} and the draft was trained on {other.pre or 'default'}: "
@@ -277,12 +246,9 @@ def _warnings(target: ModelHeader, draft: ModelHeader, compare: Compare | None) 
     add_eos = [header.metadata.get("tokenizer.ggml.add_eos_token") is True for header in (target, draft)]
     if add_eos[0] != add_eos[1]:
         yield "only one of them puts an EOS token behind a prompt: llama.cpp's own programs refuse the pair"
-    family, other_family = template_family(target), template_family(draft)
-    if family != other_family:
-        yield (
-            f"the target's chat template is {family}, the draft's {other_family}: "
-            "expect fewer accepted tokens in a chat"
-        )
+    templates = [bool(header.metadata.get("tokenizer.chat_template")) for header in (target, draft)]
+    if templates[0] != templates[1]:
+        yield "only one of them has a chat template: expect fewer accepted tokens in a chat"
     for header, role in ((target, "target"), (draft, "draft")):
         if way := _way_back(header, role):
             own = header.architecture

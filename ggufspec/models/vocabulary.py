@@ -14,7 +14,6 @@ from ggufspec import worker
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
-from ggufspec.models.catalogue import drafts_for
 from ggufspec.models.compat import Compatibility, Differences, differences, judge
 from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
@@ -52,14 +51,13 @@ def check_pair(target: Known, draft: Known) -> tuple[str, ...]:
     """The warnings of a pair that can run.
 
     Raises:
-        ModelError: ``draft`` is incompatible; the hint names a program that runs the pair, or compatible drafts.
+        ModelError: ``draft`` is incompatible; the hint may name a program that runs the pair.
         WorkerError: llama.cpp died over one of the headers.
     """
     verdict = judge_known(target, draft)
     if verdict.answer != "no":
         return verdict.reasons
-    others = " or ".join(f"-hfd {name}" for name in drafts_for(target.header))
-    hint = verdict.runner or others or "choose a draft of the target's own family"
+    hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
     raise ModelError(
         f"{draft.header.name} cannot draft for {target.header.name}: {'; '.join(verdict.reasons)}",
         f"{hint}, or --no-draft",
