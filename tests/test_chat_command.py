@@ -220,7 +220,7 @@ def test_the_second_turn_reads_only_what_is_new(chat: Callable[..., Session], te
 def test_a_paste_of_100_kb(chat: Callable[..., Session]) -> None:
     session = chat("demo", *SHORT)
     session.paste("".join(f"line {number} of a large text\r\n" for number in range(4000)))
-    session.until("[paste 1:")
+    session.until("line 3999 of a large text")
     session.type("\r")
     session.until("the context holds 512")
     after(session, "def main(", answered(1))

@@ -124,8 +124,6 @@ READERS = {
     "foreign.py",
     "worker.py",  # a child's messages
     "verify/selfcheck.py",  # its own package
-    "cli/inputs.py",  # documents of this process
-    "cli/report.py",  # the same
     "hardware/host.py",  # the system's
     "hardware/prebuilt.py",  # the same
     "models/expanded.py",  # a model

@@ -13,7 +13,9 @@ from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
 from ggufspec.cli.parameters import Swept, takes
-from ggufspec.errors import StopError, UsageError
+from ggufspec.cli.results import check_exports, finish, interruptible, show_models
+from ggufspec.display import counted
+from ggufspec.errors import UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def bench(
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.display import counted
+    from ggufspec.reports import bench as report
 
     sweeping.check(swept, sweep=sweep)
     if swept is None and (given.fresh or given.results is not None):
@@ -78,7 +80,7 @@ def bench(
     if swept and engine == "hook":
         raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
     own_prompt = inputs.read_prompt(given.prompt, given.file)
-    inputs.check_exports(given)
+    check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
     no_draft = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
     if given.drafter == "none" and swept is None:
@@ -114,36 +116,24 @@ def bench(
         hooked.check(resolved.alone, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
     run = Bench(Experiment(pair, spec, repetitions, ui.flags().verbose, resolved.alone, resolved.plan, engine))
-    interrupted = False
     if not ui.flags().json:
         modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
         minutes = f"; about {pair.bench.minutes:g} minutes on two cores" if is_usual and pair.bench.minutes else ""
         ui.note(f"measuring {pair.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
-    try:
-        with ui.progress() as progress:
-            run.run(progress)
-    except KeyboardInterrupt:
-        if not any(run.results.values()):
-            raise StopError("interrupted before anything was measured") from None
-        interrupted = True
+    with interruptible(lambda: any(run.results.values())) as state, ui.progress() as progress:
+        run.run(progress)
     record_results(spec, run.results["speculative"])
     record_overhead(resolved, run.results["speculative"])
-    return _report(run.document(interrupted=interrupted), given)
-
-
-def _report(document: BenchDocument, given: Settings) -> int:
-    """Print first, then write the files: a full disk costs a file and not the result."""
-    from ggufspec.reports import bench as report
-
-    ui.result(document, lambda: _show(document))
-    if not ui.flags().json:
-        for note in (*document.notes, *(document.hook.notes if document.hook else ())):
-            ui.note(note)
-    failed = inputs.write_exports(given, document, markdown=report.markdown, csv=report.comma_separated)
-    if document.interrupted:
-        ui.failure("interrupted; what is shown was measured before", "")
-        return 130
-    return failed.exit_code if failed else 0
+    document = run.document(interrupted=state.interrupted)
+    return finish(
+        document,
+        lambda: _show(document),
+        given,
+        markdown=report.markdown,
+        csv=report.comma_separated,
+        notes=(*document.notes, *(document.hook.notes if document.hook else ())),
+        hint="",
+    )
 
 
 def _show(document: BenchDocument) -> None:
@@ -155,12 +145,13 @@ def _show(document: BenchDocument) -> None:
     out = ui.out()
     if note := document.pair.get("note"):
         out.print(Text(note))
+    shown = {}
     for role in ("target", "draft"):
-        placed = document.plan.get(role)
-        if placed:
+        if placed := document.plan.get(role):
             name, size = Path(str(document.pair[role])).name, f"{placed['size_bytes'] / 1e6:,.0f} MB"
             about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
-            out.print(Text.assemble((f"{role:<6} ", "bold"), f"{name}  ", (f"({about})", "dim")))
+            shown[role] = Text.assemble(f"{name}  ", (f"({about})", "dim"))
+    show_models(shown)
     out.print(values.conditions(document.settings), style="dim")
     out.print(table.terminal(report.results(document)))
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))

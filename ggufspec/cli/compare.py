@@ -11,7 +11,7 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import profile_names, takes
-from ggufspec.cli.results import finish, interruptible
+from ggufspec.cli.results import check_exports, finish, folder, interruptible
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.reports.compare import Sort
 from ggufspec.settings import Settings
@@ -65,16 +65,15 @@ def compare(
     from ggufspec.bench.history import record_results
     from ggufspec.bench.matrix import Matrix
     from ggufspec.bench.run_log import RunLog
-    from ggufspec.cache import results_folder, writable
     from ggufspec.files import check_writable
     from ggufspec.reports import compare as report
 
     own_prompt = inputs.read_prompt(given.prompt, given.file)
-    inputs.check_exports(given)
+    check_exports(given)
     _check(given)
     given = inputs.with_seed(given)
     matrix = Matrix(_pairings(pairs, given), given, own_prompt, verbose=ui.flags().verbose)
-    stem = (given.results or writable(results_folder())) / f"compare-{matrix.key}"
+    stem = folder(given) / f"compare-{matrix.key}"
     path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         check_writable(kept)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ggufspec import api, foreign
 from ggufspec.cli import ui
-from ggufspec.display import visible
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.hub import HubFile
     from ggufspec.models.profile import Pair, PairSpec
-    from ggufspec.schema.base import Document
-
-_Document = TypeVar("_Document", bound="Document")
 
 MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
@@ -146,60 +142,3 @@ def _utf8(data: bytes, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{name} is not UTF-8 text: {error}", "convert it to UTF-8") from None
-
-
-# ---- exports ---------------------------------------------------------------------------------------------------------
-
-
-def check_exports(given: Settings) -> None:
-    """Find out before the run that a file of ``--export-json`` and its like could not be written.
-
-    Raises:
-        GgufspecError: a file cannot be written.
-    """
-    from ggufspec.files import check_writable
-
-    for path in given.given(("export_json", "export_markdown", "export_csv", "html")).values():
-        check_writable(path)
-
-
-def write_exports(
-    given: Settings, document: _Document, *, markdown: Callable[[_Document], str], csv: Callable[[_Document], str]
-) -> GgufspecError | None:
-    """Write the exports that are asked for. One that fails, on a full disk say, is reported and costs no other.
-
-    Args:
-        given: has the files.
-        document: the result.
-        markdown: makes its table.
-        csv: makes its lines.
-
-    Returns:
-        the first failure, if there was one.
-    """
-    import json
-
-    from ggufspec.files import write_whole
-    from ggufspec.schema.base import to_json
-
-    def page(one: _Document) -> str:
-        from ggufspec.reports.html.page import render
-
-        return render([json.loads(to_json(one))])
-
-    writers: tuple[tuple[Path | None, Callable[[_Document], str]], ...] = (
-        (given.export_json, lambda one: to_json(one) + "\n"),
-        (given.export_markdown, markdown),
-        (given.export_csv, lambda one: visible(csv(one))),
-        (given.html, page),
-    )
-    first: GgufspecError | None = None
-    for path, render in writers:
-        if path is None:
-            continue
-        try:
-            write_whole(path, render(document))
-        except GgufspecError as error:
-            first = first or error
-            ui.failure(error.message, error.hint)
-    return first

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
+from ggufspec.cli.results import show_models
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ggufspec.schema.plan import PlanDocument
 
 
@@ -93,15 +92,6 @@ def measure_if_due(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
         measure_machine(threads, cores, rpc)
 
 
-def show_shapes(out: Console, pair: dict[str, Any]) -> None:
-    """A line for each model of a document's pair."""
-    from rich.text import Text
-
-    for role in ("target", "draft"):
-        if shape := pair.get(f"{role}_shape"):
-            out.print(Text.assemble((f"{role:<6} ", "bold"), str(shape)))
-
-
 def _show(document: PlanDocument) -> None:
     from rich.text import Text
 
@@ -110,7 +100,7 @@ def _show(document: PlanDocument) -> None:
     from ggufspec.reports import table
 
     out = ui.out()
-    show_shapes(out, document.pair)
+    show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
     out.print(table.terminal(report.options(document)))

@@ -15,7 +15,7 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
-from ggufspec.cli.plan import show_shapes
+from ggufspec.cli.results import show_models
 from ggufspec.display import of_file
 from ggufspec.settings import Settings
 
@@ -74,12 +74,7 @@ def rehearse(
         },
         notes=(*plan.notes, *(f"{run.name} was left out: {run.left_out}" for run in runs if run.left_out)),
     )
-    if ui.flags().json:
-        from ggufspec.schema.base import to_json
-
-        ui.data(to_json(shown))
-    else:
-        _show(shown)
+    ui.result(shown, lambda: _show(shown))
     return 0
 
 
@@ -178,7 +173,7 @@ def _show(document: RehearseDocument) -> None:
     from ggufspec.reports import table
 
     out = ui.out()
-    show_shapes(out, document.pair)
+    show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
     out.print(table.terminal(report.runs(document)))
     if document.expected:
         out.print(table.terminal(report.batches(document)))

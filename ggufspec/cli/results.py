@@ -1,4 +1,6 @@
-"""The end of a long measurement: its document is shown, then written, and gives the exit code."""
+"""Before and after a long measurement: its files can be written; its document is shown, written, and gives the exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,40 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggufspec.cli import inputs, ui
-from ggufspec.display import counted
+from ggufspec.cli import ui
+from ggufspec.display import counted, visible
 from ggufspec.errors import GgufspecError, StopError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
+    from ggufspec.schema.bench import BenchDocument
     from ggufspec.schema.compare import CompareDocument
     from ggufspec.schema.sweep import SweepDocument
     from ggufspec.schema.tune import TuneDocument
     from ggufspec.schema.verify import VerifyDocument
 
-_Document = TypeVar("_Document", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
+_Document = TypeVar("_Document", "BenchDocument", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
+
+
+def check_exports(given: Settings) -> None:
+    """Find out before the run that a file of ``--export-json`` and its like could not be written.
+
+    Raises:
+        GgufspecError: a file cannot be written.
+    """
+    from ggufspec.files import check_writable
+
+    for path in given.given(("export_json", "export_markdown", "export_csv", "html")).values():
+        check_writable(path)
+
+
+def folder(given: Settings) -> Path:
+    """Where measurements are kept."""
+    from ggufspec.cache import results_folder, writable
+
+    return given.results or writable(results_folder())
 
 
 @dataclass
@@ -82,19 +104,48 @@ def finish(
     ui.result(document, show)
     for note in () if ui.flags().json else notes:
         ui.note(note)
-    if kept is not None:
+    failures = [failed] if failed else []
+
+    def write(path: Path | None, text: Callable[[], str]) -> bool:
+        if path is None:
+            return False
         try:
-            write_whole(kept, to_json(document) + "\n")
+            write_whole(path, text())
         except GgufspecError as error:
-            failed = failed or error
-        else:
-            if not is_temporary(kept):
-                before = f"; {counted(resumed, 'trial')} from before, --fresh measures everything again"
-                ui.note(f"kept in {kept}{before if resumed else ''}")
-    if failed is not None:
-        ui.failure(failed.message, failed.hint)
-    failed = inputs.write_exports(given, document, markdown=markdown, csv=csv) or failed
+            failures.append(error)
+            return False
+        return True
+
+    if kept and write(kept, lambda: to_json(document) + "\n") and not is_temporary(kept):
+        before = f"; {counted(resumed, 'trial')} from before, --fresh measures everything again"
+        ui.note(f"kept in {kept}{before if resumed else ''}")
+    write(given.export_json, lambda: to_json(document) + "\n")
+    write(given.export_markdown, lambda: markdown(document))
+    write(given.export_csv, lambda: visible(csv(document)))
+    write(given.html, lambda: _page(document))
+    for failure in failures:
+        ui.failure(failure.message, failure.hint)
     if document.interrupted:
         ui.failure("interrupted; what is shown was measured before", hint)
         return 130
-    return failed.exit_code if failed else 0
+    return failures[0].exit_code if failures else 0
+
+
+def _page(document: Any) -> str:
+    from ggufspec.reports.html.page import page
+
+    return page([document])
+
+
+def show_models(shown: dict[str, Any]) -> None:
+    """A line for each model: by ``target`` and ``draft``, what is to be seen of it; None of one that is not there."""
+    from rich.text import Text
+
+    for role in ("target", "draft"):
+        if shown.get(role):
+            ui.out().print(Text.assemble((f"{role:<6} ", "bold"), shown[role]))
+
+
+def show_files(pair: dict[str, Any]) -> None:
+    """The names of a document's models."""
+    show_models({role: Path(str(file)).name for role, file in pair.items() if file})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Swept
-from ggufspec.cli.results import finish, interruptible
+from ggufspec.cli.results import finish, folder, interruptible, show_files
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import OPTIONS, Settings, names
 
@@ -112,12 +111,10 @@ def measure(experiment: Experiment, given: Settings) -> int:
     """
     from ggufspec.bench.run_log import RunLog
     from ggufspec.bench.sweep import LOG, Sweep
-    from ggufspec.cache import results_folder, writable
     from ggufspec.files import file_name
     from ggufspec.reports import sweep as report
 
-    folder = given.results or writable(results_folder())
-    path = folder / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
+    path = folder(given) / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)
         with interruptible(lambda: any(sweep.trials.results.values())) as state, ui.progress() as progress:
@@ -143,9 +140,7 @@ def _show(document: SweepDocument) -> None:
     from ggufspec.reports import table, values
 
     out = ui.out()
-    for role in ("target", "draft"):
-        if document.pair.get(role):
-            out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
+    show_files(document.pair)
     if "threads" in document.settings:  # absent where no value had a placement
         out.print(Text(values.conditions(document.settings, document.option), style="dim"))
     out.print(table.terminal(report.results(document, out.width), out.width))

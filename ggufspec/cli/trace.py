@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ggufspec.cli import inputs, ui
+from ggufspec.cli import ui
 from ggufspec.cli.parameters import takes
+from ggufspec.cli.results import check_exports
 from ggufspec.cli.run import prepare, show_statistics
 from ggufspec.errors import StopError
 from ggufspec.settings import Settings
@@ -74,7 +75,7 @@ def trace(
     from ggufspec.schema.trace import Written
     from ggufspec.worker import Interrupted
 
-    inputs.check_exports(given)
+    check_exports(given)
     pair, spec = prepare(given)
     seen: list[TracedRound] = []
     tokens: list[Written] = []

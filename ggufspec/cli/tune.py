@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.plan import measure_if_due
-from ggufspec.cli.results import finish, interruptible
+from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings
@@ -72,7 +71,6 @@ def tune(
     are not searched.
     """
     from ggufspec.bench.run_log import RunLog
-    from ggufspec.cache import results_folder, writable
     from ggufspec.hardware.host import physical_cores
     from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
@@ -85,7 +83,7 @@ def tune(
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
     own_prompt = inputs.read_prompt(given.prompt, given.file)
-    inputs.check_exports(given)
+    check_exports(given)
     pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
     tuned = None if given.model or given.hf_repo else given.pair or "demo"
     own_draft = pair.draft is not None and bool(given.model_draft or given.hf_repo_draft)
@@ -106,8 +104,7 @@ def tune(
         budget_s=None if budget is None else _in_seconds(budget),
         verbose=ui.flags().verbose,
     )
-    folder = given.results or writable(results_folder())
-    path = log_path(folder, experiment)
+    path = log_path(folder(given), experiment)
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         run = Tuning(experiment, log)
         if run.resumed:
@@ -188,9 +185,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
     from ggufspec.reports import tune as report
 
     out = ui.out()
-    for role in ("target", "draft"):
-        if document.pair.get(role):
-            out.print(Text.assemble((f"{role:<6} ", "bold"), Path(str(document.pair[role])).name))
+    show_files(document.pair)
     out.print(
         f"{counted(document.settings['prompts'], 'prompt')} × "
         f"{document.settings['max_tokens']} tokens, "

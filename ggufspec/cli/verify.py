@@ -10,7 +10,7 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
-from ggufspec.cli.results import finish
+from ggufspec.cli.results import check_exports, finish
 from ggufspec.display import counted, of_file
 from ggufspec.errors import StopError, UsageError
 from ggufspec.settings import DRAFTERS, OPTIONS, Settings
@@ -82,7 +82,7 @@ def verify(
     rules = _rules(accept)
     if given.value("temp") <= 0:
         raise UsageError(f"--temp {given.temp} is greedy; greedy answers are checked anyway", "--temp 0.8 is usual")
-    inputs.check_exports(given)
+    check_exports(given)
     pair = inputs.pair(given)
     checked = _drafters(drafter, pair)
     longest = max(policy.draft_max for policy in EVERY_POLICY)
