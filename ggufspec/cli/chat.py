@@ -13,7 +13,7 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
-from ggufspec.cli.run import prepare_pair
+from ggufspec.cli.run import GROUPS, end, prepare_pair
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings
 
@@ -39,11 +39,7 @@ def chat(
     tint: Annotated[bool, typer.Option("--tint/--no-tint", help="Colour answers by who wrote each token.")] = False,
     given: Annotated[
         Settings,
-        takes(
-            *("profile", "files", "hub", "predict", "target-only", "placement", "devices", "drafting", "context"),
-            "sampling",
-            predict={"default": 512},
-        ),
+        takes(*GROUPS, predict={"default": 512}),
     ],
 ) -> int:
     """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
@@ -166,10 +162,7 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str]) -> int:
     if failure is not None:
         ui.failure(failure.message, failure.hint)
         return failure.exit_code
-    if interrupted:
-        ui.failure("interrupted", "")
-        return 130
-    return 0
+    return end(interrupted)
 
 
 def _lines() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,58 +22,91 @@ if TYPE_CHECKING:
     from ggufspec.schema.trace import TraceDocument
 
 
+GROUPS = (  # of options of commands that answer
+    "profile",
+    "files",
+    "hub",
+    "predict",
+    "target-only",
+    "placement",
+    "devices",
+    "drafting",
+    "context",
+    "sampling",
+)
+
+
 def run(
     *,
-    given: Annotated[
-        Settings,
-        takes(
-            *(
-                "profile",
-                "files",
-                "hub",
-                "prompt",
-                "answer",
-                "predict",
-                "target-only",
-                "placement",
-                "devices",
-                "drafting",
-            ),
-            *("context", "sampling"),
-            predict={"default": 128},
-        ),
-    ],
+    given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict={"default": 128})],
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
+    from ggufspec.schema.run import RunDocument
+
+    pair, spec = prepare(given)
+    streams = not ui.flags().json
+    spec = replace(spec, stream=streams)
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "token":
+            _print(event["text"])
+
+    result, interrupted = answered(pair, spec, show if streams else None)
+    if streams:
+        ui.data("")
+    document = RunDocument(**described(pair, spec, result, interrupted), tokens=result.answers[0].tokens)
+    ui.result(document, lambda: show_statistics(document))
+    return end(interrupted)
+
+
+def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | None) -> tuple[Result, bool]:
+    """The one answer of a trial, and whether Ctrl-C ended it; ``show`` gets its events.
+
+    Raises:
+        StopError: there is no answer.
+    """
     from ggufspec.bench import trial
     from ggufspec.worker import Interrupted
 
-    pair, spec = prepare(given)
-    spec = replace(spec, stream=not ui.flags().json)
-    interrupted = False
+    def on_event(event: dict[str, Any]) -> None:
+        if show is not None:
+            if event["event"] in ("round", "token"):
+                begin()
+            show(event)
+
     try:
         with ui.loading(pair.name) as begin:
-
-            def show(event: dict[str, Any]) -> None:
-                if event["event"] == "token":
-                    begin()
-                    _print(event["text"])
-
-            result: Result | None = trial.measure(
-                spec, on_event=None if ui.flags().json else show, verbose=ui.flags().verbose
-            )
+            result: Result | None = trial.measure(spec, on_event=on_event, verbose=ui.flags().verbose)
+            interrupted = False
     except Interrupted as stopped:
         result, interrupted = stopped.partial, True
-    if not ui.flags().json:
-        ui.data("")
     if result is None or not result.answers:
         raise StopError("interrupted before there was an answer")
-    document = _document(pair.describe(), spec, result, interrupted)
-    ui.result(document, lambda: show_statistics(document))
+    return result, interrupted
+
+
+def described(pair: Pair, spec: Spec, result: Result, interrupted: bool) -> dict[str, Any]:
+    """What the documents of an answer have in common."""
+    from ggufspec.bench.summary import notes_of, settings_of, summarise
+    from ggufspec.settings import is_lossy
+
+    answer = result.answers[0]
+    return {
+        "pair": pair.describe(),
+        "settings": settings_of(spec),
+        "text": answer.text,
+        "stop_reason": answer.statistics.stop_reason,
+        "statistics": summarise([result], lossy=is_lossy(spec.options.accept)),
+        "notes": notes_of([result]),
+        "interrupted": interrupted,
+    }
+
+
+def end(interrupted: bool) -> int:
+    """The exit code of an answer."""
     if interrupted:
         ui.failure("interrupted", "")
-        return 130
-    return 0
+    return 130 if interrupted else 0
 
 
 def prepare(given: Settings) -> tuple[Pair, Spec]:
@@ -122,24 +156,6 @@ def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
 def _print(text: str) -> None:
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def _document(pair: dict[str, Any], spec: Any, result: Result, interrupted: bool) -> RunDocument:
-    from ggufspec.bench.summary import notes_of, settings_of, summarise
-    from ggufspec.schema.run import RunDocument
-    from ggufspec.settings import is_lossy
-
-    answer = result.answers[0]
-    return RunDocument(
-        pair=pair,
-        settings=settings_of(spec),
-        text=answer.text,
-        tokens=answer.tokens,
-        stop_reason=answer.statistics.stop_reason,
-        statistics=summarise([result], lossy=is_lossy(spec.options.accept)),
-        notes=notes_of([result]),
-        interrupted=interrupted,
-    )
 
 
 def show_statistics(document: RunDocument | TraceDocument) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,12 +11,10 @@ import typer
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.results import check_exports
-from ggufspec.cli.run import prepare, show_statistics
-from ggufspec.errors import StopError
+from ggufspec.cli.run import GROUPS, answered, described, end, prepare, show_statistics
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from ggufspec.bench.trial import Result
     from ggufspec.schema.rounds import TracedRound
     from ggufspec.schema.trace import TraceDocument, Written
 
@@ -45,19 +42,9 @@ def trace(
     given: Annotated[
         Settings,
         takes(
-            *(
-                "profile",
-                "files",
-                "hub",
-                "prompt",
-                "answer",
-                "predict",
-                "target-only",
-                "placement",
-                "devices",
-                "drafting",
-            ),
-            *("context", "sampling"),
+            *GROUPS,
+            "prompt",
+            "answer",
             "html",
             predict={"default": 32},
             html={"help": "Write a page: the text by who wrote it, and all rounds, for any browser."},
@@ -69,54 +56,43 @@ def trace(
     With --json a line for every round, then one for the answer; or the failure.
     """
     from ggufspec import plain
-    from ggufspec.bench import trial
+    from ggufspec.files import write_whole
+    from ggufspec.reports.trace_page import render
     from ggufspec.schema.base import to_line
     from ggufspec.schema.rounds import TracedRound
-    from ggufspec.schema.trace import Written
-    from ggufspec.worker import Interrupted
+    from ggufspec.schema.trace import TraceDocument, Written
 
     check_exports(given)
     pair, spec = prepare(given)
     seen: list[TracedRound] = []
     tokens: list[Written] = []
 
-    def on_event(event: dict[str, Any]) -> None:
+    def show(event: dict[str, Any]) -> None:
         if event["event"] == "token":
             tokens.append(Written(event["token"], event["text"], event["source"], len(seen)))
         if event["event"] != "round":
             return
-        begin()
         round_ = plain.load(TracedRound, event["round"])
         seen.append(round_)
-        if _wanted(round_.number, rounds):
-            if ui.flags().json:
-                ui.data(to_line(round_))
-            else:
-                _print(round_, likeliest, first=not any(_wanted(one.number, rounds) for one in seen[:-1]))
+        if not _wanted(round_.number, rounds):
+            return
+        if ui.flags().json:
+            ui.data(to_line(round_))
+        else:
+            _print(round_, likeliest, first=not any(_wanted(one.number, rounds) for one in seen[:-1]))
 
-    interrupted = False
-    try:
-        with ui.loading(pair.name) as begin:
-            result: Result | None = trial.measure(
-                replace(spec, trace=True), on_event=on_event, verbose=ui.flags().verbose
-            )
-    except Interrupted as stopped:
-        result, interrupted = stopped.partial, True
-    if result is None or not result.answers:
-        raise StopError("interrupted before the answer was there")
-    document = _document(pair.describe(), spec, result, tokens, len(seen), interrupted)
+    result, interrupted = answered(pair, replace(spec, trace=True), show)
+    common = described(pair, spec, result, interrupted)
+    document = TraceDocument(**common, prompt=spec.prompts[0], tokens=tuple(tokens), rounds=len(seen))
     if ui.flags().json:
         ui.data(to_line(document))
     else:
         _print_answer(document)
     if given.html is not None:
-        _write(given.html, document, seen)
+        write_whole(given.html, render(document, seen))
     if not ui.flags().json:
         show_statistics(document)
-    if interrupted:
-        ui.failure("interrupted", "")
-        return 130
-    return 0
+    return end(interrupted)
 
 
 def _wanted(number: int, rounds: str | None) -> bool:
@@ -150,32 +126,3 @@ def _print_answer(document: TraceDocument) -> None:
     out.print(Text("answer:", style="bold"))
     for line in trace.answer(document.tokens, source_styles(out)):
         out.print(line, soft_wrap=True)
-
-
-def _document(
-    pair: dict[str, Any], spec: Any, result: Result, tokens: list[Written], rounds: int, interrupted: bool
-) -> TraceDocument:
-    from ggufspec.bench.summary import notes_of, settings_of, summarise
-    from ggufspec.schema.trace import TraceDocument
-    from ggufspec.settings import is_lossy
-
-    answer = result.answers[0]
-    return TraceDocument(
-        pair=pair,
-        settings=settings_of(spec),
-        prompt=spec.prompts[0],
-        text=answer.text,
-        tokens=tuple(tokens),
-        rounds=rounds,
-        stop_reason=answer.statistics.stop_reason,
-        statistics=summarise([result], lossy=is_lossy(spec.options.accept)),
-        notes=notes_of([result]),
-        interrupted=interrupted,
-    )
-
-
-def _write(file: Path, document: TraceDocument, rounds: list[TracedRound]) -> None:
-    from ggufspec.files import write_whole
-    from ggufspec.reports.trace_page import render
-
-    write_whole(file, render(document, rounds))
