@@ -107,7 +107,7 @@ def grammar(given: Settings) -> str:
     Raises:
         UsageError: more than one is given, a file cannot be read, it is no grammar, or a schema cannot be made one.
     """
-    from ggufspec.llamacpp.grammar import check_grammar, schema_to_grammar
+    from ggufspec.llamacpp.grammar import check_grammar, check_schema
 
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     found = given.given(names)
@@ -115,10 +115,7 @@ def grammar(given: Settings) -> str:
         raise UsageError("more than one grammar is given", "give one of --grammar, --grammar-file, -j and -jf")
     for name, value in found.items():
         text = _read(value) if isinstance(value, Path) else value
-        if name.startswith("json"):
-            text = schema_to_grammar(text)
-        check_grammar(text)
-        return text
+        return check_schema(text) if name.startswith("json") else check_grammar(text)
     return ""
 
 

@@ -47,9 +47,7 @@ _ALL_RULES = "ggufspec-all-rules"
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data, llama.h
 _REFUSED = -np.inf
 _MOST_SCHEMA = 1 << 17  # characters
-_MOST_NAME = 4096  # characters of a rule's name, or of a pattern
-_BRACES = re.compile(r"\{([^}]*)")
-_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")
+_SCHEMA_HINT = "fewer properties, or a smaller minLength, maxLength, minItems or maxItems"
 
 
 class State:
@@ -136,31 +134,58 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A grammar to check."""
+    """A grammar to check, or a JSON schema to convert to one."""
 
     text: str
+    is_schema: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The grammar can be used."""
+    """A grammar that can be used."""
+
+    text: str
 
 
-def check_grammar(text: str) -> None:
-    """Parse a grammar in a child process, without a model.
+def check_grammar(text: str) -> str:
+    """Parse a grammar in a child process, without a model, and return it.
 
     Raises:
         UsageError: as :class:`Grammar`.
         WorkerError: llama.cpp did not survive the grammar, or took too long.
     """
     _check_limits(text)
-    worker.call(__name__, Spec(text), Result)
+    return worker.call(__name__, Spec(text), Result).text
+
+
+def check_schema(text: str) -> str:
+    """Convert a JSON schema to a grammar in a child process, since it may be converted to gigabytes, and check it.
+
+    Raises:
+        UsageError: as :func:`schema_to_grammar`, or llama.cpp cannot use the grammar.
+        WorkerError: it took too long.
+    """
+    if len(text) > _MOST_SCHEMA:
+        raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "a smaller one, or a grammar")
+    return worker.call(__name__, Spec(text, is_schema=True), Result).text
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
-    """Parse a grammar in this process."""
-    _parse(load(), None, spec.text)
-    return Result()
+    """Convert and parse in this process."""
+    lib = load()
+    if not spec.is_schema:
+        _parse(lib, None, spec.text)
+        return Result(spec.text)
+    try:
+        with worker.within(_MAX_SECONDS, "the schema", _SCHEMA_HINT), worker.limited_memory(_MAX_MEMORY):
+            text = schema_to_grammar(spec.text)
+    except MemoryError:
+        raise UsageError("the schema takes too much memory", _SCHEMA_HINT) from None
+    try:
+        _parse(lib, None, text)
+    except UsageError as error:
+        raise UsageError(f"the schema cannot be used: {error.message}", _SCHEMA_HINT) from None
+    return Result(text)
 
 
 def _parse(lib: Any, vocabulary: Any, text: str) -> State:
@@ -251,68 +276,36 @@ def schema_to_grammar(text: str) -> str:
         UsageError: the text is not JSON, or not a schema that the converter can read.
     """
     hint = """--json-schema '{"type": "object"}'"""
-    if len(text) > _MOST_SCHEMA:
-        raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "a smaller one, or a grammar")
     try:
         schema = foreign.parse_json(text, "the schema")
     except GgufspecError as error:
         raise UsageError(f"the schema is not JSON: {error.message}", hint) from None
     if not isinstance(schema, dict):
         raise UsageError("the schema is not a JSON object", hint)
-    _check_repetitions(schema)
     load()
     from llama_cpp.llama_grammar import SchemaConverter
 
     class Converter(SchemaConverter):  # type: ignore[misc]
-        _size = 0
-
         def _format_literal(self, literal: str) -> str:
             """llama-cpp-python 0.3.36 leaves backslashes as they are."""
             return str(super()._format_literal(literal.replace("\\", "\\\\")))
-
-        def _add_rule(self, name: str, rule: str) -> str:
-            """A rule's name contains those of all enclosing properties, and every repetition repeats it."""
-            if len(name) > _MOST_NAME:
-                raise ValueError(f"the names of its properties have {len(name):,} characters together")
-            self._size += len(name) + len(rule)
-            if self._size > MAX_BYTES:
-                raise ValueError(f"it would have more than {MAX_BYTES:,} characters")
-            return str(super()._add_rule(name, rule))
-
-        def _visit_pattern(self, pattern: str, name: str) -> str:
-            if len(pattern) > _MOST_NAME:
-                raise ValueError(f"a pattern has {len(pattern):,} characters")
-            return str(super()._visit_pattern(pattern, name))
 
     converter = Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
     try:
         converter.visit(converter.resolve_refs(schema, "stdin"), "")
         grammar: str = converter.format_grammar()
-    except (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         what = str(error) or type(error).__name__
         raise UsageError(f"the schema cannot be converted to a grammar: {what}", "write a grammar instead") from None
     return grammar
-
-
-def _check_repetitions(schema: Any) -> None:
-    """Check lengths before the converter writes every repetition out.
-
-    Raises:
-        UsageError: names the keyword.
-    """
-    todo = [schema]
-    while todo:
-        part = todo.pop()
-        items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
-        for key, value in items:
-            todo.append(value)
-            counts: list[float]
-            if key == "pattern" and isinstance(value, str):
-                counts = [int(digits[:9]) for braces in _BRACES.findall(value) for digits in re.findall(r"\d+", braces)]
-            else:
-                counts = [value] if key in _LENGTHS and isinstance(value, (int, float)) else []
-            if any(count > MAX_REPETITION for count in counts):
-                raise UsageError(f"the schema's {key} repeats more than {MAX_REPETITION:,} times", "a smaller one")
 
 
 @contextmanager
