@@ -59,8 +59,16 @@ def check_type(type_name: str) -> str:
     return name
 
 
-def quantize(source: Path, target: Path, type_name: str, threads: int, *, requantize: bool = False) -> None:
-    """Write ``source`` to ``target`` in another file type; nothing is left at ``target`` on failure.
+def quantize(
+    source: Path,
+    target: Path,
+    type_name: str,
+    threads: int,
+    *,
+    requantize: bool = False,
+    stopping: threading.Event | None = None,
+) -> None:
+    """Write ``source`` to ``target`` in another file type; ``target`` appears when it is complete.
 
     Args:
         source: a GGUF file whose matrices are F32, F16 or BF16.
@@ -68,6 +76,7 @@ def quantize(source: Path, target: Path, type_name: str, threads: int, *, requan
         type_name: one of ``FILE_TYPES``.
         threads: CPU threads; 0 for all.
         requantize: whether the source may be quantised already, which loses quality twice.
+        stopping: nothing half-written is left once it is set, however long llama.cpp continues to write.
 
     Raises:
         UsageError: the file type is unknown, or source and target are the same file.
@@ -79,17 +88,21 @@ def quantize(source: Path, target: Path, type_name: str, threads: int, *, requan
     if target.exists() and target.samefile(source):
         raise UsageError(f"{target} would overwrite the model it is made from", "give the new file another name")
     try:
-        target.touch()  # llama.cpp gives no reason if it cannot open a file
+        with replacing(target) as part:
+            if stopping is not None:
+                threading.Thread(target=_remove_after, args=(stopping, part.parent), daemon=True).start()
+            if not _call(source, part, name, threads, requantize=requantize):
+                raise _refused(source, name)
     except OSError as error:
-        raise ModelError(f"{target} cannot be written: {error.strerror}", f"ls -ld {target.parent}") from error
-    done = False
-    try:
-        done = _call(source, target, name, threads, requantize=requantize)
-    finally:
-        if not done:
-            target.unlink(missing_ok=True)
-    if not done:
-        raise _refused(source, name)
+        if stopping is None or not stopping.is_set():
+            raise ModelError(f"{target} cannot be written: {error.strerror}", f"df -h {target.parent}") from None
+
+
+def _remove_after(stopping: threading.Event, folder: Path) -> None:
+    stopping.wait()
+    while True:  # until the process ends: llama.cpp may be about to open its file
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.05)
 
 
 def _call(source: Path, target: Path, name: str, threads: int, *, requantize: bool, dry: bool = False) -> bool:
@@ -144,10 +157,7 @@ def type_keys(name: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Arguments of :func:`quantize`; without ``target`` only the sizes are computed.
-
-    The target appears when it is complete.
-    """
+    """Arguments of :func:`quantize`; without ``target`` only the sizes are computed."""
 
     source: Path
     types: tuple[str, ...]
@@ -170,10 +180,7 @@ _SIZE = re.compile(r"quant size += +([\d.]+) MiB")
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Quantise in this process; ``tensor`` events report progress.
-
-    After a stop nothing half-written is left, however long llama.cpp continues to write.
-    """
+    """Quantise in this process; ``tensor`` events report progress."""
     sizes: dict[str, int] = {}
     for type_name in spec.types:
         name = check_type(type_name)
@@ -186,27 +193,10 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
 
         with _listening(read):
             if spec.target is not None:
-                _write(spec, spec.target, name, stopping)
+                quantize(spec.source, spec.target, name, spec.threads, requantize=spec.requantize, stopping=stopping)
             elif not _call(spec.source, spec.source, name, 1, requantize=True, dry=True):
                 raise _refused(spec.source, name)
     return Result(sizes)
-
-
-def _write(spec: Spec, target: Path, name: str, stopping: threading.Event) -> None:
-    try:
-        with replacing(target) as part:
-            threading.Thread(target=_remove_after, args=(stopping, part.parent), daemon=True).start()
-            quantize(spec.source, part, name, spec.threads, requantize=spec.requantize)
-    except OSError as error:
-        if not stopping.is_set():
-            raise ModelError(f"{target} cannot be written: {error.strerror}", f"df -h {target.parent}") from None
-
-
-def _remove_after(stopping: threading.Event, folder: Path) -> None:
-    stopping.wait()
-    while True:  # until the process ends: llama.cpp may be about to open its file
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.05)
 
 
 class _Reader(logging.Handler):
