@@ -18,8 +18,9 @@ from ggufspec.models import architecture
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _SPECIAL = re.compile(r"tokenizer\.ggml\.(\w+)_token_id")
 _MOST_BLOCKS, _MOST_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS: src/llama-hparams.h
-_MOST = 2**31 - 1
-_OVERFLOW = 2**63
+_MOST = 1 << 24  # of any size: products of three, over all blocks, stay within 64 bits
+_LONGEST_WINDOW = 2**31 - 1
+_MOST_BYTES = 2**63
 _AGAIN = "the file is damaged or no language model: download it again"
 
 
@@ -174,7 +175,7 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     used = read.per_block("expert_used_count", blocks, 0)
     if max(used) > experts:
         raise read.absurd("expert_used_count", f"there are {experts} experts")
-    header = ModelHeader(
+    return ModelHeader(
         name=name,
         size_bytes=size_bytes,
         parts=len(parts),
@@ -205,8 +206,6 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
         metadata=dict(metadata),
         tensors=tensors,
     )
-    _check_products(read, header)
-    return header
 
 
 class _Reader:
@@ -272,22 +271,8 @@ def _check_parts(read: _Reader, parts: Sequence[Gguf], tensors: Sequence[Tensor]
         raise ModelError(f"{read.name} is split into {wanted} parts, and {len(parts)} are here", "download all parts")
     if any(min(tensor.shape, default=0) < 1 or tensor.size_bytes < 0 for tensor in tensors):
         raise ModelError(f"{read.name} has a tensor without a shape", _AGAIN)
-    if sum(tensor.size_bytes for tensor in tensors) >= _OVERFLOW:
+    if sum(tensor.size_bytes for tensor in tensors) >= _MOST_BYTES:
         raise ModelError(f"{read.name} has tensors of impossible size", _AGAIN)
-
-
-def _check_products(read: _Reader, header: ModelHeader) -> None:
-    """Check that llama.cpp's products fit in 64 bits, with room for a context of 2³¹ tokens of 4 bytes."""
-    widest = max(
-        header.embedding,
-        *(header.keys(i) + header.values(i) for i in range(header.blocks)),
-        max(header.heads) * max(header.key_size, header.value_size, 1),
-        header.conv_numbers + header.state_numbers,
-        max(header.feed_forward) * max(header.experts_used, 1),
-        header.vocabulary,
-    )
-    if widest * header.blocks >= _OVERFLOW >> 33:
-        raise ModelError(f"{read.name}: the header's sizes multiply beyond 64 bits", _AGAIN)
 
 
 def _recurrent(
@@ -313,7 +298,7 @@ def _windowed(read: _Reader, blocks: int, nextn: int, recurrent: tuple[bool, ...
     window = architecture.WINDOWS.get(read.architecture)
     if window is None or (read.architecture == "exaone4" and blocks - nextn != 64):
         return none
-    size = read.number("attention.sliding_window", window.size)
+    size = read.number("attention.sliding_window", window.size, high=_LONGEST_WINDOW)
     if not size:
         return none
     size = window.size if window.fixed else size
