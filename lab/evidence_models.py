@@ -323,12 +323,14 @@ class Shelf:
             if event.get("of"):
                 self.say(f"making {file.name}: {event['bytes'] / event['of']:.0%}")
 
-        expansion_file.make(
+        expansion_file.expand(
             source,
-            file.model,
+            expansion_file.SHAPES[file.model.shape],
+            file.model.type,
             path,
             self.fill,
             hopeless=file.role == HOPELESS,
+            refine=True,
             on_event=report,
             verbose=self._verbose,
         )

@@ -1,10 +1,9 @@
 """Dummy weights of the same shape: a file that llama.cpp loads and decodes at the cost of a model that is not here.
 
-It has the model's true header, vocabulary included, and its true size. The weights are holes, or blocks of random
-numbers (:mod:`ggufspec.models.sparse` has why either will do). What makes the residual stream alive is written in
-either case: norms, the embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose
-different experts. What a dummy model says means nothing; one that says what a small model says is in
-:mod:`ggufspec.models.expansion_file`.
+It has the model's true header, vocabulary included, and its true size. The weights are holes
+(:mod:`ggufspec.models.sparse` has why they will do). What makes the residual stream alive is written: norms, the
+embeddings of the first tokens, and the routers of a mixture of experts, so that tokens choose different experts. What a
+dummy model says means nothing; one that says what a small model says is in :mod:`ggufspec.models.expansion_file`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from ggufspec.llamacpp.gguf import Gguf, Tensor
 from ggufspec.models import sparse
 from ggufspec.models.files import LocalFile, part_names
 from ggufspec.models.source import Known, read_prefix
-from ggufspec.models.sparse import Fill
 
 TOKENS = 512  # ids below are different tokens to the model; the embeddings of the others may be zeros
 _ONES = b"\x00\x00\x80\x3f" * 4096
@@ -32,7 +30,6 @@ class Spec:
 
     sparse: Path
     folder: Path
-    fill: Fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +40,21 @@ class Result:
     disk_bytes: int
 
 
-def needed_bytes(known: Known, fill: Fill = "holes") -> int:
+def needed_bytes(known: Known) -> int:
     """Disk that a dummy model takes, rounded up."""
-    header = known.header
-    vocabulary = 128 * header.vocabulary  # the header, generously: Llama 3 has 63 bytes a token
-    if fill == "blocks":
-        return header.weight_bytes() + vocabulary
-    return sum(_written(tensor) + 4096 for tensor in header.tensors if _is_alive(tensor)) + vocabulary
+    vocabulary = 128 * known.header.vocabulary  # the header, generously: Llama 3 has 63 bytes a token
+    return sum(_written(tensor) + 4096 for tensor in known.header.tensors if _is_alive(tensor)) + vocabulary
 
 
-def make(
-    known: Known,
-    folder: Path,
-    fill: Fill = "holes",
-    *,
-    on_event: worker.Emit | None = None,
-    verbose: bool = False,
-) -> Result:
-    """Write a dummy model, in a child process: llama.cpp's parser meets the header there.
-
-    Args:
-        known: the model's header.
-        folder: where to write; it is there. The caller removes it.
-        fill: what stands for the weights.
-        on_event: told of progress (:func:`ggufspec.models.sparse.fill`).
-        verbose: let llama.cpp's log through.
+def make(known: Known, folder: Path, *, verbose: bool = False) -> Result:
+    """Write a dummy model into an existing folder, in a child process: llama.cpp's parser meets the header there.
 
     Raises:
         GgufspecError: the disk has no room.
         Interrupted: Ctrl-C.
     """
-    sparse.check_room(folder, needed_bytes(known, fill), known.header.name)
-    spec = Spec(known.sparse.absolute(), folder.absolute(), fill)
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    sparse.check_room(folder, needed_bytes(known), known.header.name)
+    return worker.call(__name__, Spec(known.sparse.absolute(), folder.absolute()), Result, verbose=verbose)
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -90,22 +69,22 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             with part.open("wb") as file:
                 file.write(prefix)
                 file.truncate(source.stat().st_size)
-            disk_bytes += sparse.fill(part, source.name, _pieces(parsed, spec.fill, patterns), emit, stopping)
+            disk_bytes += sparse.fill(part, source.name, _pieces(parsed, patterns), emit, stopping)
     return Result(spec.folder / sources[0].name, disk_bytes)
 
 
-def _pieces(parsed: Gguf, fill: Fill, patterns: dict[str, bytes]) -> Iterator[sparse.Piece]:
-    """All that is written."""
-    for tensor in parsed.tensors:
-        start = parsed.data_offset + tensor.offset
-        if fill == "blocks":
-            yield from sparse.repeated(start, _content(tensor, patterns), tensor.size_bytes)
-        elif _is_alive(tensor):
-            yield from sparse.repeated(start, _content(tensor, patterns), _written(tensor))
+def _pieces(parsed: Gguf, patterns: dict[str, bytes]) -> Iterator[sparse.Piece]:
+    """All that is written: norms are ones, the rest is random."""
+    for tensor in filter(_is_alive, parsed.tensors):
+        if not _is_norm(tensor) and tensor.type not in patterns:
+            patterns[tensor.type] = sparse.pattern(tensor.type)
+        content = _ONES if _is_norm(tensor) else patterns[tensor.type]
+        yield from sparse.repeated(parsed.data_offset + tensor.offset, content, _written(tensor))
 
 
 def _is_alive(tensor: Tensor) -> bool:
-    return _is_norm(tensor) or tensor.name.startswith("token_embd.") or ".ffn_gate_inp." in tensor.name
+    is_input = tensor.name.startswith("token_embd.") or ".ffn_gate_inp." in tensor.name
+    return _is_norm(tensor) or (is_input and len(tensor.shape) > 1)
 
 
 def _is_norm(tensor: Tensor) -> bool:
@@ -119,14 +98,3 @@ def _written(tensor: Tensor) -> int:
     if tensor.name.startswith("token_embd.") and len(tensor.shape) == 2 and tensor.shape[1] > TOKENS:
         return tensor.size_bytes // tensor.shape[1] * TOKENS
     return tensor.size_bytes
-
-
-def _content(tensor: Tensor, patterns: dict[str, bytes]) -> bytes:
-    """What a tensor is filled with: norms with ones; other vectors, on which signs and ranges depend, with zeros."""
-    if _is_norm(tensor):
-        return _ONES
-    if len(tensor.shape) == 1 or ".ssm_" in tensor.name:
-        return bytes(4096)
-    if tensor.type not in patterns:
-        patterns[tensor.type] = sparse.pattern(tensor.type)
-    return patterns[tensor.type]

@@ -14,9 +14,9 @@ from pathlib import Path
 from ggufspec import __version__, worker
 from ggufspec.cache import cache_folder
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.files import replacing
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
-from ggufspec.models.expansion_file import SHAPES, Model, make
+from ggufspec.models import expansion_file
+from ggufspec.models.expansion_file import SHAPES, Model
 
 
 def parse(expand: str) -> Model:
@@ -32,11 +32,7 @@ def parse(expand: str) -> Model:
 
 
 def file_name(stem: str, expand: str) -> str:
-    """The name of an expanded model: demo-target-as-smollm2-360m-F16.gguf.
-
-    Raises:
-        UsageError: as :func:`parse`.
-    """
+    """The name of an expanded model: demo-target-as-smollm2-360m-F16.gguf."""
     model = parse(expand)
     name, _, kind = stem.rpartition("-")
     return f"{name if kind in FILE_TYPES else stem}-as-{model.shape}-{model.type}.gguf"
@@ -59,11 +55,6 @@ def place(small: Path, expand: str) -> Path:
 def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> Path:
     """The expanded model, written if it does not exist; older ones of its name are removed.
 
-    Args:
-        small: the source model.
-        expand: ``SHAPE:TYPE``.
-        on_event: called with progress: :func:`ggufspec.models.sparse.fill`.
-
     Raises:
         UsageError: as :func:`parse`, or the model does not fit into the shape.
         GgufspecError: it cannot be read, the disk has no room, or the cache cannot be written.
@@ -73,10 +64,10 @@ def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> P
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as new:  # another process may write it too
-            make(small, parse(expand), new, on_event=on_event)
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {_folder().parent}") from None
+    model = parse(expand)
+    expansion_file.expand(small, SHAPES[model.shape], model.type, path, refine=True, on_event=on_event)
     for old in _folder().glob(f"*/{path.name}"):
         if old != path:
             with suppress(OSError):

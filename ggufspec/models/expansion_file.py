@@ -107,24 +107,6 @@ class Result:
     peak_rss_bytes: int
 
 
-def needed(small: Path, shape: Shape, type_name: str, fill: Fill = "holes", *, refine: bool = False) -> Needed:
-    """What an expanded model would take, by llama.cpp's dry run in a child process: a second.
-
-    Args:
-        small: the source model, such as one of :func:`ggufspec.models.profile.demo_pair`.
-        shape: one of ``SHAPES``, or another that is nowhere smaller than the source.
-        type_name: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
-        fill: content where nothing was trained.
-        refine: see :func:`expand`.
-
-    Raises:
-        UsageError: the model does not fit into the shape, or there is no such type.
-        ModelError: it cannot be read, or is no plain llama model.
-    """
-    spec = Spec(small.absolute(), shape, check_type(type_name), fill=fill, refine=refine)
-    return worker.call(__name__, spec, Result).needed
-
-
 def expand(
     small: Path,
     shape: Shape,
@@ -141,9 +123,9 @@ def expand(
     """Write an expanded model in a child process; the file appears when it is complete.
 
     Args:
-        small: as in :func:`needed`.
-        shape: as in :func:`needed`.
-        type_name: as in :func:`needed`.
+        small: the source model, such as one of :func:`ggufspec.models.profile.demo_pair`.
+        shape: one of ``SHAPES``, or another that is nowhere smaller than the source.
+        type_name: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
         path: the file to write or replace.
         fill: ``holes`` take no disk space and decode at the same cost as ``blocks`` of random numbers.
         seed: of random numbers.
@@ -153,8 +135,8 @@ def expand(
         verbose: let llama.cpp's log through.
 
     Raises:
-        UsageError: as in :func:`needed`, or ``path`` is the small model.
-        ModelError: as in :func:`needed`.
+        UsageError: the model does not fit into the shape, there is no such type, or ``path`` is the small model.
+        ModelError: it cannot be read, or is no plain llama model.
         GgufspecError: the disk has no room, or cannot be written.
         Interrupted: Ctrl-C.
     """
@@ -162,33 +144,6 @@ def expand(
         raise UsageError(f"{path} would overwrite the model it is made from", "give the new file another name")
     spec = Spec(small.absolute(), shape, check_type(type_name), path.absolute(), fill, seed, hopeless, refine)
     return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
-
-
-def make(
-    small: Path,
-    model: Model,
-    path: Path,
-    fill: Fill = "holes",
-    *,
-    hopeless: bool = False,
-    refine: bool = True,
-    on_event: worker.Emit | None = None,
-    verbose: bool = False,
-) -> Result:
-    """:func:`expand` to one of ``SHAPES``; refined where there is room."""
-    if model.shape not in SHAPES:
-        raise UsageError(f"there is no shape named {model.shape!r}", "one of " + ", ".join(SHAPES))
-    return expand(
-        small,
-        SHAPES[model.shape],
-        model.type,
-        path,
-        fill,
-        hopeless=hopeless,
-        refine=refine,
-        on_event=on_event,
-        verbose=verbose,
-    )
 
 
 # ---- in the child ---------------------------------------------------------------------------------------------------

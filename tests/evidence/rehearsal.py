@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/evidence/rehearsal.py      # about ten minutes with one thread
 
-The target is the demo's, expanded to about a billion parameters, in F16 and Q4_0. Its dummy models are made from its
-header alone: one of holes, as ``ggufspec rehearse`` makes it, and one of random blocks. All three are loaded at once
-and timed in turn, in three processes, so that each is loaded first once. Before that their pages are dropped from the
+The target is the demo's, expanded to about a billion parameters, in F16 and Q4_0. Its dummy model is made from its
+header alone, of holes, as ``ggufspec rehearse`` makes it. Both are loaded at once and timed in turn, in two processes,
+so that each is loaded first once. Before that their pages are dropped from the
 page cache and read anew: where pages lie in memory moves F16 by up to 10 %, whatever they hold. Nothing else must run.
 """
 
@@ -43,12 +43,9 @@ def files_of(real: Path, folder: Path) -> tuple[dict[str, Path], dict[str, Any]]
     """(the real file and its dummy models, what the dummy models took)."""
     (known,) = read_headers([real], folder / "headers")
     files, took = {"real": real}, {"header_bytes_read": known.bytes_read, "size_bytes": known.header.size_bytes}
-    for fill in ("holes", "blocks"):
-        (folder / fill).mkdir()
-        made = dummy.make(known, folder / fill, fill)
-        files[fill] = made.path
-        took[f"{fill}_disk_bytes"] = made.disk_bytes
-    return files, took
+    (folder / "holes").mkdir()
+    made = dummy.make(known, folder / "holes")
+    return files | {"holes": made.path}, took | {"holes_disk_bytes": made.disk_bytes}
 
 
 def timed(files: dict[str, Path], threads: int, rounds: int, depth: int) -> list[dict[str, Any]]:
@@ -104,7 +101,7 @@ def main() -> None:
             files, took = files_of(real, Path(name))
             load_before = os.getloadavg()
             runs = timed(files, arguments.t, arguments.r, arguments.d)
-            against_real, against_blocks = ratios(runs, "holes", "real"), ratios(runs, "holes", "blocks")
+            against_real = ratios(runs, "holes", "real")
             placed = devices(files, arguments.t)
         worst = max(abs(figures["median"] - 1) for width, figures in against_real.items() if width <= 8)
         case = {
@@ -114,7 +111,6 @@ def main() -> None:
             "standin_tokens_per_s_error": 1 / against_real[1]["median"] - 1,
             "worst_batch_error_to_8": worst,
             "holes_to_real_seconds": against_real,
-            "holes_to_blocks_seconds": against_blocks,
             "bytes_by_device": placed,
             "bytes_equal": all(one["equal"] for one in placed)
             and all(run["real"].bytes == run["holes"].bytes for run in runs),
@@ -129,10 +125,10 @@ def main() -> None:
         print(f"{kind}: goals met: {case['goals_met']}; bytes equal: {case['bytes_equal']}")
         for width in WIDTHS:
             ms = 1e3 * median(s for run in runs for s in run["real"].seconds[width])
-            a, b = against_real[width], against_blocks[width]
+            a = against_real[width]
             print(
                 f"  T({width:2}) real {ms:7.1f} ms; holes ÷ real {a['median']:.3f} "
-                f"({a['ci95'][0]:.3f} to {a['ci95'][1]:.3f}); holes ÷ blocks {b['median']:.3f}",
+                f"({a['ci95'][0]:.3f} to {a['ci95'][1]:.3f})",
                 flush=True,
             )
     save("rehearsal", {"goals": GOALS, "settings": vars(arguments), "cases": cases})
