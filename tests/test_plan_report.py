@@ -75,6 +75,7 @@ def test_the_columns_add_up(sizes, width):
     parts = dict(zip((key for key, *_ in report.PARTS), sizes, strict=True))
     cells = report.cells(parts, width)
     assert sum(cells.values()) == width
+    assert all(count >= (parts[key] > 0) for key, count in cells.items() if sum(parts.values()))
     total = sum(sizes)
     if total:
         assert all(abs(cells[key] - size * width / total) < len(sizes) for key, size in parts.items())

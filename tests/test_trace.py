@@ -308,12 +308,6 @@ def test_a_token_is_shown_without_what_a_terminal_obeys(text):
     assert shown[1:-1] == text or not text.isprintable()
 
 
-@given(st.text(min_size=1), st.integers(2, 30))
-def test_fitted_is_as_wide_as_it_says(text, width):
-    assert cell_len(report.fitted(report.quoted(text), width)) == width
-    assert cell_len(report.fitted_at_most(report.quoted(text), width)) <= width
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ggufspec.display import counted, number
 from ggufspec.reports import table
-from ggufspec.reports.trace import milliseconds, quoted
-from ggufspec.reports.values import first_token
+from ggufspec.reports.trace import quoted
+from ggufspec.reports.values import first_token, milliseconds
 from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
 
 if TYPE_CHECKING:

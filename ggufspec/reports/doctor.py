@@ -63,14 +63,14 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     elif "CUDA" in llama.backends:
         yield Finding(
             "error",
-            f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {_names(survey.cards)}: "
+            f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {_names(survey)}: "
             "the driver is older than the CUDA toolkit, or CUDA_VISIBLE_DEVICES hides the card",
             "unset CUDA_VISIBLE_DEVICES; nvidia-smi",
         )
     else:
         yield Finding(
             "error",
-            f"llama.cpp was built without CUDA and leaves {_names(survey.cards)} idle: everything runs on the CPU",
+            f"llama.cpp was built without CUDA and leaves {_names(survey)} idle: everything runs on the CPU",
             mend("cuda"),
         )
 
@@ -85,11 +85,8 @@ def _self_check(
         types = _listed(dict.fromkeys(row.step.type for row in check.rows))
         where = " and on the device" if any(row.step.place == "device" for row in check.rows) else ""
         worst = max((row.error or 0.0 for row in check.rows if row.step.place), default=0.0)
-        yield Finding(
-            "ok",
-            f"self-check: {types} are computed right on the host{where} "
-            f"(largest error {worst:.3f}, allowed {check.limit}; {check.seconds:.0f} s)",
-        )
+        errors = f"largest error {worst:.3f}, allowed {check.limit}; {check.seconds:.0f} s"
+        yield Finding("ok", f"self-check: {types} are computed right on the host{where} ({errors})")
     alike: dict[tuple[str, str], list[CheckRow]] = {}
     for row in check.failures:
         alike.setdefault((row.outcome, row.step.place), []).append(row)
@@ -292,8 +289,8 @@ def _process(name: str, pid: int, used_bytes: int | None) -> str:
     return f"{name.rpartition('/')[2] or 'process'} ({pid}{used})"
 
 
-def _names(cards: Iterable[Gpu]) -> str:
-    return _listed(card.name for card in cards)
+def _names(survey: Survey) -> str:
+    return _listed(card.name for card in survey.cards)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ggufspec.display import number, of_memory
@@ -35,12 +34,11 @@ def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int
 
 
 def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
-    """Columns of a bar by part, which add up to ``width``."""
-    total = sum(sizes.values())
-    if not total:
-        return dict.fromkeys(sizes, 0) | {"free": width}
-    ends = [round(end * width / total) for end in accumulate(sizes.values(), initial=0)]
-    return {word: end - start for word, (start, end) in zip(sizes, pairwise(ends), strict=True)}
+    """Columns of a bar by part: they add up to ``width``, and what is there has one at least."""
+    total = sum(sizes.values()) or 1
+    found = {word: max(1, round(size * width / total)) if size else 0 for word, size in sizes.items()}
+    found[max(sizes, key=lambda word: (sizes[word], word == "free"))] += width - sum(found.values())
+    return found
 
 
 def bars(document: PlanDocument, width: int) -> list[Text]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ggufspec.display import of_file
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import shortened
+from ggufspec.reports.values import base_name, shortened
 from ggufspec.schema.profiles import (
     CheckDocument,
     ProfileCheck,
@@ -23,19 +23,6 @@ FITS = {
 }
 
 
-def rows(document: ProfilesDocument) -> list[tuple[str, ...]]:
-    """Cells of the list: name, target, its size, draft, its size, what fits; the user's own have a star."""
-    return [
-        (
-            row.name + ("*" if row.mine else ""),
-            *_model(row.target),
-            *_model(row.draft),
-            "no profile" if row.error else "?" if row.fits == "unknown" else _here(row),
-        )
-        for row in document.profiles
-    ]
-
-
 def _here(row: ProfileRow) -> str:
     """What fits, with the target's layers where only some of them do."""
     if row.fits != "partly" or row.target is None or row.fits_layers is None:
@@ -44,30 +31,18 @@ def _here(row: ProfileRow) -> str:
     return f"{about}{row.fits_layers}/{row.target.layers} layers"
 
 
-def _model(model: ProfileModel | None) -> tuple[str, str]:
-    if model is None:
-        return "", ""
-    return model.file.rpartition("/")[2].removesuffix(".gguf"), of_file(model.size_bytes)
-
-
 def listing(document: ProfilesDocument, width: int) -> Table:
-    """A row for each profile; where that is wider than ``width`` columns a draft is below its target."""
-    cells = rows(document)
-    columns = table.columns("Profile", table.word("Target"), "Size", table.word("Draft"), "Size", table.word("Here"))
-    widths = [max(map(len, column)) for column in zip([one.label for one in columns], *cells, strict=True)]
-    if sum(widths) + 3 * len(columns) - 1 <= width:
-        return Table("Profiles", columns, tuple(cells))
-    room = max(16, width - widths[0] - max(widths[2], widths[4]) - widths[5] - 11)
-    stacked = tuple(
-        (
-            name,
-            "\n".join(shortened(model, room) for model in (target, draft) if model),
-            f"{target_size}\n{draft_size}",
-            here,
-        )
-        for name, target, target_size, draft, draft_size, here in cells
-    )
-    return Table("Profiles", (columns[0], table.word("Target and draft"), *columns[4:]), stacked)
+    """Two rows for each profile, its draft below its target; the user's own have a star."""
+    room = max(16, width - max((len(row.name) for row in document.profiles), default=0) - 30)
+    rows = []
+    for row in document.profiles:
+        here = "no profile" if row.error else "?" if row.fits == "unknown" else _here(row)
+        models = [model for model in (row.target, row.draft) if model]
+        names = (shortened(base_name(model.file), room) for model in models)
+        sizes = (of_file(model.size_bytes) for model in models)
+        rows.append((row.name + ("*" if row.mine else ""), "\n".join(names), "\n".join(sizes), here))
+    columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word("Here"))
+    return Table("Profiles", columns, tuple(rows))
 
 
 def checks(document: CheckDocument) -> Table:

@@ -12,8 +12,6 @@ from ggufspec.schema.base import Run
 from ggufspec.schema.sweep import SweepDocument, SweepPoint
 from ggufspec.settings import OPTIONS
 
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-
 
 def flag(document: SweepDocument) -> str:
     """The option as it is typed."""
@@ -78,17 +76,16 @@ def summary(document: SweepDocument) -> str:
 
 
 def results(document: SweepDocument, width: int = 80) -> Table:
-    """A row for each value; on a terminal of ``width`` columns with a bar, and a tick in it where target-only is."""
+    """A row for each value; on a terminal of ``width`` columns with a bar."""
     leader = best(document)
-    longest = max((run.tokens_per_s.median for point in document.points for run in _runs(point)), default=1.0)
-    bar = min(40, max(8, width - 58))
+    column = min(40, max(8, width - 58)) / (_speed(leader) if leader else 1.0)
     columns = (
         table.word(flag(document)),
         Column("Target-only", speed),
         Column("Speculative", speed),
         Column(
             "tokens/s",
-            lambda point: _bar(point, longest, bar),
+            lambda point: "█" * round(_speed(point) * column),
             align="left",
             style=lambda _: "cyan",
             only="terminal",
@@ -114,21 +111,6 @@ def results(document: SweepDocument, width: int = 80) -> Table:
         {n: f"failed: {point.failure.error}" for n, point in enumerate(document.points) if point.failure},
         frozenset(number for number, point in enumerate(document.points) if point is leader),
     )
-
-
-def _runs(point: SweepPoint) -> list[Run]:
-    return [run for run in (point.target_only, point.speculative) if run is not None]
-
-
-def _bar(point: SweepPoint, longest: float, width: int) -> str:
-    """The speculative run in eighths of a column, target-only as a tick."""
-    length = point.speculative.tokens_per_s.median / longest * width if point.speculative else 0.0
-    whole, rest = int(length), _EIGHTHS[int(length % 1 * 8)]
-    bar = "█" * whole + rest * (whole < width) + " " * (width - whole - 1)
-    if point.target_only:
-        at = min(round(point.target_only.tokens_per_s.median / longest * width), width - 1)
-        bar = f"{bar[:at]}│{bar[at + 1 :]}"
-    return bar
 
 
 def failures(document: SweepDocument) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ggufspec.display import counted, visible
+from ggufspec.reports.values import milliseconds, shortened
 from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Own, TracedRound
 from ggufspec.schema.trace import Written
 
@@ -30,18 +32,10 @@ _FEWEST_DIGITS = 3
 class Row:
     """A token of a round as cells.
 
-    Args:
-        number: of a drafted token; ``+`` for the target's own.
-        who: its drafter, or ``target``.
-        token: its text in quotes, escaped.
-        q: probability with which it was drawn; when greedy the draft's before sampling.
-        p: the target's probability of it; when greedy before sampling.
-        ratio: p / q.
-        rule: what was compared; never rounded so that it contradicts the result.
-        result: what became of it.
-        kind: ``accepted``, ``rejected``, ``unread`` or ``added``.
-        draft: the draft's likeliest tokens at its position.
-        target: the target's, where the target chose another one or its own.
+    ``number`` is a drafted token's, ``+`` for the target's own, ``who`` its drafter or ``target``. ``q`` and ``p`` are
+    the draft's and the target's probability of it, when greedy before sampling. ``rule`` is what was compared, never
+    rounded so that it contradicts the ``result``. ``draft`` and ``target`` are their likeliest tokens, the target's
+    where it chose another one or its own.
     """
 
     number: str
@@ -209,11 +203,6 @@ def percent(value: float) -> str:
     return f"{value:.0%}" if value >= 0.0995 else f"{value:.1%}" if value >= 0.0005 else "<0.1%"
 
 
-def milliseconds(seconds: float) -> str:
-    """A time of a round."""
-    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
-
-
 def quoted(text: str) -> str:
     """A token's text in quotes; what cannot be seen is escaped as in Python."""
     quote = "'" if '"' in text and "'" not in text else '"'
@@ -221,21 +210,15 @@ def quoted(text: str) -> str:
 
 
 def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
-    """The lines of a round.
-
-    Args:
-        round_: what is told.
-        width: columns of the terminal.
-        likeliest: how many of the likeliest tokens of a row are listed.
-    """
+    """The lines of a round on a terminal of ``width`` columns, with the ``likeliest`` tokens of each row."""
     from rich.text import Text
 
     wide = max(8, min(24, width - _RULE - _RESULT - 3 * _NUMBERS - 16))
     yield Text(heading(round_), style="bold")
     if round_.drafted:
-        yield Text(_line("", "", "token", "q", "p", "p/q", "rule", "", wide).rstrip(), style="dim")
+        yield Text(_line(("", "", "token", "q", "p", "p/q", "rule"), wide).rstrip(), style="dim")
     for row in rows(round_):
-        line = Text(_line(row.number, row.who, row.token, row.q, row.p, row.ratio, row.rule, "", wide))
+        line = Text(_line((row.number, row.who, row.token, row.q, row.p, row.ratio, row.rule), wide))
         line.append(row.result, _STYLES[row.kind])
         if row.kind == "unread":
             line.stylize("dim")
@@ -247,39 +230,26 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
                 yield Text(text, style="dim")
 
 
-def _line(number: str, who: str, token: str, q: str, p: str, ratio: str, rule: str, result: str, wide: int) -> str:
-    numbers = " ".join(f"{one:>{_NUMBERS}}" for one in (q, p, ratio))
-    return f"{number:>2} {who:<6} {fitted(token, wide)} {numbers}  {rule:<{_RULE}} {result}"
+def _line(cells: Sequence[str], wide: int) -> str:
+    from rich.text import Text
+
+    number, who, token, *numbers, rule = cells
+    fitted = Text(token)
+    fitted.truncate(wide, overflow="ellipsis", pad=True)
+    return f"{number:>2} {who:<6} {fitted} {' '.join(f'{one:>{_NUMBERS}}' for one in numbers)}  {rule:<{_RULE}} "
 
 
-def fitted(text: str, width: int) -> str:
-    """A text in exactly so many columns; what is cut off leaves an ellipsis."""
-    from rich.cells import cell_len, set_cell_size
-
-    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
-
-
-def _listed(name: str, found: Sequence[Likely], width: int) -> Iterable[str]:
+def _listed(name: str, found: Sequence[Likely], width: int) -> list[str]:
     """The likeliest tokens of a row, in lines."""
-    from rich.cells import cell_len
-
-    first, indent = f"{'':10}{name}: ", " " * 12
-    lines, line = [], first
-    for number, one in enumerate(found, 1):
-        item = f"{'' if one.permitted else '✗'}{fitted_at_most(quoted(one.text), 20)} {percent(one.probability)}"
-        item += "," * (number < len(found))
-        if line not in (first, indent) and cell_len(line) + cell_len(item) > width:
-            lines.append(line.rstrip())
-            line = indent
-        line += f"{item} "
-    return [*lines, line.rstrip()] if found else []
-
-
-def fitted_at_most(text: str, width: int) -> str:
-    """A text in so many columns at most."""
-    from rich.cells import cell_len
-
-    return text if cell_len(text) <= width else fitted(text, width)
+    hard = "\xa0"  # where no line ends
+    items = [
+        f"{'' if one.permitted else '✗'}{shortened(quoted(one.text), 20)} {percent(one.probability)}".replace(" ", hard)
+        for one in found
+    ]
+    lines = textwrap.wrap(
+        f"{' ' * 10}{name}: {', '.join(items)}", width, subsequent_indent=" " * 12, break_on_hyphens=False
+    )
+    return [line.replace(hard, " ") for line in lines] if found else []
 
 
 def answer(tokens: Sequence[Written], tints: Mapping[str, str]) -> Iterator[Text]:

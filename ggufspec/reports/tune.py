@@ -9,38 +9,26 @@ from typing import Any
 from ggufspec.display import counted, number
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import with_spread
+from ggufspec.reports.values import DRAFTERS, with_spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
-_DRAFTERS = {"draft": "model", "lookup": "lookup", "both": "both", "none": "–"}
-_USUAL = {"n_cpu_moe": 0, "flash_attn": "auto", "ubatch_size": 512, "cache_type_k": "f16", "cache_type_v": "f16"}
+# What is not named where it is as usual: its llama.cpp flag, and its usual value.
+_OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}
 
 
-def setting_name(setting: TunedSetting, varied: frozenset[str] | None = None) -> str:
-    """A setting in a line, without what is as usual. ``varied`` leaves out keys that are the same in every trial."""
-    parts = {"gpu_layers": f"ngl {setting.gpu_layers}"}
+def setting_name(setting: TunedSetting) -> str:
+    """A setting in a line, without what is as usual."""
+    parts = [f"ngl {setting.gpu_layers}"]
     if not setting.drafted:
-        parts["drafted"] = "no draft"
+        parts.append("no draft")
     else:
         if setting.drafter != "lookup":
-            parts["gpu_layers_draft"] = f"ngld {setting.gpu_layers_draft}"
-        names = {"draft": "draft model", "lookup": "lookup", "both": "draft model and lookup"}
-        parts["drafter"] = names.get(setting.drafter, setting.drafter)
+            parts.append(f"ngld {setting.gpu_layers_draft}")
+        parts.append(DRAFTERS.get(setting.drafter, setting.drafter))
         most = "up to " if setting.draft_policy == "adaptive" else ""
-        parts["draft_max"] = f"{setting.draft_policy} {most}{setting.draft_max}"
-    parts["threads"] = counted(setting.threads, "thread")
-    parts |= {
-        "n_cpu_moe": f"experts of {setting.n_cpu_moe} on CPU",
-        "cache_type_k": f"KV {setting.cache_type_k}/{setting.cache_type_v}",
-        "flash_attn": f"flash attention {setting.flash_attn}",
-        "ubatch_size": f"micro-batch {setting.ubatch_size}",
-    }
-    unusual = {key for key, usual in _USUAL.items() if getattr(setting, key) != usual}
-    unusual |= {"cache_type_k"} if "cache_type_v" in unusual else set()
-    left_out = _USUAL.keys() - unusual
-    if varied is not None:
-        left_out |= parts.keys() - varied - {"gpu_layers", "drafted", "drafter", "draft_max"}
-    return ", ".join(text for key, text in parts.items() if key not in left_out)
+        parts.append(f"{setting.draft_policy} {most}{setting.draft_max}")
+    parts.append(counted(setting.threads, "thread"))
+    return ", ".join(filter(None, (*parts, _other(setting))))
 
 
 def varied(document: TuneDocument) -> frozenset[str]:
@@ -63,17 +51,17 @@ def _length(setting: TunedSetting) -> str:
 
 def _other(setting: TunedSetting) -> str:
     """What is not as usual."""
-    short = {"n_cpu_moe": "ncmoe", "flash_attn": "fa", "cache_type_k": "kv", "ubatch_size": "ub"}
-    found = {key: getattr(setting, key) for key in short}
-    if setting.cache_type_v != setting.cache_type_k:
-        found["cache_type_k"] = f"{setting.cache_type_k}/{setting.cache_type_v}"
-    return " ".join(f"{short[key]} {value}" for key, value in found.items() if value != _USUAL[key])
+    found = [
+        f"{flag} {getattr(setting, key)}" for key, (flag, usual) in _OTHER.items() if getattr(setting, key) != usual
+    ]
+    types = [*dict.fromkeys((setting.cache_type_k, setting.cache_type_v))]
+    return " ".join(found if types == ["f16"] else [*found, f"kv {'/'.join(types)}"])
 
 
 COLUMNS = (
     Column("#"),
     Column("Layers", _layers),
-    Column("Drafter", lambda setting: _DRAFTERS.get(setting.drafter, setting.drafter), "left"),
+    Column("Drafter", lambda setting: setting.drafter if setting.drafted else "–", "left"),
     Column("Draft", _length),
     Column("Threads", lambda setting: str(setting.threads)),
     Column("Other", _other, "left", wraps=True),

@@ -14,7 +14,7 @@ MODES = {
     "llama_target_only": "Llama alone",
     "llama_hook": "Llama + hook",
 }
-_DRAFTERS = {
+DRAFTERS = {
     "draft": "draft model",
     "lookup": "n-gram lookup",
     "both": "draft model and n-gram lookup",
@@ -36,7 +36,7 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
     """
     parts = [f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}"]
     if swept != "drafter":
-        parts.append(_DRAFTERS[settings["drafter"]])
+        parts.append(DRAFTERS[settings["drafter"]])
     if swept not in ("draft_policy", "draft_max"):
         most = "at most " if settings["draft_policy"] == "adaptive" else ""
         length = f"{most}{counted(settings['draft_max'], 'token')} a round"
@@ -61,10 +61,14 @@ def penalties(settings: dict[str, Any]) -> str:
     return f"{', '.join(found)} over {'the context' if last == -1 else counted(last, 'token')}"
 
 
+def milliseconds(seconds: float) -> str:
+    """A short time."""
+    return f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
+
+
 def first_token(seconds: float) -> str:
     """The time to the first token."""
-    shown = f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.01 else 1}f} ms"
-    return f"first token after {shown}"
+    return f"first token after {f'{seconds:.2f} s' if seconds >= 1 else milliseconds(seconds)}"
 
 
 def prompt_figures(run: Run) -> str:

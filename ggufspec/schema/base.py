@@ -33,19 +33,15 @@ class Run:
     """One way of running, over all its trials.
 
     Args:
-        gpu_layers: of the target.
-        layers: that it has.
+        gpu_layers: of the target, which has ``layers``.
         tokens: of the answers to one trial's prompts together.
         tokens_per_s: of answers; prompts are not counted.
-        prompt_tokens_per_s: tokens of prompts that were decoded ÷ the seconds that took, the draft model's reading
-            included.
+        prompt_tokens_per_s: with the draft model's reading.
         peak_rss_bytes: of the child.
         vram_bytes: by which the use of all cards rose.
-        load_s: seconds of loading.
-        prompt_tokens: that were decoded before the answers of one trial: all but the last one of each prompt, which the
+        prompt_tokens: that were decoded before the answers of one trial: without the last one of each prompt, which the
             first round decodes, and those that a cache held.
-        time_to_first_token_s: from the request for an answer to its first token, the models being loaded; the median
-            of all answers.
+        time_to_first_token_s: of loaded models; the median of all answers.
     """
 
     gpu_layers: Count
@@ -94,7 +90,7 @@ class Failure:
 
 
 class Document(Protocol):
-    """Any of the documents: a frozen dataclass with a schema."""
+    """A frozen dataclass with a schema."""
 
     @property
     def schema(self) -> str: ...

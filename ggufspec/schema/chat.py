@@ -12,21 +12,9 @@ from ggufspec.schema.base import Amount, Count
 class ChatFigures:
     """What an answer of a chat took.
 
-    Args:
-        prompt_tokens: of the conversation, as the model got it.
-        prompt_read: those that were decoded for this answer; the others were in the context.
-        prompt_s: seconds that they took.
-        tokens: of the answer.
-        tokens_per_s: of the answer.
-        rounds: of drafting and verifying; target tokens, without speculation.
-        drafted: drafted tokens that were verified.
-        accepted: those that were kept.
-        lookup_drafted: those that the n-gram lookup offered.
-        lookup_accepted: those of them that were kept.
-        lossy: whether the rule may have changed the text.
-        prompt_tokens_per_s: of those that were decoded before the answer's first round, which decodes the last one; 0
-            where there was no other.
-        time_to_first_token_s: from the request to the answer's first token; absent where none came.
+    ``prompt_tokens`` are the conversation's, as the model got it; ``prompt_read`` of them were decoded for this answer,
+    in ``prompt_s``, at ``prompt_tokens_per_s`` without the last one, which the first round decodes. Without
+    speculation ``rounds`` are target tokens. There is no ``time_to_first_token_s`` where no token came.
     """
 
     prompt_tokens: Count
@@ -79,8 +67,7 @@ class ChatTurn:
 class ChatDocument:
     """``ggufspec/chat@1``: a conversation, as it is saved and loaded, and as ``chat --json`` prints it.
 
-    ``pair`` and ``settings`` tell with what it was said; loading leaves them alone. ``error`` and ``hint`` are of the
-    message or command that ended it, if one did.
+    Loading leaves ``pair`` and ``settings`` alone. ``error`` and ``hint`` are of the message or command that ended it.
     """
 
     pair: dict[str, Any]

@@ -43,15 +43,13 @@ class Cell:
     """One target with one draft, or alone, at its own best placement.
 
     Args:
-        target: name of a target.
-        draft: name of a draft; None is target-only.
-        run: what was measured, absent if it failed.
+        draft: None is target-only.
+        run: absent if it failed.
         speedup: over the best target-only run of the same target file, paired by repetition; absent for that run.
         bytes: by device, the plan's parts ``target weights``, ``target kv``, ``target compute``, ``draft weights``,
             ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``.
         energy_j_per_token: where NVML counts energy: all cards together, the whole answers, idle power included.
         leads: whether it is the fastest of all, or its interval overlaps the fastest one's.
-        failure: why there is no run.
     """
 
     target: str

@@ -29,13 +29,10 @@ ROUND = "ggufspec/trace-round@2"
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    r"""One of the likeliest tokens of a row.
+    r"""One of the likeliest tokens of a row; ``permitted`` by the grammar or not.
 
-    Args:
-        token: its id.
-        text: of the token; bytes that are no whole character are ``\xNN``.
-        probability: softmax of the row after penalties, before temperature, truncation and grammar.
-        permitted: whether the grammar lets it stand there.
+    Bytes of ``text`` that are no whole character are ``\xNN``. ``probability`` is the softmax of the row after
+    penalties, before temperature, truncation and grammar.
     """
 
     token: int
@@ -65,7 +62,6 @@ class Sum:
 
     @property
     def total(self) -> float:
-        """Their sum."""
         return self.score + self.noise
 
 
@@ -107,13 +103,10 @@ class Judged:
         target: the target's row, and the drafted token in it.
         p: the target's probability of the token under the sampling settings, and the grammar's where it ``masked``.
         ratio: p / q.
-        masked: the grammar changed what the target chose from: its choice was not permitted (residual: a token that
-            sampling would have left was not).
-        sum: of the drafted token under the exact rule and the lossy ones; absent if sampling or grammar leaves it out.
-        own: the target's own choice under the same rules; absent if the grammar permits nothing.
-        uniform: the uniform variable of the residual rule; absent if the grammar permits nothing.
-        rank: under ``top-k:N``.
-        typical: under ``typical:EPS``.
+        masked: the grammar changed what the target chose from.
+        sum: of the drafted token, except under ``residual``; absent if sampling or grammar leaves it out.
+        own: the target's own choice, except under ``residual``; absent if the grammar permits nothing.
+        uniform: under ``residual``; absent if the grammar permits nothing.
     """
 
     target: Seen
@@ -129,17 +122,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """One drafted token.
+    """A token that ``draft`` or ``lookup`` drafted for a position of the sequence.
 
-    Args:
-        position: index in the sequence.
-        drafter: who drafted it, ``draft`` or ``lookup``.
-        token: its id.
-        text: of the token.
-        q: the probability with which it was drawn, under the sampling settings; 1 for a lookup, which is not drawn.
-        draft: the draft's row; a lookup has none.
-        result: ``accepted``, ``rejected``, or ``unread`` behind the first rejection: the target's row was not read.
-        judged: the decision; absent behind the first rejection.
+    ``q`` is the probability with which it was drawn, under the sampling settings; 1 for a lookup, which has no row.
+    Behind the first rejection it is ``unread``: nothing was ``judged``.
     """
 
     position: int
@@ -167,16 +153,9 @@ class Added:
     """The target's own token at the end of a round.
 
     Args:
-        position: index in the sequence.
-        token: its id.
-        text: of the token.
         source: ``bonus`` behind a draft that was accepted whole, ``target`` otherwise.
         distribution: what it is from: ``p``, the target's, or ``residual``, which is ``max(p - q, 0)`` with sum 1.
-        probability: in that distribution.
-        p: in the target's, under the sampling settings, and the grammar's where it ``masked``.
-        masked: as in :class:`Judged`.
-        target: the target's row, and this token in it.
-        sum: under the exact rule and the lossy ones.
+        probability: in that distribution; ``p``, ``masked``, ``target`` and ``sum`` are as in :class:`Judged`.
         drawn: under the residual rule.
         emitted: False if the text ended before it.
     """
@@ -201,21 +180,13 @@ class TracedRound:
 
     Args:
         number: from 1.
-        rule: the acceptance rule.
-        description: when it accepts a drafted token.
-        lossless: whether the text has the target's distribution under it.
-        temperature: of the sampling settings; 0 is greedy.
-        seed: of the sampling settings.
-        grammar: whether the answer has one.
-        drafted: the drafted tokens that were verified.
+        description: when the rule accepts a drafted token.
+        lossless: whether the text has the target's distribution under the rule.
         added: the token that follows those that were accepted; absent if the grammar permits none.
-        accepted: drafted tokens that were accepted.
         emitted: ids of the tokens that the round added to the text.
         width: tokens in the target's batch, padding included.
-        draft_s: seconds of drafting, and of drafters catching up.
-        verify_s: seconds in the target.
-        total_s: seconds of the round.
-        penalised: whether the sampling settings have penalties; all rows are recorded as these leave them.
+        draft_s: drafters catching up included.
+        penalised: whether there are penalties; all rows are recorded as these leave them.
     """
 
     number: int

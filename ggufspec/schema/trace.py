@@ -10,14 +10,11 @@ from ggufspec.schema.base import Count, Run, SpeculativeRun
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A token of a traced answer.
+    """A token of a traced answer and the text that became certain with it.
 
-    Args:
-        token: its id; -1 where a grammar ended the answer and text was still held back.
-        text: what became certain with it; it may be empty or end an earlier character.
-        source: who wrote it: a drafter, ``draft`` or ``lookup``, whose token was accepted; or the target, ``bonus``
-            after a draft that was accepted whole, ``target`` otherwise.
-        round: of the trace, from 1.
+    ``source`` is who wrote it: ``draft`` or ``lookup``, whose token was accepted, or the target: ``bonus`` after a
+    draft that was accepted whole, ``target`` otherwise. The id is -1 where a grammar ended the answer and text was held
+    back.
     """
 
     token: int
@@ -28,10 +25,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class TraceDocument:
-    """``ggufspec/trace@1``: the last line of a trace; those before it are its rounds (:mod:`ggufspec.schema.rounds`).
-
-    ``rounds`` is how many there were, whether they were printed or not.
-    """
+    """``ggufspec/trace@1``; ``rounds`` is how many there were, whether they were printed or not."""
 
     pair: dict[str, Any]
     settings: dict[str, Any]

@@ -53,12 +53,11 @@ class TuneDocument:
     Args:
         trials: every measurement, those of an earlier, interrupted search too.
         winner: index of the trial whose setting won; None if none succeeded.
-        baseline: index of the trial of the planner's first choice.
-        target_only: index of the fastest trial without a draft.
+        baseline: the same of the planner's first choice.
+        target_only: the same of the fastest without a draft.
         gain: winner ÷ baseline, measured interleaved at the end.
         stopped: why the search ended.
         saved: the profile that the winner was written to.
-        explanation: sentences for ``--explain``.
     """
 
     pair: dict[str, Any]

@@ -48,11 +48,8 @@ class Check:
         rule: ``greedy``, ``coupled`` or ``residual``.
         status: ``passed``, ``failed`` or ``not possible``, which claims nothing.
         policies: how far was drafted, ``adaptive 15`` say.
-        seeds: of the answers, each of which has ``prompts`` and ``policies``.
-        answers: that were compared.
-        tokens: in them.
-        drafted: drafted tokens that the target judged for them.
-        accepted: those that it kept.
+        answers: that were compared; they have ``tokens``.
+        drafted: tokens that the target judged for them, of which it ``accepted`` some.
         differences: answers that differ; a passed check of the default mode may have some, all explained.
         places: observed and expected counts of a distribution.
         p_value: of the least likely count, times the number of counts.

@@ -315,8 +315,7 @@ def _of_sweep(document: SweepDocument) -> Iterator[Figure]:
 
 
 def _of_tune(document: TuneDocument) -> Iterator[Figure]:
-    varied = tune.varied(document)
-    measured = [_trial(trial, varied, trial.index == document.winner) for trial in document.trials]
+    measured = [_trial(trial, trial.index == document.winner) for trial in document.trials]
     best = accumulate((mark.y for mark in measured), max)
     reached = [
         Mark("best so far", mark.x, y, f"{y:.2f} tokens/s", kind="line") for mark, y in zip(measured, best, strict=True)
@@ -334,10 +333,10 @@ def _of_tune(document: TuneDocument) -> Iterator[Figure]:
     )
 
 
-def _trial(trial: TuneTrial, varied: frozenset[str], won: bool) -> Mark:
+def _trial(trial: TuneTrial, won: bool) -> Mark:
     """A trial's number is its index from 1, as tune's own table counts."""
     series = "with draft" if trial.setting.drafted else TARGET_ONLY
-    name = f"Trial {trial.index + 1}, {tune.setting_name(trial.setting, varied)}"
+    name = f"Trial {trial.index + 1}, {tune.setting_name(trial.setting)}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
         return Mark(series, trial.index + 1, 0.0, f"{name}: {why}", kind="failed")
