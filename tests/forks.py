@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -17,6 +18,7 @@ import inspect
 import io
 import json
 import os
+import pty
 import secrets
 import select
 import signal
@@ -24,6 +26,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -31,7 +34,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pexpect
 import psutil
+import ptyprocess
 
 from ggufspec.worker import COMMAND
 
@@ -40,7 +45,15 @@ _NOT_FORKED = ("PYTHON", "LD_", "LLAMA_", "OMP_", "GOMP_", "KMP_", "GGML_", "OPE
 # What the two programs load; not huggingface_hub, which reads the environment as it is loaded.
 _PRELOADED = (
     *("llama_cpp", "numpy", "psutil", "pynvml", "httpx2", "filelock", "platformdirs", "tomlkit", "jinja2.sandbox"),
-    *("markdown_it", "rich.console", "rich.live", "rich.markdown", "rich.progress", "rich.table"),
+    *(
+        "prompt_toolkit.shortcuts",
+        "markdown_it",
+        "rich.console",
+        "rich.live",
+        "rich.markdown",
+        "rich.progress",
+        "rich.table",
+    ),
 )
 _BEFORE = dict(os.environ)
 _address = ""  # of the fork server: known in it and in its forks
@@ -55,9 +68,10 @@ class Popen(subprocess.Popen[Any]):
         """In the place of fork and exec."""
         started = super()._execute_child  # type: ignore[misc]
         asked = inspect.signature(started).bind(*args, **kwargs).arguments
-        words = [os.fspath(word) for word in asked["args"]] if isinstance(asked["args"], list | tuple) else []
+        words = [os.fsdecode(word) for word in asked["args"]] if isinstance(asked["args"], list | tuple) else []
         environment = dict(os.environ if asked["env"] is None else asked["env"])
-        if not _may_fork(words, environment, asked):
+        further = any(asked[name] for name in ("preexec_fn", "pass_fds", "shell", "executable"))
+        if further or not may_fork(words, environment):
             started(*args, **kwargs)
             return
         streams = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
@@ -66,6 +80,7 @@ class Popen(subprocess.Popen[Any]):
             "environment": environment,
             "folder": str(Path(asked["cwd"] or ".").absolute()),
             "session": asked["start_new_session"],
+            "parent": os.getpid(),
         }
         self._server, self.pid = _fork(request, [own if fd == -1 else fd for own, fd in enumerate(streams)])
         self._child_created = True
@@ -90,15 +105,50 @@ class Popen(subprocess.Popen[Any]):
         return self.returncode
 
 
+class Terminal(pexpect.spawn):  # type: ignore[type-arg]
+    """``pexpect.spawn`` whose process is such a fork."""
+
+    def _spawnpty(self, args: list[str], **kwargs: Any) -> Any:
+        return _Pty.spawn(args, **kwargs)
+
+
+class _Pty(ptyprocess.PtyProcess):  # type: ignore[misc]
+    """``PtyProcess``, which waits for its own children only, for a fork."""
+
+    process: Popen
+
+    @classmethod
+    def spawn(cls, argv: list[str], cwd: str, env: dict[str, str], dimensions: tuple[int, int], **_: Any) -> _Pty:
+        own, of_child = pty.openpty()
+        termios.tcsetwinsize(of_child, dimensions)
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), of_child)
+        process = Popen(argv, cwd=cwd, env=env, start_new_session=True, **streams)
+        os.close(of_child)
+        made = cls(process.pid, own)
+        made.process = process
+        return made
+
+    def isalive(self) -> bool:
+        code = self.process.poll()
+        if code is not None:
+            self.terminated = True
+            self.exitstatus, self.signalstatus = (code, None) if code >= 0 else (None, -code)
+        return code is None
+
+    def wait(self) -> int | None:
+        self.process.wait()
+        self.isalive()
+        return self.exitstatus  # type: ignore[no-any-return]
+
+
 FORKING = SimpleNamespace(**{**vars(subprocess), "Popen": Popen})  # for a module that says ``subprocess.Popen``
 
 
-def _may_fork(words: list[str], environment: dict[str, str], asked: dict[str, Any]) -> bool:
+def may_fork(words: list[str], environment: dict[str, str]) -> bool:
     """Whether a fork is the same as a process that is started."""
-    further = any(asked[name] for name in ("preexec_fn", "pass_fds", "shell", "executable"))
     changed = {key for key, value in environment.items() if _BEFORE.get(key) != value}
     known = words[:1] == [str(SCRIPT)] or words[: len(COMMAND)] == [*COMMAND]
-    return sys.platform == "linux" and known and not further and not any(key.startswith(_NOT_FORKED) for key in changed)
+    return sys.platform == "linux" and known and not any(key.startswith(_NOT_FORKED) for key in changed)
 
 
 def _fork(request: dict[str, Any], streams: list[int]) -> tuple[socket.socket, int]:
@@ -126,11 +176,22 @@ def _start() -> str:
     return address
 
 
-def alive() -> list[psutil.Process]:
-    """The forks that have not ended."""
+def alive(pid: int | None = None) -> list[psutil.Process]:
+    """The forks that have not ended; those that process ``pid`` wanted, if it is given."""
     _start()
-    forks = psutil.Process(_start.process.pid).children()  # type: ignore[attr-defined]
-    return [one for one in forks if one.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for one in psutil.Process(_start.process.pid).children():  # type: ignore[attr-defined]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if one.status() != psutil.STATUS_ZOMBIE and pid in (None, _wanted_by(one)):
+                found.append(one)
+    return found
+
+
+def _wanted_by(fork: psutil.Process) -> int:
+    """The process that wanted a fork, which its name has."""
+    with contextlib.suppress(ValueError):
+        return int(fork.name())
+    return 0
 
 
 # ---- the server's side ---------------------------------------------------------------------------------------------
@@ -217,10 +278,14 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
-    if request["session"]:
-        os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
+    Path("/proc/self/comm").write_text(str(request["parent"]), encoding="ascii")
     for own, fd in enumerate(streams):
         os.dup2(fd, own)
+    if request["session"]:
+        os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.closerange(3, 1024)
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -61,7 +61,7 @@ class Cli:
     """``cli("run", "-p", "x")`` runs the console script to its end; keywords are environment variables.
 
     It is a fork, and so are its children: as real, and without the seconds that Python takes to start and import (see
-    :mod:`forks`). What :meth:`start` and :meth:`terminal` start are processes of their own.
+    :mod:`forks`).
     """
 
     folder: Path
@@ -82,11 +82,11 @@ class Cli:
     def start(
         self, *arguments: str | Path, first: Callable[[], None] | None = None, **pipes: Any
     ) -> subprocess.Popen[str]:
-        """Start the console script and leave it running; signals reach it, whatever the tests themselves ignore.
+        """Start the console script and leave it running.
 
         Args:
             arguments: of the command line.
-            first: called in the child before the script.
+            first: called in the child before the script, which is a process of its own then.
             pipes: keywords of ``Popen``.
         """
 
@@ -95,16 +95,19 @@ class Cli:
             if first is not None:
                 first()
 
-        return subprocess.Popen(
-            [SCRIPT, *arguments], env=self.environment, cwd=self.folder, text=True, preexec_fn=prepare, **pipes
-        )
+        words = [SCRIPT, *arguments]
+        if first is None and forks.may_fork([str(SCRIPT)], self.environment):
+            return forks.Popen(words, env=self.environment, cwd=self.folder, text=True, **pipes)
+        return subprocess.Popen(words, env=self.environment, cwd=self.folder, text=True, preexec_fn=prepare, **pipes)
 
     def terminal(self, *arguments: str, columns: int = 100, **more: str) -> pexpect.spawn[str]:
         """Start the console script in a pseudo-terminal."""
-        return pexpect.spawn(
+        environment = self.environment | more
+        kind = forks.Terminal if forks.may_fork([str(SCRIPT)], environment) else pexpect.spawn
+        return kind(
             str(SCRIPT),
             list(arguments),
-            env=self.environment | more,  # type: ignore[arg-type]
+            env=environment,  # type: ignore[arg-type]
             cwd=str(self.folder),
             dimensions=(40, columns),
             encoding="utf-8",
@@ -133,7 +136,7 @@ def plain(text: str) -> str:
 
 def workers(pid: int) -> list[psutil.Process]:
     """The child processes in which ``pid`` runs llama.cpp."""
-    return psutil.Process(pid).children(recursive=True)
+    return [*psutil.Process(pid).children(recursive=True), *forks.alive(pid)]
 
 
 def busy_s(process: psutil.Process) -> float:

@@ -69,7 +69,7 @@ def ran(marker: Path) -> list[str]:
 def finish(cli: Cli, arguments: tuple[str, ...]) -> int:
     """The exit code of a command that was started as a process; ``worker`` is interrupted when it serves."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with cli.start(*arguments, **pipes) as process:
+    with cli.start(*arguments, first=lambda: None, **pipes) as process:  # an interpreter of its own
         if arguments[0] == "worker":
             assert process.stdout is not None
             process.stdout.readline()
