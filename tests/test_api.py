@@ -458,6 +458,7 @@ bench_pair("demo", Settings(draft_max="4"))
 """
 
 
+@pytest.mark.full
 def test_a_caller_s_program_is_checked_by_mypy(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(TYPED)

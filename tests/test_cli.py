@@ -58,7 +58,7 @@ def test_the_help_says_which_pair_a_command_takes_without_one(cli: Cli, command:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_help_has_an_example_and_fits_the_terminal(cli: Cli, command: str, columns: int) -> None:
     done = cli(command, "--help", COLUMNS=str(columns))
     assert (done.code, done.stderr) == (0, "")
@@ -195,7 +195,7 @@ def test_a_full_disk_behind_standard_output_is_an_error_and_no_traceback(cli: Cl
     assert "Exception ignored" not in done.stderr
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_the_table_is_whole_and_a_full_disk_costs_the_file_alone(cli: Cli, tmp_path: Path, columns: int) -> None:
     """In a real terminal: no line is longer than it, every run is one line, no word is broken."""
     kept = tmp_path / "r.md"

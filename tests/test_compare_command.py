@@ -129,7 +129,7 @@ def test_an_abort_and_a_lack_of_memory_are_rows(cli: Cli, models: Path, tmp_path
     assert "failed" not in shown.stdout
 
 
-@pytest.mark.parametrize("after", [1, 2, 4])
+@pytest.mark.parametrize("after", [2, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 4))])
 def test_killed_at_any_trial_it_goes_on(cli: Cli, models: Path, tmp_path: Path, after: int) -> None:
     command = ("compare", "-m", models / "t-Q8_0.gguf", "-md", f"{models / 'd.gguf'},lookup", "-p", "def main(")
     command = (*command, "-n", "64", "-r", "2", "--results", str(tmp_path), "--json")

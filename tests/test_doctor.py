@@ -346,7 +346,7 @@ def test_odd_machines(cli: Cli, library: dict[str, str], cards: str) -> None:
     assert shown.stdout.count("RTX 4090") >= len([word for word in cards.split(",") if word and "@" not in word])
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_what_people_see_fits_the_terminal(cli: Cli, library: dict[str, str], columns: int) -> None:
     child = cli.terminal(
         "doctor", "--quick", columns=columns, FAKE_NVML="busy,narrow,15@nvmlDeviceGetMemoryInfo", **library

@@ -99,7 +99,10 @@ def test_no_room_is_said_before_anything_is_written(known: Known, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = ("iq1_s", "iq1_m", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs")  # llama.cpp makes their grids first
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.full) if k in SLOW else k for k in KINDS])
 def test_random_blocks_are_of_their_type(kind: str) -> None:
     blocks = random_blocks(kind, 2048, 0.02, seed=1)
     row, row_bytes = shapes.block_of({"bf16": "BF16"}.get(kind, kind.upper().replace("_k", "_K")))

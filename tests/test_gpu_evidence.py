@@ -230,15 +230,15 @@ def test_a_damaged_model_costs_its_own_rows(place: Path) -> None:
     ("arguments", "code", "said", "hint"),
     [
         (("--only", "x", *RPC), 2, "there is no part x", "d (notebook)"),
-        (("--minutes", "0", *RPC), 2, "no time to spend", "--minutes 9"),
-        (("--minutes", "nan", *RPC), 2, "no time to spend", "--minutes 9"),
-        (("--vram", "much", *RPC), 2, "is not a memory size", "24GiB"),
-        (("--vram", "1", *RPC), 2, "less than anything takes", "24GiB"),
-        (("--vram", "900TiB", *RPC), 2, "fewer than --vram", "leave --vram out"),
-        (("--threads", "-1", "--device", "rpc"), 2, "cannot run", "leave -t out"),
+        pytest.param(("--minutes", "0", *RPC), 2, "no time to spend", "--minutes 9", marks=pytest.mark.full),
+        pytest.param(("--minutes", "nan", *RPC), 2, "no time to spend", "--minutes 9", marks=pytest.mark.full),
+        pytest.param(("--vram", "much", *RPC), 2, "is not a memory size", "24GiB", marks=pytest.mark.full),
+        pytest.param(("--vram", "1", *RPC), 2, "less than anything takes", "24GiB", marks=pytest.mark.full),
+        pytest.param(("--vram", "900TiB", *RPC), 2, "fewer than --vram", "leave --vram out", marks=pytest.mark.full),
+        pytest.param(("--threads", "-1", "--device", "rpc"), 2, "cannot run", "leave -t out", marks=pytest.mark.full),
         (("--folder", "/dev/null/x", *RPC), 1, "cannot be made", "--folder"),
-        (("--device", "cuda"), 1, "driver", "rpc"),
-        (("--device", "abacus"), 2, "no device called abacus", "rpc"),
+        pytest.param(("--device", "cuda"), 1, "driver", "rpc", marks=pytest.mark.full),
+        pytest.param(("--device", "abacus"), 2, "no device called abacus", "rpc", marks=pytest.mark.full),
     ],
 )
 def test_bad_input(place: Path, arguments: tuple[str, ...], code: int, said: str, hint: str) -> None:

@@ -185,7 +185,7 @@ def test_no_orphan_of_any_command(cli: Cli, target: Path, draft: Path, arguments
     assert all_end(running)
 
 
-@pytest.mark.parametrize("more", [(), ("--json", "-n", "8")])
+@pytest.mark.parametrize("more", [(), pytest.param(("--json", "-n", "8"), marks=pytest.mark.full)])
 def test_a_reader_that_goes_away(cli: Cli, more: tuple[str, ...]) -> None:
     command = shlex.join([str(SCRIPT), "run", *ENDLESS, *more])
     done = subprocess.run(

@@ -39,7 +39,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_doctor_sees_that_rpc_is_missing(cli: Cli, no_rpc: dict[str, str]) -> None:
-    done = cli("doctor", "--json", **no_rpc)
+    done = cli("doctor", "--quick", "--json", **no_rpc)
     document = done.document()
     assert (done.code, document["llama_cpp"]["backends"]) == (0, ["CPU"])
     warning = next(finding for finding in document["findings"] if finding["level"] == "warning")
@@ -66,11 +66,8 @@ def test_a_card_that_is_not_here_is_planned_by_the_cpu_s_buffers(cli: Cli, no_rp
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--help",),
-        ("profiles", "list"),
-        ("profiles", "show", "demo"),
+        pytest.param(("profiles", "show", "demo"), marks=pytest.mark.full),
         ("plan", "demo"),
-        ("export", "demo", "--to", "llama-server"),
         ("run", "demo", "-p", "def f(", "-n", "4"),
     ],
 )
@@ -113,7 +110,7 @@ def listening() -> Iterator[int]:
 
 def test_libraries_without_a_function_that_is_needed(cli: Cli, tmp_path: Path) -> None:
     compiled("int nothing;", tmp_path / "libllama.so")
-    done = cli("doctor", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
+    done = cli("doctor", "--quick", "--json", LLAMA_CPP_LIB_PATH=str(tmp_path))
     first = done.document()["findings"][0]
     assert (done.code, first["level"], first["fix"]) == (1, "error", "scripts/bootstrap")
     assert "llama-cpp-python and its libraries do not match" in first["text"]
@@ -193,13 +190,13 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 def test_the_runtime_of_packages_is_found(cli: Cli, cuda: SimpleNamespace) -> None:
     variables = {"LLAMA_CPP_LIB_PATH": str(cuda.lib), "PYTHONPATH": str(cuda.packages)}
-    assert cli("doctor", "--json", **variables).document()["llama_cpp"]["backends"] == ["CPU"]
+    assert cli("doctor", "--quick", "--json", **variables).document()["llama_cpp"]["backends"] == ["CPU"]
     ran = cli("run", "demo", "-p", "def f(", "-n", "4", "--json", **variables)
     assert (ran.code, len(ran.document()["tokens"])) == (0, 4)
 
 
 def test_without_packages_the_hint_names_them(cli: Cli, cuda: SimpleNamespace) -> None:
-    first = cli("doctor", "--json", LLAMA_CPP_LIB_PATH=str(cuda.lib)).document()["findings"][0]
+    first = cli("doctor", "--quick", "--json", LLAMA_CPP_LIB_PATH=str(cuda.lib)).document()["findings"][0]
     assert first["level"] == "error"
     assert "libcu" in first["text"]
     assert "cannot open shared object file" in first["text"]

@@ -93,8 +93,7 @@ def test_the_draft_is_priced_in_target_layers(cli: Cli, files) -> None:
     assert alone["target"]["gpu_layers"] - pair["target"]["gpu_layers"] == plan["draft_costs_layers"]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize(("columns", "colour"), [(80, True), (120, False)])
 def test_the_plan_in_a_terminal(cli: Cli, files, columns: int, colour: bool) -> None:
     more = {} if colour else {"NO_COLOR": "1"}
     child = cli.terminal("plan", "-m", str(files[0]), "-md", str(files[1]), *CARD, "--sweep", columns=columns, **more)

@@ -193,11 +193,11 @@ def test_what_a_machine_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_driver_tells_its_cuda_and_doctor_the_line(cli, tmp_path: Path) -> None:
     import nvml
 
-    document = cli("doctor", "--json", FAKE_NVML="card", **nvml.build(tmp_path)).document()
+    document = cli("doctor", "--quick", "--json", FAKE_NVML="card", **nvml.build(tmp_path)).document()
     found = document["prebuilt"]
     assert (found["backend"], found["index"].rpartition("/")[2]) == ("cuda", "cu125")
     assert found["command"].startswith("uv tool install . --")
     assert "--with nvidia-cublas-cu12" in found["command"]
     assert json.dumps(found["lacks"]).count("AVX2") == 1
-    shown = cli("doctor", FAKE_NVML="card", **nvml.build(tmp_path)).stdout
+    shown = cli("doctor", "--quick", FAKE_NVML="card", **nvml.build(tmp_path)).stdout
     assert f"\n{found['command']}\n" in shown  # whole, however narrow the terminal: it is to be copied

@@ -119,7 +119,7 @@ def test_on_a_card_the_list_says_how_many_layers_fit(
     assert f"≈ {layers}/81 layers" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_the_list_in_a_terminal(cli: Cli, columns: int) -> None:
     child = cli.terminal("profiles", columns=columns)
     lines = plain(rest(child)).splitlines()

@@ -587,7 +587,7 @@ def test_sizes_for_people(bytes_: int, shown: str) -> None:
 # ---- who is asked --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_a_terminal_is_asked(online: Cli, server: Server, columns: int) -> None:
     for name, repo in ((TARGET, BIG), (DRAFT, SMALL)):
         server.repos[repo][name].bodies = ["slow"]

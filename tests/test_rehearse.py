@@ -96,7 +96,7 @@ def test_what_a_killed_rehearsal_left_goes_with_the_next_one(cli: Cli) -> None:
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_in_a_terminal(cli: Cli, columns: int) -> None:
     child = cli.terminal("rehearse", "demo", *SHORT, columns=columns)
     lines = plain(rest(child)).splitlines()

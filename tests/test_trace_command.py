@@ -26,7 +26,7 @@ def documents(text: str) -> list[dict[str, Any]]:
 # ---- for people
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_rounds_are_tables_that_keep_to_the_terminal(cli: Cli, columns: int) -> None:
     child = cli.terminal("trace", "demo", *ASK, columns=columns)
     seen = rest(child)

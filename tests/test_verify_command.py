@@ -73,7 +73,7 @@ def test_the_pair_that_ships(cli: Cli, target: Path, draft: Path, tmp_path: Path
 DRAFTERS, EXACT = ("draft", "lookup", "both"), ("greedy", "coupled")
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.full)])
 def test_in_a_terminal(cli: Cli, columns: int) -> None:
     child = cli.terminal("verify", "demo", *SHORT, "--drafter", "both", columns=columns)
     lines = plain(rest(child)).splitlines()

@@ -82,6 +82,7 @@ def _open(page: Path, cells: int) -> None:
     assert wide <= 390
 
 
+@pytest.mark.full
 def test_cells_are_placed_on_a_device(
     cli: Cli, matrix: tuple[str, ...], worker: tuple[str, subprocess.Popen[bytes]]
 ) -> None:

@@ -80,7 +80,11 @@ model.Model.__init__ = abort
     ("what", "words"),
     [
         ("os.abort()", ("SIGABRT", "abort")),
-        ("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))", ("memory", "load", "SIG")),
+        pytest.param(
+            "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))",
+            ("memory", "load", "SIG"),
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_a_trial_that_dies_is_a_row(cli: Cli, tmp_path: Path, what: str, words: tuple[str, ...]) -> None:
