@@ -123,34 +123,20 @@ class Measuring(_Strict):
 
 
 class Tuned(_Strict):
-    """The evidence for a profile's settings, if ``tune`` wrote them.
-
-    Args:
-        date: of the search.
-        tokens_per_s: median of the best settings.
-        gain: median over the plan, with its 95 % interval; absent if nothing else was measured.
-        trials: number of measured runs.
-        machine: the processor and the cards.
-        versions: of ggufspec and llama-cpp-python.
-        results: the file with every measurement.
-    """
+    """The evidence for a profile's settings, if ``tune`` wrote them."""
 
     date: str
-    tokens_per_s: float
-    gain: float | None = None
+    tokens_per_s: float  # median of the best settings
+    gain: float | None = None  # median over the plan; absent if nothing else was measured
     gain_ci95: list[float] | None = None
     trials: int
     machine: str
-    versions: str
-    results: str
+    versions: str  # of ggufspec and llama-cpp-python
+    results: str  # the file with every measurement
 
 
 class Profile(_Strict):
-    """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin.
-
-    Attributes:
-        folder: of the TOML file; relative file names start there.
-    """
+    """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin."""
 
     name: Annotated[str, AfterValidator(_named)]
     why: str
@@ -164,6 +150,7 @@ class Profile(_Strict):
 
     @property
     def folder(self) -> Path:
+        """Of the TOML file; relative file names start there."""
         return self._folder
 
     @property
@@ -179,14 +166,14 @@ class Profile(_Strict):
 
     @model_validator(mode="after")
     def _inside(self) -> Profile:
-        for model in (self.target, self.draft):
-            if model and model.repo and model.expand:
+        for model in filter(None, (self.target, self.draft)):
+            if model.repo and model.expand:
                 raise ValueError("only a file of this machine can be expanded, and repo names one of the hub")
-            if model and model.repo and not stays_inside(model.file):
+            if model.repo and not stays_inside(model.file):
                 raise ValueError(f"{model.file!r} leaves the repository")
-            if model and model.revision is not None and not stays_inside(model.revision):
+            if model.revision is not None and not stays_inside(model.revision):
                 raise ValueError(f"{model.revision!r} is not a branch, tag or commit")
-            if model and "\0" in model.file:
+            if "\0" in model.file:
                 raise ValueError(f"{model.file!r} is not a file name")
         return self
 
@@ -320,43 +307,34 @@ def toml_of(path: Path) -> str:
 
 
 def resolve(profile: Profile, on_event: worker.Emit | None = None) -> Pair:
-    """The pair with its files on this machine; expanded models are written if need be.
-
-    Args:
-        profile: the profile.
-        on_event: called with progress: :func:`ggufspec.models.expanded.expanded`.
+    """The pair with its files on this machine.
 
     Raises:
         ModelError: a file is missing; the hint is the command that downloads it.
         GgufspecError: an expanded model cannot be written.
     """
-    models = (profile.target, profile.draft)
-    target, draft = (_locate(model, profile, on_event) if model else None for model in models)
+    places: list[Path | None] = []
+    for place in sources(profile, on_event):
+        if isinstance(place, HubFile):
+            message = f"{place.file} of profile {profile.name!r} is not on this machine"
+            raise ModelError(message, f"ggufspec pull {profile.name}")
+        places.append(place)
+    target, draft = places
     assert target is not None
-    return Pair(
-        profile.name,
-        target,
-        draft,
-        profile.placed_settings,
-        profile.bench,
-        profile.note,
-    )
+    return Pair(profile.name, target, draft, profile.placed_settings, profile.bench, profile.note)
 
 
 def sources(profile: Profile, on_event: worker.Emit | None = None) -> tuple[Path | HubFile, Path | HubFile | None]:
     """Where the pair's headers can be read, for a plan before download: (target, draft or None).
 
-    Args:
-        profile: as in :func:`resolve`.
-        on_event: as in :func:`resolve`.
+    Expanded models are written if need be; ``on_event`` is called with progress then.
 
     Raises:
         ModelError: a local file is missing.
         GgufspecError: an expanded model cannot be written.
     """
-    target, draft = (source(model, profile, on_event) if model else None for model in (profile.target, profile.draft))
-    assert target is not None
-    return target, draft
+    draft = source(profile.draft, profile, on_event) if profile.draft else None
+    return source(profile.target, profile, on_event), draft
 
 
 def on_hub(model: ModelSource) -> HubFile | None:
@@ -367,9 +345,14 @@ def on_hub(model: ModelSource) -> HubFile | None:
 def source(model: ModelSource, profile: Profile, on_event: worker.Emit | None = None) -> Path | HubFile:
     """:func:`sources` of one model."""
     wanted = on_hub(model)
-    if wanted is None:
-        return _locate(model, profile, on_event)
-    return here(wanted) or wanted
+    if wanted is not None:
+        return here(wanted) or wanted
+    path = _file(model, profile)
+    if model.expand is None:
+        return path
+    from ggufspec.models.expanded import expanded  # which needs numpy
+
+    return expanded(path, model.expand, on_event)
 
 
 def is_made(profile: Profile) -> bool:
@@ -391,21 +374,6 @@ def _file(model: ModelSource, profile: Profile) -> Path:
     raise ModelError(f"profile {profile.name!r} names {path}, which does not exist", f"ls {path.parent}")
 
 
-def _locate(model: ModelSource, profile: Profile, on_event: worker.Emit | None) -> Path:
-    source, name = on_hub(model), profile.name
-    if source is None:
-        path = _file(model, profile)
-        if model.expand is None:
-            return path
-        from ggufspec.models.expanded import expanded  # which needs numpy
-
-        return expanded(path, model.expand, on_event)
-    cached = here(source)
-    if cached is None:
-        raise ModelError(f"{model.file} of profile {name!r} is not on this machine", f"ggufspec pull {name}")
-    return cached
-
-
 def demo_pair() -> tuple[Path, Path]:
     """(target, draft) of the bundled pair."""
     pair = resolve(load_profile(bundled_folder() / "demo.toml"))
@@ -420,15 +388,12 @@ def _explained(path: Path, text: str, invalid: ValidationError) -> GgufspecError
     errors = invalid.errors(include_url=False)
     # A mistyped key is missing, too: report it as unknown, which names what was typed.
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    key = ".".join(str(part) for part in first["loc"])
-    key = _as_written(text, key)
+    key = _as_written(text, ".".join(map(str, first["loc"])))
     line = _line(text, key)
     place = f"{path}:{line}" if line else str(path)
     if first["type"] == "extra_forbidden":
-        model: Any = Profile
-        for part in first["loc"][:-1]:
-            model = _TABLES.get(str(part), model)
-        known = list(model.model_fields)
+        table: Any = _TABLES[str(first["loc"][0])] if len(first["loc"]) > 1 else Profile
+        known = list(table.model_fields)
         hint = _nearest(str(first["loc"][-1]), known) or "known keys: " + ", ".join(known)
         return GgufspecError(f"{place}: unknown key {key!r}", hint)
     if first["type"] == "missing":
