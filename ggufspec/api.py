@@ -343,10 +343,11 @@ def make_plan(
     options = options or decoder_options(wanted)
     threads = options.threads or physical_cores()
     where = where or site(wanted, threads)
+    pair, options = with_head(pair, options, on_event)
     sources: list[Any] = [pair.target, *([pair.draft] if pair.draft else [])]
     headers = tuple(read_headers(sources, None, on_event))
     target, draft = headers[0], headers[1] if pair.draft else None
-    warnings = check_pair(target, draft) if draft else ()
+    warnings = check_pair(target, draft, options.head) if draft else ()
     acceptance, acceptance_from = given.acceptance, "given with --acceptance"
     if acceptance is None:
         acceptance, acceptance_from = expected_acceptance(
@@ -369,6 +370,34 @@ def make_plan(
     return PlanResult(plan, pair, headers, acceptance_from, dry_runs)
 
 
+def with_head(
+    pair: PairSpec, options: DecoderOptions, on_event: OnEvent | None = None
+) -> tuple[PairSpec, DecoderOptions]:
+    """The pair and the options as they are used: a draft that is a head drafts as one, and none is placed in vain.
+
+    Raises:
+        UsageError: a head is asked for, and the draft is none.
+        GgufspecError: a header cannot be read, or the head cannot serve the target.
+    """
+    from ggufspec.models import heads
+    from ggufspec.models.source import read_headers
+    from ggufspec.models.vocabulary import check_pair
+
+    if not options.needs_draft:
+        return replace(pair, draft=None), options
+    if pair.draft is None and options.head == "mtp":  # in the target's own file
+        pair = replace(pair, draft=pair.target)
+    if pair.draft is None:
+        return pair, options
+    draft = read_headers([pair.draft], None, on_event)[0]
+    if not options.head and heads.kind_of(draft.header) is None:
+        return pair, options
+    target = read_headers([pair.target], None, on_event)[0]
+    kind = heads.require(target.header, draft.header, options.head)
+    check_pair(target, draft, options.head)
+    return pair, options.with_head(kind.drafter)
+
+
 def plan_request(
     target: tuple[ModelHeader, Path],
     draft: tuple[ModelHeader, Path] | None,
@@ -388,6 +417,7 @@ def plan_request(
     Raises:
         UsageError: ``n_cpu_moe`` for a model without experts.
     """
+    from ggufspec.models import heads
     from ggufspec.planning.plan import ModelRequest, PlanRequest
 
     if wanted.n_cpu_moe and not target[0].experts:
@@ -396,10 +426,16 @@ def plan_request(
     widest = replace(options, draft_max=longest)
     layers, split = layers_of(wanted.gpu_layers), wanted.tensor_split or ()
     fixed = ModelRequest(*target, widest.context(with_draft=draft is not None), layers, split, wanted.n_cpu_moe)
+    beside = ModelRequest(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None
+    if draft and beside and options.head:
+        in_target, mtp = draft[1] == target[1], options.head == "mtp"
+        as_read = heads.as_read(target[0], target[0] if in_target else draft[0])
+        beside = replace(beside, as_read=as_read, in_target=in_target, mtp=mtp)
+        fixed = replace(fixed, mtp=in_target, context=replace(fixed.context, hidden=heads.sources(draft[0])))
     return PlanRequest(
         target=fixed,
         target_only=ModelRequest(*target, widest.context(with_draft=False)) if draft else fixed,
-        draft=ModelRequest(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None,
+        draft=beside,
         acceptance=acceptance,
         kv_types=tuple((name, name) for name in wanted.allow_kv or ()),
         draft_max=longest,
@@ -477,9 +513,7 @@ def resolve(
     from ggufspec.hardware.host import physical_cores
 
     wanted = given.over(pair.settings)
-    options = options or decoder_options(wanted)
-    if not options.needs_draft:
-        pair = replace(pair, draft=None)
+    pair, options = with_head(pair, options or decoder_options(wanted), on_event)
     layers, draft_layers = layers_of(wanted.gpu_layers), layers_of(wanted.gpu_layers_draft)
     fixed = replace(
         options,
@@ -498,7 +532,8 @@ def resolve(
         free = replace(pair.settings, gpu_layers=None, n_cpu_moe=None)
         pair = replace(pair, draft=None, settings=free)
         given = replace(given, gpu_layers=None, tensor_split=None, n_cpu_moe=None)
-    made = make_plan(pair, given, where=where, options=options, on_event=on_event, verbose=verbose)
+    planned = replace(options, drafters=()) if all_given else options
+    made = make_plan(pair, given, where=where, options=planned, on_event=on_event, verbose=verbose)
     document, cards = made.document(), where.machine.card_names
     alone = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
     if all_given:
@@ -638,5 +673,5 @@ def check_drafter(pair: Pair, given: Settings) -> None:
         UsageError: it does; the hint is in Python's words.
     """
     wanted = parse_drafters(given.drafter or "none")
-    if pair.draft is None and any(DRAFTERS[name].needs_model for name in wanted):
+    if pair.draft is None and any(DRAFTERS[name].needs_file for name in wanted):
         raise UsageError(f"the drafter {given.drafter!r} needs a draft model, and none is given", "drafter='lookup'")

@@ -65,6 +65,7 @@ class Drafter:
         needs_model: whether it drafts with the draft file.
         needs_corpus: whether ``--lookup-corpus`` is for it.
         is_head: whether its file is a head, which reads the target's hidden rows.
+        may_be_in_target: whether the target's own file may have it, so that no draft file is needed.
     """
 
     module: str
@@ -72,12 +73,20 @@ class Drafter:
     needs_model: bool = False
     needs_corpus: bool = False
     is_head: bool = False
+    may_be_in_target: bool = False
+
+    @property
+    def needs_file(self) -> bool:
+        """Whether it cannot do without a draft file."""
+        return self.needs_model and not self.may_be_in_target
 
 
 # The registry of drafters: a new one is a module and a row here.
 DRAFTERS = {
     "draft": Drafter("ggufspec.decoding.drafters.model", "draft model", needs_model=True),
-    "mtp": Drafter("ggufspec.decoding.drafters.head", "MTP head", needs_model=True, is_head=True),
+    "mtp": Drafter(
+        "ggufspec.decoding.drafters.head", "MTP head", needs_model=True, is_head=True, may_be_in_target=True
+    ),
     "eagle3": Drafter("ggufspec.decoding.drafters.head", "EAGLE-3 head", needs_model=True, is_head=True),
     "lookup": Drafter("ggufspec.decoding.drafters.lookup", "n-gram lookup", needs_corpus=True),
 }
@@ -205,6 +214,11 @@ def drafter_text(names: Iterable[str]) -> str:
     """What ``--drafter`` would name these: the inverse of :func:`parse_drafters`."""
     ordered = tuple(sorted(names, key=[*DRAFTERS].index))
     return next((alias for alias, those in _ALIASES.items() if those == ordered), "+".join(ordered))
+
+
+def drafters_label(text: str) -> str:
+    """``--drafter``'s value for people: "draft model and n-gram lookup"."""
+    return " and ".join(DRAFTERS[name].label for name in parse_drafters(text)) or "no draft"
 
 
 def _drafter(text: str) -> str:

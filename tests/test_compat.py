@@ -10,7 +10,7 @@ import pytest
 import shapes
 from processes import Cli
 
-from ggufspec.errors import ModelError
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import gguf
 from ggufspec.models import vocabulary
 from ggufspec.models.compat import (
@@ -22,6 +22,7 @@ from ggufspec.models.compat import (
     vocabulary_mismatch,
 )
 from ggufspec.models.header import ModelHeader, Tokenizer, interpret
+from ggufspec.models.heads import require
 from ggufspec.models.source import read_headers
 
 TOKENS = [b"<unk>", b"<s>", b"</s>", b"x", b"y", b"a", b"b", b"\xff"]
@@ -240,7 +241,6 @@ STATEFUL = {
     ),
 }
 HEADS = {
-    "EAGLE-3": (renamed(header("tiny-llama"), "eagle3"), "an EAGLE-3 head", "--spec-type draft-eagle3"),
     "DFlash": (renamed(header("tiny-llama"), "dflash"), "a DFlash drafter", "--spec-type draft-dflash"),
     "DSpark": (
         renamed(header("tiny-llama"), "dflash", "markov_w1.weight"),
@@ -249,12 +249,7 @@ HEADS = {
     ),
     "Gemma 4's assistant": (
         renamed(header("tiny-llama"), "gemma4-assistant"),
-        "a head for multi-token prediction",
-        "--spec-type draft-mtp",
-    ),
-    "NextN blocks alone": (
-        renamed(header("tiny-nextn"), "glm4moe", "token_embd.weight", "blk.4.nextn.eh_proj.weight"),
-        "a head for multi-token prediction",
+        "a head for multi-token prediction that reads the target's cache",
         "--spec-type draft-mtp",
     ),
     "Medusa": (renamed(header("tiny-llama"), "llama", "medusa.0.weight"), "a set of Medusa heads", ""),
@@ -301,6 +296,62 @@ def test_a_drafter_that_needs_the_targets_hidden_states(name: str) -> None:
     assert verdict.reasons == (f"the draft is {what}: it drafts from the target's hidden states and not from tokens",)
     assert flag in verdict.runner
     assert bool(verdict.runner) == bool(flag)
+
+
+TINY = header("tiny-llama")
+EAGLE3 = {"eagle3.target_layers": (0, 1, 2), "eagle3.target_hidden_size": TINY.embedding}
+MTP_NAMES = ("token_embd.weight", f"blk.{TINY.blocks - 1}.nextn.eh_proj.weight")
+
+
+def eagle3(**changed: Any) -> ModelHeader:
+    made = renamed(TINY, "eagle3")
+    return replace(made, metadata=made.metadata | EAGLE3 | {f"eagle3.{key}": value for key, value in changed.items()})
+
+
+def mtp(target: ModelHeader, *names: str) -> ModelHeader:
+    return replace(renamed(target, target.architecture, *(names or MTP_NAMES)), nextn_blocks=1)
+
+
+def test_a_head_that_serves() -> None:
+    assert judge(TINY, eagle3(), lambda: None).answer == "yes"
+    target = replace(renamed(TINY, "mimo2"), nextn_blocks=1)
+    assert judge(target, mtp(target), lambda: None).answer == "yes"
+    own = renamed(target, "mimo2", "blk.0.attn_norm.weight", *MTP_NAMES)
+    assert judge(own, own, lambda: None, "mtp").answer == "yes"
+
+
+BAD_HEADS = {
+    "an architecture without layer inputs": (renamed(TINY, "phi3"), eagle3(), "no hidden rows of the target's arch"),
+    "rows of another width": (TINY, eagle3(target_hidden_size=64), "made for rows of 64 numbers"),
+    "layers that the target lacks": (TINY, eagle3(target_layers=(1, 2, 99)), "reads the layers 1, 2, 99"),
+    "no layers": (TINY, eagle3(target_layers=0), "does not say which three layers"),
+    "another vocabulary": (replace(TINY, tokenizer=header("tiny-llama", "qwen2").tokenizer), eagle3(), "token"),
+    "MTP of another architecture": (TINY, mtp(renamed(TINY, "mimo2")), "the target is llama"),
+    "MTP that was trimmed": (
+        renamed(TINY, "mimo2"),
+        mtp(renamed(TINY, "mimo2"), f"blk.{TINY.blocks - 1}.attn_norm.weight"),
+        "the file was trimmed",
+    ),
+    "a target without MTP blocks": (renamed(TINY, "mimo2"), renamed(TINY, "mimo2"), "has no MTP blocks"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADS)
+def test_a_head_that_does_not_serve(name: str) -> None:
+    target, head, words = BAD_HEADS[name]
+    verdict = judge(target, head, lambda: None, "mtp" if head == target else "")
+    assert verdict.answer == "no"
+    assert any(words in reason for reason in verdict.reasons), verdict.reasons
+
+
+@pytest.mark.parametrize(("drafter", "hint"), [("eagle3", "--drafter draft"), ("mtp", "--drafter draft")])
+def test_a_head_is_asked_for_and_the_draft_is_none(drafter: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="needs such a head") as refused:
+        require(header(BIG), header(SMALL), drafter)
+    assert refused.value.hint == hint
+    with pytest.raises(UsageError, match="is an EAGLE-3 head") as refused:
+        require(TINY, eagle3(), "mtp")
+    assert refused.value.hint == "--drafter eagle3"
 
 
 def test_texts_are_compared_where_the_digests_differ_and_nowhere_else() -> None:

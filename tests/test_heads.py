@@ -17,9 +17,10 @@ from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import staging
+from ggufspec.llamacpp.dryrun import Run, Spec, ask
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions
+from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions, Placement
 from tests import heads
 
 PROMPT = "import os\n\n\ndef main(argv):\n    parser = "
@@ -52,11 +53,10 @@ def files(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
 @pytest.fixture(params=KINDS)
 def loaded(request: pytest.FixtureRequest, files: dict[str, tuple[Path, Path]]) -> Iterator[tuple[Context, Head]]:
     target_path, head_path = files[request.param]
-    kind = request.param.split()[0]
     with ExitStack() as stack:
         own = head_path == target_path
-        model = stack.enter_context(Model(target_path, head=kind if own else ""))
-        head_model = model if own else stack.enter_context(Model(head_path, head=kind))
+        model = stack.enter_context(Model(target_path, Placement(mtp=own)))
+        head_model = model if own else stack.enter_context(Model(head_path, Placement(mtp=True)))
         context = Context(model, options(head_sources(head_model)))
         stack.callback(context.close)
         head = Head(head_model, context, options())
@@ -205,3 +205,21 @@ def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind:
 def test_two_draft_files_are_one_too_many() -> None:
     with pytest.raises(UsageError, match=r"eagle3.* needs two draft files"):
         DecoderOptions(drafters=("draft", "eagle3"))
+
+
+def test_the_dry_run_of_a_head_is_what_a_real_load_takes(files: dict[str, tuple[Path, Path]]) -> None:
+    """On a simulated card: nothing, a part and all of it offloaded; weights in the target's own file count once."""
+    runs = []
+    own, context = options(), options()
+    for target_path, head_path in files.values():
+        in_target, mtp = head_path == target_path, "eagle3" not in head_path.name and head_path.name[:7] != "shared."
+        mtp = mtp and head_path.name != "trimmed.gguf"
+        for layers in (0, 4, 99):
+            target = Run(target_path, Placement(layers, mtp=in_target), context)
+            placement = target.placement if in_target else Placement(layers, mtp=mtp)
+            runs += [target, Run(head_path, placement, own, target)]
+    dry, real = (ask(Spec((), 1, real=real), runs) for real in (False, True))
+    assert [answer.error for answer in dry] == [""] * len(runs)
+    assert dry == real
+    shared = dry[runs.index(next(run for run in runs if run.target and run.path == run.target.path))]
+    assert sum(one.weights for one in shared.devices.values()) == 0

@@ -35,7 +35,7 @@ def test_values_are_checked_wherever_they_come_from() -> None:
         ("temp", math.nan, "--temp nan", "0 is greedy"),
         ("acceptance", 1.5, "--acceptance 1.5 is out of range: 0 to 1", "--acceptance 0.7"),
         ("temp", math.inf, "--temp inf", "0 is greedy"),
-        ("drafter", "me", "there is no drafter 'me'", "draft, lookup, both, none"),
+        ("drafter", "me", "there is no drafter 'me'", "draft, mtp, eagle3, lookup, both, none"),
         ("cache_type_k", "q9", "there is no key cache type 'q9'", "q8_0"),
         ("gpu_layers", "some", "is not a number of layers", "45, all or auto"),
         ("n_cpu_moe", "9" * 5000, "is not a whole number", "--n-cpu-moe 10"),

@@ -366,5 +366,6 @@ def test_the_answer_is_coloured_by_who_wrote_it():
     assert [span.style for span in text.spans] == ["green", "bold"]
     assert legend.plain == "written by: draft 1, bonus 1, target 1"
     assert (
-        report.summary(tokens, 2) == "3 tokens in 2 rounds: 1 by the draft, 1 by the target as a bonus, 1 by the target"
+        report.summary(tokens, 2)
+        == "3 tokens in 2 rounds: 1 by the draft model, 1 by the target as a bonus, 1 by the target"
     )

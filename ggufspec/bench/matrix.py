@@ -208,7 +208,7 @@ class Matrix:
             try:
                 headers = [self._header(path) for path in files]
                 if len(headers) == 2:
-                    check_pair(*headers)
+                    check_pair(headers[0], headers[1])
                 planned = self._place(cell.target, one, options)
             except GgufspecError as error:
                 return replace(cell, failure=Failure(error.message, error.hint))

@@ -53,7 +53,8 @@ class Experiment:
     @property
     def modes(self) -> tuple[str, ...]:
         """What is measured."""
-        modes = MODES if self.spec.draft is not None else tuple(mode for mode in MODES if mode != "draft_only")
+        writes = self.spec.draft is not None and not self.spec.options.head  # a head writes nothing of its own
+        modes = MODES if writes else tuple(mode for mode in MODES if mode != "draft_only")
         modes = modes if self.rival.placement == self.spec.options.placement else (*modes, AT_PAIR)
         return (*modes, LLAMA_ALONE, LLAMA_HOOK) if self.engine == "hook" else modes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ggufspec.display import counted, number
@@ -10,6 +10,7 @@ from ggufspec.reports import table
 from ggufspec.reports.trace import quoted
 from ggufspec.reports.values import first_token, milliseconds
 from ggufspec.schema.chat import ChatFigures, ChatRun, ChatTurn
+from ggufspec.settings import DRAFTERS
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -100,14 +101,13 @@ def _text(run: ChatRun) -> str:
     return (f"differs at {run.differs_at}" if run.differs_at else "the same") + cut
 
 
-def legend(styles: Mapping[str, str]) -> Text:
-    """What the colours of a tinted answer mean."""
+def legend(styles: Mapping[str, str], drafters: Sequence[str]) -> Text:
+    """What the colours of a tinted answer mean; ``drafters`` may have written it."""
     from rich.text import Text
 
     text = Text("written by: ", style="dim")
     for source, word in (
-        ("draft", "draft model"),
-        ("lookup", "n-gram lookup"),
+        *((name, DRAFTERS[name].label) for name in drafters),
         ("target", "target"),
         ("bonus", "bonus"),
     ):

@@ -11,8 +11,12 @@ from ggufspec.chat import markdown
 from ggufspec.display import visible
 
 NARROW = 20  # columns below which Markdown is no help
-_SOURCE_STYLES = {"draft": "green", "lookup": "cyan", "bonus": "bold"}
-_SOURCE_STYLES_WITHOUT_COLOUR = {"draft": "underline", "lookup": "italic", "bonus": "bold"}
+_SOURCE_STYLES = {"draft": "green", "mtp": "green", "eagle3": "green", "lookup": "cyan", "bonus": "bold"}
+_SOURCE_STYLES_WITHOUT_COLOUR = {
+    **dict.fromkeys(("draft", "mtp", "eagle3"), "underline"),
+    "lookup": "italic",
+    "bonus": "bold",
+}
 
 
 def source_styles(console: Console) -> dict[str, str]:

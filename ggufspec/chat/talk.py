@@ -284,7 +284,7 @@ class Talk:
         value = chat_commands.shown(self.settings, name)
         self.screen.say(value if name in MODES else f"{name}: {value}")
         if name == "tint" and self.settings.tint:
-            self.screen.show(report.legend(source_styles(self.screen.console)))
+            self.screen.show(report.legend(source_styles(self.screen.console), self.settings.drafters))
 
     def _settings(self, _: str) -> None:
         rows = [("mode", chat_commands.mode(self.settings))]

@@ -16,7 +16,7 @@ from ggufspec.cli.parameters import Swept, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
 from ggufspec.display import counted
 from ggufspec.errors import UsageError
-from ggufspec.settings import Settings
+from ggufspec.settings import DRAFTERS, Settings, parse_drafters
 
 if TYPE_CHECKING:
     from ggufspec.schema.bench import BenchDocument
@@ -82,7 +82,8 @@ def bench(
     own_prompt = inputs.read_prompt(given.prompt, given.file)
     check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
-    no_draft = all(one in ("lookup", "none") for one in drafters)  # of a sweep any value may need the draft
+    wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # any value of a sweep
+    no_draft = not any(row.needs_model for row in wanted)
     if given.drafter == "none" and swept is None:
         raise UsageError(
             "bench needs a drafter to compare with, and --drafter none is target-only",
@@ -90,7 +91,7 @@ def bench(
         )
     if not given.given(("pair", "model", "model_draft", "hf_repo", "hf_repo_draft")):
         given = replace(given, pair=BENCH_PAIR)
-    pair = inputs.pair(given, need_draft=not no_draft, no_draft=no_draft)
+    pair = inputs.pair(given, need_draft=any(row.needs_file for row in wanted), no_draft=no_draft)
     is_usual = (given.predict, given.repetitions, own_prompt) == (None, None, None)
     repetitions = given.repetitions or pair.bench.repetitions or TRIALS
     kinds = pair.bench.prompts or {p.kind for p in PROMPTS}

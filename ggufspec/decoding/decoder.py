@@ -29,7 +29,10 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
+from ggufspec.models import heads
 from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
+from ggufspec.models.source import read_headers
+from ggufspec.models.vocabulary import check_pair
 from ggufspec.settings import DRAFTERS
 
 _Owned = TypeVar("_Owned", Model, Context, Head)
@@ -143,15 +146,19 @@ class SpeculativeDecoder:
         self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
         self._held: dict[str, list[int]] = {}  # texts that begin with what is in the caches
-        draft = draft if options.needs_draft else None
+        if options.needs_draft and (draft or options.head == "mtp"):
+            draft = draft or target
+            options = _with_head(Path(target), Path(draft), options)
+        else:
+            draft = None
         drafts = options.drafts(with_draft=draft is not None)
         self._most_drafted = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
             in_target = draft is not None and Path(draft) == Path(target)  # MTP blocks
-            self.target = self._own(Model(Path(target), options.placement, options.head if in_target else ""))
+            self.target = self._own(Model(Path(target), replace(options.placement, mtp=in_target)))
             self.draft = self.target if in_target else None
             if draft and not in_target:
-                self.draft = self._own(Model(Path(draft), options.draft_placement, options.head))
+                self.draft = self._own(Model(Path(draft), options.draft_placement))
                 require_same_vocabulary(
                     self.target, self.draft, "choose a draft of the target's own family, or --no-draft"
                 )
@@ -160,6 +167,7 @@ class SpeculativeDecoder:
             own = replace(options.context(with_draft=draft is not None), hidden=sources)
             self._target = self._own(Context(self.target, own))
             self._draft = self._head = None
+            self._head_kind = options.head
             if self.draft and options.head:
                 self._head = self._own(Head(self.draft, self._target, options.draft_context()))
             elif self.draft:
@@ -219,7 +227,9 @@ class SpeculativeDecoder:
             if self._closed:
                 raise _closed()
             before = self.options
-            self.options = before.with_answer(changes, has_draft=self.draft is not None, rooms=self._most_drafted)
+            self.options = before.with_answer(
+                changes, has_draft=self.draft is not None, rooms=self._most_drafted, head=self._head_kind
+            )
             try:
                 self._engage()
             except BaseException:
@@ -497,6 +507,22 @@ class SpeculativeDecoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _with_head(target: Path, draft: Path, options: DecoderOptions) -> DecoderOptions:
+    """The options for this draft file, which may be a head.
+
+    Raises:
+        UsageError: a head is asked for, and it is none.
+        ModelError: it is a head of another target.
+    """
+    known = read_headers([draft])[0]
+    if draft != target and not options.head and heads.kind_of(known.header) is None:
+        return options
+    own = read_headers([target])[0]
+    kind = heads.require(own.header, known.header, options.head)
+    check_pair(own, known, options.head)
+    return options.with_head(kind.drafter)
 
 
 class _LeftOff(Exception):  # noqa: N818 - nothing is wrong

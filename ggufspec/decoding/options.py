@@ -100,7 +100,7 @@ class DecoderOptions:
     @property
     def draft_placement(self) -> Placement:
         """Where the draft's layers are."""
-        return Placement(self.gpu_layers_draft, self.draft_split)
+        return Placement(self.gpu_layers_draft, self.draft_split, mtp=self.head == "mtp")
 
     @property
     def needs_draft(self) -> bool:
@@ -112,22 +112,28 @@ class DecoderOptions:
         """The drafter whose file is a head on the target: ``mtp``, ``eagle3`` or empty."""
         return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
+    def with_head(self, head: str) -> DecoderOptions:
+        """The same where the draft file turns out to be a head of this kind: it drafts in the draft model's place."""
+        names = dict.fromkeys(head if DRAFTERS[name].needs_model else name for name in self.drafters)
+        return replace(self, drafters=tuple(names))
+
     @property
     def drafter(self) -> str:
         """The drafters as ``--drafter`` names them: ``draft``, ``lookup``, ``both`` or ``none``."""
         return drafter_text(self.drafters)
 
     def drafts(self, *, with_draft: bool) -> bool:
-        """Whether anyone does, with or without a draft model."""
-        return bool(self.drafters) and (with_draft or not self.needs_draft)
+        """Whether anyone does, with or without a draft file; MTP blocks may be in the target's own."""
+        return bool(self.drafters) and (with_draft or not any(DRAFTERS[name].needs_file for name in self.drafters))
 
-    def with_answer(self, changes: AnswerOptions, *, has_draft: bool, rooms: int) -> DecoderOptions:
+    def with_answer(self, changes: AnswerOptions, *, has_draft: bool, rooms: int, head: str = "") -> DecoderOptions:
         """The same placement with other options for its answers.
 
         Args:
             changes: what is to be another.
             has_draft: whether a draft model is loaded.
             rooms: drafted tokens a round that the target's context was made for; 0: it was made for none.
+            head: what is loaded as the draft, if it is a head.
 
         Raises:
             UsageError: an option that needs loading; a value out of range; more than what is loaded can do.
@@ -139,6 +145,12 @@ class DecoderOptions:
         if not any(DRAFTERS[name].needs_corpus for name in changes.get("drafters", ("lookup",)) if name in DRAFTERS):
             changes = {"lookup_corpus": None, **changes}
         options = replace(self, **changes)
+        if head:
+            options = options.with_head(head)
+        elif options.head:
+            raise UsageError(
+                f"no head is loaded for the drafter {options.drafter!r}", "make another SpeculativeDecoder"
+            )
         if "drafters" in changes and options.needs_draft and not has_draft:
             raise UsageError(f"the drafter {options.drafter!r} needs a draft model, and none is loaded", "load one")
         if options.drafts(with_draft=has_draft) and options.draft_max > rooms:

@@ -33,7 +33,7 @@ from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import devices, library
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.llamacpp.params import context_params, model_params
+from ggufspec.llamacpp.params import context_params, head_params, model_params
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Context
@@ -44,11 +44,16 @@ CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One model, placed and with one context; ``path`` may be a metadata-only GGUF (:mod:`ggufspec.llamacpp.gguf`)."""
+    """One model, placed and with one context; ``path`` may be a metadata-only GGUF (:mod:`ggufspec.llamacpp.gguf`).
+
+    With ``target`` it is a head on that: MTP blocks where ``placement.mtp``, else EAGLE-3. Where file and placement are
+    the target's own, the weights are the target's, too.
+    """
 
     path: Path
     placement: Placement
     context: ContextOptions
+    target: Run | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +192,14 @@ class _Serving:
         """Make the runs; a model that several in a row have is loaded once."""
         del emit, stopping
         answers: list[Answer] = []
-        for (path, placement), group in groupby(request.runs, lambda run: (run.path, run.placement)):
+        for (path, placement, on), group in groupby(request.runs, lambda run: (run.path, run.placement, run.target)):
             runs = list(group)
             try:
-                with self._model(path, Placement() if self._on_host else placement) as model:
-                    answers += [self._answer(model, run.context) for run in runs]
+                with self._model(path, placement) as model:
+                    if on is None:
+                        answers += [self._answer(model, run.context) for run in runs]
+                    else:
+                        answers += [self._head(model, run, on) for run in runs]
             except ModelError as error:
                 answers += [Answer({}, error=error.message) for _ in runs]
         return Reply(tuple(answers))
@@ -199,7 +207,7 @@ class _Serving:
     @contextlib.contextmanager
     def _model(self, path: Path, placement: Placement) -> Iterator[Any]:
         lib = load()
-        params, _alive = model_params(lib, placement)
+        params, _alive = model_params(lib, Placement(mtp=placement.mtp) if self._on_host else placement)
         params.no_alloc = self._dry
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         if self._dry and not self.ready.offload:  # repacked weights crash a dry run without a device
@@ -217,14 +225,37 @@ class _Serving:
         lib = load()
         if self._on_host and options.flash_attn == "auto" and lib.llama_model_is_hybrid(model):
             options = replace(options, flash_attn="off")  # a hybrid in part on a card may lose it
+        return self._allocated(model, context_params(lib, options, model), options.width)
+
+    def _head(self, model: Any, run: Run, on: Run) -> Answer:
+        """A head's context beside its target's, which is made for it."""
+        lib = load()
+        own = (run.path, run.placement) == (on.path, on.placement)
+        with contextlib.nullcontext(model) if own else self._model(on.path, on.placement) as target:
+            context = lib.llama_init_from_model(target, context_params(lib, on.context, target))
+            if not context:
+                return Answer({}, error=f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
+            if self._logged:
+                self._logged.take()
+            try:
+                params = head_params(lib, run.context, context, mtp=run.placement.mtp)
+                answer = self._allocated(model, params, run.context.width)
+            finally:
+                lib.llama_free(context)
+        if own:
+            answer = replace(answer, devices={n: replace(one, weights=0) for n, one in answer.devices.items()})
+        return answer
+
+    def _allocated(self, model: Any, params: Any, width: int) -> Answer:
+        lib = load()
         forget_complaints()
-        context = lib.llama_init_from_model(model, context_params(lib, options, model))
+        context = lib.llama_init_from_model(model, params)
         if not context:
             return Answer({}, error=f"llama.cpp makes no context: {complaints() or 'it gave no reason'}")
         try:
             vocabulary = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
             found = self._logged.take() if self._logged else _breakdown(context)
-            return Answer(found, output=4 * vocabulary * options.width)
+            return Answer(found, output=4 * vocabulary * width)
         finally:
             lib.llama_free(context)
 

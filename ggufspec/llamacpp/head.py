@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,14 +24,9 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.hidden import Rows
 from ggufspec.llamacpp.library import complaints, forget_complaints
-from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.model import EAGLE3, Context, Model
 from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions, context_hint
-from ggufspec.llamacpp.params import context_params
-
-BATCH = 128  # tokens at once: upstream takes the target's 512, whose buffers take gigabytes with a large vocabulary
-
-_EAGLE3 = "eagle3"
-_CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h
+from ggufspec.llamacpp.params import head_params
 
 
 def head_sources(model: Model) -> tuple[int, ...]:
@@ -41,7 +35,7 @@ def head_sources(model: Model) -> tuple[int, ...]:
     Raises:
         ModelError: this build of llama.cpp lacks a function that the head needs.
     """
-    kind = _EAGLE3 if model.architecture == _EAGLE3 else "mtp"
+    kind = EAGLE3 if model.architecture == EAGLE3 else "mtp"
     if absent := staging.missing(kind):
         raise ModelError(f"the installed llama.cpp has no {absent}, which {kind} heads need", "ggufspec doctor")
     if kind == "mtp":
@@ -54,7 +48,7 @@ class Head:
     """A head on its target, one sequence.
 
     Args:
-        model: the head's file, or the target's where the blocks are in it, loaded with ``head``.
+        model: the head's file, or the target's where the blocks are in it, loaded with its MTP blocks.
         target: whose rows it reads; it must outlive the head.
         options: threads, context size and ``width``, the most rows of logits at once.
 
@@ -76,18 +70,13 @@ class Head:
         self._handle: Any = None
         lib = model._lib
         self.model = model
-        self.is_eagle3 = model.architecture == _EAGLE3
+        self.is_eagle3 = model.architecture == EAGLE3
         self.shift = int(self.is_eagle3)
         self.vocab_size = model.vocab_size
         self.capacity = options.ctx_size
         self.width = options.width
         self.length = 0
-        params = context_params(lib, replace(options, hidden=(), rewind=0))
-        params.n_batch = params.n_ubatch = max(BATCH, options.width)
-        params.n_outputs_max = options.width
-        params.ctx_other = target._handle
-        if not self.is_eagle3:
-            params.ctx_type = _CONTEXT_TYPE_MTP
+        params = head_params(lib, options, target._handle, mtp=not self.is_eagle3)
         forget_complaints()
         self._handle = lib.llama_init_from_model(model._handle, params)
         if not self._handle:

@@ -16,11 +16,9 @@ import numpy.typing as npt
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import staging
-from ggufspec.llamacpp.options import LAST_HIDDEN
+from ggufspec.llamacpp.options import HIDDEN_RING, LAST_HIDDEN
 
 Rows = npt.NDArray[np.float32]
-
-RING = 2048  # tokens whose rows are kept: a head that lags behind by more begins anew
 
 
 class HiddenRows:
@@ -38,7 +36,7 @@ class HiddenRows:
         self.size = size
         self.first = 0  # the earliest position whose row is kept
         self._context = context
-        self._rows: Rows = np.zeros((min(capacity, RING), len(sources), size), np.float32)
+        self._rows: Rows = np.zeros((min(capacity, HIDDEN_RING), len(sources), size), np.float32)
         for source in sources:
             if source == LAST_HIDDEN:
                 staging.function("llama_set_embeddings_nextn")(context, True, False)
@@ -64,7 +62,7 @@ class HiddenRows:
         A copy. The caller sees to it that they were decoded, and that ``first`` is not before :attr:`first`.
         """
         slots = np.arange(first, last) % len(self._rows)
-        return self._rows[slots].reshape(last - first, -1)
+        return self._rows[slots].reshape(last - first, len(self.sources) * self.size)
 
 
 def hidden_rows(model: Any, context: Any, sources: Sequence[int], capacity: int) -> HiddenRows:

@@ -25,6 +25,8 @@ from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, c
 
 Logits = npt.NDArray[np.float32]
 
+EAGLE3 = "eagle3"  # the architecture of heads whose "encoder" only joins rows
+
 _GGUF_MAGIC = b"GGUF"
 
 
@@ -58,19 +60,17 @@ class Model:
     Args:
         path: the file; of a split model, its first part.
         placement: which layers are where; the CPU has all by default.
-        head: load it as the head of a target, ``mtp`` or ``eagle3``; with ``mtp`` a target loads its own head too.
 
     Raises:
         ModelError: the file is missing, damaged, or does not fit; the message has llama.cpp's own.
     """
 
-    def __init__(self, path: Path, placement: Placement = _ON_CPU, head: str = "") -> None:
+    def __init__(self, path: Path, placement: Placement = _ON_CPU) -> None:
         self._handle: Any = None
         check_gguf(path)
         lib = load()
         self.path = path
         params, _alive = model_params(lib, placement)
-        params.load_mtp = head == "mtp"
         forget_complaints()
         self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
@@ -78,8 +78,8 @@ class Model:
             raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))
         self._lib = lib
         self._vocab = lib.llama_model_get_vocab(self._handle)
-        one_way = lib.llama_model_has_decoder(self._handle) and not lib.llama_model_has_encoder(self._handle)
-        if not one_way and head != "eagle3":
+        decodes = lib.llama_model_has_decoder(self._handle) and not lib.llama_model_has_encoder(self._handle)
+        if not decodes and self.architecture != EAGLE3:
             raise ModelError(f"{path} is not a decoder-only language model", "choose a causal language model")
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocab)
         self.blocks: int = lib.llama_model_n_layer(self._handle)  # without those of MTP heads
@@ -246,6 +246,8 @@ class Context:
     def __init__(self, model: Model, options: ContextOptions) -> None:
         self._handle: Any = None
         lib = model._lib
+        if model.architecture == EAGLE3:
+            raise ModelError(f"{model.path.name} is a head: it writes nothing of its own", "give its target with -m")
         self.model = model
         self.vocab_size = model.vocab_size
         self.capacity = options.ctx_size

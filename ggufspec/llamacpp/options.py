@@ -28,6 +28,7 @@ MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
+HIDDEN_RING = 2048  # tokens whose hidden rows are kept: a head that lags behind by more begins anew
 LAST_HIDDEN = -1  # among ContextOptions.hidden: the rows behind the last block
 # What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
@@ -55,11 +56,13 @@ class Placement:
         gpu_layers: layers offloaded as llama.cpp counts them, the output included; see :func:`offloaded`.
         split: share of the offloaded layers for each device; empty: by the devices' free memory.
         n_cpu_moe: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
+        mtp: whether the file's MTP blocks are loaded; without a head on them they would only take memory.
     """
 
     gpu_layers: int = 0
     split: tuple[float, ...] = ()
     n_cpu_moe: int = 0
+    mtp: bool = False
 
     def offloaded(self, blocks: int) -> int:
         """How many of ``blocks`` + 1 layers are offloaded."""

@@ -47,6 +47,27 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     return params
 
 
+HEAD_BATCH = 128  # tokens: upstream takes the target's 512, whose buffers take gigabytes with a large vocabulary
+_CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h
+
+
+def head_params(lib: Any, options: ContextOptions, target: Any, *, mtp: bool) -> Any:
+    """llama.cpp's parameters for a head's context.
+
+    Args:
+        lib: llama.cpp.
+        options: context size, types, threads and ``width``.
+        target: the handle of the context that it is on.
+        mtp: whether the head is MTP blocks.
+    """
+    params = context_params(lib, options)
+    params.n_batch = params.n_ubatch = max(HEAD_BATCH, options.width)
+    params.ctx_other = target
+    if mtp:
+        params.ctx_type = _CONTEXT_TYPE_MTP
+    return params
+
+
 _INT32_MAX = 2**31 - 1
 _BF16 = 30  # enum ggml_type; the one of KV_TYPES that llama-cpp-python does not name
 
@@ -63,6 +84,7 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
     Source: llama.cpp common/common.h, llm_ffn_exps_block_regex.
     """
     params = lib.llama_model_default_params()
+    params.load_mtp = placement.mtp
     params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
     alive: list[Any] = []
     if placement.split:

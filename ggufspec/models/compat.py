@@ -13,8 +13,8 @@ from typing import Literal
 
 from ggufspec.llamacpp.options import REWIND_BY
 from ggufspec.llamacpp.rewind import way_back
-from ggufspec.models import architecture
-from ggufspec.models.header import ModelHeader, Tokenizer, block_of
+from ggufspec.models import architecture, heads
+from ggufspec.models.header import ModelHeader, Tokenizer
 
 # common/speculative.cpp: SPEC_VOCAB_MAX_SIZE_DIFFERENCE, SPEC_VOCAB_CHECK_START_TOKEN_ID
 MAX_SIZE_DIFFERENCE = 128
@@ -42,14 +42,6 @@ _BOS_BY_PRE = frozenset(
         *("tekken", "chameleon"),
     }
 )
-
-# Drafters that need the target's hidden states: what they are, and llama-server's --spec-type for them
-# (common_speculative_type_from_name_map and common_speculative_types_from_gguf in common/speculative.cpp).
-_HEADS = {
-    "eagle3": ("an EAGLE-3 head", "draft-eagle3"),
-    "dflash": ("a DFlash drafter", "draft-dflash"),
-    "gemma4-assistant": ("a head for multi-token prediction", "draft-mtp"),
-}
 
 # The cost of rolling a state back after a rejection: ggufspec/llamacpp/rewind.py
 _COSTS = {
@@ -122,7 +114,7 @@ def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences 
     return Differences(len(unlike), token, one.decode("utf-8", "replace"), other.decode("utf-8", "replace"))
 
 
-def judge(target: ModelHeader, draft: ModelHeader, compare: Compare) -> Compatibility:
+def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: str = "") -> Compatibility:
     """Whether ``draft`` is compatible with ``target``, by their headers.
 
     Args:
@@ -130,13 +122,17 @@ def judge(target: ModelHeader, draft: ModelHeader, compare: Compare) -> Compatib
         draft: its header.
         compare: compares the texts of their tokens; called only if the digests differ and nothing else rules the pair
             out.
+        drafter: with ``mtp`` the draft may be the target itself, for its own MTP blocks.
     """
-    needed = _head(draft)
-    if needed:
-        what, spec_type = needed
-        program = f"llama-server -m TARGET -md DRAFT --spec-type {spec_type}" if spec_type else ""
-        reason = f"the draft is {what}: it drafts from the target's hidden states and not from tokens"
+    head = heads.kind_of_draft(target, draft, drafter)
+    if head is not None and not head.drafter:
+        program = f"llama-server -m TARGET -md DRAFT --spec-type {head.spec_type}" if head.spec_type else ""
+        reason = f"the draft is {head.what}: it drafts from the target's hidden states and not from tokens"
         return Compatibility("no", (reason,), program)
+    if head is not None:
+        against = [*_unfit(target, "target"), *heads.objections(target, draft, head)]
+        against = against or [*_other_tokens(target, draft, compare)]
+        return Compatibility("no" if against else "yes", tuple(against))
     against = [*_unfit(target, "target"), *_unfit(draft, "draft")] or [*_other_tokens(target, draft, compare)]
     if against:
         return Compatibility("no", tuple(against))
@@ -160,22 +156,6 @@ def kind_of(tokenizer: Tokenizer) -> str:
 
 
 # ---- incompatible pairs ------------------------------------------------------------------------------------------
-
-
-def _head(draft: ModelHeader) -> tuple[str, str] | None:
-    """(description, ``--spec-type``) of a drafter that needs the target's hidden states."""
-    names = {tensor.name for tensor in draft.tensors}
-    if draft.architecture == "dflash" and "markov_w1.weight" in names:
-        return "a DSpark drafter", "draft-dspark"
-    if draft.architecture in _HEADS:
-        return _HEADS[draft.architecture]
-    if "medusa" in draft.architecture or any(name.startswith("medusa") for name in names):
-        return "a set of Medusa heads", ""  # llama.cpp has none
-    main = draft.blocks - draft.nextn_blocks
-    blocks = [block for tensor in draft.tensors if (block := block_of(tensor)) is not None]
-    if draft.nextn_blocks and all(block >= main for block in blocks):
-        return "a head for multi-token prediction", "draft-mtp"
-    return None
 
 
 def _unfit(header: ModelHeader, role: str) -> Iterator[str]:

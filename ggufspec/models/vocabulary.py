@@ -14,6 +14,7 @@ from ggufspec import worker
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
+from ggufspec.models import heads
 from ggufspec.models.compat import Compatibility, Differences, differences, judge
 from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
@@ -33,7 +34,7 @@ class Result:
     found: Differences | None
 
 
-def judge_known(target: Known, draft: Known) -> Compatibility:
+def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility:
     """Whether ``draft`` is compatible with ``target``, token texts included.
 
     Raises:
@@ -44,20 +45,23 @@ def judge_known(target: Known, draft: Known) -> Compatibility:
         target.header,
         draft.header,
         lambda: worker.call(__name__, Spec(target.sparse, draft.sparse), Result).found,
+        drafter,
     )
 
 
-def check_pair(target: Known, draft: Known) -> tuple[str, ...]:
-    """The warnings of a pair that can run.
+def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...]:
+    """The warnings of a pair that can run; ``drafter`` as in :func:`ggufspec.models.compat.judge`.
 
     Raises:
         ModelError: ``draft`` is incompatible; the hint may name a program that runs the pair.
         WorkerError: llama.cpp died over one of the headers.
     """
-    verdict = judge_known(target, draft)
+    verdict = judge_known(target, draft, drafter)
     if verdict.answer != "no":
         return verdict.reasons
     hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
+    if (head := heads.kind_of_draft(target.header, draft.header, drafter)) and head.drafter:
+        hint = "choose a head that was made for this target"
     raise ModelError(
         f"{draft.header.name} cannot draft for {target.header.name}: {'; '.join(verdict.reasons)}",
         f"{hint}, or --no-draft",

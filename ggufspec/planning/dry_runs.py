@@ -13,7 +13,17 @@ from typing import Self
 from ggufspec import cache
 from ggufspec.llamacpp import dryrun
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.memory import HOST, ByDevice, Bytes, Request, SameHeader, resident
+from ggufspec.planning.memory import (
+    HOST,
+    ByDevice,
+    Bytes,
+    Request,
+    SameHeader,
+    hidden_compute_bytes,
+    hidden_host_bytes,
+    layer_devices,
+    resident,
+)
 
 # A card's compute buffer ÷ the CPU's, at most: docs/decisions/026
 _DENSE, _EXPERTS, _RECURRENT = 1.0, 1.05, 1.25
@@ -66,7 +76,7 @@ class DryRuns:
         unknown = {key: one for key, one in zip(keys, requests, strict=True) if not self._is_known(*key)}
         if unknown:
             ordered = sorted(unknown.items(), key=lambda item: (str(item[1].file), str(item[1].placement)))
-            runs = [dryrun.Run(one.file, one.placement, one.context) for _, one in ordered]
+            runs = [_run(one) for _, one in ordered]
             for ((model, key), one), answer in zip(ordered, self._session.ask(runs), strict=True):
                 self._known[model][key] = self._entry(one, answer)
             for model in {model for model, _ in unknown}:
@@ -101,8 +111,12 @@ class DryRuns:
         found = {names[name]: Bytes(one.weights, one.kv, one.compute) for name, one in answer.devices.items()}
         if not limits:
             found = {name: found.get(name, Bytes()) for name in (HOST, *self._cards)}
-            found[HOST] += Bytes(overhead=answer.output)
-            return _Entry(found)
+            found[HOST] += Bytes(overhead=answer.output + hidden_host_bytes(request.header, request.context))
+            devices = layer_devices(request.header.blocks, request.placement, len(self._cards))
+            more = hidden_compute_bytes(request.header, request.context, devices, len(self._cards) + 1)
+            return _Entry({name: found[name] + Bytes(compute=size) for name, size in zip(found, more, strict=True)})
+        if request.target is not None:
+            return _Entry({name: Bytes() for name in (HOST, *self._cards)}, limits=limits)
         used = resident(request.header, request.placement, request.context, self._cards)
         on_host = 0 if self._session.ready.offload else int(_card_share(request.header) * found[HOST].compute)
         compute = {
@@ -112,11 +126,20 @@ class DryRuns:
 
     def _key(self, request: Request) -> str:
         """Threads do not matter."""
-        question = [asdict(request.placement), asdict(request.context) | {"threads": 1}, self._devices]
+        question: list[object] = [self._devices]
+        for one in filter(None, (request, request.target)):
+            question += [asdict(one.placement), asdict(one.context) | {"threads": 1}]
+        if request.target is not None:
+            question.append(_fingerprint(SameHeader(request.target.header)))
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:32]
 
     def _file(self, model: str) -> Path:
         return self._folder / f"{model}.json"
+
+
+def _run(request: Request) -> dryrun.Run:
+    on = None if request.target is None else _run(request.target)
+    return dryrun.Run(request.file, request.placement, request.context, on)
 
 
 def _card_share(header: ModelHeader) -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
+from ggufspec.llamacpp.options import HIDDEN_RING, KV_TYPES, ContextOptions, Placement
 from ggufspec.llamacpp.rewind import way_back
 from ggufspec.models.header import ModelHeader, block_of
 
@@ -69,12 +69,16 @@ def total(parts: Iterable[ByDevice]) -> ByDevice:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model, placed and with one context. ``file`` has its metadata and tensor shapes; weights are not needed."""
+    """One model, placed and with one context. ``file`` has its metadata and tensor shapes; weights are not needed.
+
+    With ``target`` it is a head on that, whose blocks may be in the target's own file.
+    """
 
     header: ModelHeader
     file: Path
     placement: Placement
     context: ContextOptions
+    target: Request | None = None
 
 
 DryRun = Callable[[Sequence[Request]], list[ByDevice | str]]
@@ -95,7 +99,9 @@ class Memory:
         self._answers: dict[object, list[ByDevice]] = {}  # by model, context and layout
 
     def resident(self, request: Request) -> ByDevice:
-        """:func:`resident` on these cards."""
+        """:func:`resident` on these cards; nothing of a head, which only a dry run tells."""
+        if request.target is not None:
+            return {name: Bytes() for name in (HOST, *self._cards)}
         return resident(request.header, request.placement, request.context, self._cards)
 
     def estimates(self, requests: Sequence[Request]) -> list[ByDevice]:
@@ -119,10 +125,14 @@ class Memory:
 
     def _layout(self, request: Request) -> object:
         header, placement = request.header, request.placement
+        if request.target is not None:  # its own layers, and where the target's output is, and its last blocks
+            own = request.file == request.target.file
+            there = layer_devices(request.target.header.blocks, request.target.placement, len(self._cards))
+            return None if own else placement, there[-(header.nextn_blocks + 1) :], there[0]
         return layout(header, placement, len(self._cards)) if header.regular else placement
 
     def _estimate(self, request: Request, answers: Sequence[ByDevice]) -> ByDevice:
-        if answers and not request.header.regular:
+        if answers and (request.target is not None or not request.header.regular):
             return answers[0]
         return {
             name: replace(used, compute=max((answer[name].compute for answer in answers), default=0))
@@ -140,14 +150,29 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
         cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
 
     Returns:
-        Bytes of ``HOST`` and of every card. The logits' buffer is ``overhead`` of the host. Caches of an architecture
-        that is not ``regular`` are left out.
+        Bytes of ``HOST`` and of every card. The buffers of logits and of hidden rows are ``overhead`` of the host.
+        Caches of an architecture that is not ``regular`` are left out.
     """
     devices = layer_devices(header.blocks, placement, len(cards))
-    weights = _weights(_sums(SameHeader(header)), devices, placement.n_cpu_moe, len(cards) + 1)
+    weights = _weights(_sums(SameHeader(header), placement.mtp), devices, placement.n_cpu_moe, len(cards) + 1)
     kv = _kv(header, devices, context, len(cards) + 1) if header.regular else [0] * (len(cards) + 1)
-    logits = 4 * header.vocabulary * context.width
-    return {name: Bytes(weights[i], kv[i], overhead=0 if i else logits) for i, name in enumerate((HOST, *cards))}
+    rows = 4 * header.vocabulary * context.width + hidden_host_bytes(header, context)
+    return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
+
+
+def hidden_host_bytes(header: ModelHeader, context: ContextOptions) -> int:
+    """Host memory for a target's hidden rows: llama.cpp's buffer of a batch (``output_reserve`` in
+    src/llama-context.cpp), and the ring of them.
+    """
+    return 4 * header.embedding * len(context.hidden) * (context.batch + min(context.ctx_size, HIDDEN_RING))
+
+
+def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: Sequence[int], count: int) -> list[int]:
+    """What handing out hidden rows adds to the compute buffers at most: rows of a micro-batch that must stay."""
+    found = [0] * count
+    for source in context.hidden:
+        found[devices[source]] += 4 * header.embedding * context.computed
+    return found
 
 
 def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, ...]:
@@ -174,7 +199,7 @@ def layout(header: ModelHeader, placement: Placement, cards: int) -> object:
     For each run of blocks on one device: the device, its experts' device, the kinds of its blocks, of its first and of
     its last one, and how many they are, up to ``_ALIKE_FROM``.
     """
-    kinds = _sums(SameHeader(header)).kinds
+    kinds = _sums(SameHeader(header), placement.mtp).kinds
     devices = layer_devices(header.blocks, placement, cards)
 
     def where(block: int) -> tuple[int, int]:
@@ -228,9 +253,9 @@ class _Sums:
 
 
 @functools.lru_cache(maxsize=32)
-def _sums(same: SameHeader) -> _Sums:
+def _sums(same: SameHeader, mtp: bool) -> _Sums:
     header = same.header
-    main = header.blocks - header.nextn_blocks  # llama.cpp does not load the others
+    main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp does not load the others
     blocks, experts = [0] * main, [0] * main
     shapes: list[set[object]] = [{header.windowed[i], ("recurrent", header.recurrent[i])} for i in range(main)]
     outside = {"input": 0, "output": 0, "with_block_0": 0, "with_all_blocks": 0}

@@ -5,7 +5,7 @@ The values; :mod:`ggufspec.planning.search` makes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ggufspec.display import counted
@@ -55,7 +55,8 @@ class Machine:
 class ModelRequest:
     """One model of the request: header, metadata-only file for dry runs, context, and its layers where they are fixed.
 
-    ``rehearsed`` is how fast a rehearsal on this machine found the model.
+    ``rehearsed`` is how fast a rehearsal on this machine found the model. A head has ``as_read``: what a step of it
+    reads; it is ``in_target`` where its blocks are in the target's own file. ``mtp``: the file's MTP blocks are loaded.
     """
 
     header: ModelHeader
@@ -65,10 +66,17 @@ class ModelRequest:
     split: tuple[float, ...] = ()
     n_cpu_moe: int | None = None
     rehearsed: RehearsedLatency | None = None
+    as_read: ModelHeader | None = None
+    in_target: bool = False
+    mtp: bool = False
 
-    def at(self, placement: Placement) -> Request:
-        """What to estimate or to dry-run."""
-        return Request(self.header, self.metadata_only, placement, self.context)
+    def at(self, placement: Placement, target: Request | None = None) -> Request:
+        """What to estimate or to dry-run; a head beside its ``target``."""
+        if self.as_read is None:
+            return Request(self.header, self.metadata_only, replace(placement, mtp=self.mtp), self.context)
+        assert target is not None
+        placement = target.placement if self.in_target else replace(placement, mtp=self.mtp)
+        return Request(self.header, self.metadata_only, placement, self.context, target)
 
     def speed_on(self, machine: Machine) -> MachineProfile:
         """The machine's speeds, as a rehearsal found them for this model if there was one."""
@@ -77,9 +85,10 @@ class ModelRequest:
     def pass_s(self, machine: Machine, placement: Placement, tokens: int) -> float:
         """Predicted seconds of a batch, half of the context filled."""
         layers = placement.offloaded(self.header.blocks)
+        header = self.as_read or self.header
         return pass_s(
-            self.header,
-            placement,
+            header,
+            replace(placement, gpu_layers=min(layers, header.layers)) if self.as_read else placement,
             self.speed_on(machine),
             machine.card_names,
             tokens=tokens,

@@ -108,7 +108,7 @@ class _Candidate:
         """What to dry-run: the target first."""
         asked = [self.target.at(self.placement)]
         if self.draft is not None and self.draft_placement is not None:
-            asked.append(self.draft.at(self.draft_placement))
+            asked.append(self.draft.at(self.draft_placement, asked[0]))
         return asked
 
 
@@ -123,7 +123,7 @@ class _Search:
     def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int) -> float:
         """Predicted seconds of a batch."""
         context = subject.context
-        key = (id(subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
+        key = (id(subject.as_read or subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
         if key not in self._passes:
             self._passes[key] = subject.pass_s(self.machine, placement, tokens)
         return self._passes[key]
@@ -137,7 +137,7 @@ class _Search:
             return Choice(0, 1 / seconds, seconds)
         return best_length(
             lambda tokens: self.pass_s(target, at, tokens),
-            self.pass_s(draft, draft_at, 1),
+            self.pass_s(draft, at if draft.in_target else draft_at, 1),
             self.request.acceptance,
             most=self.request.draft_max,
             least=1,
@@ -195,7 +195,11 @@ class _Search:
     def _candidates(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[_Candidate]:
         """Every placement of both whose weights and caches fit."""
         placed = self._resident(target)
-        drafts: list[tuple[Placement | None, ByDevice]] = [*self._resident(draft)] if draft else [(None, {})]
+        drafts: list[tuple[Placement | None, ByDevice]] = [(None, {})]
+        if draft and draft.as_read:  # a head's bytes are known beside its target only
+            drafts = [(at, {}) for at in self._placements(draft)]
+        elif draft:
+            drafts = [*self._resident(draft)]
         for draft_at, beside in drafts:
             for at, used in placed:
                 if self._within([used, beside]):
@@ -208,7 +212,7 @@ class _Search:
     def _placements(self, subject: ModelRequest) -> list[Placement]:
         """The placements that a request leaves open, the largest first."""
         layers = subject.header.layers
-        if not self.machine.cards:
+        if not self.machine.cards or subject.in_target:
             return [Placement(0)]
         counts: Iterable[int] = range(layers, -1, -1)
         if subject is self.request.draft:  # a part of the draft is rarely best: a few steps tell
@@ -251,7 +255,7 @@ class _Search:
     def _planned(self, one: _Candidate, estimate: ByDevice, parts: Sequence[ByDevice]) -> PlannedRun:
         return PlannedRun(
             target=one.placement,
-            draft=one.draft_placement,
+            draft=one.placement if one.draft and one.draft.in_target else one.draft_placement,
             context=one.target.context,
             target_bytes=parts[0],
             draft_bytes=parts[1] if len(parts) > 1 else {},
@@ -262,9 +266,10 @@ class _Search:
 
     def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> UsageError:
         """Why nothing fits: the smallest placement that was allowed, against the tightest card."""
-        smallest = self._memory.estimates(
-            [model.at(self._placements(model)[-1]) for model in ((target, draft) if draft else (target,))]
-        )
+        asked = [target.at(self._placements(target)[-1])]
+        if draft:
+            asked.append(draft.at(self._placements(draft)[-1], asked[0]))
+        smallest = self._memory.estimates(asked)
         index = max(range(len(self.machine.cards)), key=lambda i: self._excess(smallest, i))
         card = self.machine.cards[index]
         needed = self._excess(smallest, index) + self.machine.budget_bytes(card)
@@ -285,7 +290,7 @@ class _Search:
         at_pair, even, costs = target_only.tokens_per_s, None, 0
         if pair is not None and draft is not None and pair.draft is not None:
             placed = replace(target, context=pair.context)
-            draft_s = self.pass_s(draft, pair.draft, 1)
+            draft_s = self.pass_s(draft, pair.target if draft.in_target else pair.draft, 1)
             at_pair = 1 / self.pass_s(placed, pair.target, 1)
             even = break_even_acceptance(
                 lambda tokens: self.pass_s(placed, pair.target, tokens),

@@ -11,13 +11,13 @@ from ggufspec.display import counted, visible
 from ggufspec.reports.values import milliseconds, shortened
 from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Own, TracedRound
 from ggufspec.schema.trace import Written
+from ggufspec.settings import DRAFTERS
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 WRITERS = {
-    "draft": "drafted by the draft model and accepted",
-    "lookup": "drafted by the n-gram lookup and accepted",
+    **{name: f"drafted by the {row.label} and accepted" for name, row in DRAFTERS.items()},
     "bonus": "the target's own behind a draft that was accepted whole",
     "target": "the target's own",
 }
@@ -275,6 +275,7 @@ def written(tokens: Sequence[Written]) -> dict[str, int]:
 
 def summary(tokens: Sequence[Written], rounds: int) -> str:
     """Who wrote the answer, in a sentence."""
-    names = {"draft": "the draft", "lookup": "the lookup", "bonus": "the target as a bonus", "target": "the target"}
+    names = {name: f"the {row.label}" for name, row in DRAFTERS.items()}
+    names |= {"bonus": "the target as a bonus", "target": "the target"}
     shares = [f"{count} by {names[who]}" for who, count in written(tokens).items()]
     return f"{counted(sum(written(tokens).values()), 'token')} in {counted(rounds, 'round')}: {', '.join(shares)}"

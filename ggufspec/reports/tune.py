@@ -9,7 +9,7 @@ from typing import Any
 from ggufspec.display import counted, number
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
-from ggufspec.reports.values import DRAFTERS, with_spread
+from ggufspec.reports.values import with_spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
 
 # What is not named where it is as usual: its llama.cpp flag, and its usual value.

@@ -8,17 +8,12 @@ from typing import Any
 
 from ggufspec.display import counted, number
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.settings import drafters_label
 
 MODES = {
     "target_only_at_pair": "target at pair",  # target-only, its layers as few as the pair's
     "llama_target_only": "Llama alone",
     "llama_hook": "Llama + hook",
-}
-DRAFTERS = {
-    "draft": "draft model",
-    "lookup": "n-gram lookup",
-    "both": "draft model and n-gram lookup",
-    "none": "no draft",
 }
 
 
@@ -36,7 +31,7 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
     """
     parts = [f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}"]
     if swept != "drafter":
-        parts.append(DRAFTERS[settings["drafter"]])
+        parts.append(drafters_label(settings["drafter"]))
     if swept not in ("draft_policy", "draft_max"):
         most = "at most " if settings["draft_policy"] == "adaptive" else ""
         length = f"{most}{counted(settings['draft_max'], 'token')} a round"
