@@ -24,7 +24,7 @@ def setting_name(setting: TunedSetting) -> str:
     else:
         if setting.drafter != "lookup":
             parts.append(f"ngld {setting.gpu_layers_draft}")
-        parts.append(DRAFTERS.get(setting.drafter, setting.drafter))
+        parts.append(drafters_label(setting.drafter))
         most = "up to " if setting.draft_policy == "adaptive" else ""
         parts.append(f"{setting.draft_policy} {most}{setting.draft_max}")
     parts.append(counted(setting.threads, "thread"))
