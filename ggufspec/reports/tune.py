@@ -11,6 +11,7 @@ from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
 from ggufspec.reports.values import with_spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
+from ggufspec.settings import drafters_label
 
 # What is not named where it is as usual: its llama.cpp flag, and its usual value.
 _OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}
