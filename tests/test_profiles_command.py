@@ -374,13 +374,6 @@ def test_a_good_profile_and_the_one_that_ships(cli: Cli, mine: Path, online: dic
     assert all(row["ok"] and not row["problems"] and row["target_bytes"] > 0 for row in document["checks"])
 
 
-def test_sizes_that_are_wrong_are_warned_of(cli: Cli, mine: Path, online: dict[str, str]) -> None:
-    (mine / "good.toml").write_text(GOOD.replace("[draft]", "layers = 7\n[draft]"))
-    (row,) = cli("profiles", "check", "good", "--json", **online).document()["checks"]
-    assert row["ok"]
-    assert row["warnings"] == ["the profile's layers of big-Q4_K_M.gguf is 7, and its header says 5"]
-
-
 def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> None:
     draft = "user/small-GGUF/small-Q8_0.gguf"
     broken = {

@@ -30,7 +30,6 @@ def doctor(
     from ggufspec import __version__
     from ggufspec.hardware import gpus
     from ggufspec.reports.doctor import examine
-    from ggufspec.schema.base import to_json
     from ggufspec.schema.doctor import DoctorDocument
 
     llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), _build()
@@ -47,10 +46,7 @@ def doctor(
         self_check=self_check,
         prebuilt=_prebuilt(survey),
     )
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        _show(document)
+    ui.result(document, lambda: _show(document))
     return 0 if document.healthy else 1
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
-_NEAR = 0.005  # of a size
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=profile_names)]
 
@@ -46,17 +42,15 @@ def list_profiles() -> int:
     from ggufspec.models.profile import user_folder
     from ggufspec.reports import profiles as report
     from ggufspec.reports import table
-    from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import ProfilesDocument
 
     machine = _machine()
     shown = tuple(_row(entry, machine) for entry in catalogue())
     document = ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
-    if ui.flags().json:
-        ui.data(to_json(document))
-        return 0
     out = ui.out()
-    out.print(table.terminal(report.listing(document, out.width)))
+    ui.result(document, lambda: out.print(table.terminal(report.listing(document, out.width))))
+    if ui.flags().json:
+        return 0
     for row in shown:
         if row.error:
             ui.note(row.error)
@@ -72,7 +66,6 @@ def show(name: Name) -> int:
     from ggufspec.models.vocabulary import judge_known
     from ggufspec.reports import profiles as report
     from ggufspec.reports import table
-    from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import ProfileDocument
 
     path = find(name)
@@ -86,10 +79,7 @@ def show(name: Name) -> int:
         verdict.answer if verdict else None,
         verdict.reasons if verdict else (),
     )
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        ui.out().print(table.pairs(report.facts(document)))
+    ui.result(document, lambda: ui.out().print(table.pairs(report.facts(document))))
     return 0
 
 
@@ -107,6 +97,8 @@ def new(
 
     Asks for what is missing on a terminal. A profile of yours overrides a bundled one of the same name.
     """
+    import tomlkit
+
     from ggufspec.files import write_whole
     from ggufspec.models.profile import bundled_folder, load_profile, user_folder
     from ggufspec.models.source import read_headers
@@ -123,21 +115,23 @@ def new(
         known = read_headers([target, draft], None, tell)
         warnings = check_pair(known[0], known[1])
     if why is None:
-        why = typer.prompt("What is it for?", default="", show_default=False, err=True) if _can_ask() else ""
-    text = _toml(
-        name,
-        why.strip() or "A pair of my own.",
-        f"{_page(target)} with {_page(draft)}",
-        {"target": (target, known[0]), "draft": (draft, known[1])},
-        given.given(("ctx_size", "draft_max")),
-    )
+        why = typer.prompt("What is it for?", default="", show_default=False, err=True) if ui.can_ask() else ""
+    profile: dict[str, Any] = {
+        "name": name,
+        "why": why.strip() or "A pair of my own.",
+        "source": f"{_page(target)} with {_page(draft)}",
+        "target": _model_keys(target, known[0]),
+        "draft": _model_keys(draft, known[1]),
+    }
+    if settings := given.given(("ctx_size", "draft_max")):
+        profile["settings"] = settings
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GgufspecError(
             f"{path.parent} cannot be made: {error.strerror}", f"XDG_CONFIG_HOME=FOLDER ggufspec profiles new {name} …"
         ) from None
-    write_whole(path, text)
+    write_whole(path, f"# Made with: ggufspec profiles new\n{tomlkit.dumps(profile)}")
     load_profile(path)  # what was written is what will be read
     for warning in warnings:
         ui.note(f"note: {warning}")
@@ -157,11 +151,10 @@ def remove(
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
     from ggufspec.models.profile import bundled_folder, own_profile
-    from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import RemovedDocument
 
     path = own_profile(name)
-    if not ui.flags().yes and _can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
+    if not ui.flags().yes and ui.can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
         raise GgufspecError("nothing was removed", f"ggufspec profiles rm {name} -y")
     try:
         path.unlink()
@@ -170,7 +163,7 @@ def remove(
     document = RemovedDocument(name, str(path), (bundled_folder() / path.name).is_file())
     if document.bundled:
         ui.note(f"note: {name} is the bundled profile again")
-    ui.data(to_json(document) if ui.flags().json else str(path))
+    ui.result(document, lambda: ui.data(str(path)))
     return 0
 
 
@@ -187,7 +180,6 @@ def check(
     from ggufspec.models.profile import known_profiles
     from ggufspec.reports import profiles as report
     from ggufspec.reports import table
-    from ggufspec.schema.base import to_json
     from ggufspec.schema.profiles import CheckDocument
 
     wanted = list(dict.fromkeys(names or known_profiles()))
@@ -197,10 +189,7 @@ def check(
             bar(done, len(wanted), name)
             found.append(_check(name))
     document = CheckDocument(tuple(found), all(row.ok for row in found))
-    if ui.flags().json:
-        ui.data(to_json(document))
-    else:
-        ui.out().print(table.terminal(report.checks(document)))
+    ui.result(document, lambda: ui.out().print(table.terminal(report.checks(document))))
     return 0 if document.ok else 1
 
 
@@ -335,7 +324,6 @@ def _check(name: str) -> ProfileCheck:
     failures: list[GgufspecError] = []
     known: list[Known] = []
     warnings: tuple[str, ...] = ()
-    stale: list[str] = []
     sizes: list[int | None] = [None, None]
     try:
         profile = load_profile(name)
@@ -347,7 +335,6 @@ def _check(name: str) -> ProfileCheck:
                 sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
                 known.append(_header(place, sizes[index]))
                 sizes[index] = known[-1].header.size_bytes
-                stale += _stale(model, known[-1])
             except GgufspecError as error:
                 failures.append(error)
         if len(known) == 2:
@@ -363,18 +350,10 @@ def _check(name: str) -> ProfileCheck:
         not failures,
         tuple(error.message for error in failures),
         tuple(error.hint for error in failures),
-        (*warnings, *stale),
+        warnings,
         sizes[0],
         sizes[1],
     )
-
-
-def _stale(model: ModelSource, known: Known) -> Iterator[str]:
-    """Sizes of the profile that are not the header's; those of the files that ship were computed, and are near."""
-    for key, true in _sizes(known.header).items():
-        said = getattr(model, key)
-        if said is not None and abs(said - true) > _NEAR * true:
-            yield f"the profile's {key} of {model.file} is {said:,}, and its header says {true:,}"
 
 
 def _size_on_hub(place: HubFile) -> int:
@@ -400,16 +379,12 @@ def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def _can_ask() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def _one(role: str, file: str | None, repo: str | None, file_flag: str, repo_flag: str) -> tuple[str, bool]:
     """(name, whether it is one of the hub's) of a model, asked for where no flag gives it."""
     if file is not None and repo is not None:
         raise UsageError(f"both {file_flag} and {repo_flag} are given", "give one of them")
     if file is None and repo is None:
-        if not _can_ask():
+        if not ui.can_ask():
             raise UsageError(f"no {role} is given", f"{repo_flag} USER/REPO:QUANT, or {file_flag} FILE")
         said = typer.prompt(f"The {role}: a file, or USER/REPO:QUANT in the hub", err=True).strip()
         is_file = said.endswith(".gguf") and ":" not in said
@@ -438,25 +413,12 @@ def _page(place: Path | HubFile) -> str:
     return str(place) if isinstance(place, Path) else page(place.repo)
 
 
-def _toml(
-    name: str,
-    why: str,
-    source: str,
-    models: dict[str, tuple[Path | HubFile, Known]],
-    settings: dict[str, Any],
-) -> str:
-    """A profile as TOML, with the sizes of models that are not here, as their headers say them."""
-    lines = ["# Made with: ggufspec profiles new", *_pairs({"name": name, "why": why, "source": source})]
-    for table, (place, known) in models.items():
-        lines += ["", f"[{table}]"]
-        if isinstance(place, Path):
-            lines += _pairs({"file": str(place)})
-        else:
-            lines += _pairs({"repo": place.repo, "file": place.file, "revision": place.revision})
-            lines += _pairs(_sizes(known.header))
-    if settings:
-        lines += ["", "[settings]", *_pairs(settings)]
-    return "\n".join(lines) + "\n"
+def _model_keys(place: Path | HubFile, known: Known) -> dict[str, Any]:
+    """A model's table: of one that is not here with the sizes that its header says."""
+    if isinstance(place, Path):
+        return {"file": str(place)}
+    named = {"repo": place.repo, "file": place.file, "revision": place.revision, **_sizes(known.header)}
+    return {key: value for key, value in named.items() if value is not None}
 
 
 def _sizes(header: ModelHeader) -> dict[str, int]:
@@ -467,12 +429,3 @@ def _sizes(header: ModelHeader) -> dict[str, int]:
         if header.cached[block]
     )
     return {"size_bytes": header.size_bytes, "layers": header.layers, "cache_bytes": 2 * numbers}
-
-
-def _pairs(values: dict[str, Any]) -> list[str]:
-    """JSON's strings and numbers are TOML's too, but for the character DEL."""
-    found = []
-    for key, value in values.items():
-        if value is not None:
-            found.append(f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
-    return found

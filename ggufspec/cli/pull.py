@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,8 +18,6 @@ from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from ggufspec.models.download import Order
     from ggufspec.models.hub import HubFile
     from ggufspec.schema.pull import PullDocument
@@ -43,7 +40,6 @@ def pull(
     What breaks off goes on where it ended. Those that are here are verified too.
     """
     from ggufspec.models import download
-    from ggufspec.schema.base import to_json
 
     sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft, revision)
     again = command(given.pair, given.hf_repo, given.hf_repo_draft, revision)
@@ -54,10 +50,8 @@ def pull(
         _ask(order, again)
         order = _fetch(order, again)
     document = _document(order, dry_run)
-    if ui.flags().json:
-        ui.data(to_json(document))
-    elif sources:
-        _show(document)
+    if sources or ui.flags().json:
+        ui.result(document, lambda: _show(document))
     else:
         ui.note(f"{given.pair or 'demo'} is here: its profile names files of this machine")
     return 0
@@ -78,7 +72,7 @@ def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
 
     missing = [source for source in sources if download.here(source) is None]
     if missing:
-        if not ui.flags().yes and not _can_ask():
+        if not ui.flags().yes and not ui.can_ask():
             files = " and ".join(f"{source.repo}/{source.file}" for source in missing)
             verb = "is" if len(missing) == 1 else "are"
             raise ModelError(f"{files} of {name} {verb} not on this machine", again)
@@ -120,10 +114,6 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None, revisio
     return tuple(dict.fromkeys(there))
 
 
-def _can_ask() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
 def _ask(order: Order, again: str) -> None:
     """Let the user say whether to fetch what is missing.
 
@@ -139,7 +129,7 @@ def _ask(order: Order, again: str) -> None:
     if ui.flags().yes:
         return
     what = f"{counted(len(missing), 'file')}, {shown_size(order.missing_bytes)}"
-    if not _can_ask():
+    if not ui.can_ask():
         raise GgufspecError(f"{what}, would be downloaded, and there is no terminal to ask on", f"{again} -y")
     for item in missing:
         ui.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
@@ -160,7 +150,7 @@ def _fetch(order: Order, again: str) -> Order:
 
 @contextmanager
 def _bars() -> Iterator[Emit]:
-    """One bar per file on an interactive stderr: bytes, rate, time left."""
+    """A bar for the present file on an interactive stderr: bytes, rate, time left."""
     err = ui.err()
     if not ui.is_live():
         yield lambda _: None
@@ -179,20 +169,18 @@ def _bars() -> Iterator[Emit]:
         TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
     with Progress(*columns, console=err, transient=True) as bars:
-        tasks: dict[str, tuple[str, TaskID]] = {}
+        task, before = bars.add_task("", total=None), ("", "")
 
         def show(event: Event) -> None:
+            nonlocal before
             file, phase, done = str(event["file"]), str(event["event"]), int(event["bytes"])
             name = file.partition("@")[0].rsplit("/", 1)[-1]
             pause_s = max(1, round(event.get("seconds", 0)))
             state = {"waiting": f"again in {pause_s} s: ", "checking": "checking "}.get(phase, "")
             text = shortened(state + name, min(room, 60))
-            if file not in tasks:
-                tasks[file] = ("", bars.add_task(text, total=event["total"], completed=done))
-            before, task = tasks[file]
-            if phase != before:
+            if (file, phase) != before:
                 bars.reset(task, total=event["total"], completed=done, description=text)  # the rate begins anew
-                tasks[file] = (phase, task)
+                before = file, phase
             else:
                 bars.update(task, completed=done, description=text)
 
@@ -221,27 +209,22 @@ def _document(order: Order, dry_run: bool) -> PullDocument:
 
 
 def _show(document: PullDocument) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ggufspec.models.download import shown_size
+    from ggufspec.reports import table
 
-    out = ui.out()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("File", overflow="fold")
     numbers = ("Size", "Here", "To fetch") if document.dry_run else ("Size", "Fetched")
-    for column in numbers:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("Commit", no_wrap=True)
-    if not document.dry_run:
-        table.add_column("Verified", no_wrap=True)
+    verified = [] if document.dry_run else [table.word("Verified")]
+    columns = table.columns(table.words("File"), *numbers, table.word("Commit"), *verified)
+    rows = []
     for file in document.files:
-        sizes = [file.bytes, file.present_bytes, file.bytes - file.present_bytes]
-        cells = sizes if document.dry_run else [file.bytes, file.downloaded_bytes]
-        verified = [] if document.dry_run else ["yes" if file.verified else "the hub has no digest"]
-        table.add_row(Text(f"{file.repo}/{file.file}"), *map(shown_size, cells), file.commit[:9], *verified)
-    out.print(table)
+        here = [file.present_bytes, file.bytes - file.present_bytes] if document.dry_run else [file.downloaded_bytes]
+        checked = () if document.dry_run else ("yes" if file.verified else "the hub has no digest",)
+        name, commit = f"{file.repo}/{file.file}", file.commit[:9]
+        rows.append((name, *map(shown_size, (file.bytes, *here)), commit, *checked))
+    out = ui.out()
+    out.print(table.terminal(table.Table("", columns, tuple(rows))))
     needed = f"{shown_size(document.needed_bytes)} to fetch, " if document.dry_run else ""
     out.print(
         Text(f"{needed}{shown_size(document.free_bytes)} free for {document.folder}", style="dim"), soft_wrap=True

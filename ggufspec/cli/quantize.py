@@ -53,7 +53,8 @@ def quantize(
     from ggufspec.hardware.host import free_disk_bytes, physical_cores
     from ggufspec.llamacpp import quantize as job
     from ggufspec.models.source import read_headers
-    from ggufspec.reports.quantize import outputs
+    from ggufspec.reports import table
+    from ggufspec.reports.quantize import outputs, results
     from ggufspec.schema.quantize import Quantised, QuantizeDocument
 
     wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
@@ -93,15 +94,7 @@ def quantize(
         bits, size = 8 * tensor_bytes / numbers, path.stat().st_size
         rows.append(Quantised(name, str(path), expected[name], size, bits, time.monotonic() - began))
     document = QuantizeDocument(str(file), header.size_bytes, numbers, machine(), tuple(rows))
-    if ui.flags().json:
-        from ggufspec.schema.base import to_json
-
-        ui.data(to_json(document))
-    else:
-        from ggufspec.reports import table
-        from ggufspec.reports.quantize import results
-
-        ui.out().print(table.terminal(results(document)))
+    ui.result(document, lambda: ui.out().print(table.terminal(results(document))))
     return 0
 
 

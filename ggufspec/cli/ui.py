@@ -40,6 +40,11 @@ def is_live() -> bool:
     return err().is_terminal and not (_flags.quiet or _flags.verbose)
 
 
+def can_ask() -> bool:
+    """Whether somebody can be asked something."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def ready() -> None:
     """Make the standard streams fit for use: a closed one is the null device, and output is never refused for a
     character that its encoding lacks.
