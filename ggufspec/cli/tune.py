@@ -15,7 +15,7 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.plan import measure_if_due
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
-from ggufspec.display import counted
+from ggufspec.display import counted, number
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings
 
@@ -144,36 +144,15 @@ def _in_seconds(text: str) -> float:
 
 @contextmanager
 def _live() -> Iterator[Watch]:
-    """A table on an interactive stderr that grows with every trial; silent otherwise."""
-    out = ui.err()
-    if not ui.is_live():
-        yield lambda *_: None
-        return
-    from rich.console import Group
-    from rich.live import Live
-    from rich.spinner import Spinner
-    from rich.text import Text
-
-    from ggufspec.reports import table
-    from ggufspec.reports import tune as report
-    from ggufspec.tune.document import tune_document
-
-    with Live(console=out, transient=True, refresh_per_second=8) as live:
+    """A line on an interactive stderr: the trial that runs, the time that is spent, and the best so far."""
+    with ui.busy() as show:
 
         def watch(tuning: Tuning, now: Now) -> None:
-            document = tune_document(tuning)
-            room = max(3, out.height - 9)
             budget = tuning.experiment.budget_s
             spent = f"{now.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
-            line = Spinner("dots", Text(f" trial {len(tuning.kept) + 1}, {spent}: {now.doing}", overflow="ellipsis"))
-            live.update(
-                Group(
-                    table.terminal(report.trials(document, last=room)),
-                    line,
-                )
-                if document.trials
-                else line
-            )
+            speeds = [trial.tokens_per_s for trial in tuning.kept if trial.tokens_per_s]
+            best = f", best {number(max(speeds))} tokens/s" if speeds else ""
+            show(f"trial {len(tuning.kept) + 1}, {spent}{best}: {now.doing}")
 
         yield watch
 

@@ -169,7 +169,7 @@ def busy() -> Iterator[Callable[[str], None]]:
     status = err().status("")
 
     def show(what: str) -> None:
-        status.update(Text(what, "dim"))
+        status.update(Text(what, "dim", no_wrap=True, overflow="ellipsis"))
         status.start()  # nothing is shown until something takes long
 
     try:

@@ -72,18 +72,17 @@ COLUMNS = (
 )
 
 
-def trials(document: TuneDocument, *, last: int | None = None, best: int | None = None) -> Table:
+def trials(document: TuneDocument, *, best: int | None = None) -> Table:
     """A row for each trial.
 
     Args:
         document: has them in the order in which they were made.
-        last: show only the last so many, with the winner and what was planned.
-        best: show only so many, with the same two: the winner, then those of the final, the fastest first.
+        best: show only so many, with the winner and what was planned: the winner, then those of the final, the
+            fastest first.
     """
-    found, named = document.trials, (document.winner, document.baseline)
-    shown = [t for t in found if last is None or t.index in named or t.index >= len(found) - last]
+    shown, named = list(document.trials), (document.winner, document.baseline)
     if best is not None:  # of a single trial that looks fast the half is luck
-        shown = sorted(found, key=lambda t: (t.index == document.winner, bool(t.searched), _median(t)), reverse=True)
+        shown = sorted(shown, key=lambda t: (t.index == document.winner, bool(t.searched), _median(t)), reverse=True)
         shown = [t for place, t in enumerate(shown) if place < best or t.index in named]
     rows = []
     for trial in shown:
