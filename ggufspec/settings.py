@@ -57,23 +57,14 @@ OLD_NAMES = {  # of profiles and results made before options had llama.cpp's nam
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """One row of :data:`DRAFTERS`.
+    """One row of :data:`DRAFTERS`."""
 
-    Args:
-        module: has ``make``, see :func:`ggufspec.decoding.drafters.make`.
-        label: what reports and messages call it.
-        needs_model: whether it drafts with the draft file.
-        needs_corpus: whether ``--lookup-corpus`` is for it.
-        is_head: whether its file is a head, which reads the target's hidden rows.
-        may_be_in_target: whether the target's own file may have it, so that no draft file is needed.
-    """
-
-    module: str
-    label: str
-    needs_model: bool = False
-    needs_corpus: bool = False
-    is_head: bool = False
-    may_be_in_target: bool = False
+    module: str  # has ``make``, see :func:`ggufspec.decoding.drafters.make`
+    label: str  # what reports and messages call it
+    needs_model: bool = False  # whether it drafts with the draft file
+    needs_corpus: bool = False  # whether ``--lookup-corpus`` is for it
+    is_head: bool = False  # whether its file is a head, which reads the target's hidden rows
+    may_be_in_target: bool = False  # whether the target's own file may have it, so that no draft file is needed
 
     @property
     def needs_file(self) -> bool:
@@ -112,23 +103,14 @@ def _epsilon(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of :data:`RULES`.
+    """One row of :data:`RULES`."""
 
-    Args:
-        form: how ``--accept`` has it: its name, and a number's name where it takes one.
-        made_by: module and class, see :func:`ggufspec.decoding.rules.make_rule`.
-        description: when a drafted token is accepted.
-        lossless: whether the text has the target's distribution.
-        number: reads the number; raises ValueError with the reason. None where it takes none.
-        usual: the hint for a number that is refused.
-    """
-
-    form: str
-    made_by: str
-    description: str
-    lossless: bool = True
-    number: Callable[[str], float] | None = None
-    usual: str = ""
+    form: str  # how ``--accept`` has it: its name, and a number's name where it takes one
+    made_by: str  # module and class, see :func:`ggufspec.decoding.rules.make_rule`
+    description: str  # when a drafted token is accepted
+    lossless: bool = True  # whether the text has the target's distribution
+    number: Callable[[str], float] | None = None  # reads the number; raises ValueError with the reason
+    usual: str = ""  # the hint for a number that is refused
 
 
 # The registry of acceptance rules.
@@ -230,60 +212,33 @@ _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-b
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row.
+    """One row."""
 
-    Args:
-        flags: as they are typed, the short one first; none for the positional argument.
-        help: a sentence or two.
-        group: options that commands take together.
-        metavar: of the help; by the type if empty.
-        variable: ``GGUFSPEC_<variable>`` holds the value too; empty for none.
-        default: what holds where nothing is given; None is decided elsewhere.
-        shown: what the help shows in brackets instead of the default.
-        least: the smallest value.
-        most: the largest.
-        above: what the value is greater than.
-        below: what the value is less than.
-        choices: the only values.
-        words: values beside numbers.
-        reader: makes a value of a text; raises ValueError with the reason.
-        usual: the hint for a value that is refused.
-        label: what reports and messages call it; by default the name with spaces.
-        profile: whether profiles have it in ``[settings]``.
-        sweep: whether ``bench --sweep`` takes a list of it.
-        tune: whether ``tune`` searches it.
-        chat: the switch of a chat that changes it; empty for none.
-        python: whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``.
-        name: the field's; filled in by :func:`table`.
-        kind: the field's type without None: ``int``, ``float``, ``str``, ``bool``, ``Path``; filled in by
-            :func:`table`.
-        repeated: whether the flag may be given several times; filled in by :func:`table`.
-    """
-
-    flags: tuple[str, ...]
-    help: str
-    group: str
-    metavar: str = ""
-    variable: str = ""
-    default: Any = None
-    shown: str = ""
-    least: float | None = None
+    flags: tuple[str, ...]  # as they are typed, the short one first; none for the positional argument
+    help: str  # a sentence or two
+    group: str  # of the options that commands take together
+    metavar: str = ""  # of the help; by the type if empty
+    variable: str = ""  # ``GGUFSPEC_<variable>`` holds the value too
+    default: Any = None  # what holds where nothing is given; None is decided elsewhere
+    shown: str = ""  # what the help shows in brackets instead of the default
+    least: float | None = None  # the value is at least this
     most: float | None = None
-    above: float | None = None
+    above: float | None = None  # it is greater than this
     below: float | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    reader: Callable[[str], Any] | None = None
-    usual: str = ""
-    label: str = ""
-    profile: bool = False
-    sweep: bool = False
-    tune: bool = False
-    chat: str = ""
-    python: bool = False
-    name: str = ""
-    kind: type = str
-    repeated: bool = False
+    choices: tuple[str, ...] = ()  # the only values
+    words: tuple[str, ...] = ()  # values that completion offers beside numbers
+    reader: Callable[[str], Any] | None = None  # makes a value of a text; raises ValueError with the reason
+    usual: str = ""  # the hint for a value that is refused
+    label: str = ""  # what reports and messages call it; by default the name with spaces
+    profile: bool = False  # whether profiles have it in ``[settings]``
+    sweep: bool = False  # whether ``bench --sweep`` takes a list of it
+    tune: bool = False  # whether ``tune`` searches it
+    chat: str = ""  # the switch of a chat that changes it; empty for none
+    python: bool = False  # whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
+    # :func:`table` fills in:
+    name: str = ""  # the field's
+    kind: type = str  # the field's without None: ``int``, ``float``, ``str``, ``bool``, ``Path``
+    repeated: bool = False  # whether the flag may be given several times
 
     @property
     def flag(self) -> str:
@@ -298,14 +253,10 @@ class Option:
         return "|".join(self.choices) or {int: "N", float: "X", Path: "FILE"}.get(self.kind, "TEXT")
 
     @property
-    def is_number(self) -> bool:
-        """Whether a list may have ranges."""
-        return self.kind is int
-
-    @property
     def described(self) -> str:
         """The help with the default in brackets."""
-        shown = self.shown or ("" if self.default is None or self.kind is bool else str(self.default))
+        default = f"{self.default:g}" if self.kind is float and self.default is not None else self.default
+        shown = self.shown or ("" if default is None or self.kind is bool else str(default))
         return f"{self.help}  [{shown}]" if shown else self.help
 
     def check(self, value: Any) -> Any:
@@ -368,7 +319,7 @@ class Option:
             part = part.strip()
             if not part:
                 raise UsageError(f"{self.flag} {text!r} has an empty value", f"{self.flag} VALUE,VALUE")
-            for shown in _numbers(part) if self.is_number else [part]:
+            for shown in _numbers(part) if self.kind is int else [part]:
                 values[shown] = self.check(shown)
                 if len(values) > MAX_LIST:
                     raise UsageError(f"{self.flag} {text!r} has more than {MAX_LIST} values", "fewer of them")
@@ -669,7 +620,6 @@ class Settings:
         "sampling",
         metavar="T",
         default=0.0,
-        shown="0",
         least=0,
         usual="--temp 0.8; 0 is greedy",
         label="temperature",
@@ -725,7 +675,6 @@ class Settings:
         "Divide the logits of tokens in the text by this; 1 is off.",
         "sampling",
         default=1.0,
-        shown="1",
         least=1 / MAX_PENALTY,
         most=MAX_PENALTY,
         usual="--repeat-penalty 1.1; 1 turns it off",
@@ -747,7 +696,6 @@ class Settings:
         "Subtract this from the logits of tokens in the text; 0 is off.",
         "sampling",
         default=0.0,
-        shown="0",
         least=-MAX_PENALTY,
         most=MAX_PENALTY,
         usual="--presence-penalty 0.5; 0 turns it off",
@@ -759,7 +707,6 @@ class Settings:
         "Subtract this once for each time a token is in the text; 0 is off.",
         "sampling",
         default=0.0,
-        shown="0",
         least=-MAX_PENALTY,
         most=MAX_PENALTY,
         usual="--frequency-penalty 0.5; 0 turns it off",

@@ -57,7 +57,7 @@ def test_your_own_profiles_too(cli: Cli, shell: str) -> None:
         ("ggufspec ben", {"bench"}),
         ("ggufspec profiles ", {"list", "show", "new", "rm", "check"}),
         ("ggufspec bench --draft-p", {"--draft-policy"}),
-        ("ggufspec bench --drafter ", {"draft", "lookup", "both", "none"}),
+        ("ggufspec bench --drafter ", {"draft", "mtp", "eagle3", "lookup", "both", "none"}),
         ("ggufspec bench demo --drafter l", {"lookup"}),
         ("ggufspec export --to o", {"ollama"}),
     ],

@@ -445,7 +445,11 @@ def test_ctrl_c_shows_what_was_measured_and_the_next_run_goes_on(cli: Cli, tmp_p
         (("--sweep", "-t", "1-1000"), "more than 64 values", "fewer of them"),
         (("--sweep", "-ngl", "0,some"), "'some' is not a number of layers", "45, all or auto"),
         (("--sweep", "--n-cpu-moe", "0,-1"), "-1 is out of range", "--n-cpu-moe 10"),
-        (("--sweep", "--drafter", "draft,nobody"), "there is no drafter 'nobody'", "one of draft, lookup, both, none"),
+        (
+            ("--sweep", "--drafter", "draft,nobody"),
+            "there is no drafter 'nobody'",
+            "one of draft, mtp, eagle3, lookup, both, none",
+        ),
         (("--sweep", "-ctk", "f16,q9"), "there is no key cache type 'q9'", "one of f16"),
         (("--sweep", "--accept", "exact,top-k:0"), "'top-k:0' needs a number of tokens", "--accept top-k:3"),
         (("--fresh",), "--results and --fresh need --sweep", "--export-json"),
