@@ -42,7 +42,8 @@ def export(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "target-only", "simulated", "placement", "devices", "draft_max", "context"),
+            *("profile", "files", "hub", "target-only", "simulated", "placement", "devices", "drafter", "draft_max"),
+            "context",
             model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
             model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
         ),

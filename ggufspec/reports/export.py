@@ -63,6 +63,11 @@ class Settings:
         """The target's context."""
         return self.options.context(with_draft=self.draft is not None)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether there is a draft file, or a head in the target's own."""
+        return self.draft is not None or self.options.head == "mtp"
+
 
 def export(program: str, settings: Settings) -> ExportDocument:
     """``settings`` for one of :data:`PROGRAMS`: a command, or a file.
@@ -106,18 +111,20 @@ def _llama(program: str, settings: Settings) -> list[str]:
         command.append("--no-mmproj")
     if program == "llama-server":  # one slot, since every slot more would want its own context
         command += ["-np", "1"]
-    if settings.draft is None:
+    if not settings.drafts:
         if not has_chat:
             raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
         return command
-    command += ["-hfd", settings.draft.repo] if settings.draft.repo else []
-    command += ["-md", settings.draft.name, "-ngld", _layers(options.draft_placement)]
+    if settings.draft:
+        command += ["-hfd", settings.draft.repo] if settings.draft.repo else []
+        command += ["-md", settings.draft.name, "-ngld", _layers(options.draft_placement)]
     device = _only_device(settings)
     if device is not None and _splits_differ(settings):
         command += ["-devd", device]
     of_draft = options.draft_context()
     command += ["-ctkd", of_draft.cache_type_k, "-ctvd", of_draft.cache_type_v]
-    return [*command, "--spec-type", "draft-simple", "--spec-draft-n-max", str(options.draft_max)]
+    # common_speculative_type_from_name_map in common/speculative.cpp
+    return [*command, "--spec-type", f"draft-{options.head or 'simple'}", "--spec-draft-n-max", str(options.draft_max)]
 
 
 def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
@@ -126,7 +133,7 @@ def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
         yield f"{program} keeps old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
     else:
         yield "a prompt is wanted: add -p TEXT -n TOKENS"
-    if settings.draft:
+    if settings.drafts:
         yield "above temperature 0 its acceptance rule is another: more or fewer drafted tokens are kept"
         if _splits_differ(settings) and _only_device(settings) is None:
             yield "its -ts divides the draft too: the draft's layers are not where the plan has them"
