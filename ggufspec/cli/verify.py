@@ -13,7 +13,7 @@ from ggufspec.cli.parameters import takes
 from ggufspec.cli.results import check_exports, finish
 from ggufspec.display import counted, of_file
 from ggufspec.errors import StopError, UsageError
-from ggufspec.settings import DRAFTERS, OPTIONS, Settings
+from ggufspec.settings import DRAFTERS, OPTIONS, Settings, drafter_text, parse_drafters
 
 if TYPE_CHECKING:
     from ggufspec.models.profile import Pair
@@ -85,9 +85,10 @@ def verify(
     check_exports(given)
     pair = inputs.pair(given)
     checked = _drafters(drafter, pair)
+    own_head = any(parse_drafters(name)[:1] == ("mtp",) for name in checked) and pair.draft is None
     longest = max(policy.draft_max for policy in EVERY_POLICY)
-    placed = replace(given, drafter="both" if pair.draft else "lookup", draft_max=longest)
-    resolved = inputs.resolve(pair, placed)
+    widest = "both" if pair.draft else "mtp+lookup" if own_head else "lookup"
+    resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest))
     if prompts is not None and prompts > len(PROMPTS):
         raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
     count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
@@ -95,7 +96,7 @@ def verify(
         target=pair.target,
         draft=pair.draft,
         options=resolved.pair,
-        drafters=checked,
+        drafters=tuple(dict.fromkeys(_with_head(name, resolved.pair.head) for name in checked)),
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
         max_tokens=given.predict or (_QUICK_TOKENS if quick else _TOKENS),
@@ -139,10 +140,17 @@ def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
         raise UsageError("--drafter none leaves nothing to check", "one of " + ", ".join(_DRAFTERS))
     chosen = tuple(dict.fromkeys(OPTIONS["drafter"].check(name) for name in given or ()))
     if pair.draft is None:
-        if any(name != "lookup" for name in chosen):
+        if any(DRAFTERS[name].needs_file for one in chosen for name in parse_drafters(one)):
             raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
-        return ("lookup",)
-    return chosen or _DRAFTERS
+        return chosen or ("lookup",)
+    return chosen or ("draft", "lookup", "both")
+
+
+def _with_head(name: str, head: str) -> str:
+    """The drafter's name where the draft file is a head of this kind."""
+    if not head:
+        return name
+    return drafter_text(dict.fromkeys(head if DRAFTERS[one].needs_model else one for one in parse_drafters(name)))
 
 
 def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:

@@ -187,7 +187,7 @@ class _Job:
         options = self.spec.options
         target = stack.enter_context(Model(self.spec.target, options.placement))
         readers = [stack.enter_context(closing(Context(target, options.context(with_draft=True))))]
-        if self.spec.draft is not None:
+        if self.spec.draft is not None and not options.head:
             draft = stack.enter_context(Model(self.spec.draft, options.draft_placement))
             readers.append(stack.enter_context(closing(Context(draft, options.draft_context()))))
         return readers
