@@ -24,7 +24,7 @@ PROMPT = "import os\n\ndef "
 class Parrot:
     """Always drafts the token that came last."""
 
-    name = "parrot"
+    name, failure = "parrot", ""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

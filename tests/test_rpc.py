@@ -64,11 +64,9 @@ from ggufspec.llamacpp.devices import add_rpc_worker
 
 add_rpc_worker(sys.argv[1])
 with SpeculativeDecoder(demo_pair()[0], None, DecoderOptions(ctx_size=1024, gpu_layers=-1, threads=1)) as decoder:
-    rounds = []
     for _ in range(2):
-        rounds.clear()
-        list(decoder.generate([7] * 900, max_tokens=4, rounds=rounds))
-print(decoder.statistics.prompt_s, rounds[0].verify_s)
+        list(decoder.generate([7] * 900, max_tokens=4))
+print(decoder.statistics.prompt_s, decoder.rounds[0].verify_s)
 """
 
 

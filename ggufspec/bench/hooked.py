@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import worker
 from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, LoadedModel, Result, Spec
 from ggufspec.cache import cache_folder
-from ggufspec.decoding.decoder import Tally
+from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
@@ -141,25 +142,34 @@ class _Answering:
             )
         if self.draft is not None:
             self.draft.rounds, self.draft.read_s = [], 0.0
-        tally = Tally(self.draft_max if self.draft else 0, len(tokens), len(tokens))
         clock = time.perf_counter
-        requested = began = clock()
+        requested = clock()
         self.llama.reset()
         self.llama.eval(tokens[:-1])
-        tally.prompt_s = clock() - began
-        emitted: list[int] = []
         began = clock()
+        emitted: list[int] = []
+        stop_reason, first_s = "", None
         for token in self._generate(tokens):
             emitted.append(token)
-            if tally.time_to_first_token_s is None:
-                tally.time_to_first_token_s = clock() - requested
-            tally.stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
-            if tally.stop_reason or stopping.is_set():
+            first_s = clock() - requested if first_s is None else first_s
+            stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
+            if stop_reason or stopping.is_set():
                 break
-        seconds = clock() - began
-        self._count(tally, len(emitted), seconds)
+        ended = clock()
+        rounds, read_s = (self.draft.rounds, self.draft.read_s) if self.draft else ([], 0.0)
+        found = Statistics.of(
+            rounds,
+            self.draft_max if self.draft else 0,
+            prompt_tokens=len(tokens),
+            prompt_read=len(tokens),
+            prompt_s=began - requested + read_s,
+            tokens=len(emitted),
+            decode_s=ended - began - read_s,
+            stop_reason=stop_reason,
+            time_to_first_token_s=first_s,
+        )
         text = b"".join(map(self.target.piece, emitted)).decode("utf-8", "replace")
-        return Answer(text, tuple(emitted), tally.statistics())
+        return Answer(text, tuple(emitted), self._completed(found, sum(len(one.emitted) for one in rounds)))
 
     def _generate(self, tokens: list[int]) -> Any:
         sampling = self.sampling
@@ -180,20 +190,21 @@ class _Answering:
             return "length"
         return "context" if prompt + count > self.ctx_size else ""
 
-    def _count(self, tally: Tally, tokens: int, seconds: float) -> None:
-        """The hook knows neither of the first round, which has no draft, nor of how the last one ended."""
-        read_s, known = 0.0, tokens
-        if self.draft is not None:
-            for round_ in self.draft.rounds:
-                tally.add(round_)
-            read_s, known = self.draft.read_s, min(1 + sum(len(one.emitted) for one in self.draft.rounds), tokens)
-        first = known if self.draft is None else 1  # rounds that are not the hook's
-        tally.rounds += first + (tokens > known)
-        tally.plain_rounds += first
-        tally.tokens = tokens
-        tally.prompt_s += read_s
-        tally.decode_s = seconds - read_s
-        tally.verify_s = tally.decode_s - tally.draft_s
+    def _completed(self, found: Statistics, known: int) -> Statistics:
+        """The hook knows neither of the first round, which has no draft, nor of how the last one ended.
+
+        Args:
+            found: of the rounds that it knows.
+            known: tokens of these.
+        """
+        first = found.tokens if self.draft is None else 1  # rounds that are not the hook's
+        last = self.draft is not None and found.tokens > known + 1
+        return replace(
+            found,
+            rounds=found.rounds + first + last,
+            plain_rounds=found.plain_rounds + first,
+            verify_s=found.decode_s - found.draft_s,
+        )
 
 
 def measure(spec: Spec, *, verbose: bool = False) -> Result:

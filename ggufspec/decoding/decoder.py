@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
@@ -73,6 +72,25 @@ class Statistics:
     prompt_read: int = 0
     time_to_first_token_s: float | None = None
 
+    @classmethod
+    def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
+        """Those of an answer's rounds, none longer than ``draft_max``; ``more`` are the fields that rounds lack."""
+        names = [(name, place < one.accepted) for one in rounds for place, name in enumerate(one.drafters)]
+        found: dict[str, Any] = {
+            "rounds": len(rounds),
+            "plain_rounds": sum(not one.drafted for one in rounds),
+            "drafted": len(names),
+            "accepted": sum(one.accepted for one in rounds),
+            "drafted_by_position": tuple(sum(len(one.drafted) > i for one in rounds) for i in range(draft_max)),
+            "accepted_by_position": tuple(sum(one.accepted > i for one in rounds) for i in range(draft_max)),
+            "lookup_drafted": sum(name == "lookup" for name, _ in names),
+            "lookup_accepted": sum(name == "lookup" and accepted for name, accepted in names),
+            "decode_s": sum(one.total_s for one in rounds),
+            "draft_s": sum(one.draft_s for one in rounds),
+            "verify_s": sum(one.verify_s for one in rounds),
+        }
+        return cls(**found | more)
+
     @property
     def prompt_decoded(self) -> int:
         """Tokens that were decoded in ``prompt_s``."""
@@ -122,6 +140,7 @@ class SpeculativeDecoder:
     Attributes:
         notes: what a user should know of how it runs: a measurement that was disturbed, a draft that is of no use.
         statistics: of the last answer.
+        rounds: of the last answer, with their details.
 
     Raises:
         ModelError: a file is missing or damaged, does not fit, or the draft's vocabulary is another.
@@ -141,11 +160,13 @@ class SpeculativeDecoder:
         self._threads = Threads(options.threads or (physical_cores() if options.strict else 0))
         self.notes: list[str] = []
         self.statistics: Statistics | None = None
+        self.rounds: list[Round] = []
         self._closers: list[Model | Context | Head] = []
         self._answering = threading.Lock()
         self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
         self._held: dict[str, list[int]] = {}  # texts that begin with what is in the caches
+        self._stopping: Callable[[], bool] | None = None  # asked between the batches of a prompt
         if options.needs_draft and (draft or options.head == "mtp"):
             draft = draft or target
             options = _with_head(Path(target), Path(draft), options)
@@ -172,16 +193,17 @@ class SpeculativeDecoder:
                 self._head = self._own(Head(self.draft, self._target, options.draft_context()))
             elif self.draft:
                 self._draft = self._own(Context(self.draft, options.draft_context()))
-            for context in (self._target, self._draft) if drafts else ():
-                if context is not None and not context.can_rewind:
+            for context in filter(None, (self._target, self._draft)):
+                context.between = self._between
+                if drafts and not context.can_rewind:
                     raise ModelError(
                         f"{context.model.path.name} cannot take tokens back: it cannot be in a pair",
                         "run target-only with --no-draft",
                     )
-            self._drafters_made: dict[str, tuple[Path | None, Drafter]] = {}  # by name; with the corpus, if it has one
+            self._made: dict[tuple[str, Path | None], Drafter] = {}  # by name, and corpus if it has one
             self._drafter: ModelDrafter | HeadDrafter | None = None  # the one with a file, which has a cache
             if self.draft:
-                drafter = self._made(options.head or "draft")
+                drafter = self._make(options.head or "draft")
                 assert isinstance(drafter, ModelDrafter | HeadDrafter)
                 self._drafter = drafter
             self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
@@ -194,21 +216,23 @@ class SpeculativeDecoder:
         """Make the drafters of the options."""
         options = self.options
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
-        drafters = [self._made(name) for name in engaged]
+        drafters = [self._make(name) for name in engaged]
         self._latency.configure(options)
         if isinstance(self._drafter, ModelDrafter):
             self._drafter.width = self._latency.draft_width
         self._note(*self._latency.notes, self._latency.refusal)
         self._drafters = [] if self._latency.refusal else drafters
 
-    def _made(self, name: str) -> Drafter:
-        """A drafter of the registry, made when it is needed first; one with a corpus, for each other one anew."""
+    def _make(self, name: str) -> Drafter:
+        """A drafter of the registry, made when it is needed first."""
         corpus = self.options.lookup_corpus if DRAFTERS[name].needs_corpus else None
-        made = self._drafters_made.get(name)
-        if made is None or made[0] != corpus:
-            parts = Parts(self.target.vocab_size, self._draft, self._corpus(corpus), self._target, self._head)
-            made = self._drafters_made[name] = corpus, make(name, parts)
-        return made[1]
+        if (name, corpus) not in self._made:
+            tokens = []
+            if corpus is not None:
+                tokens = self.target.tokenize(foreign.read_text(corpus, MOST_CORPUS_BYTES, failure=UsageError))
+            parts = Parts(self.target.vocab_size, self._draft, tokens, self._target, self._head)
+            self._made[name, corpus] = make(name, parts)
+        return self._made[name, corpus]
 
     def configure(self, **changes: Unpack[AnswerOptions]) -> None:
         """Draft and judge later answers differently, with the same models loaded.
@@ -244,11 +268,6 @@ class SpeculativeDecoder:
         self._closers.append(thing)
         return thing
 
-    def _corpus(self, path: Path | None) -> list[int]:
-        if path is None:
-            return []
-        return self.target.tokenize(foreign.read_text(path, MOST_CORPUS_BYTES, failure=UsageError))
-
     @property
     def drafters(self) -> tuple[str, ...]:
         """Who drafts; none in a target-only decoder."""
@@ -265,7 +284,6 @@ class SpeculativeDecoder:
         alone: str = "",
         cache_prompt: bool = False,
         trace: Trace | None = None,
-        rounds: list[Round] | None = None,
         stopping: Callable[[], bool] | None = None,
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
@@ -280,7 +298,6 @@ class SpeculativeDecoder:
             cache_prompt: decode only what is new of the prompt. What the cache holds of its beginning was computed in
                 other batches than a fresh one would be, so that in a near-tie another token may be chosen.
             trace: records what was weighed in every round.
-            rounds: a list to which every round is appended, for those who want the details.
             stopping: asked between the batches of a long prompt; True ends the answer there, without a token. (A caller
                 that wants no more tokens just leaves off.)
 
@@ -293,7 +310,7 @@ class SpeculativeDecoder:
             raise _unfinished()
         try:
             self._unfinished = answer = self._answer(
-                prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, rounds, stopping
+                prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, stopping
             )
             if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
@@ -312,7 +329,6 @@ class SpeculativeDecoder:
         alone: str,
         cache_prompt: bool,
         trace: Trace | None,
-        rounds: list[Round] | None,
         stopping: Callable[[], bool] | None,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
@@ -348,25 +364,26 @@ class SpeculativeDecoder:
                 cached = self._same("target", tokens, context, context.length)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
                 cached = draft_cached
-        tally = Tally(draft_max, len(tokens), len(tokens) - cached)
-        stream = TextStream(stop)
-        text = list(tokens)
+        stream, text, rounds = TextStream(stop), list(tokens), list[Round]()
+        self.rounds = rounds
+        prompt_s, prompt_read, count, stop_reason = 0.0, len(tokens) - cached, 0, ""
+        time_to_first_token_s: float | None = None
         try:
             for name in {alone or "target"} | {"draft" for one in drafters if one is self._drafter}:
                 self._held[name] = text
             if alone == "draft" and isinstance(self._drafter, ModelDrafter):
                 self._drafter.let_go()
-            began = clock()
+            self._threads.resume()
+            began, self._stopping = clock(), stopping
             try:
-                with self._interruptible(stopping):
-                    prefill(context, tokens, drafters, policy, cached=cached, draft_cached=draft_cached)
+                prefill(context, tokens, drafters, policy, cached=cached, draft_cached=draft_cached)
             except _LeftOff:
-                tally.prompt_read = context.length - cached
+                prompt_read = context.length - cached
                 if self._drafter in drafters:
                     self._held.pop("draft", None)  # which may not have begun with it
                 return
             finally:
-                tally.prompt_s = clock() - began
+                prompt_s, self._stopping = clock() - began, None
             for round_ in generate(
                 context,
                 tokens,
@@ -381,25 +398,23 @@ class SpeculativeDecoder:
             ):
                 self._follow_threads()
                 text += round_.emitted
-                tally.add(round_)
-                if rounds is not None:
-                    rounds.append(round_)
+                rounds.append(round_)
                 if trace is not None:
                     trace.add(round_)
                 for index, token in enumerate(round_.emitted):
-                    tally.tokens += 1
-                    if tally.time_to_first_token_s is None:
-                        tally.time_to_first_token_s = clock() - requested
+                    count += 1
+                    if count == 1:
+                        time_to_first_token_s = clock() - requested
                     piece = stream.push(model.piece(token))
                     dead_end = round_.dead_end and index == len(round_.emitted) - 1
-                    tally.stop_reason = self._stop_reason(
-                        model.is_end(token), stream, len(tokens) + tally.tokens, tally.tokens >= max_tokens, dead_end
+                    stop_reason = self._stop_reason(
+                        model.is_end(token), stream, len(tokens) + count, count >= max_tokens, dead_end
                     )
-                    yield Emitted(token, piece + (stream.finish() if tally.stop_reason else ""), round_.source(index))
-                    if tally.stop_reason:
+                    yield Emitted(token, piece + (stream.finish() if stop_reason else ""), round_.source(index))
+                    if stop_reason:
                         return
                 if round_.dead_end:
-                    tally.stop_reason = "grammar"
+                    stop_reason = "grammar"
                     if held := stream.finish():
                         yield Emitted(-1, held, "target")
         except GeneratorExit:  # the caller left off, between two rounds
@@ -408,27 +423,27 @@ class SpeculativeDecoder:
             text.clear()  # the caches are in an unknown state
             raise
         finally:
-            self.statistics = tally.statistics()
-            self._note_outcome(tally.stop_reason)
+            self.statistics = Statistics.of(
+                rounds,
+                draft_max,
+                prompt_tokens=len(tokens),
+                prompt_read=prompt_read,
+                prompt_s=prompt_s,
+                tokens=count,
+                stop_reason=stop_reason,
+                time_to_first_token_s=time_to_first_token_s,
+            )
+            failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
+            self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
+            self._note(self._threads.note)
+            if stop_reason == "grammar":
+                self._note("the answer ends where the grammar permits no further token")
 
-    @contextlib.contextmanager
-    def _interruptible(self, stopping: Callable[[], bool] | None) -> Iterator[None]:
+    def _between(self) -> None:
         """Between the batches of a long text, ask whether to go on."""
-
-        def between() -> None:
-            self._follow_threads()
-            if stopping is not None and stopping():
-                raise _LeftOff
-
-        self._threads.resume()
-        contexts = [context for context in (self._target, self._draft) if context is not None]
-        for context in contexts:
-            context.between = between
-        try:
-            yield
-        finally:
-            for context in contexts:
-                context.between = None
+        self._follow_threads()
+        if self._stopping is not None and self._stopping():
+            raise _LeftOff
 
     def _follow_threads(self) -> None:
         """Give llama.cpp as many threads as other programs leave CPUs for."""
@@ -449,17 +464,6 @@ class SpeculativeDecoder:
         pairs = zip(self._held.get(name, ())[:has_read], prompt[:-1], strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return same if same == has_read or context.rewind_kind == "exact" else 0
-
-    def _note_outcome(self, stop_reason: str) -> None:
-        """Note, once, what kept an answer from being what a user expects."""
-        notes = [
-            f"the {DRAFTERS[drafter.name].label}: {drafter.failure}; it drafts no more"
-            for drafter in self._drafters
-            if isinstance(drafter, ModelDrafter | HeadDrafter) and drafter.failure
-        ]
-        if stop_reason == "grammar":
-            notes.append("the answer ends where the grammar permits no further token")
-        self._note(*notes, self._threads.note)
 
     def _note(self, *notes: str) -> None:
         """Add those that are not empty, each once."""
@@ -527,43 +531,6 @@ def _with_head(target: Path, draft: Path, options: DecoderOptions) -> DecoderOpt
 
 class _LeftOff(Exception):  # noqa: N818 - nothing is wrong
     """The caller does not want the answer any more."""
-
-
-class Tally:
-    """Adds rounds up to :class:`Statistics`."""
-
-    def __init__(self, draft_max: int, prompt_tokens: int, prompt_read: int) -> None:
-        self.prompt_tokens, self.prompt_read = prompt_tokens, prompt_read
-        self.prompt_s = self.decode_s = self.draft_s = self.verify_s = 0.0
-        self.tokens = self.rounds = 0
-        self.by_position = [0] * draft_max, [0] * draft_max  # drafted and accepted
-        self.plain_rounds = self.lookup_drafted = self.lookup_accepted = 0
-        self.stop_reason = ""
-        self.time_to_first_token_s: float | None = None
-
-    def add(self, round_: Round) -> None:
-        self.rounds += 1
-        self.plain_rounds += not round_.drafted
-        self.lookup_drafted += round_.drafters.count("lookup")
-        self.lookup_accepted += round_.drafters[: round_.accepted].count("lookup")
-        self.decode_s += round_.total_s
-        self.draft_s += round_.draft_s
-        self.verify_s += round_.verify_s
-        drafted, accepted = self.by_position
-        for position in range(len(round_.drafted)):
-            drafted[position] += 1
-            accepted[position] += position < round_.accepted
-
-    def statistics(self) -> Statistics:
-        values = dict(vars(self))
-        drafted, accepted = map(tuple, values.pop("by_position"))
-        return Statistics(
-            drafted=sum(drafted),
-            accepted=sum(accepted),
-            drafted_by_position=drafted,
-            accepted_by_position=accepted,
-            **values,
-        )
 
 
 def _closed() -> UsageError:

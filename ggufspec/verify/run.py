@@ -13,7 +13,6 @@ from ggufspec.bench import divergence
 from ggufspec.bench.trial import LoadedModel, loaded_models
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
-from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Logits
@@ -250,20 +249,19 @@ class _Job:
         return answers
 
     def _answer(self, decoder: SpeculativeDecoder, request: Request, *, alone: str) -> Answer:
-        rounds: list[Round] = []
         tokens = []
         for emitted in decoder.generate(
             self.spec.prompts[request.prompt],
             max_tokens=self.spec.max_tokens,
             sampling=request.sampling,
             alone=alone,
-            rounds=rounds,
         ):
             tokens.append(emitted.token)
             if self._stopping.is_set():
                 raise _StoppedError
-        drafted, accepted = sum(len(one.drafted) for one in rounds), sum(one.accepted for one in rounds)
-        return Answer(request, tuple(tokens), drafted, accepted, proposed_tokens(rounds))
+        found = decoder.statistics
+        assert found is not None
+        return Answer(request, tuple(tokens), found.drafted, found.accepted, proposed_tokens(decoder.rounds))
 
     def _progress(self, what: str) -> None:
         if self._stopping.is_set():

@@ -117,18 +117,17 @@ class Answer:
         self, decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None
     ) -> None:
         self.decoder = decoder
-        self.rounds: list[Any] = []
         self.ids: list[int] = []
         self.wall_s = 0.0
         alone = "target" if mode.startswith("target-only") else ""
-        self._emitted = decoder.generate(prompt, max_tokens=tokens, sampling=sampling, alone=alone, rounds=self.rounds)
+        self._emitted = decoder.generate(prompt, max_tokens=tokens, sampling=sampling, alone=alone)
 
     def step(self) -> bool:
         """Run one more round; False if there is none."""
         began, known = time.perf_counter(), len(self.ids)
         for emitted in self._emitted:
             self.ids.append(emitted.token)
-            if len(self.ids) == known + len(self.rounds[-1].emitted):
+            if len(self.ids) == known + len(self.decoder.rounds[-1].emitted):
                 break
         self.wall_s += time.perf_counter() - began
         return len(self.ids) > known
@@ -138,8 +137,8 @@ class Answer:
         statistics = self.decoder.statistics
         assert statistics is not None
         assert statistics.tokens == len(self.ids)
-        emitted = np.cumsum([len(round_.emitted) for round_ in self.rounds])
-        late = [round_ for round_, before in zip(self.rounds, [0, *emitted], strict=False) if before >= EARLY]
+        emitted = np.cumsum([len(round_.emitted) for round_ in self.decoder.rounds])
+        late = [round_ for round_, before in zip(self.decoder.rounds, [0, *emitted], strict=False) if before >= EARLY]
         figures = asdict(statistics)
         return {
             "seconds": statistics.decode_s,
@@ -147,7 +146,7 @@ class Answer:
             "wall_s": self.wall_s,
             "late_tokens": sum(len(round_.emitted) for round_ in late),
             "late_seconds": sum(round_.total_s for round_ in late),
-            "widths": dict(sorted(Counter(round_.width for round_ in self.rounds).items())),
+            "widths": dict(sorted(Counter(round_.width for round_ in self.decoder.rounds).items())),
             "ids": self.ids,
         }
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ggufspec import DecoderOptions, Emitted, Sampling, SpeculativeDecoder
-from ggufspec.decoding.loop import Round
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.rules import make_rule
 from ggufspec.errors import ModelError, UsageError
@@ -39,10 +38,9 @@ def answer(decoder: SpeculativeDecoder, prompt: str | list[int] = PROMPT, **opti
 
 
 def test_every_token_tells_who_wrote_it(decoder: SpeculativeDecoder) -> None:
-    rounds: list[Round] = []
-    emitted = list(decoder.generate(PROMPT, max_tokens=48, rounds=rounds))
+    emitted = list(decoder.generate(PROMPT, max_tokens=48))
     expected = []
-    for one in rounds:
+    for one in decoder.rounds:
         own = "bonus" if one.accepted == len(one.drafted) > 0 else "target"
         expected += [*one.drafters[: one.accepted], own][: len(one.emitted)]
     assert [one.source for one in emitted] == expected
@@ -128,9 +126,9 @@ def test_a_second_turn_decodes_only_what_is_new(
 
 
 def test_the_first_token_is_waited_for_from_the_request_on(decoder: SpeculativeDecoder) -> None:
-    prompt, rounds = decoder.target.tokenize(PROMPT * 10), []
+    prompt = decoder.target.tokenize(PROMPT * 10)
     asked = time.perf_counter()
-    stream = decoder.generate(prompt, max_tokens=N, rounds=rounds)
+    stream = decoder.generate(prompt, max_tokens=N)
     next(stream)
     waited = time.perf_counter() - asked
     for _ in stream:
@@ -139,7 +137,7 @@ def test_the_first_token_is_waited_for_from_the_request_on(decoder: SpeculativeD
     assert statistics is not None
     assert statistics.prompt_decoded == len(prompt) - 1
     assert statistics.time_to_first_token_s is not None
-    assert statistics.prompt_s + rounds[0].verify_s <= statistics.time_to_first_token_s <= waited
+    assert statistics.prompt_s + decoder.rounds[0].verify_s <= statistics.time_to_first_token_s <= waited
     answer(decoder, prompt, cache_prompt=True)
     assert decoder.statistics is not None
     assert decoder.statistics.prompt_decoded <= 1

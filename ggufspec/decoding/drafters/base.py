@@ -60,9 +60,15 @@ class Parts:
 
 
 class Drafter(Protocol):
-    """Proposes what the target may say next."""
+    """Proposes what the target may say next.
+
+    Attributes:
+        name: of the registry.
+        failure: why it has given up, for the user; empty while it has not.
+    """
 
     name: str
+    failure: str
 
     def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         """Start a new text with this prompt.

@@ -167,7 +167,7 @@ class LookupDrafter:
         corpus: (n,) token ids of other text, such as the files that an answer may quote; see :class:`Index` for memory.
     """
 
-    name = "lookup"
+    name, failure = "lookup", ""
 
     def __init__(self, corpus: Sequence[int] = ()) -> None:
         self._corpus = Index(corpus)
