@@ -3,26 +3,27 @@
 import json
 from contextlib import closing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.decoding.policy.latency_cache import Machine, SavedLatency, key, load, load_or_measure, save, update
+from ggufspec.decoding.policy.latency_cache import SavedLatency, key, load, load_or_measure, save
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.profile import demo_pair
 
-HERE = Machine("0.3.36", "AMD Ryzen 5 5600", ("CUDA0 NVIDIA GeForce RTX 3060",), "580.65")
+HERE = "0.3.36", "AMD Ryzen 5 5600", ["CUDA0 NVIDIA GeForce RTX 3060"], "580.65"
 OPTIONS = ContextOptions(ctx_size=2048, width=16, threads=6)
 POINTS = {1: 0.02, 2: 0.03, 4: 0.035, 8: 0.05, 16: 0.1}
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    monkeypatch.setattr(latency_cache, "this_machine", lambda: HERE)
+    monkeypatch.setattr(latency_cache, "machine", lambda: HERE)
 
 
 @pytest.fixture
@@ -66,21 +67,19 @@ class CountingModel:
 
 
 def test_round_trip(tmp_path, one):
-    assert load(tmp_path, one) == (None, "")
-    wanted = SavedLatency(POINTS, 0.001, None)
-    save(tmp_path, one, wanted)
-    assert load(tmp_path, one) == (wanted, "")
-    save(tmp_path, one, replace(wanted, switch_s=0.002))
-    assert load(tmp_path, one) == (replace(wanted, switch_s=0.002), "")
+    assert load(tmp_path, one) is None
+    for switch_s in (0.001, 0.002):
+        save(tmp_path, one, LatencyModel(POINTS, switch_s=switch_s))
+        assert load(tmp_path, one) == SavedLatency(pytest.approx(POINTS), switch_s, None)
 
 
 def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
     strict = key(file, Placement(20), OPTIONS, strict=True)
-    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
-    assert load(tmp_path, strict) == (None, "")
-    save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 8, 12)))
-    assert load(tmp_path, strict)[0].widths == (4, 8, 12)
-    assert load(tmp_path, one)[0].widths is None
+    save(tmp_path, one, LatencyModel(POINTS))
+    assert load(tmp_path, strict) is None
+    save(tmp_path, strict, LatencyModel(POINTS, widths=(4, 8, 12)))
+    assert load(tmp_path, strict).widths == (4, 8, 12)
+    assert load(tmp_path, one).widths is None
 
 
 @pytest.mark.parametrize(
@@ -100,8 +99,8 @@ def test_the_class_of_strict_mode_is_kept_apart(tmp_path, file, one):
     ],
 )
 def test_whatever_else_is_decoded_has_its_own(tmp_path, one, other):
-    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
-    assert load(tmp_path, replace(one, **other)) == (None, "")
+    save(tmp_path, one, LatencyModel(POINTS))
+    assert load(tmp_path, replace(one, **other)) is None
 
 
 def test_a_file_is_known_by_its_name_size_and_beginning(file, one, tmp_path):
@@ -116,27 +115,17 @@ def test_a_file_is_known_by_its_name_size_and_beginning(file, one, tmp_path):
     assert key(file, Placement(20), OPTIONS) == one
 
 
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [
-        ({"cpu": "Intel N100"}, "another machine (Intel N100)"),
-        ({"devices": ()}, "a machine with other devices (none)"),
-        ({"devices": ("CUDA0 NVIDIA A40",)}, "a machine with other devices (CUDA0 NVIDIA A40)"),
-        ({"llama_cpp_python": "0.3.35"}, "llama-cpp-python 0.3.35"),
-        ({"driver": "570.1"}, "another driver (570.1)"),
-        ({"driver": None}, "another driver (none)"),
-    ],
-)
-def test_another_machine_or_version_is_said(tmp_path, one, monkeypatch, there, words):
+@pytest.mark.parametrize("place", range(4))
+def test_another_machine_version_device_or_driver_has_its_own(tmp_path, one, monkeypatch, place):
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(latency_cache, "this_machine", lambda: replace(HERE, **there))
-        save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
-    assert load(tmp_path, one) == (None, f"cached timings of target.gguf are of {words}: measured again")
+        elsewhere.setattr(latency_cache, "machine", lambda: [*HERE[:place], "another", *HERE[place + 1 :]])
+        save(tmp_path, one, LatencyModel(POINTS))
+    assert load(tmp_path, one) is None
     model = CountingModel()
     _, notes = load_or_measure(model, one, tmp_path, model.clock)
-    assert notes == [f"cached timings of target.gguf are of {words}: measured again"]
+    assert notes == []
     assert model.batches > 0
-    assert load(tmp_path, one)[1] == ""  # and that is kept
+    assert load(tmp_path, one) is not None
 
 
 def damage(entry, path, value):
@@ -152,56 +141,56 @@ def damage(entry, path, value):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("latency",), None),
-        (("machine",), None),
-        (("machine", "cpu"), 7),
-        (("latency", "points"), {}),
-        (("latency", "points", "4"), -1.0),
-        (("latency", "points", "4"), "fast"),
-        (("latency", "points", "4"), float("nan")),
-        (("latency", "points", "0"), 1.0),
-        (("latency", "points", "x"), 1.0),
-        (("latency", "widths"), [4, 8]),
-        (("latency", "widths"), [10**9]),
-        (("latency", "switch_s"), "soon"),
+        (("points",), {}),
+        (("points", "4"), -1.0),
+        (("points", "4"), "fast"),
+        (("points", "4"), float("nan")),
+        (("points", "0"), 1.0),
+        (("points", "x"), 1.0),
+        (("widths",), [4, 8]),
+        (("widths",), [10**9]),
+        (("switch_s",), "soon"),
     ],
 )
 def test_a_damaged_curve_is_as_if_it_were_not_there(tmp_path, one, path, value):
-    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
+    save(tmp_path, one, LatencyModel(POINTS))
     found = json.loads((tmp_path / "batch-latency.json").read_text())
     damage(next(iter(found.values())), path, value)
     (tmp_path / "batch-latency.json").write_text(json.dumps(found))
-    assert load(tmp_path, one) == (None, "")
+    assert load(tmp_path, one) is None
 
 
 def test_a_class_wider_than_the_context_is_damage_too(tmp_path, one):
     strict = replace(one, strict=True)
-    save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 10**9)))
-    assert load(tmp_path, strict) == (None, "")
+    save(tmp_path, strict, LatencyModel(POINTS, widths=(4, 8)))
+    found = json.loads((tmp_path / "batch-latency.json").read_text())
+    damage(next(iter(found.values())), ("widths",), [4, 10**9])
+    (tmp_path / "batch-latency.json").write_text(json.dumps(found))
+    assert load(tmp_path, strict) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 1}', "\0"])
 def test_a_damaged_file_is_as_if_it_were_not_there(tmp_path, one, text):
     (tmp_path / "batch-latency.json").write_text(text)
-    assert load(tmp_path, one) == (None, "")
-    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
-    assert load(tmp_path, one)[0] is not None
+    assert load(tmp_path, one) is None
+    save(tmp_path, one, LatencyModel(POINTS))
+    assert load(tmp_path, one) is not None
 
 
 def test_an_entry_that_is_no_object(tmp_path, one):
-    save(tmp_path, one, SavedLatency(POINTS, 0.0, None))
+    save(tmp_path, one, LatencyModel(POINTS))
     name = next(iter(json.loads((tmp_path / "batch-latency.json").read_text())))
     for entry in ([], "x", 3, None):
         (tmp_path / "batch-latency.json").write_text(json.dumps({name: entry}))
-        assert load(tmp_path, one) == (None, "")
+        assert load(tmp_path, one) is None
 
 
 def test_the_oldest_go(tmp_path, one):
     for threads in range(1, 71):
-        save(tmp_path, replace(one, threads=threads), SavedLatency(POINTS, 0.0, None))
+        save(tmp_path, replace(one, threads=threads), LatencyModel(POINTS))
     assert len(json.loads((tmp_path / "batch-latency.json").read_text())) == 64
-    assert load(tmp_path, replace(one, threads=6))[0] is None
-    assert load(tmp_path, replace(one, threads=7))[0] is not None
+    assert load(tmp_path, replace(one, threads=6)) is None
+    assert load(tmp_path, replace(one, threads=7)) is not None
 
 
 def test_measured_once_and_known_after(tmp_path, one):
@@ -225,8 +214,8 @@ def test_what_the_rounds_have_taught_is_kept(tmp_path, one):
         for width in (1, 2, 8):
             latency.observe(width, before[width])
         latency.observe(4, 2 * 41e-5)
-    update(tmp_path, one, latency)
-    again = load(tmp_path, one)[0].points
+    save(tmp_path, one, latency)
+    again = load(tmp_path, one).points
     assert again[4] == pytest.approx(82e-5, rel=0.1)
     for width in (1, 2, 8):
         assert again[width] == pytest.approx(before[width], rel=0.1)
@@ -242,7 +231,7 @@ def test_a_run_beside_others_does_not_spoil_the_next_one(tmp_path, one, factor):
         for width in (1, 4, 2, 8):
             latency.observe(width, factor * before[width])
     assert latency.seconds(1) == pytest.approx(factor * before[1], rel=0.1)
-    update(tmp_path, one, latency)
+    save(tmp_path, one, latency)
     model.batches = 0
     again, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert (model.batches, notes) == (2, [])
@@ -254,11 +243,11 @@ def test_a_curve_that_was_kept_on_a_busy_machine_is_measured_again(tmp_path, one
     model = CountingModel()
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     points = latency.points()
-    save(tmp_path, one, SavedLatency({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
+    save(tmp_path, one, LatencyModel({width: factor * seconds for width, seconds in points.items()}))
     latency, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == ["cached timings of target.gguf are of a busier machine: measured again"]
     assert latency.points() == pytest.approx(points)
-    assert load(tmp_path, one)[0].points == pytest.approx(points)
+    assert load(tmp_path, one).points == pytest.approx(points)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.5])
@@ -266,7 +255,7 @@ def test_a_kept_curve_is_brought_nearer_to_the_load_of_now(tmp_path, one, factor
     model = CountingModel()
     latency, _ = load_or_measure(model, one, tmp_path, model.clock)
     points = latency.points()
-    save(tmp_path, one, SavedLatency({width: factor * seconds for width, seconds in points.items()}, 0.0, None))
+    save(tmp_path, one, LatencyModel({width: factor * seconds for width, seconds in points.items()}))
     latency, notes = load_or_measure(model, one, tmp_path, model.clock)
     assert notes == []
     for width, seconds in points.items():
@@ -280,8 +269,8 @@ def test_a_curve_that_was_disturbed_is_not_kept(tmp_path, one, monkeypatch):
     latency, notes = load_or_measure(model, one, tmp_path, lambda: next(ticks) ** 3 / 1e6)
     assert not latency.trusted
     assert [note for note in notes if "busy" in note] == notes != []
-    update(tmp_path, one, latency)
-    assert load(tmp_path, one) == (None, "")
+    save(tmp_path, one, latency)
+    assert load(tmp_path, one) is None
 
 
 def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
@@ -290,7 +279,7 @@ def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
     latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
     assert latency.widths == tuple(range(1, 17))
     model.batches = 0
-    assert load_or_measure(model, strict, tmp_path, model.clock)[0].widths == latency.widths
+    assert load_or_measure(model, strict, tmp_path, model.clock).widths == latency.widths
     assert model.batches == 2
     with pytest.raises(ModelError, match="strict"):
         load_or_measure(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)
@@ -298,7 +287,7 @@ def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
 
 def test_a_kept_class_is_of_no_use_to_a_model_that_cannot_pad(tmp_path, one):
     strict = replace(one, strict=True)
-    save(tmp_path, strict, SavedLatency(POINTS, 0.0, (4, 8)))
+    save(tmp_path, strict, LatencyModel(POINTS, widths=(4, 8)))
     model = CountingModel()
     model.can_pad = False
     latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
@@ -321,7 +310,7 @@ def test_a_folder_that_cannot_be_written_costs_the_memory_and_not_the_run(tmp_pa
     (tmp_path / "taken").write_text("")
     model = CountingModel()
     latency, _ = load_or_measure(model, one, tmp_path / "taken" / "cache", model.clock)
-    update(tmp_path / "taken" / "cache", one, latency)
+    save(tmp_path / "taken" / "cache", one, latency)
     assert latency.limit == 16
 
 
@@ -335,15 +324,23 @@ def test_the_demo_pair(tmp_path, monkeypatch):
         with Model(path) as model, closing(Context(model, options)) as context:
             latency, _ = load_or_measure(context, wanted, tmp_path, lambda: next(ticks) / 1e3)
             assert latency.width(1) == 1
-            found, note = load(tmp_path, wanted)
-            assert note == ""
+            found = load(tmp_path, wanted)
             assert found is not None
             assert found.points == pytest.approx(latency.points())
-    machine = next(iter(json.loads((tmp_path / "batch-latency.json").read_text()).values()))["machine"]
-    assert machine["cpu"]
-    assert machine["llama_cpp_python"]
 
 
-def test_a_curve_of_its_own_is_kept_as_it_is(tmp_path, one):
-    update(tmp_path, one, LatencyModel(POINTS, switch_s=0.003))
-    assert load(tmp_path, one)[0] == SavedLatency(pytest.approx(POINTS), 0.003, None)
+def test_a_machine_is_known_by_versions_cpu_devices_and_driver(monkeypatch):
+    monkeypatch.undo()
+    here = latency_cache.machine()
+    for place, (module, name, other) in enumerate(
+        [
+            (latency_cache, "version", lambda _: "0"),
+            (latency_cache.host, "cpu_name", lambda: "an abacus"),
+            (latency_cache.devices, "devices", lambda: ()),
+            (latency_cache.gpus, "survey", lambda: SimpleNamespace(driver="0")),
+        ]
+    ):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(module, name, other)
+            there = latency_cache.machine()
+        assert [i for i in range(4) if there[i] != here[i]] == [place]

@@ -238,7 +238,7 @@ class SpeculativeDecoder:
         """Draft and judge later answers differently, with the same models loaded.
 
         Args:
-            changes: options of :class:`DecoderOptions`: ``drafter``, ``draft_policy``, ``draft_max``, ``pad``,
+            changes: options of :class:`DecoderOptions`: ``drafter``, ``draft_policy``, ``draft_max``,
                 ``lookup_corpus``, ``accept``.
 
         Raises:

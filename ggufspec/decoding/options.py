@@ -29,7 +29,6 @@ class AnswerOptions(TypedDict, total=False):
     drafters: tuple[str, ...]
     draft_policy: str
     draft_max: int
-    pad: bool
     lookup_corpus: Path | None
     accept: str
 
@@ -56,7 +55,6 @@ class DecoderOptions:
             one at most; where it is not loaded, nothing is drafted.
         draft_policy: ``adaptive`` (draft as far as it pays, which may be not at all) or ``fixed`` (always as far).
         draft_max: the longest draft of a round, in tokens; with the fixed policy every draft is so long.
-        pad: whether a batch may be padded to a width that is faster.
         lookup_corpus: a text file whose n-grams the lookup knows too.
         accept: name of the acceptance rule.
         strict: decode the target in one width class, so that the text is the same to the bit with and without draft.
@@ -76,7 +74,6 @@ class DecoderOptions:
     drafters: tuple[str, ...] = ("draft", "lookup")
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
-    pad: bool = True
     lookup_corpus: Path | None = None
     accept: str = "exact"
     strict: bool = False

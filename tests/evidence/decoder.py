@@ -356,6 +356,9 @@ def padded(name: str) -> Iterator[None]:
             stack.enter_context(
                 mock.patch.object(LatencyModel, "width", lambda latency, count: max(count, latency.limit))
             )
+        elif name == "no pad":
+            narrowest = lambda latency, count: min(width for width in latency._allowed if width >= count)  # noqa: E731
+            stack.enter_context(mock.patch.object(LatencyModel, "width", narrowest))
         yield
 
 
@@ -369,7 +372,7 @@ def answers(target: Path, draft: Path, drafter: str, policy: str, padding: str, 
     changes: dict[str, Any] = (
         {"drafters": parse_drafters(drafter), "draft_policy": policy, "draft_max": 7} if drafter else {}
     )
-    options = DecoderOptions(ctx_size=512, threads=1, strict=True, pad=padding != "no pad", **changes)
+    options = DecoderOptions(ctx_size=512, threads=1, strict=True, **changes)
     found: dict[str, Any] = {}
     with padded(padding), SpeculativeDecoder(target, draft if drafter else None, options) as decoder:
         for name, sampling in IDENTITY_SAMPLINGS.items():

@@ -239,7 +239,7 @@ def test_every_setting_gives_the_text_of_the_target(decoder: SpeculativeDecoder)
         {"drafters": ("draft", "lookup"), "draft_max": 1},
         {"draft_policy": "adaptive", "draft_max": 15},
         {"drafters": ("draft",)},
-        {"draft_policy": "fixed", "draft_max": 7, "pad": False},
+        {"draft_policy": "fixed", "draft_max": 7},
         {"drafters": ()},
     ):
         decoder.configure(**changes)  # type: ignore[arg-type]

@@ -6,14 +6,9 @@ import csv
 import io
 import json
 import shutil
-from dataclasses import asdict
 
 import gguf
 import pytest
-
-from ggufspec.cache import cache_folder
-from ggufspec.decoding.options import DecoderOptions
-from ggufspec.decoding.policy import latency_cache
 
 PROMPT = "import os\n\n\ndef read_lines(path):\n    "
 FIXED = ("--draft-policy", "fixed")
@@ -265,31 +260,3 @@ def test_a_damaged_draft_costs_the_speedup_and_not_the_answer(cli, pair, nan_dra
     assert (drafted.code, drafted.stdout) == (0, alone.stdout)
     assert "NaN logits; it drafts no more\n" in drafted.stderr
     assert "NaN" not in alone.stderr
-
-
-def test_curves_of_another_machine_are_measured_again(cli, pair, monkeypatch):
-    """They lie in the user's cache folder, which may be on a shared disk."""
-    monkeypatch.setenv("HOME", cli.environment["HOME"])
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    options, folder = DecoderOptions(threads=1), cache_folder()
-    file = folder / "batch-latency.json"
-    file.unlink()
-    key = latency_cache.key(pair[0], options.placement, options.context(with_draft=True))
-    latency_cache.save(folder, key, latency_cache.SavedLatency({1: 1e-9, 2: 1.0, 16: 9.0}, 0.0, None))
-    batch_latencies = json.loads(file.read_text())
-    (entry,) = batch_latencies.values()
-    assert entry["machine"] == json.loads(json.dumps(asdict(latency_cache.this_machine())))
-    entry["machine"]["cpu"] = "an abacus"
-    file.write_text(json.dumps(batch_latencies))
-
-    flags = ("run", "demo", "-p", PROMPT, "-n", "8")
-    alone = cli(*flags, "--no-draft")
-    assert "abacus" not in alone.stderr  # target-only needs no batch_latency
-    drafted = cli(*flags)
-    assert (drafted.code, drafted.stdout) == (0, alone.stdout)
-    assert f"cached timings of {pair[0].name} are of another machine (an abacus): measured again\n" in drafted.stderr
-    bench = ("bench", "demo", "-p", PROMPT, "-n", "4", "-r", "1")
-    file.write_text(json.dumps(batch_latencies))
-    assert "(an abacus)" in cli(*bench).stderr
-    file.write_text(json.dumps(batch_latencies))
-    assert cli(*bench, "-q").stderr == ""

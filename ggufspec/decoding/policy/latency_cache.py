@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from ggufspec.cache import Table
 from ggufspec.decoding.policy.latency import LatencyModel
@@ -37,7 +38,7 @@ class Key:
         cache_type_v: type of the value cache.
         flash_attn: auto, on or off.
         limit: the widest batch.
-        outputs: rows of logits of a batch at most; None: all.
+        outputs: rows of logits of a batch at most: 1 for a draft; None: all, as a verification has.
         strict: whether its widths are of one class.
     """
 
@@ -54,23 +55,9 @@ class Key:
 
 
 def key(
-    path: Path,
-    placement: Placement,
-    context: ContextOptions,
-    *,
-    limit: int | None = None,
-    outputs: int | None = None,
-    strict: bool = False,
+    path: Path, placement: Placement, context: ContextOptions, *, outputs: int | None = None, strict: bool = False
 ) -> Key:
-    """The key of a model that is placed and decoded so.
-
-    Args:
-        path: its file; of a split model, its first part.
-        placement: which layers are where.
-        context: how it is decoded.
-        limit: the widest batch; None: the context's width.
-        outputs: rows of logits of a batch at most: 1 for a draft; None: all, as a verification has.
-        strict: whether one class of widths is wanted.
+    """The key of a model that is placed and decoded so; of a split model, ``path`` is its first part.
 
     Raises:
         OSError: the file cannot be read.
@@ -86,7 +73,7 @@ def key(
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
         flash_attn=context.flash_attn,
-        limit=limit or context.width,
+        limit=context.width,
         outputs=outputs,
         strict=strict,
     )
@@ -100,67 +87,48 @@ class SavedLatency:
     switch_s: float
     widths: tuple[int, ...] | None
 
+    def model(self, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
+        """The model, of batches up to ``limit``.
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a cached model depends on beside its key. ``devices`` are names and descriptions of all that ggml sees."""
-
-    llama_cpp_python: str
-    cpu: str
-    devices: tuple[str, ...]
-    driver: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    machine: Machine
-    key: Key
-    latency: SavedLatency
+        Raises:
+            ValueError: the numbers are none of a latency model.
+        """
+        return LatencyModel(
+            self.points, widths=self.widths, switch_s=self.switch_s, trusted=trusted, limit=limit, can_pad=can_pad
+        )
 
 
-def this_machine() -> Machine:
-    """The machine, the versions and the devices of this process, RPC workers included."""
-    names = tuple(f"{device.name} {device.description}" for device in devices.devices())
-    return Machine(version("llama-cpp-python"), host.cpu_name(), names, gpus.survey().driver)
+def machine() -> tuple[Any, ...]:
+    """What a cached model depends on beside its key: versions, CPU and all devices that ggml sees, workers too."""
+    names = [f"{device.name} {device.description}" for device in devices.devices()]
+    return version("llama-cpp-python"), host.cpu_name(), names, gpus.survey().driver
 
 
-def load(folder: Path, key: Key) -> tuple[SavedLatency | None, str]:
-    """What the cache has of a model, and a sentence for the user if it is of no use here; both may be empty.
+def load(folder: Path, key: Key) -> SavedLatency | None:
+    """What the cache has of a model on this machine.
 
     Args:
         folder: the cache, see :func:`ggufspec.cache.cache_folder`.
         key: what is wanted.
     """
-    entry = _table(folder).get(_name(key))
-    if entry is None:
-        return None, ""
-    saved = entry.latency
-    if (saved.widths is not None) != key.strict or max(saved.widths or [0]) > key.limit:
-        return None, ""
+    saved = _table(folder).get(_name(key))
+    if saved is None or (saved.widths is not None) != key.strict or max(saved.widths or [0]) > key.limit:
+        return None
     try:
-        _model(saved, key.limit, can_pad=True)  # which checks the numbers
+        saved.model(key.limit, can_pad=True)
     except ValueError:
-        return None, ""
-    difference = _difference(entry.machine, this_machine())
-    return (None, f"cached timings of {key.name} are of {difference}: measured again") if difference else (saved, "")
+        return None
+    return saved
 
 
-def save(folder: Path, key: Key, saved: SavedLatency) -> None:
-    """Cache a latency model; it replaces the one of the same key."""
-    _table(folder).put(_name(key), _Entry(this_machine(), key, saved))
-
-
-def _table(folder: Path) -> Table[_Entry]:
-    return Table(folder / "batch-latency.json", _Entry, _MOST)
-
-
-def update(folder: Path, key: Key, latency: LatencyModel) -> None:
-    """Cache what the batches that ran have taught of each width, unless the model was never measured undisturbed.
+def save(folder: Path, key: Key, latency: LatencyModel) -> None:
+    """Cache a latency model as the batches that ran have left it, unless it was never measured undisturbed.
 
     What all widths had in common, a long text or other programs, ended with the run and is left out.
     """
     if latency.trusted:
-        save(folder, key, SavedLatency(latency.own_points(), latency.switch_s, latency.widths))
+        saved = SavedLatency(latency.own_points(), latency.switch_s, latency.widths)
+        _table(folder).put(_name(key), saved)
 
 
 def load_or_measure(
@@ -181,40 +149,27 @@ def load_or_measure(
     Raises:
         ModelError: strict mode is wanted and there is no class of widths.
     """
-    can_pad = model.can_pad
-    saved, note = load(folder, key) if folder else (None, "")
-    if saved is not None and (can_pad or saved.widths is None):
-        latency = _model(saved, key.limit, can_pad=can_pad)
+    notes = []
+    saved = load(folder, key) if folder else None
+    if saved is not None and (model.can_pad or saved.widths is None):
+        latency = saved.model(key.limit, can_pad=model.can_pad)
         seconds = spot_check(model, clock, latency.width(1), key.outputs)
         if seconds >= _BUSY * latency.seconds(1):
             latency.observe(latency.width(1), seconds)
             return latency, []
-        note = f"cached timings of {key.name} are of a busier machine: measured again"
+        notes.append(f"cached timings of {key.name} are of a busier machine: measured again")
     widths = strict_widths(model, key.limit) if key.strict and isinstance(model, Context) else None
     measured = measure(model, clock, limit=key.limit, budget_s=budget_s, allowed=widths, outputs=key.outputs)
-    saved = SavedLatency(measured.points, measured.switch_s, widths)
-    if folder and measured.trusted:
-        save(folder, key, saved)
-    latency = _model(saved, key.limit, can_pad=can_pad, trusted=measured.trusted)
-    return latency, [sentence for sentence in (note, measured.note) if sentence]
+    found = SavedLatency(measured.points, measured.switch_s, widths)
+    latency = found.model(key.limit, can_pad=model.can_pad, trusted=measured.trusted)
+    if folder:
+        save(folder, key, latency)
+    return latency, [*notes, measured.note] if measured.note else notes
 
 
-def _model(saved: SavedLatency, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
-    return LatencyModel(
-        saved.points, widths=saved.widths, switch_s=saved.switch_s, trusted=trusted, limit=limit, can_pad=can_pad
-    )
+def _table(folder: Path) -> Table[SavedLatency]:
+    return Table(folder / "batch-latency.json", SavedLatency, _MOST)
 
 
 def _name(key: Key) -> str:
-    return hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _difference(then: Machine, now: Machine) -> str:
-    """What is not as it was, in words; empty if all is."""
-    if then.cpu != now.cpu:
-        return f"another machine ({then.cpu})"
-    if then.devices != now.devices:
-        return f"a machine with other devices ({', '.join(then.devices) or 'none'})"
-    if then.llama_cpp_python != now.llama_cpp_python:
-        return f"llama-cpp-python {then.llama_cpp_python}"
-    return f"another driver ({then.driver or 'none'})" if then.driver != now.driver else ""
+    return hashlib.sha256(json.dumps([asdict(key), machine()], sort_keys=True).encode()).hexdigest()[:32]

@@ -84,12 +84,8 @@ class PairLatency:
             key = latency_cache.key(draft.model.path, loaded.draft_placement, loaded.draft_context(), outputs=1)
             self._draft = self._measured(draft, key, budget_s=DRAFT_BUDGET_S)
         if adaptive and target.rewind_kind != "exact":
-            self.refusal = refusal(
-                self._target,
-                self._draft.seconds(1) if self._draft else 0.0,
-                self.draft_max,
-                again=target.rewind_kind == "checkpoint",
-            )
+            draft_s = self._draft.seconds(1) if self._draft else 0.0
+            self.refusal = refusal(self._target, draft_s, self.draft_max, again=target.rewind_kind == "checkpoint")
 
     def _measured(
         self, context: Context | Head, key: latency_cache.Key, budget_s: float = 0.5, *, report: bool = True
@@ -112,27 +108,18 @@ class PairLatency:
     @property
     def width(self) -> Callable[[int], int]:
         """The width of a target batch of so many tokens."""
-        return _width(self._target if self._in_use else None, pad=self._options.pad)
+        return self._target.width if self._target and self._in_use else lambda count: count
 
     @property
     def draft_width(self) -> Callable[[int], int]:
         """The same of the draft."""
-        return _width(self._draft if self._in_use else None, pad=self._options.pad)
+        return self._draft.width if self._draft and self._in_use else lambda count: count
 
     def save(self) -> None:
         """Cache the models as the batches that ran have left them."""
         if self._cache is not None:
             for key, latency in self._models:
-                latency_cache.update(self._cache, key, latency)
-
-
-def _width(latency: LatencyModel | None, *, pad: bool) -> Callable[[int], int]:
-    if latency is None:
-        return lambda count: count
-    if pad:
-        return latency.width
-    allowed = latency.widths or range(1, latency.limit + 1)
-    return lambda count: next(width for width in allowed if width >= count)
+                latency_cache.save(self._cache, key, latency)
 
 
 def refusal(target: LatencyModel, draft_s: float, draft_max: int, *, again: bool) -> str:
@@ -141,23 +128,19 @@ def refusal(target: LatencyModel, draft_s: float, draft_max: int, *, again: bool
     Args:
         target: of the target.
         draft_s: seconds of one drafted token.
-        draft_max: the longest draft.
+        draft_max: the longest draft, shorter than the widest batch.
         again: whether what is accepted before a rejection is decoded again.
     """
-
-    def batch_s(count: int) -> float:
-        return target.seconds(min(count, target.limit)) * max(1.0, count / target.limit)
+    one_s = target.seconds(1)
 
     def speedup(count: int) -> float:
-        return (count + 1) * batch_s(1) / (batch_s(count + 1) + count * draft_s)
+        return (count + 1) * one_s / (target.seconds(count + 1) + count * draft_s)
 
     count = max(range(1, draft_max + 1), key=speedup)
     if speedup(count) > 1:
         return ""
-    reason = f"a batch of {count + 1} takes {batch_s(count + 1) / batch_s(1):.1f} times as long as one token"
-    if again:
-        reason += ", and what is accepted before a rejection is decoded again"
     return (
         f"drafting cannot win here, even if every drafted token is accepted ({speedup(count):.2f} times target-only): "
-        f"{reason}"
+        f"a batch of {count + 1} takes {target.seconds(count + 1) / one_s:.1f} times as long as one token"
+        + (", and what is accepted before a rejection is decoded again" if again else "")
     )
