@@ -158,7 +158,7 @@ def load_or_measure(
             latency.observe(latency.width(1), seconds)
             return latency, []
         notes.append(f"cached timings of {key.name} are of a busier machine: measured again")
-    widths = strict_widths(model, key.limit) if key.strict and isinstance(model, Context) else None
+    widths = strict_widths(model, key.limit) if key.strict and not isinstance(model, Head) else None
     measured = measure(model, clock, limit=key.limit, budget_s=budget_s, allowed=widths, outputs=key.outputs)
     found = SavedLatency(measured.points, measured.switch_s, widths)
     latency = found.model(key.limit, can_pad=model.can_pad, trusted=measured.trusted)
