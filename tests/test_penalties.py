@@ -139,13 +139,13 @@ def test_what_is_off_leaves_rows_alone(sampling: Sampling) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"repeat_penalty": 0.0}, "repeat penalty 0.0"),
-        ({"repeat_penalty": -1.0}, "repeat penalty -1.0"),
-        ({"repeat_penalty": 101.0}, "repeat penalty 101.0"),
-        ({"repeat_penalty": float("nan")}, "repeat penalty nan"),
-        ({"repeat_last_n": -2}, "repeat-last-n -2"),
-        ({"presence_penalty": float("inf")}, "presence penalty inf"),
-        ({"frequency_penalty": -101.0}, "frequency penalty -101.0"),
+        ({"repeat_penalty": 0.0}, "--repeat-penalty 0 is out of range"),
+        ({"repeat_penalty": -1.0}, "--repeat-penalty -1 is out of range"),
+        ({"repeat_penalty": 101.0}, "--repeat-penalty 101 is out of range"),
+        ({"repeat_penalty": float("nan")}, "--repeat-penalty nan is out of range"),
+        ({"repeat_last_n": -2}, "--repeat-last-n -2 is out of range"),
+        ({"presence_penalty": float("inf")}, "--presence-penalty inf is out of range"),
+        ({"frequency_penalty": -101.0}, "--frequency-penalty -101 is out of range"),
     ],
 )
 def test_values_out_of_range(options: dict[str, float], message: str) -> None:

@@ -146,20 +146,6 @@ def test_the_cache_is_left_as_it_was():
     model.decode([5, 6, 7], 0)
     found(model)
     assert model.cache == [5, 6, 7]
-    found(model, depth=40)
-    assert model.cache == [5, 6, 7]
-
-
-def test_the_text_in_the_cache_is_as_deep_as_wanted():
-    class Deep(TimedModel):
-        def decode(self, tokens, outputs, width=0):
-            if outputs:
-                assert self.length == 40
-            return super().decode(tokens, outputs, width)
-
-    model = Deep(table(Q4_0, 1 / 100))
-    assert found(model, depth=40).points[8] == pytest.approx(0.47e-3)
-    assert model.cache == []
 
 
 def test_a_small_context_bounds_the_widths():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
@@ -33,8 +33,6 @@ from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
 from ggufspec.models.source import read_headers
 from ggufspec.models.vocabulary import check_pair
 from ggufspec.settings import DRAFTERS
-
-_Owned = TypeVar("_Owned", Model, Context, Head)
 
 MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of memory for each
 
@@ -161,7 +159,8 @@ class SpeculativeDecoder:
         self.notes: list[str] = []
         self.statistics: Statistics | None = None
         self.rounds: list[Round] = []
-        self._closers: list[Model | Context | Head] = []
+        self._stack = ExitStack()
+        own = self._stack.enter_context
         self._answering = threading.Lock()
         self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
@@ -176,23 +175,23 @@ class SpeculativeDecoder:
         self._most_drafted = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
             in_target = draft is not None and Path(draft) == Path(target)  # MTP blocks
-            self.target = self._own(Model(Path(target), replace(options.placement, mtp=in_target)))
+            self.target = own(Model(Path(target), replace(options.placement, mtp=in_target)))
             self.draft = self.target if in_target else None
             if draft and not in_target:
-                self.draft = self._own(Model(Path(draft), options.draft_placement))
+                self.draft = own(Model(Path(draft), options.draft_placement))
                 require_same_vocabulary(
                     self.target, self.draft, "choose a draft of the target's own family, or --no-draft"
                 )
             self.options = options = replace(options, threads=self._threads.start())
             sources = head_sources(self.draft) if self.draft and options.head else ()
-            own = replace(options.context(with_draft=draft is not None), hidden=sources)
-            self._target = self._own(Context(self.target, own))
+            context_options = replace(options.context(with_draft=draft is not None), hidden=sources)
+            self._target = own(closing(Context(self.target, context_options)))
             self._draft = self._head = None
             self._head_kind = options.head
             if self.draft and options.head:
-                self._head = self._own(Head(self.draft, self._target, options.draft_context()))
+                self._head = own(closing(Head(self.draft, self._target, options.draft_context())))
             elif self.draft:
-                self._draft = self._own(Context(self.draft, options.draft_context()))
+                self._draft = own(closing(Context(self.draft, options.draft_context())))
             for context in filter(None, (self._target, self._draft)):
                 context.between = self._between
                 if drafts and not context.can_rewind:
@@ -207,6 +206,7 @@ class SpeculativeDecoder:
                 assert isinstance(drafter, ModelDrafter | HeadDrafter)
                 self._drafter = drafter
             self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
+            self._stack.callback(self._save)
             self._engage()
         except BaseException:
             self.close()
@@ -264,9 +264,10 @@ class SpeculativeDecoder:
         finally:
             self._answering.release()
 
-    def _own(self, thing: _Owned) -> _Owned:
-        self._closers.append(thing)
-        return thing
+    def _save(self) -> None:
+        """Cache what was learned of the models' speed, for the number of threads that was begun with."""
+        if not self._threads.changed:
+            self._latency.save()
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -499,17 +500,12 @@ class SpeculativeDecoder:
         else:
             with self._answering:  # configure() in another thread ends first
                 pass
-        if (latency := getattr(self, "_latency", None)) and self._closers and not self._threads.changed:
-            latency.save()  # for the number of threads that was begun with
-        while self._closers:
-            self._closers.pop().close()
+        self._stack.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,6 @@ Ids = npt.NDArray[np.intc]
 
 _TIMED = 3  # rounds without a draft at the very first, which time target-only decoding
 _PAUSE = 8.0  # times the seconds of its batch: a round that took longer waited for the reader
-
-_Owned = TypeVar("_Owned", Model, Context)
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]
@@ -131,8 +129,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self.notes: list[str] = []
         self.rounds: list[Round] = []
         self.read_s = 0.0
-        self._closers: list[Model | Context] = []
-        self._free = weakref.finalize(self, _close, self._closers)
+        self._stack = ExitStack()
+        self._free = weakref.finalize(self, self._stack.close)
         self._busy = threading.Lock()
         self._clock = time.perf_counter
         self._rule = make_rule("exact", Sampling())
@@ -163,7 +161,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             )
             self.drafters = self.options.drafters
             self._most = min(self.options.draft_max, llama.n_batch - 1)  # a batch that is divided loses logits
-            self.model = self._own(Model(Path(path), self.options.draft_placement))
+            self.model = self._stack.enter_context(Model(Path(path), self.options.draft_placement))
             require_same_vocabulary(target, self.model, "choose a draft of the target's own family")
             self.scores_bytes, free = forget_scores(llama), free_memory_bytes()
             if self.scores_bytes > free:
@@ -179,14 +177,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         llama.draft_model = self
         close_with(llama, self._free)
 
-    def _own(self, owned: _Owned) -> _Owned:
-        self._closers.append(owned)
-        return owned
-
     def _open(self, target_vocab_size: int, cache: Path | None) -> None:
         """Make the draft's context, time it, and make the drafters."""
         options = self.options.draft_context()
-        self._context = context = self._own(Context(self.model, options))
+        self._context = context = self._stack.enter_context(closing(Context(self.model, options)))
         if not context.can_rewind:
             raise ModelError(f"{self.model.path.name} cannot take tokens back: it cannot be a draft", "choose another")
         made = [make(name, Parts(target_vocab_size, context)) for name in self.drafters]
@@ -323,15 +317,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _close(closers: list[Model | Context]) -> None:
-    while closers:
-        closers.pop().close()
 
 
 def _same(held: Ids, ids: Ids) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.settings import OPTIONS
 
 Logits = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -24,7 +25,6 @@ _LOWEST = float(np.finfo(np.float32).min)  # below every finite logit: only -inf
 _CLASSES, _FEW = 1024, 256  # classes of ids, whose maxima stand for a row
 _GLANCE = 128  # tokens at least that a guess is chosen among
 _STRIDE = 31  # of a sample of the vocabulary; odd, so that no period of ids escapes it
-_MOST_PENALTY = 100.0  # so that no finite logit becomes infinite
 _CERTAIN: Floats = np.zeros(1)
 _CERTAIN.flags.writeable = False
 
@@ -61,31 +61,10 @@ class Sampling:
     frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise UsageError(f"temperature {self.temperature} is not a number from 0 up", "--temp 0.8; 0 is greedy")
-        if self.top_k < 0:
-            raise UsageError(f"top-k {self.top_k} is negative", "--top-k 40; 0 turns it off")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top-p {self.top_p} is not in (0, 1]", "--top-p 0.95; 1 turns it off")
-        if not 0 <= self.min_p < 1:
-            raise UsageError(f"min-p {self.min_p} is not in [0, 1)", "--min-p 0.05; 0 turns it off")
-        if not 0 <= self.seed < 2**64:
+        for name in self.__dataclass_fields__:
+            OPTIONS["temp" if name == "temperature" else name].check(getattr(self, name))
+        if self.seed < 0:  # --seed -1 is drawn before
             raise UsageError(f"seed {self.seed} is not in [0, 2**64)", "--seed 7; --seed -1 draws one")
-        if not 1 / _MOST_PENALTY <= self.repeat_penalty <= _MOST_PENALTY:
-            raise UsageError(
-                f"repeat penalty {self.repeat_penalty} is not in [0.01, 100]", "--repeat-penalty 1.1; 1 turns it off"
-            )
-        if self.repeat_last_n < -1:
-            raise UsageError(
-                f"repeat-last-n {self.repeat_last_n} is not a valid number of tokens",
-                "--repeat-last-n 64; -1 is the context, 0 turns penalties off",
-            )
-        for name in ("presence", "frequency"):
-            value = getattr(self, f"{name}_penalty")
-            if not -_MOST_PENALTY <= value <= _MOST_PENALTY:
-                raise UsageError(
-                    f"{name} penalty {value} is not in [-100, 100]", f"--{name}-penalty 0.5; 0 turns it off"
-                )
 
     @property
     def truncates(self) -> bool:

@@ -46,7 +46,6 @@ def measure(
     budget_s: float = 0.5,
     allowed: Collection[int] | None = None,
     outputs: int | None = None,
-    depth: int = 0,
 ) -> Measured:
     """Time batches of some widths behind the text in the cache, which is afterwards as it was.
 
@@ -63,14 +62,10 @@ def measure(
             three times as much.
         allowed: the widths that may be used; None: all up to ``limit``.
         outputs: rows of logits of a batch at most; None: all, as a verification has.
-        depth: tokens to have in the cache, at least.
 
     Raises:
         ValueError: no width may be used.
     """
-    found = model.length
-    if depth > found:
-        model.decode(_tokens(depth - found, model.vocab_size), 0)
     needed, others = _widths(min(limit, max(model.capacity - model.length, 1)), allowed)
     timer = _Timer(lambda width: _once(model, clock, width, outputs), clock, budget_s)
     for width in needed:
@@ -90,10 +85,9 @@ def measure(
             timer.visit(width)
     if _WIDE in others and _WIDE not in timer.timings:
         for _ in range(2):
-            if timer.spent_s + timer.guess_s(_WIDE) <= _WIDE_PATIENCE * budget_s:
+            guess_s = timer.widest_s * _WIDE / max(timer.timings)  # if it is no better
+            if timer.spent_s + guess_s <= _WIDE_PATIENCE * budget_s:
                 timer.again(_WIDE)
-    if depth > found:
-        model.rewind(found)
     return timer.result()
 
 
@@ -105,7 +99,8 @@ def spot_check(model: Context | Head, clock: Callable[[], float], width: int, ou
 def _once(model: Context | Head, clock: Callable[[], float], width: int, outputs: int | None) -> float:
     """Seconds of one batch behind the text in the cache."""
     found = model.length
-    tokens = _tokens(width, model.vocab_size)
+    # From all over the vocabulary: with one token alone a mixture would read the same experts every time.
+    tokens = [(7919 * i + 1) % model.vocab_size for i in range(width)]
     model.mark()
     began = clock()
     model.decode(tokens, width if outputs is None else min(width, outputs))
@@ -134,10 +129,6 @@ class _Timer:
     def widest_s(self) -> float:
         """Seconds of the widest batch so far."""
         return min(self.timings[max(self.timings)])
-
-    def guess_s(self, width: int) -> float:
-        """Seconds of a batch of a width beyond the widest so far, if it is no better."""
-        return self.widest_s * width / max(self.timings)
 
     def visit(self, width: int) -> None:
         """Time a width, which may have been timed before."""
@@ -210,8 +201,3 @@ def _widths(limit: int, allowed: Collection[int] | None) -> tuple[list[int], lis
     needed = [width for width in sorted({*_NEEDED, limit}) if width in usable and width <= max(_NEEDED)]
     needed = needed or [min(usable)]
     return needed, [width for width in dict.fromkeys((*_ORDER, limit)) if width in usable and width not in needed]
-
-
-def _tokens(count: int, vocab_size: int) -> list[int]:
-    """Token ids from all over the vocabulary: with one token alone a mixture would read the same experts every time."""
-    return [(7919 * i + 1) % vocab_size for i in range(count)]
