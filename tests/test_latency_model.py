@@ -97,8 +97,8 @@ def test_padding_fits_the_room_behind_the_context():
 
 def test_a_switch_of_width_costs():
     latency = LatencyModel(Q4_0, switch_s=5)
-    assert latency.seconds(3) == latency.seconds(3, 4) == pytest.approx(39)
-    assert latency.seconds(3, 3) == latency.seconds(3, 1) == pytest.approx(44)
+    assert latency.seconds(3) == latency.up_to(3, 4)[-1] == pytest.approx(39)
+    assert latency.up_to(3, 3)[-1] == latency.up_to(3, 1)[-1] == pytest.approx(44)
 
 
 @pytest.mark.parametrize("last", [None, 1, 4])
@@ -107,7 +107,8 @@ def test_all_widths_at_once(last):
     for _ in range(5):
         latency.observe(2, 100.0)
     for most in range(latency.limit + 1):
-        assert latency.up_to(most, last) == [latency.seconds(count, last) for count in range(1, most + 1)]
+        switches_s = [0 if last in (None, latency.width(count)) else 5 for count in range(1, most + 1)]
+        assert latency.up_to(most, last) == [latency.seconds(n) + more for n, more in enumerate(switches_s, 1)]
     with pytest.raises(IndexError):
         latency.up_to(latency.limit + 1)
 

@@ -202,30 +202,30 @@ class SpeculativeDecoder:
             self._made: dict[tuple[str, Path | None], Drafter] = {}  # by name, and corpus if it has one
             self._drafter: ModelDrafter | HeadDrafter | None = None  # the one with a file, which has a cache
             if self.draft:
-                drafter = self._make(options.head or "draft")
+                drafter = self._make(options.head or "draft", None)
                 assert isinstance(drafter, ModelDrafter | HeadDrafter)
                 self._drafter = drafter
             self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
             self._stack.callback(self._save)
-            self._engage()
+            self._engage(options)
         except BaseException:
             self.close()
             raise
 
-    def _engage(self) -> None:
-        """Make the drafters of the options."""
-        options = self.options
+    def _engage(self, options: DecoderOptions) -> None:
+        """Make the drafters of the options, which hold if that succeeds."""
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
-        drafters = [self._make(name) for name in engaged]
+        drafters = [self._make(name, options.lookup_corpus) for name in engaged]
         self._latency.configure(options)
         if isinstance(self._drafter, ModelDrafter):
             self._drafter.width = self._latency.draft_width
         self._note(*self._latency.notes, self._latency.refusal)
         self._drafters = [] if self._latency.refusal else drafters
+        self.options = options
 
-    def _make(self, name: str) -> Drafter:
+    def _make(self, name: str, corpus: Path | None) -> Drafter:
         """A drafter of the registry, made when it is needed first."""
-        corpus = self.options.lookup_corpus if DRAFTERS[name].needs_corpus else None
+        corpus = corpus if DRAFTERS[name].needs_corpus else None
         if (name, corpus) not in self._made:
             tokens = []
             if corpus is not None:
@@ -250,15 +250,12 @@ class SpeculativeDecoder:
         try:
             if self._closed:
                 raise _closed()
-            before = self.options
-            self.options = before.with_answer(
+            options = self.options.with_answer(
                 changes, has_draft=self.draft is not None, rooms=self._most_drafted, head=self._head_kind
             )
             try:
-                self._engage()
+                self._engage(options)
             except BaseException:
-                self.options = before
-                self._latency.configure(before)  # which measures nothing: it was configured so already
                 self._held.clear()  # a measurement that broke off left the caches in an unknown state
                 raise
         finally:

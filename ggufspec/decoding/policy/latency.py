@@ -92,17 +92,16 @@ class LatencyModel:
         """
         return self._best[count]
 
-    def seconds(self, count: int, last: int | None = None) -> float:
-        """Of a batch of ``count`` tokens at its width, after a batch of width ``last`` if that is given.
+    def seconds(self, count: int) -> float:
+        """Of a batch of ``count`` tokens at its width.
 
         Raises:
             IndexError: no width holds so many.
         """
-        seconds = self._seconds[count] * self._factor
-        return seconds if last is None or last == self._best[count] else seconds + self.switch_s
+        return self._seconds[count] * self._factor
 
     def up_to(self, most: int, last: int | None = None) -> list[float]:
-        """Seconds of batches of 1 … ``most`` tokens, each as :meth:`seconds` has it.
+        """Seconds of batches of 1 … ``most`` tokens at their widths, after one of width ``last`` if that is given.
 
         Raises:
             IndexError: no width holds so many.

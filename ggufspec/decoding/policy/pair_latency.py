@@ -67,25 +67,26 @@ class PairLatency:
         The KV caches stay as they are, but for the first time in strict mode, which empties the target's, and where a
         text leaves no room behind it for the batches that are timed.
         """
-        if options != self._options:
-            self._options, self._back_off = options, BackOff()
-        self.draft_max, self.refusal = options.draft_max, ""
         loaded, (target, draft) = self._loaded, self._contexts
         adaptive = options.drafts(with_draft=draft is not None) and options.draft_policy == "adaptive"
-        self._in_use = adaptive or options.strict
-        if not self._in_use:
-            return
-        if self._target is None:
+        in_use = adaptive or options.strict
+        if in_use and self._target is None:
             context = loaded.context(with_draft=draft is not None)
             key = latency_cache.key(target.model.path, loaded.placement, context, strict=options.strict)
             self._target = self._measured(target, key, report=adaptive)
-        self.draft_max = min(self.draft_max, self._target.limit - 1)
         if adaptive and options.needs_draft and draft is not None and self._draft is None:
             key = latency_cache.key(draft.model.path, loaded.draft_placement, loaded.draft_context(), outputs=1)
             self._draft = self._measured(draft, key, budget_s=DRAFT_BUDGET_S)
-        if adaptive and target.rewind_kind != "exact":
-            draft_s = self._draft.seconds(1) if self._draft else 0.0
-            self.refusal = refusal(self._target, draft_s, self.draft_max, again=target.rewind_kind == "checkpoint")
+        # Only what is above can fail.
+        if options != self._options:
+            self._options, self._back_off = options, BackOff()
+        self._in_use, self.draft_max, self.refusal = in_use, options.draft_max, ""
+        if in_use and self._target is not None:
+            self.draft_max = min(self.draft_max, self._target.limit - 1)
+            if adaptive and target.rewind_kind != "exact":
+                draft_s = self._draft.seconds(1) if self._draft else 0.0
+                again = target.rewind_kind == "checkpoint"
+                self.refusal = refusal(self._target, draft_s, self.draft_max, again=again)
 
     def _measured(
         self, context: Context | Head, key: latency_cache.Key, budget_s: float = 0.5, *, report: bool = True
