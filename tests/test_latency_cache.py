@@ -279,7 +279,7 @@ def test_strict_mode_measures_its_class_and_only_that(tmp_path, one):
     latency, _ = load_or_measure(model, strict, tmp_path, model.clock)
     assert latency.widths == tuple(range(1, 17))
     model.batches = 0
-    assert load_or_measure(model, strict, tmp_path, model.clock).widths == latency.widths
+    assert load_or_measure(model, strict, tmp_path, model.clock)[0].widths == latency.widths
     assert model.batches == 2
     with pytest.raises(ModelError, match="strict"):
         load_or_measure(CountingModel(classes=False), replace(strict, threads=1), tmp_path, model.clock)

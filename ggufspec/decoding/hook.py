@@ -99,15 +99,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         UsageError: an option is out of range; the ``Llama`` is closed or missing.
     """
 
-    _text: list[int]
-    _held: Ids  # the text, and what was drafted behind it
-    _chain: list[tuple[str, DraftToken]]
-    _policy: Policy | None
-    _drafting: bool
-    _draft_s: float
-    _learning_s: float
-    _returned: float
-
     def __init__(
         self,
         path: str | Path,
@@ -295,9 +286,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
 
     def _forget(self) -> None:
         """Nothing is known of the text."""
-        self._text, self._chain = [], []
-        self._held = np.empty(0, np.intc)
-        self._policy = None
+        self._text: list[int] = []
+        self._chain: list[tuple[str, DraftToken]] = []
+        self._held = np.empty(0, np.intc)  # the text, and what was drafted behind it
+        self._policy: Policy | None = None
         self._drafting = False
         self._draft_s = self._learning_s = self._returned = 0.0
 

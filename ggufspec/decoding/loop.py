@@ -21,29 +21,17 @@ Width = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One draft and one verification.
+    """One draft and one verification."""
 
-    Args:
-        drafted: tokens that were verified.
-        drafters: who drafted each of them.
-        accepted: how many were accepted.
-        emitted: the accepted tokens and the target's own, cut after a token that ends the text.
-        width: tokens in the target's batch, padding included.
-        draft_s: seconds of drafting, and of drafters catching up.
-        verify_s: seconds in the target.
-        total_s: seconds of the round.
-        dead_end: the grammar permits no further token.
-    """
-
-    drafted: tuple[int, ...]
-    drafters: tuple[str, ...]
+    drafted: tuple[int, ...]  # tokens that were verified
+    drafters: tuple[str, ...]  # who drafted each of them
     accepted: int
-    emitted: tuple[int, ...]
-    width: int
-    draft_s: float
-    verify_s: float
+    emitted: tuple[int, ...]  # the accepted tokens and the target's own, cut after a token that ends the text
+    width: int  # tokens in the target's batch, padding included
+    draft_s: float  # of drafting, and of drafters catching up
+    verify_s: float  # in the target
     total_s: float
-    dead_end: bool = False
+    dead_end: bool = False  # the grammar permits no further token
 
     def source(self, index: int) -> str:
         """Who wrote an emitted token: a drafter's name, or the target: ``bonus`` behind a draft that was accepted

@@ -16,28 +16,18 @@ from ggufspec.llamacpp.model import Context
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The next token that a drafter has, not drawn yet.
+    """The next token that a drafter has, not drawn yet."""
 
-    Args:
-        confidence: 0 to 1, the drafter's own estimate of acceptance, from what is known before the draw.
-        draw: gives the token.
-    """
-
-    confidence: float
+    confidence: float  # 0 to 1, the drafter's own estimate of acceptance, from what is known before the draw
     draw: Callable[[], DraftToken]
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowEvaluation:
-    """What a drafter would have proposed at a position that is decided by now.
+    """What a drafter would have proposed at a position that is decided by now."""
 
-    Args:
-        confidence: as in its :class:`Candidate`.
-        agreement: 1 if it was the token that came, 0 if not; with speculative sampling the chance of that.
-    """
-
-    confidence: float
-    agreement: float
+    confidence: float  # as in its Candidate
+    agreement: float  # 1 if it was the token that came, 0 if not; with speculative sampling the chance of that
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,17 +37,12 @@ _BUCKETS = 1024  # of a short text
 
 
 class Guess(NamedTuple):
-    """What an index has for the end of a text.
+    """What an index has for the end of a text."""
 
-    Args:
-        token: the id that it expects next.
-        length: tokens of the longest match that speaks for it, 1 to ``REACH``.
-        confidence: votes for it, divided by all votes and ``DOUBT``; in (0, 1). One match of n tokens has n / (n + 3),
-            a second one that agrees adds to it, one that disagrees takes away.
-    """
-
-    token: int
-    length: int
+    token: int  # the id that it expects next
+    length: int  # tokens of the longest match that speaks for it, 1 to REACH
+    # Votes for it, divided by all votes and DOUBT; in (0, 1). One match of n tokens has n / (n + 3), a second one that
+    # agrees adds to it, one that disagrees takes away.
     confidence: float
 
 

@@ -15,27 +15,17 @@ from ggufspec.decoding.policy.constants import CONSTANTS
 
 @dataclass(slots=True)
 class BackOff:
-    """What deciding costs and brings; it lives as long as the pair.
+    """What deciding costs and brings; it lives as long as the pair."""
 
-    Args:
-        cooldown: rounds to come in which nothing is decided.
-        undrafted: width and seconds of the target's batches without a draft that its latency model has yet to observe.
-        overhead_s: seconds of a round outside the target if nothing is decided.
-        learning_s: seconds of updating the policy after a round.
-        active: rounds since the last cooldown.
-        gain: tokens that these brought more than target-only would have in their time; decayed.
-        deciding_s: seconds that these took for deciding.
-        trial: rounds that drafts have to show a gain.
-    """
-
-    cooldown: int = 0
+    cooldown: int = 0  # rounds to come in which nothing is decided
+    # Width and seconds of the target's batches without a draft that its latency model has yet to observe.
     undrafted: list[tuple[int, float]] = field(default_factory=list)
-    overhead_s: float = 0.0
-    learning_s: float = 0.0
-    active: int = 0
-    gain: float = 0.0
-    deciding_s: float = 0.0
-    trial: int = CONSTANTS.trial_rounds
+    overhead_s: float = 0.0  # of a round outside the target if nothing is decided
+    learning_s: float = 0.0  # of updating the policy after a round
+    active: int = 0  # rounds since the last cooldown
+    gain: float = 0.0  # tokens that these brought more than target-only would have in their time; decayed
+    deciding_s: float = 0.0  # that these took for deciding
+    trial: int = CONSTANTS.trial_rounds  # rounds that drafts have to show a gain
 
     def begin_answer(self) -> None:
         """An answer begins without a cooldown; after one without a gain it has to show one sooner."""

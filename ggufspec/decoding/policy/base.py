@@ -10,23 +10,14 @@ from ggufspec.decoding.drafters.base import ShadowEvaluation
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a round went.
+    """How a round went."""
 
-    Args:
-        width: tokens in the target's batch, padding included.
-        accepted: drafted tokens that were accepted.
-        emitted: tokens that the round added to the text.
-        verify_s: seconds in the target.
-        total_s: seconds of the round.
-        learning_s: seconds of updating the policy after the round before.
-    """
-
-    width: int
-    accepted: int
-    emitted: int
-    verify_s: float
+    width: int  # tokens in the target's batch, padding included
+    accepted: int  # drafted tokens
+    emitted: int  # tokens that the round added to the text
+    verify_s: float  # in the target
     total_s: float
-    learning_s: float = 0.0
+    learning_s: float = 0.0  # of updating the policy after the round before
 
 
 class Policy:

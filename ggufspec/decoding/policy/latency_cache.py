@@ -27,31 +27,18 @@ _HEAD_BYTES = 2**16  # of a model's file, to know it by
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a latency model belongs to, the machine aside; :func:`key` makes one.
+    """What a latency model belongs to, the machine aside; :func:`key` makes one."""
 
-    Args:
-        name: of the model's file.
-        head: hash of its size and first bytes.
-        placement: which layers are where.
-        threads: of the host.
-        cache_type_k: type of the key cache.
-        cache_type_v: type of the value cache.
-        flash_attn: auto, on or off.
-        limit: the widest batch.
-        outputs: rows of logits of a batch at most: 1 for a draft; None: all, as a verification has.
-        strict: whether its widths are of one class.
-    """
-
-    name: str
-    head: str
+    name: str  # of the model's file
+    head: str  # hash of its size and first bytes
     placement: Placement
     threads: int
     cache_type_k: str
     cache_type_v: str
     flash_attn: str
-    limit: int
-    outputs: int | None
-    strict: bool
+    limit: int  # the widest batch
+    outputs: int | None  # rows of logits of a batch at most: 1 for a draft; None: all, as a verification has
+    strict: bool  # whether its widths are of one class
 
 
 def key(
@@ -81,11 +68,11 @@ def key(
 
 @dataclass(frozen=True, slots=True)
 class SavedLatency:
-    """A latency model in the cache. ``widths`` is the strict class; None where every width may be used."""
+    """A latency model in the cache."""
 
     points: dict[int, float]
     switch_s: float
-    widths: tuple[int, ...] | None
+    widths: tuple[int, ...] | None  # the strict class; None where every width may be used
 
     def model(self, limit: int, *, can_pad: bool, trusted: bool = True) -> LatencyModel:
         """The model, of batches up to ``limit``.

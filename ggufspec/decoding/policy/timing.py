@@ -23,19 +23,12 @@ _TOO_SLOW = 1.5  # so many times what the same tokens take in narrower batches: 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a measurement of T(n) found.
+    """What a measurement of T(n) found."""
 
-    Args:
-        points: seconds by width.
-        switch_s: what a batch costs more whose width is not the last one's; 0 where it is lost in the rest.
-        trusted: whether two timings of every width agreed.
-        note: a sentence for the user where they did not.
-    """
-
-    points: dict[int, float]
-    switch_s: float
-    trusted: bool
-    note: str = ""
+    points: dict[int, float]  # seconds by width
+    switch_s: float  # what a batch costs more whose width is not the last one's; 0 where it is lost in the rest
+    trusted: bool  # whether two timings of every width agreed
+    note: str = ""  # a sentence for the user where they did not
 
 
 def measure(

@@ -18,15 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling
 from ggufspec.schema.rounds import Added, Judged, Likely, Seen
 from ggufspec.settings import RULES
-
-Rows = npt.NDArray[np.float32]
 
 LIKELIEST = 10  # tokens of a row that a record has
 
@@ -62,43 +59,25 @@ class AcceptanceResult:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """The record of one verification.
+    """The record of one verification."""
 
-    Args:
-        position: index in the sequence of the first drafted token.
-        proposed: of each drafted token the draft's row, if it has one, and the probability with which it was drawn.
-        judged: why each drafted token was accepted or not, up to the first rejection.
-        added: the token that follows, as if it was emitted; None if the grammar permits none.
-        grammar: whether the text has one.
-    """
-
-    position: int
-    proposed: tuple[tuple[Seen | None, float], ...]
-    judged: tuple[Judged, ...]
-    added: Added | None
-    grammar: bool
+    position: int  # index in the sequence of the first drafted token
+    proposed: tuple[tuple[Seen | None, float], ...]  # of each: the draft's row, and the probability of being drawn
+    judged: tuple[Judged, ...]  # why each was accepted or not, up to the first rejection
+    added: Added | None  # the token that follows, as if it was emitted; None if the grammar permits none
+    grammar: bool  # whether the text has one
 
 
 @dataclass(slots=True)
 class Recorder:
-    """What a rule had before it in its last verification, weighed when the round is over.
+    """What a rule had before it in its last verification, weighed when the round is over."""
 
-    Args:
-        spell: the text of a token.
-        uniforms: variables drawn.
-        drafted: what was verified.
-        proposed: as :class:`Decisions` has it, where a grammar has a part in that.
-        position: index in the sequence of the first drafted token.
-        rows: (accepted + 1, vocab) the target's penalised rows.
-        result: what was decided.
-    """
-
-    spell: Callable[[int], str]
-    uniforms: list[float] = field(default_factory=list)
+    spell: Callable[[int], str]  # the text of a token
+    uniforms: list[float] = field(default_factory=list)  # variables drawn
     drafted: tuple[DraftToken, ...] = ()
-    proposed: tuple[tuple[Seen | None, float], ...] | None = None
-    position: int = 0
-    rows: Rows = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    proposed: tuple[tuple[Seen | None, float], ...] | None = None  # of Decisions, where a grammar has a part in it
+    position: int = 0  # of the first drafted token
+    rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # (accepted + 1, vocab) penalised
     result: AcceptanceResult = AcceptanceResult(0, None)
 
 
@@ -167,7 +146,7 @@ class Rule:
         """Whether the grammar lets ``token`` stand at ``position`` of the text that was followed."""
         return self._path is None or self._path.permits(token, position)
 
-    def verify(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
+    def verify(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         """Accept a prefix of ``drafted`` and choose the token that follows it. What the result emits is final.
 
         Args:
@@ -214,7 +193,7 @@ class Rule:
         """
         raise NotImplementedError
 
-    def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
+    def _judge(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         raise NotImplementedError
 
     def _masked(self, logits: Logits, position: int) -> Logits | None:

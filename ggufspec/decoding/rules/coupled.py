@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ggufspec.decoding.noise import choose, choose_full, gumbel
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rows, Rule, log_probabilities
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rule, log_probabilities
 from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Candidates, Logits, candidates, likeliest
 from ggufspec.schema.rounds import Added, Judged, Own, Sum
@@ -41,7 +41,7 @@ class CoupledRule(Rule):
             return self._drawn(likeliest(logits, self.sampling), position)
         return self._choose(logits, position) or self._choose_freely(logits, position)
 
-    def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
+    def _judge(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         for i, one in enumerate(drafted):
             row = self.penalised(rows[i], position + i)
             own = self._choose(row, position + i)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ggufspec.decoding.grammar import Path
-from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rows, Rule
+from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rule
 from ggufspec.decoding.rules.distribution import Distribution, Numbers
 from ggufspec.decoding.sampling import Candidates, Logits, Sampling, candidates
 from ggufspec.schema.rounds import Added, Drawn, Judged
@@ -56,7 +56,7 @@ class SpeculativeRule(Rule):
         masked = self._masked(row, position)
         return None if masked is None else candidates(masked, self.sampling)
 
-    def _judge(self, rows: Rows, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
+    def _judge(self, rows: Logits, drafted: Sequence[DraftToken], position: int) -> AcceptanceResult:
         def target(i: int) -> Distribution | None:
             left = self._left(self.penalised(rows[i], position + i), position + i)
             return None if left is None else Distribution.of(left)
