@@ -168,6 +168,15 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         llama.draft_model = self
         close_with(llama, self._free)
 
+    def _forget(self) -> None:
+        """Nothing is known of the text."""
+        self._text: list[int] = []
+        self._chain: list[tuple[str, DraftToken]] = []
+        self._held = np.empty(0, np.intc)  # the text, and what was drafted behind it
+        self._policy: Policy | None = None
+        self._drafting = False
+        self._draft_s = self._learning_s = self._returned = 0.0
+
     def _open(self, target_vocab_size: int, cache: Path | None) -> None:
         """Make the draft's context, time it, and make the drafters."""
         options = self.options.draft_context()
@@ -283,15 +292,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         if self._drafting:
             catch_up_s = loop.catch_up(self._text, self._drafters, self._policy, self._rule, self._clock)
         self._learning_s = self._clock() - learning - catch_up_s
-
-    def _forget(self) -> None:
-        """Nothing is known of the text."""
-        self._text: list[int] = []
-        self._chain: list[tuple[str, DraftToken]] = []
-        self._held = np.empty(0, np.intc)  # the text, and what was drafted behind it
-        self._policy: Policy | None = None
-        self._drafting = False
-        self._draft_s = self._learning_s = self._returned = 0.0
 
     def close(self) -> None:
         """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten.
