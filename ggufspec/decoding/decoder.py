@@ -41,34 +41,27 @@ MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of 
 class Statistics:
     """What one answer took.
 
-    ``decode_s`` counts from the end of the prompt to the last token; ``draft_s`` and ``verify_s`` are parts of it.
-    ``drafted_by_position`` and ``accepted_by_position`` count tokens by position of the draft, ``lookup_drafted`` and
-    ``lookup_accepted`` those of the n-gram lookup. ``plain_rounds`` had no draft.
     ``stop_reason`` is ``end`` (the model's own), ``stop`` (a stop string), ``length``, ``context``, ``grammar`` (it
-    permits no further token), or empty where the caller left off. ``prompt_read`` tokens of the prompt were decoded for
-    this answer: all of them, unless its beginning was in the cache or the caller left off before. ``prompt_s`` counts
-    the target's decoding of all but the last of these, which is the first round's, and the draft model's reading.
-    ``time_to_first_token_s`` is from the request for the answer to its first token, whatever text came with that; None
-    where none came.
+    permits no further token), or empty where the caller left off.
     """
 
     prompt_tokens: int
-    prompt_s: float
+    prompt_s: float  # decoding of all tokens read but the last, which is the first round's, and the draft's reading
     tokens: int
-    decode_s: float
+    decode_s: float  # from the end of the prompt to the last token; draft_s and verify_s are parts of it
     rounds: int
     drafted: int
     accepted: int
-    drafted_by_position: tuple[int, ...]
+    drafted_by_position: tuple[int, ...]  # of the draft
     accepted_by_position: tuple[int, ...]
     draft_s: float
     verify_s: float
     stop_reason: str
-    plain_rounds: int = 0
+    plain_rounds: int = 0  # without a draft
     lookup_drafted: int = 0
     lookup_accepted: int = 0
-    prompt_read: int = 0
-    time_to_first_token_s: float | None = None
+    prompt_read: int = 0  # tokens decoded for it: all, unless some were in the cache or the caller left off before
+    time_to_first_token_s: float | None = None  # from the request on; None where no token came
 
     @classmethod
     def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
@@ -97,16 +90,11 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """One token of the answer. ``text`` is what became certain with it; it may be empty or end an earlier character.
+    """One token of the answer."""
 
-    ``token`` is -1 where a grammar ended the answer and text was still held back. ``source`` is who wrote it:
-    a drafter (``draft``, ``lookup``) whose token was accepted, or the target: ``bonus`` behind a draft that was
-    accepted whole, ``target`` otherwise.
-    """
-
-    token: int
-    text: str
-    source: str
+    token: int  # -1 where a grammar ended the answer and text was still held back
+    text: str  # what became certain with it; it may be empty or end an earlier character
+    source: str  # who wrote it, as of :meth:`Round.source`
 
     @property
     def drafted(self) -> bool:

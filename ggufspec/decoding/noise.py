@@ -62,8 +62,8 @@ def choose(ids: Ids, scores: Floats, seed: int, position: int) -> int:
     Args:
         ids: (n,) token ids, ascending: a tie goes to the lowest.
         scores: (n,) log-probabilities up to a constant.
-        seed: in [0, 2**64).
-        position: index in the sequence of the token to choose.
+        seed: as of :func:`gumbel`.
+        position: as of :func:`gumbel`.
     """
     if ids.size == 1:
         return int(ids[0])

@@ -127,7 +127,7 @@ class DecoderOptions:
         """The same placement with other options for its answers.
 
         Args:
-            changes: what is to be another.
+            changes: these options.
             has_draft: whether a draft model is loaded.
             rooms: drafted tokens a round that the target's context was made for; 0: it was made for none.
             head: what is loaded as the draft, if it is a head.

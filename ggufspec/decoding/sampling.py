@@ -85,15 +85,10 @@ def random_seed() -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The tokens that may be sampled.
+    """The tokens that may be sampled."""
 
-    Args:
-        ids: (n,) token ids, ascending, at least one.
-        scores: (n,) log-probabilities up to a constant, after temperature; all finite.
-    """
-
-    ids: Ids
-    scores: Floats
+    ids: Ids  # (n,) ascending, at least one
+    scores: Floats  # (n,) log-probabilities up to a constant, after temperature; all finite
 
     def probabilities(self) -> Floats:
         """(n,) probabilities of ``ids``; their sum is 1."""
@@ -158,13 +153,6 @@ def likeliest(logits: Logits, sampling: Sampling) -> Candidates:
     of 1024 classes of ids. On rows of the demo's draft, far flatter than a big model's, noise chose the same token in
     98.6 % of all places, and the target agreed with 45.4 % of them instead of 45.5 %; at 128k tokens it takes 60 % of
     the time.
-
-    Args:
-        logits: (vocab,) as the model gives them; not kept.
-        sampling: the truncations and the temperature.
-
-    Raises:
-        ModelError: a logit is NaN, or the highest is infinite.
     """
     if sampling.temperature == 0 or sampling.top_k or sampling.top_p == 1 or logits.size < 2 * _CLASSES:
         return candidates(logits, sampling)
@@ -183,13 +171,7 @@ def confidence(logits: Logits) -> float:
     """An estimate from above of the most likely token's probability, from one pass over the row.
 
     The probability if each of 1024 classes of ids (modulo their number) held only its most likely token; exact in a
-    vocabulary of less than twice as many.
-
-    Args:
-        logits: (vocab,) as the model gives them; not kept.
-
-    Raises:
-        ModelError: a logit is NaN, or the highest is infinite.
+    vocabulary of less than twice as many. Raises as :func:`candidates` does.
     """
     maxima = _class_maxima(logits, _CLASSES)
     peak = finite_peak(np.maximum.reduce(maxima))
@@ -277,11 +259,7 @@ def _class_maxima(logits: Logits, classes: int) -> Logits:
 
 
 def finite_peak(peak: np.floating) -> float:
-    """The highest logit, as a float.
-
-    Raises:
-        ModelError: it is NaN (NumPy's maximum is NaN if any element is) or infinite.
-    """
+    """The highest logit as a float; ModelError if it is infinite or NaN (NumPy's maximum is, if any element is)."""
     value = float(peak)
     if not math.isfinite(value):
         what = "NaN logits" if math.isnan(value) else f"logits with a maximum of {value}"

@@ -20,7 +20,7 @@ def spelled(piece: bytes) -> str:
 
 
 class Trace:
-    """What an answer's rounds were made of. Given to :meth:`SpeculativeDecoder.generate`, for one answer at a time.
+    """What an answer's rounds were made of, for one answer at a time.
 
     Args:
         spell: the text of a token; without it texts are empty.

@@ -32,33 +32,20 @@ class ShadowEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a pair has to make a drafter of.
-
-    Args:
-        target_vocab_size: tokens that the target knows.
-        draft: the draft model, or None.
-        corpus: token ids of ``--lookup-corpus``; empty without one.
-        target: the target, where the drafter reads its hidden rows.
-        head: the head on it, or None.
-    """
+    """What a pair has to make a drafter of."""
 
     target_vocab_size: int
     draft: Context | None = None
-    corpus: Sequence[int] = ()
-    target: Context | None = None
-    head: Head | None = None
+    corpus: Sequence[int] = ()  # token ids of --lookup-corpus
+    target: Context | None = None  # where the drafter reads its hidden rows
+    head: Head | None = None  # on the target
 
 
 class Drafter(Protocol):
-    """Proposes what the target may say next.
+    """Proposes what the target may say next."""
 
-    Attributes:
-        name: of the registry.
-        failure: why it has given up, for the user; empty while it has not.
-    """
-
-    name: str
-    failure: str
+    name: str  # of the registry
+    failure: str  # why it has given up, for the user; empty while it has not
 
     def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         """Start a new text with this prompt.

@@ -30,18 +30,13 @@ LIKELIEST = 10  # tokens of a row that a record has
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftToken:
-    """A drafted token.
-
-    Args:
-        token: its id.
-        q: what it was drawn from, after the draft's truncation and temperature; None if it was not drawn (a lookup),
-            or, under the exact rule, where that would be the whole vocabulary.
-        row: (vocab,) a copy of the draft's penalised logits, if the rule records.
-    """
+    """A drafted token."""
 
     token: int
+    # What it was drawn from, after the draft's truncation and temperature; None if it was not drawn (a lookup), or,
+    # under the exact rule, where that would be the whole vocabulary.
     q: Candidates | None = None
-    row: Logits | None = None
+    row: Logits | None = None  # (vocab,) a copy of the draft's penalised logits, if the rule records
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,10 @@ Numbers = npt.NDArray[Any]  # float64; the tests' exact enumeration has Fraction
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Probabilities of tokens; ids that are not listed have probability 0.
+    """Probabilities of tokens; ids that are not listed have probability 0."""
 
-    Args:
-        ids: (n,) token ids, ascending.
-        probabilities: (n,) their sum is 1.
-    """
-
-    ids: Ids
-    probabilities: Numbers
+    ids: Ids  # (n,) ascending
+    probabilities: Numbers  # (n,) their sum is 1
 
     @classmethod
     def of(cls, drawn_from: Candidates) -> Distribution:
