@@ -108,6 +108,7 @@ def test_the_same_command_measures_nothing_twice(cli: Cli, models: Path) -> None
     assert [path.suffix for path in sorted(home.iterdir())] == [".json", ".jsonl", ".old"]
 
 
+@pytest.mark.full
 def test_an_abort_and_a_lack_of_memory_are_rows(cli: Cli, models: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE)
     drafts = []

@@ -338,7 +338,14 @@ def test_llama_cpp_that_crashes_does_not_take_the_doctor_with_it(cli: Cli, tmp_p
     assert "SIGABRT" in first["text"]
 
 
-@pytest.mark.parametrize("cards", ["", "card", "bare", "narrow,hidden", "1@nvmlDeviceGetHandleByIndex_v2"])
+@pytest.mark.parametrize(
+    "cards",
+    [
+        "card",
+        "narrow,hidden",
+        *(pytest.param(c, marks=pytest.mark.full) for c in ("", "bare", "1@nvmlDeviceGetHandleByIndex_v2")),
+    ],
+)
 def test_odd_machines(cli: Cli, library: dict[str, str], cards: str) -> None:
     well(cli("doctor", "--quick", "--json", FAKE_NVML=cards, **library))
     shown = cli("doctor", "--quick", FAKE_NVML=cards, **library)

@@ -122,6 +122,7 @@ def test_a_target_alone(cli: Cli, target: Path) -> None:
     assert (document["expected"], document["break_even_acceptance"]) == ([], None)
 
 
+@pytest.mark.full
 def test_a_model_of_a_billion_parameters_that_is_not_here(cli: Cli, tmp_path: Path) -> None:
     """Its vocabulary is Llama 3's; the file that stands for it on the server is a hole."""
     path = shapes.write(tmp_path / "big.gguf", shapes.SHAPES["llama-1b-q4_0"], tokenizer=True)

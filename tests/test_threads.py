@@ -164,7 +164,11 @@ def test_a_decoder_beside_busy_programs_leaves_them_their_cpus(target: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "options", [DecoderOptions(ctx_size=512, threads=1), DecoderOptions(ctx_size=512, strict=True)]
+    "options",
+    [
+        DecoderOptions(ctx_size=512, threads=1),
+        pytest.param(DecoderOptions(ctx_size=512, strict=True), marks=pytest.mark.full),
+    ],
 )
 def test_given_threads_and_strict_mode_keep_theirs(target: Path, options: DecoderOptions) -> None:
     with busy_programs(1), SpeculativeDecoder(target, None, options) as decoder:

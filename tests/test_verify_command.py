@@ -280,7 +280,7 @@ def resample_from_the_target(rule: Any) -> None:
     rule.verify = wrong
 
 
-@pytest.mark.parametrize("bug", [accept_all, resample_from_the_target])
+@pytest.mark.parametrize("bug", [accept_all, pytest.param(resample_from_the_target, marks=pytest.mark.full)])
 def test_a_residual_rule_with_a_known_bug_fails(target: Path, draft: Path, broken: Any, bug: Any) -> None:
     """At the size that the command asks for by default, of one drafter."""
     asked = spec(
