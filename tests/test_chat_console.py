@@ -101,14 +101,10 @@ def test_completion(before: str, whole: str, tmp_path: Path, monkeypatch: pytest
     assert before[: len(before) + found.start_position] + found.text == whole
 
 
-def test_a_narrow_toolbar_shows_what_fits(keys: PipeInput) -> None:
-    asked = Typing(
-        None, lambda: [("a" * 30, False), ("b" * 30, True), ("c" * 30, False)], input=keys, output=DummyOutput()
-    )
-    shown = asked._bottom()  # DummyOutput has 80 columns
-    assert "".join(text for _, text, *_ in shown) == "a" * 30 + " · " + "b" * 30
-    assert [style for style, *_ in shown] == [
-        "class:bottom-toolbar",
-        "class:bottom-toolbar",
-        "class:bottom-toolbar.lossy",
+def test_a_toolbar_marks_warnings(keys: PipeInput) -> None:
+    asked = Typing(None, lambda: [("demo", False), ("top-k:3 (lossy)", True)], input=keys, output=DummyOutput())
+    assert asked._bottom() == [
+        ("class:bottom-toolbar", "demo"),
+        ("class:bottom-toolbar", " · "),
+        ("class:bottom-toolbar.lossy", "top-k:3 (lossy)"),
     ]

@@ -29,43 +29,24 @@ _NEEDS_DRAFT = "start the chat without --no-draft, or with -md DRAFT"
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Everything that can be switched while a pair is loaded.
+    """Everything that can be switched while a pair is loaded."""
 
-    Args:
-        has_draft: whether a draft model is loaded.
-        loaded: the drafters that the chat began with; the lookup is always there.
-        draft_most: the draft length that the pair was loaded for.
-        auto_most: the longest draft of the adaptive policy.
-        mode: of ``MODES``.
-        ngram: whether the n-gram lookup drafts too (on), not at all (off), or alone (only).
-        gamma: tokens of every draft; None is the adaptive policy.
-        accept: the acceptance rule.
-        sampling: how a token is chosen.
-        length: tokens of an answer at most.
-        chat: whether the model's chat template is used.
-        cache: whether the context keeps what it holds from turn to turn.
-        debug: whether every round is shown in the stream.
-        tint: whether the stream is coloured by who wrote each token.
-        markdown: whether answers are rendered as Markdown; None: with the chat template.
-        system: the system prompt, empty for none.
-    """
-
-    has_draft: bool
-    loaded: tuple[str, ...] = ("draft",)
-    draft_most: int = 15
-    auto_most: int = 15
-    mode: str = "speculative"
-    ngram: str = "on"
-    gamma: int | None = None
-    accept: str = "exact"
-    sampling: Sampling = Sampling()  # noqa: RUF009 - frozen
-    length: int = 512
-    chat: bool = True
-    cache: bool = True
-    debug: bool = False
-    tint: bool = False
-    markdown: bool | None = None
-    system: str = ""
+    has_draft: bool  # whether a draft model is loaded
+    loaded: tuple[str, ...] = ("draft",)  # the drafters that the chat began with; the lookup is always there
+    draft_most: int = 15  # the draft length that the pair was loaded for
+    auto_most: int = 15  # the longest draft of the adaptive policy
+    mode: str = "speculative"  # of ``MODES``
+    ngram: str = "on"  # whether the n-gram lookup drafts too: on, off, or only it
+    gamma: int | None = None  # tokens of every draft; None is the adaptive policy
+    accept: str = "exact"  # the acceptance rule
+    sampling: Sampling = field(default_factory=Sampling)  # how a token is chosen
+    length: int = 512  # tokens of an answer at most
+    chat: bool = True  # whether the model's chat template is used
+    cache: bool = True  # whether the context keeps what it holds from turn to turn
+    debug: bool = False  # whether every round is shown in the stream
+    tint: bool = False  # whether the stream is coloured by who wrote each token
+    markdown: bool | None = None  # whether answers are rendered as Markdown; None: with the chat template
+    system: str = ""  # the system prompt, empty for none
 
     @property
     def alone(self) -> str:
@@ -111,21 +92,13 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What help and completion know of a command.
+    """What help and completion know of a command."""
 
-    Args:
-        form: how its argument is written; empty if it has none.
-        does: in a few words.
-        choices: words that its argument begins with, and what they do.
-        more: what ``/help COMMAND`` adds, in lines.
-        path: whether the argument is a file.
-    """
-
-    form: str
-    does: str
-    choices: Mapping[str, str] = field(default_factory=dict)
-    more: tuple[str, ...] = ()
-    path: bool = False
+    form: str  # how its argument is written; empty if it has none
+    does: str  # in a few words
+    choices: Mapping[str, str] = field(default_factory=dict)  # words that its argument begins with
+    more: tuple[str, ...] = ()  # what ``/help COMMAND`` adds, in lines
+    path: bool = False  # whether the argument is a file
 
     def typed(self, name: str) -> str:
         """How the command of that name is typed."""

@@ -86,18 +86,10 @@ class Typing:
     def _bottom(self) -> StyleAndTextTuples:
         if self._leaving:
             return [("class:bottom-toolbar", "Ctrl-C again, or Ctrl-D, leaves")]
-        words: list[tuple[str, bool]] = []
-        left = self._session.output.get_size().columns - 1
-        for word, warning in self._toolbar():
-            word = visible(word)
-            left -= len(word) + 3 * bool(words)
-            if left < 0:
-                break
-            words.append((word, warning))
         shown: StyleAndTextTuples = []
-        for word, warning in words:
+        for word, warning in self._toolbar():
             shown += [("class:bottom-toolbar", " · ")] * bool(shown)
-            shown.append((f"class:bottom-toolbar{'.lossy' * warning}", word))
+            shown.append((f"class:bottom-toolbar{'.lossy' * warning}", visible(word)))
         return shown
 
     def _keys(self) -> KeyBindings:

@@ -37,20 +37,12 @@ from ggufspec.llamacpp.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to load.
+    """What to load."""
 
-    Args:
-        target: path of the target's GGUF file; its chat template is used.
-        draft: path of the draft's, or None.
-        options: placement, and the decoding of requests that set nothing else. A draft model is only loaded where a
-            drafter needs it; ``draft_max`` is the most that a request can ask for.
-        rpc: endpoints of RPC workers.
-    """
-
-    target: Path
-    draft: Path | None
-    options: DecoderOptions
-    rpc: tuple[str, ...] = ()
+    target: Path  # path of the target's GGUF file; its chat template is used
+    draft: Path | None  # path of the draft's, or None
+    options: DecoderOptions  # ``draft_max`` is the most that a request can ask for
+    rpc: tuple[str, ...] = ()  # endpoints of RPC workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,48 +61,28 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A question, and how to answer it.
+    """A question, and how to answer it."""
 
-    Args:
-        conversation: with an open question.
-        chat: use the chat template; False continues the turns as plain text, and so does a model without template.
-        alone: ``target`` or ``draft`` lets one model answer; empty: the pair.
-        options: those of :class:`ggufspec.decoding.options.AnswerOptions` count; None: as the pair was loaded.
-        sampling: temperature, truncation, seed and penalties.
-        max_tokens: tokens of the answer at most.
-        cache: keep what the context holds of the conversation; False reads all of it anew.
-        trace: emit every round.
-    """
-
-    conversation: Conversation
-    chat: bool = True
-    alone: str = ""
-    options: DecoderOptions | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 512
-    cache: bool = True
-    trace: bool = False
+    conversation: Conversation  # with an open question
+    chat: bool = True  # use the chat template; without, the turns are continued as plain text
+    alone: str = ""  # ``target`` or ``draft`` lets one model answer; empty: the pair
+    options: DecoderOptions | None = None  # its AnswerOptions; None: as the pair was loaded
+    sampling: Sampling = field(default_factory=Sampling)  # temperature, truncation, seed and penalties
+    max_tokens: int = 512  # tokens of the answer at most
+    cache: bool = True  # keep what the context holds of the conversation
+    trace: bool = False  # emit every round
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer, as far as it came.
+    """The answer, as far as it came."""
 
-    Args:
-        text: all of it.
-        tokens: ids as they were emitted, the end token included, for the conversation's turn.
-        statistics: of this answer; None where the child was ended over it.
-        dropped: oldest turns that did not fit the context and were left out.
-        notes: what the user should know; each once in a session.
-        stopped: the user ended it.
-    """
-
-    text: str
-    tokens: tuple[int, ...] = ()
-    statistics: Statistics | None = None
-    dropped: int = 0
-    notes: tuple[str, ...] = ()
-    stopped: bool = False
+    text: str  # all of it
+    tokens: tuple[int, ...] = ()  # ids as they were emitted, the end token included, for the conversation's turn
+    statistics: Statistics | None = None  # of this answer; None where the child was ended over it
+    dropped: int = 0  # oldest turns that did not fit the context and were left out
+    notes: tuple[str, ...] = ()  # each once in a session
+    stopped: bool = False  # the user ended it
 
     @property
     def context_used(self) -> int:

@@ -35,25 +35,15 @@ _RUN_NAMES = {"target": "target-only", "draft": "draft-only", "": "speculative"}
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where a chat shows itself.
+    """Where a chat shows itself."""
 
-    Args:
-        console: standard output's, with :data:`ggufspec.chat.markdown.THEME`.
-        stderr: standard error's.
-        say: prints a sentence that is no answer.
-        busy: a context manager whose value shows what is being waited for.
-        interactive: somebody types and looks.
-        streams: whether answers go to standard output.
-        quiet: no notes.
-    """
-
-    console: Console
-    stderr: Console
-    say: Callable[[str], None]
-    busy: Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]
-    interactive: bool
-    streams: bool = True
-    quiet: bool = False
+    console: Console  # standard output's, with :data:`ggufspec.chat.markdown.THEME`
+    stderr: Console  # standard error's
+    say: Callable[[str], None]  # prints a sentence that is no answer
+    busy: Callable[[], contextlib.AbstractContextManager[Callable[[str], None]]]  # shows what is waited for
+    interactive: bool  # somebody types and looks
+    streams: bool = True  # whether answers go to standard output
+    quiet: bool = False  # no notes
 
     def note(self, text: str) -> None:
         """Something that is no answer and may be missed."""

@@ -257,14 +257,8 @@ def _message(error: typer.TyperException) -> str:
 
 
 def _usage_hint(error: typer.TyperException) -> str:
-    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
-    if context is None:
-        return "ggufspec --help"
-    if parameter is not None:
-        source = context.get_parameter_source(parameter.name)
-        if source is not None and source.name == "ENVIRONMENT":
-            return f"the value comes from the environment: {parameter.envvar}={os.environ.get(parameter.envvar)}"
-    return f"{context.command_path} --help"
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path} --help" if context else "ggufspec --help"
 
 
 def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:

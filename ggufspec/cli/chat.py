@@ -175,12 +175,7 @@ def _lines() -> Iterator[str]:
     for number, line in enumerate(iter(lambda: sys.stdin.buffer.readline(longest + 1), b""), 1):
         if len(line) > longest:
             raise UsageError(f"line {number} of standard input has more text than any context holds", "shorter lines")
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"line {number} of standard input is not UTF-8 text: {error}", "convert it to UTF-8"
-            ) from None
+        text = inputs.utf8(line, f"line {number} of standard input")
         if text.strip():
             yield text.rstrip("\r\n")
 

@@ -95,10 +95,10 @@ def read_prompt(text: str | None, file: Path | None) -> str | None:
         data = sys.stdin.buffer.read(MOST_TEXT_BYTES + 1)
         if len(data) > MOST_TEXT_BYTES:
             raise UsageError("standard input has more text than any context holds", "a shorter prompt")
-        return _utf8(data, "standard input")
+        return utf8(data, "standard input")
     if file is not None:
         return _read(file)
-    return None if text is None else _utf8(os.fsencode(text), "the prompt")
+    return None if text is None else utf8(os.fsencode(text), "the prompt")
 
 
 def grammar(given: Settings) -> str:
@@ -134,7 +134,12 @@ def _read(file: Path) -> str:
     return foreign.read_text(file, MOST_TEXT_BYTES, failure=UsageError)
 
 
-def _utf8(data: bytes, name: str) -> str:
+def utf8(data: bytes, name: str) -> str:
+    """The text of bytes.
+
+    Raises:
+        UsageError: they are none.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
