@@ -323,17 +323,15 @@ class Shelf:
             if event.get("of"):
                 self.say(f"making {file.name}: {event['bytes'] / event['of']:.0%}")
 
-        expansion_file.expand(
+        spec = expansion_file.Spec(
             source,
             expansion_file.SHAPES[file.model.shape],
             file.model.type,
             path,
             self.fill,
             hopeless=file.role == HOPELESS,
-            refine=True,
-            on_event=report,
-            verbose=self._verbose,
         )
+        expansion_file.expand(spec, on_event=report, verbose=self._verbose)
         return path
 
     def known(self, file: File) -> Known:

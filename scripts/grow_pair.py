@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp.quantize import FILE_TYPES, check_type
 from ggufspec.models import expansion_file, expansion_layout
 
@@ -73,7 +73,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default="blocks",
         help="what stands in the extra blocks: random numbers (default), or holes, which take no disk",
     )
-    parser.add_argument("--random-seed", type=int, default=0, metavar="N", help="of random numbers (default 0)")
     return parser.parse_args(argv)
 
 
@@ -83,13 +82,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         file_type = check_type(arguments.type)
-        if arguments.random_seed < 0:
-            raise UsageError("--random-seed is negative", "--random-seed 0")
         given = {name.replace("-", "_"): getattr(arguments, name.replace("-", "_")) for name in NUMBERS}
         chosen = SHAPES.get(arguments.shape, {}) | {name: value for name, value in given.items() if value is not None}
         shape = replace(expansion_layout.read(arguments.small).shape, **chosen)
         made = expansion_file.expand(
-            arguments.small, shape, file_type, arguments.out, arguments.fill, seed=arguments.random_seed
+            expansion_file.Spec(arguments.small, shape, file_type, arguments.out, arguments.fill)
         )
     except GgufspecError as error:
         print(f"grow_pair: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)

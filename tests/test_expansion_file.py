@@ -40,10 +40,8 @@ def needed(
     shape: expansion_file.Shape,
     kind: str,
     fill: expansion_file.Fill = "holes",
-    *,
-    refine: bool = False,
 ) -> expansion_file.Needed:
-    spec = expansion_file.Spec(small, shape, kind, fill=fill, refine=refine)
+    spec = expansion_file.Spec(small, shape, kind, fill=fill)
     return expansion_file.run(spec, lambda event: None, threading.Event()).needed
 
 
@@ -98,16 +96,6 @@ def test_bytes_are_those_that_were_told(
     assert [path.name for path in tmp_path.iterdir()] == ["big.gguf"]
 
 
-def test_second_places_are_told_too(target: Path, tmp_path: Path) -> None:
-    shape = replace(expansion_file.SHAPES["tiny"], width=1792, ffn=2048, heads=16)
-    reported = [needed(target, shape, "Q3_K_S", refine=refine) for refine in (False, True)]
-    assert reported[0].size_bytes == reported[1].size_bytes
-    assert reported[0].types == reported[1].types
-    made = expansion_file.expand(target, shape, "Q3_K_S", tmp_path / "big.gguf", refine=True)
-    assert made.needed == reported[1]
-    assert reported[0].disk_bytes < made.disk_bytes <= reported[1].disk_bytes
-
-
 @pytest.mark.parametrize("kind", ["Q3_K_S", "Q3_K_L", "Q4_0"])
 def test_the_file_is_the_one_that_llama_cpp_would_make(kind: str, target: Path, tmp_path: Path) -> None:
     """Written in F16 and quantised by llama.cpp: the same types and the same numbers, tensor by tensor."""
@@ -133,7 +121,7 @@ def test_the_file_is_the_one_that_llama_cpp_would_make(kind: str, target: Path, 
 
 
 def test_a_large_model_takes_little_memory_disk_and_time(target: Path, tmp_path: Path) -> None:
-    made = expansion_file.expand(target, LONG, "Q3_K_L", tmp_path / "big.gguf")
+    made = expansion_file.expand(expansion_file.Spec(target, LONG, "Q3_K_L", tmp_path / "big.gguf"))
     assert (tmp_path / "big.gguf").stat().st_size == made.needed.size_bytes > 3.5e9
     assert made.disk_bytes < 100e6
     assert made.peak_rss_bytes < 400e6
@@ -170,7 +158,7 @@ def test_a_pair_of_three_bits_is_accepted_nearly_as_often(target: Path, draft: P
     pair = tmp_path / "target.gguf", tmp_path / "draft.gguf"
     for small, model, path in zip((target, draft), models, pair, strict=True):
         shape = expansion_file.SHAPES[model.shape]
-        expansion_file.expand(small, shape, model.type, path, refine=True, on_event=events.append)
+        expansion_file.expand(expansion_file.Spec(small, shape, model.type, path), on_event=events.append)
     assert {event["event"] for event in events} == {"writing"}
     own, small = acceptance(*pair), acceptance(target, draft)
     assert own > 0.6 * small > 0.2
@@ -189,16 +177,16 @@ def test_every_pair_is_of_shapes_with_one_vocabulary() -> None:
 def test_bad_input(target: Path, draft: Path, tmp_path: Path) -> None:
     shape = expansion_file.SHAPES["tiny"]
     with pytest.raises(UsageError, match="'Q9_K'"):
-        expansion_file.expand(target, shape, "Q9_K", tmp_path / "big.gguf")
+        expansion_file.expand(expansion_file.Spec(target, shape, "Q9_K", tmp_path / "big.gguf"))
     with pytest.raises(UsageError, match="width 128 < 320"):
-        expansion_file.expand(target, replace(shape, width=128), "F16", tmp_path / "big.gguf")
+        expansion_file.expand(expansion_file.Spec(target, replace(shape, width=128), "F16", tmp_path / "big.gguf"))
     with pytest.raises(GgufspecError, match="cannot be written"):
-        expansion_file.expand(target, shape, "F16", tmp_path / "nowhere" / "big.gguf")
+        expansion_file.expand(expansion_file.Spec(target, shape, "F16", tmp_path / "nowhere" / "big.gguf"))
     assert not list(tmp_path.iterdir())
     copy = tmp_path / "copy.gguf"
     copy.write_bytes(draft.read_bytes())
     with pytest.raises(UsageError, match="overwrite"):
-        expansion_file.expand(copy, expansion_file.SHAPES["tiny-draft"], "F16", copy)
+        expansion_file.expand(expansion_file.Spec(copy, expansion_file.SHAPES["tiny-draft"], "F16", copy))
     assert copy.read_bytes() == draft.read_bytes()
 
 
@@ -227,7 +215,7 @@ from pathlib import Path
 from ggufspec.models import expansion_file
 signal.signal(signal.SIGINT, signal.default_int_handler)
 shape = replace(expansion_file.SHAPES["llama3-8b"], vocab=4096)
-expansion_file.expand(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks")
+expansion_file.expand(expansion_file.Spec(Path(sys.argv[1]), shape, "Q3_K_L", Path(sys.argv[2]), "blocks"))
 """
 
 

@@ -55,15 +55,6 @@ def test_it_grows(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert_same_text(tiny, big, PROMPTS, 24, noise=0.01)
 
 
-def test_the_same_seed_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
-    files = [tmp_path / name for name in ("a.gguf", "b.gguf", "c.gguf")]
-    for file, seed in zip(files, (1, 1, 2), strict=True):
-        assert grow(tiny, file, "--layers", 4, "--random-seed", seed) == 0
-    a, b, c = (file.read_bytes() for file in files)
-    assert a == b
-    assert a != c
-
-
 def test_every_preset_holds_the_demo_target(target: Path) -> None:
     source = expansion_layout.read(target)
     sizes = {}
@@ -83,7 +74,6 @@ REFUSED = {
     "smaller": (["--width", 32], "width 32 < 48"),
     "negative": (["--heads", -1], "heads -1 < 6"),
     "unknown type": (["--type", "Q4_9"], "Q4_9"),
-    "negative seed": (["--random-seed", -1], "negative"),
 }
 
 

@@ -35,7 +35,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
-    expansion_file.expand(tiny, replace(TINY, width=256, heads=32, kv_heads=8, ffn=256), "F16", path)
+    shape = replace(TINY, width=256, heads=32, kv_heads=8, ffn=256)
+    expansion_file.expand(expansion_file.Spec(tiny, shape, "F16", path))
     return path
 
 

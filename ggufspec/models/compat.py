@@ -77,41 +77,26 @@ class Vocabulary:
     tokens: Sequence[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
-    """The number of differing tokens, and the first of them with both texts."""
-
-    count: int
-    token: int
-    target: str
-    draft: str
-
-    def __str__(self) -> str:
-        first = f"token {self.token} is {self.target!r} to the target and {self.draft!r} to the draft"
-        return first if self.count == 1 else f"{first}; {self.count:,} tokens differ"
-
-
-Compare = Callable[[], Differences | None]
+Compare = Callable[[], str | None]
 
 
 def vocabulary_mismatch(target: Vocabulary, draft: Vocabulary) -> str | None:
     """Why the vocabularies are incompatible, or None."""
     sizes = (len(target.tokens), len(draft.tokens))
-    differ = _outline_mismatch((target.kind, draft.kind), (target.adds_bos, draft.adds_bos), sizes)
-    if differ:
-        return differ
-    found = differences(target.tokens, draft.tokens)
-    return None if found is None else str(found)
+    outline = _outline_mismatch((target.kind, draft.kind), (target.adds_bos, draft.adds_bos), sizes)
+    return outline or differences(target.tokens, draft.tokens)
 
 
-def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> Differences | None:
-    """The differences of common tokens, from the first that llama.cpp compares; None without any."""
+def differences(target: Sequence[bytes], draft: Sequence[bytes]) -> str | None:
+    """The first common token that differs, from the first that llama.cpp compares, and how many do; None without."""
     pairs = zip(target[FIRST_TOKEN_COMPARED:], draft[FIRST_TOKEN_COMPARED:], strict=False)
     unlike = [(token, one, other) for token, (one, other) in enumerate(pairs, FIRST_TOKEN_COMPARED) if one != other]
     if not unlike:
         return None
     token, one, other = unlike[0]
-    return Differences(len(unlike), token, one.decode("utf-8", "replace"), other.decode("utf-8", "replace"))
+    texts = one.decode("utf-8", "replace"), other.decode("utf-8", "replace")
+    first = f"token {token} is {texts[0]!r} to the target and {texts[1]!r} to the draft"
+    return first if len(unlike) == 1 else f"{first}; {len(unlike):,} tokens differ"
 
 
 def judge(target: ModelHeader, draft: ModelHeader, compare: Compare, drafter: str = "") -> Compatibility:
@@ -192,7 +177,7 @@ def _other_tokens(target: ModelHeader, draft: ModelHeader, compare: Compare) -> 
     if puts_bos(one) and ours is not None and theirs is not None and ours != theirs:
         yield f"the BOS token is {ours} to the target and {theirs} to the draft"
     if one.digest != other.digest and (found := compare()):
-        yield str(found)
+        yield found
 
 
 def _outline_mismatch(kinds: tuple[str, str], adds_bos: tuple[bool, bool], sizes: tuple[int, int]) -> str | None:

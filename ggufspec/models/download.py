@@ -283,7 +283,7 @@ class _File:
                     tries, most = 0, _length(file)
                 if tries == len(_PAUSES_S):
                     raise
-                pause_s = max(_PAUSES_S[tries], error.wait_s if isinstance(error, hub.BusyError) else 0.0)
+                pause_s = max(_PAUSES_S[tries], error.wait_s)
                 if pause_s > _MOST_PAUSE_S:
                     raise
                 tries += 1
@@ -294,7 +294,7 @@ class _File:
         """One request for all missing bytes."""
         begin, size = _length(file), self._item.size_bytes
         headers = {"Range": f"bytes={begin}-{size - 1}"} if begin else {}
-        with hub.get(self._item.url, headers, hub=True, shown=self._name, patient=True) as reply:
+        with hub.get(self._item.url, headers, hub=True, shown=self._name) as reply:
             if reply.status_code in (408, 429) or reply.status_code >= 500:
                 raise hub.busy(self._name, reply.status_code, reply.headers)
             if reply.status_code == 416 or (begin and reply.status_code == 200):  # the server has no ranges

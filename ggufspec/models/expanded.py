@@ -67,7 +67,8 @@ def expanded(small: Path, expand: str, on_event: worker.Emit | None = None) -> P
     except OSError as error:
         raise GgufspecError(f"{path} cannot be written: {error.strerror}", f"df -h {_folder().parent}") from None
     model = parse(expand)
-    expansion_file.expand(small, SHAPES[model.shape], model.type, path, refine=True, on_event=on_event)
+    spec = expansion_file.Spec(small, SHAPES[model.shape], model.type, path)
+    expansion_file.expand(spec, on_event=on_event)
     for old in _folder().glob(f"*/{path.name}"):
         if old != path:
             with suppress(OSError):

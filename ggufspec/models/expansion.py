@@ -16,10 +16,6 @@ With small letters for the source and capitals for the result:
   epsilon, which is what makes it free. Only the output reads it: a padded token's logit is -16384 / (RMS of the
   residual), some hundreds below the real ones. With tied embeddings every real logit moves by the same tiny number.
 - tied embeddings stay tied, or are written twice.
-- on request, and where there is room, everything in the residual stream, in the feed-forward and in the heads is there
-  twice, and the second columns of each matrix that reads it hold what rounding took from the first: a matrix of 3 bits
-  is then the sum of two. RMSNorm averages over twice the numbers. A third place of the residual stream holds what
-  rounding took from the embeddings; its share of the mean square, about a hundredth, is all that is inexact.
 
 What is not rounding is exact: F16 outputs agree with the source's to float noise, and quantised ones differ from it as
 any quantised model differs from its F16 original.
@@ -38,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec.models.expansion_layout import Floats, Layout, Shape, Small, Spread, rope_base
+from ggufspec.models.expansion_layout import Floats, Layout, Shape, Small, rope_base
 
 Array = npt.NDArray[Any]
 
@@ -50,16 +46,11 @@ _WRITE = ("attn_output", "ffn_down")  # to the residual stream
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Numbers among zeros: row i of ``make()`` is at ``rows[i]``, its numbers are at ``columns``; both ascend.
-
-    ``also`` are later columns with a copy, ``rest`` those with its rounding error.
-    """
+    """Numbers among zeros: row i of ``make()`` is at ``rows[i]``, its numbers are at ``columns``; both ascend."""
 
     rows: Array
     columns: Array
     make: Callable[[], Floats]
-    also: Array | None = None
-    rest: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +86,21 @@ class Tensor:
 # ---- the header -----------------------------------------------------------------------------------------------------
 
 
-def _constant(small: Small, layout: Layout) -> float:
+def _constant(small: Small) -> float:
     """The value of the constant dimension: a power of two, so that F16 holds it, with c^2 <= 3/4 of d * eps."""
-    room = 0.75 * _width(small, layout) * small.eps
+    room = 0.75 * small.shape.width * small.eps
     return float(2.0 ** np.floor(np.log2(room) / 2)) if room > 0 else 0.0
 
 
-def _width(small: Small, layout: Layout) -> int:
-    """Of the residual stream as RMSNorm sees it; doubled if everything in it is duplicated."""
-    return small.shape.width * (2 if layout.spread else 1)
-
-
-def _eps(small: Small, big: Shape, layout: Layout) -> float:
+def _eps(small: Small, big: Shape) -> float:
     """RMSNorm's epsilon, less the constant dimension's share of the mean square."""
-    room = _width(small, layout) * small.eps
+    room = small.shape.width * small.eps
     if big.vocab > small.shape.vocab:
-        room -= _constant(small, layout) ** 2
+        room -= _constant(small) ** 2
     return room / big.width
 
 
-def metadata(small: Small, big: Shape, layout: Layout) -> dict[str, str | int | float]:
+def metadata(small: Small, big: Shape) -> dict[str, str | int | float]:
     """The keys of the header in which the big model differs."""
     own: dict[str, int | float] = {
         "vocab_size": big.vocab,
@@ -126,7 +112,7 @@ def metadata(small: Small, big: Shape, layout: Layout) -> dict[str, str | int | 
         "attention.key_length": big.head_size,
         "attention.value_length": big.head_size,
         "rope.dimension_count": big.head_size,
-        "attention.layer_norm_rms_epsilon": _eps(small, big, layout),
+        "attention.layer_norm_rms_epsilon": _eps(small, big),
         "rope.freq_base": rope_base(small, big),
     }
     if big.experts:
@@ -138,14 +124,13 @@ def metadata(small: Small, big: Shape, layout: Layout) -> dict[str, str | int | 
 # ---- the tensors ----------------------------------------------------------------------------------------------------
 
 
-def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless: bool = False) -> Iterator[Tensor]:
+def tensors(small: Small, big: Shape, layout: Layout, *, hopeless: bool = False) -> Iterator[Tensor]:
     """Every tensor of the big model in the order of the file; nothing is read before ``make`` is called.
 
     Args:
         small: the source model.
         big: the target shape.
         layout: from :func:`fit`.
-        seed: of the routers.
         hopeless: give each token another's output row: a model as confident as the small one, and never right.
     """
     places = _places(small.shape, big, layout)
@@ -153,16 +138,16 @@ def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless
         _, number, kind = name.split(".", 2) if name.startswith("blk.") else ("", "-1", name)
         block, kind = int(number), kind.removesuffix(".weight").removesuffix("_exps")
         if kind in ("token_embd", "output"):
-            yield Tensor(name, shape, _vocabulary(small, big, layout, name, hopeless=hopeless))
+            yield Tensor(name, shape, _vocabulary(small, big, name, hopeless=hopeless))
         elif kind == "output_norm" or (kind in _NORMS and block < small.shape.layers):
-            yield Tensor(name, shape, (_norm(small, big, layout, name),))
+            yield Tensor(name, shape, (_norm(small, big, name),))
         elif kind in _NORMS:
             yield Tensor(name, shape, (_vector(np.ones(big.width)),))
         elif kind == "ffn_gate_inp":
             columns = np.arange(small.shape.width)
-            yield Tensor(name, shape, (_router(shape, columns, seed ^ zlib.crc32(name.encode())),))
+            yield Tensor(name, shape, (_router(shape, columns, zlib.crc32(name.encode())),))
         elif block < small.shape.layers:
-            yield Tensor(name, shape, (_embedded(small, big, layout, f"blk.{block}.{kind}.weight", places[kind]),))
+            yield Tensor(name, shape, (_embedded(small, big, layout, f"blk.{block}.{kind}.weight", *places[kind]),))
         else:
             yield Tensor(name, shape, free=kind not in _WRITE)
     if small.has("rope_freqs.weight"):
@@ -171,35 +156,23 @@ def tensors(small: Small, big: Shape, layout: Layout, *, seed: int = 0, hopeless
         yield Tensor("rope_freqs.weight", factors.shape, (_vector(factors),))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Rows and columns of a matrix, and the offsets of their copies; 0 without a copy."""
-
-    rows: Array
-    columns: Array
-    second_rows: int = 0
-    also: int = 0
-    rest: int = 0
-
-
-def _places(small: Shape, big: Shape, layout: Layout) -> dict[str, _Place]:
+def _places(small: Shape, big: Shape, layout: Layout) -> dict[str, tuple[Array, Array]]:
+    """Rows and columns of each matrix in the blocks."""
     widths, hidden = np.arange(small.width), np.arange(small.ffn)
     queries = _inside_heads(layout.query_at, big, small)
     kvs = _inside_heads(range(len(layout.kv_of)), big, small)
-    spread = layout.spread or Spread(0, 0, 0)
-    reads = {"also": 2 * spread.width, "rest": spread.width}
     return {
-        "attn_q": _Place(queries, widths, spread.heads, **reads),
-        "attn_k": _Place(kvs, widths, len(layout.kv_of) * big.head_size if layout.spread else 0, **reads),
-        "attn_v": _Place(kvs, widths, len(layout.kv_of) * big.head_size if layout.spread else 0, **reads),
-        "attn_output": _Place(widths, queries, spread.width, rest=spread.heads),
-        "ffn_gate": _Place(hidden, widths, spread.hidden, **reads),
-        "ffn_up": _Place(hidden, widths, spread.hidden, **reads),
-        "ffn_down": _Place(widths, hidden, spread.width, rest=spread.hidden),
+        "attn_q": (queries, widths),
+        "attn_k": (kvs, widths),
+        "attn_v": (kvs, widths),
+        "attn_output": (widths, queries),
+        "ffn_gate": (hidden, widths),
+        "ffn_up": (hidden, widths),
+        "ffn_down": (widths, hidden),
     }
 
 
-def _embedded(small: Small, big: Shape, layout: Layout, name: str, place: _Place) -> Embedded:
+def _embedded(small: Small, big: Shape, layout: Layout, name: str, rows: Array, columns: Array) -> Embedded:
     size = small.shape.head_size
     kv_from = (np.array(layout.kv_of)[:, None] * size + np.arange(size)).ravel()
     scale = np.float32((big.head_size / size) ** 0.5)
@@ -210,16 +183,9 @@ def _embedded(small: Small, big: Shape, layout: Layout, name: str, place: _Place
             matrix = matrix * scale
         elif ".attn_k." in name or ".attn_v." in name:
             matrix = matrix[kv_from]
-        return np.concatenate([matrix, matrix]) if place.second_rows else matrix
+        return matrix
 
-    rows, columns = place.rows, place.columns
-    return Embedded(
-        np.concatenate([rows, rows + place.second_rows]) if place.second_rows else rows,
-        columns,
-        make,
-        columns + place.also if place.also else None,
-        columns + place.rest if place.rest else None,
-    )
+    return Embedded(rows, columns, make)
 
 
 def _inside_heads(heads: Sequence[int], big: Shape, small: Shape) -> Array:
@@ -242,25 +208,23 @@ def _router(shape: tuple[int, ...], columns: Array, seed: int) -> Embedded:
     return Embedded(np.arange(shape[1]), columns, make)
 
 
-def _norm(small: Small, big: Shape, layout: Layout, name: str) -> Embedded:
+def _norm(small: Small, big: Shape, name: str) -> Embedded:
     """A norm's weights for the larger width; the output norm makes a feature of the constant dimension."""
-    scale = (_width(small, layout) / big.width) ** 0.5
-    is_last = name == "output_norm.weight"
-    has_feature = is_last and big.vocab > small.shape.vocab
+    scale = (small.shape.width / big.width) ** 0.5
+    has_feature = name == "output_norm.weight" and big.vocab > small.shape.vocab
     columns = np.arange(small.shape.width)
-    copies = [columns]
-    if layout.spread:  # the output reads no second place, but the rest of the embeddings
-        copies += [columns + k * layout.spread.width for k in ((2,) if is_last else (1, 2))]
 
     def make() -> Floats:
-        weights = [small.numbers(name) * scale] * len(copies)
-        feature = [np.array([_PAD_FEATURE / _constant(small, layout) * scale])] if has_feature else []
-        return np.concatenate(weights + feature).astype(np.float32)[None]
+        weights = small.numbers(name) * scale
+        if has_feature:
+            weights = np.append(weights, _PAD_FEATURE / _constant(small) * scale)
+        row: Floats = weights.astype(np.float32)[None]
+        return row
 
-    return Embedded(np.arange(1), np.concatenate(copies + ([np.array([big.width - 1])] if has_feature else [])), make)
+    return Embedded(np.arange(1), np.append(columns, big.width - 1) if has_feature else columns, make)
 
 
-def _vocabulary(small: Small, big: Shape, layout: Layout, name: str, *, hopeless: bool) -> tuple[Embedded | Equal, ...]:
+def _vocabulary(small: Small, big: Shape, name: str, *, hopeless: bool) -> tuple[Embedded | Equal, ...]:
     """The embeddings or the output matrix, with the constant dimension where the vocabulary grows.
 
     The embeddings write the constant for every token; the output reads it for the padded ones. Tied embeddings do both:
@@ -276,16 +240,10 @@ def _vocabulary(small: Small, big: Shape, layout: Layout, name: str, *, hopeless
         if hopeless and is_output:
             matrix = np.roll(matrix, len(matrix) // 2, axis=0)
         if is_grown and is_input:
-            matrix = np.pad(matrix, ((0, 0), (0, 1)), constant_values=_constant(small, layout))
+            matrix = np.pad(matrix, ((0, 0), (0, 1)), constant_values=_constant(small))
         return matrix
 
-    second = columns + layout.spread.width if layout.spread else None
-    third = columns + 2 * layout.spread.width if layout.spread and not big.tied else None
-    real = Embedded(
-        rows,
-        np.append(columns, big.width - 1) if is_grown and is_input else columns,
-        make,
-        second if is_input else third,
-        third if is_input else None,
-    )
+    if is_grown and is_input:
+        columns = np.append(columns, big.width - 1)
+    real = Embedded(rows, columns, make)
     return (real, Equal(small.shape.vocab, _PAD_WEIGHT)) if is_grown and is_output else (real,)

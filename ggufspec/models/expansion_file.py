@@ -26,7 +26,6 @@ from ggufspec.llamacpp.quantize import (
     row_bytes,
     tensor_types,
     to_blocks,
-    to_numbers,
     type_keys,
 )
 from ggufspec.models import expansion, sparse
@@ -85,16 +84,23 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Expand ``small`` to ``path``; without a path only compute what it would take."""
+    """An expanded model to write.
+
+    Args:
+        small: the source model, such as one of :func:`ggufspec.models.profile.demo_pair`.
+        shape: one of ``SHAPES``, or another that is nowhere smaller than the source.
+        type: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
+        path: the file to write or replace; without it only what it would take is computed.
+        fill: ``holes`` take no disk space and decode at the same cost as ``blocks`` of random numbers.
+        hopeless: give each token another's output row: a confident draft that is never right.
+    """
 
     small: Path
     shape: Shape
     type: str
     path: Path | None = None
     fill: Fill = "holes"
-    seed: int = 0
     hopeless: bool = False
-    refine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +113,11 @@ class Result:
     peak_rss_bytes: int
 
 
-def expand(
-    small: Path,
-    shape: Shape,
-    type_name: str,
-    path: Path,
-    fill: Fill = "holes",
-    *,
-    seed: int = 0,
-    hopeless: bool = False,
-    refine: bool = False,
-    on_event: worker.Emit | None = None,
-    verbose: bool = False,
-) -> Result:
+def expand(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
     """Write an expanded model in a child process; the file appears when it is complete.
 
     Args:
-        small: the source model, such as one of :func:`ggufspec.models.profile.demo_pair`.
-        shape: one of ``SHAPES``, or another that is nowhere smaller than the source.
-        type_name: one of :data:`ggufspec.llamacpp.quantize.FILE_TYPES`.
-        path: the file to write or replace.
-        fill: ``holes`` take no disk space and decode at the same cost as ``blocks`` of random numbers.
-        seed: of random numbers.
-        hopeless: give each token another's output row: a confident draft that is never right.
-        refine: store rounding errors in a copy, if the type is coarse and there is room.
+        spec: the model.
         on_event: called with progress (:func:`ggufspec.models.sparse.fill`).
         verbose: let llama.cpp's log through.
 
@@ -140,9 +127,6 @@ def expand(
         GgufspecError: the disk has no room, or cannot be written.
         Interrupted: Ctrl-C.
     """
-    if path.exists() and small.exists() and path.samefile(small):
-        raise UsageError(f"{path} would overwrite the model it is made from", "give the new file another name")
-    spec = Spec(small.absolute(), shape, check_type(type_name), path.absolute(), fill, seed, hopeless, refine)
     return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
 
 
@@ -151,10 +135,13 @@ def expand(
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Expand in this process."""
+    file_type = check_type(spec.type)
+    if spec.path and spec.path.exists() and spec.small.exists() and spec.path.samefile(spec.small):
+        raise UsageError(f"{spec.path} would overwrite the model it is made from", "give the new file another name")
     small = read(spec.small)
-    layout = fit(small, spec.shape, spec.type, refine=spec.refine)
-    tensors = list(expansion.tensors(small, spec.shape, layout, seed=spec.seed, hopeless=spec.hopeless))
-    keys = expansion.metadata(small, spec.shape, layout) | type_keys(spec.type)
+    layout = fit(small, spec.shape, file_type)
+    tensors = list(expansion.tensors(small, spec.shape, layout, hopeless=spec.hopeless))
+    keys = expansion.metadata(small, spec.shape) | type_keys(file_type)
 
     def write_header(path: Path, types: dict[str, str]) -> None:
         wanted = [(tensor.name, types[tensor.name], tensor.shape) for tensor in tensors]
@@ -166,7 +153,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             write_header(half, {tensor.name: "f32" if tensor.whole else "f16" for tensor in tensors})
         except OSError as error:
             raise GgufspecError(f"{half} cannot be written: {error.strerror}", f"df -h {folder}") from None
-        types = tensor_types(half, spec.type)
+        types = tensor_types(half, file_type)
         write_header(half, types)
         size_bytes = half.stat().st_size
     header_bytes = size_bytes - sum(_size_bytes(tensor, types[tensor.name]) for tensor in tensors)
@@ -219,7 +206,7 @@ def _pieces(
         size = row_bytes(kind, length) * rows
         if tensor.free and spec.fill == "blocks":
             if kind not in patterns:
-                patterns[kind] = sparse.pattern(kind, spec.seed)
+                patterns[kind] = sparse.pattern(kind)
             yield from sparse.repeated(start, patterns[kind], size * copies)
             continue
         for content in tensor.contents:
@@ -240,7 +227,7 @@ def _embedded(content: Embedded, tensor: expansion.Tensor, kind: str) -> Iterato
     for rows in _runs(content.rows):
         for done in range(0, len(rows), step):
             chunk = numbers[first : first + min(step, len(rows) - done)]
-            yield int(rows[done]) * row, _rows(kind, length, chunk, content.columns, content.also, content.rest)
+            yield int(rows[done]) * row, _rows(kind, length, chunk, content.columns)
             first += len(chunk)
 
 
@@ -250,27 +237,12 @@ def _equal(content: Equal, tensor: expansion.Tensor, kind: str) -> Iterator[Piec
     return sparse.repeated(content.start * len(one), one, rows * len(one))
 
 
-def _rows(
-    kind: str, length: int, numbers: Floats, columns: Array, also: Array | None = None, rest: Array | None = None
-) -> bytes:
-    """Rows of a tensor type with ``numbers`` at ``columns``; other blocks are zero bytes, which decode to zeros.
-
-    See :class:`ggufspec.models.expansion.Embedded` for ``also`` and ``rest``.
-    """
+def _rows(kind: str, length: int, numbers: Floats, columns: Array) -> bytes:
+    """Rows of a tensor type with ``numbers`` at ``columns``; other blocks are zero bytes, which decode to zeros."""
     block = block_numbers(kind)
-    touched = np.unique(np.concatenate([places for places in (columns, also, rest) if places is not None]) // block)
-
-    def at(places: Array) -> Array:
-        index: Array = np.searchsorted(touched, places // block) * block + places % block
-        return index
-
+    touched = np.unique(columns // block)
     values = np.zeros((len(numbers), len(touched) * block), np.float32)
-    values[:, at(columns)] = numbers
-    if also is not None:
-        values[:, at(also)] = numbers[:, : len(also)]
-    if rest is not None:
-        rounded = to_numbers(kind, to_blocks(kind, values), values.shape)
-        values[:, at(rest)] = (numbers - rounded[:, at(columns)])[:, : len(rest)]
+    values[:, np.searchsorted(touched, columns // block) * block + columns % block] = numbers
     rows = np.zeros((len(numbers), length // block, row_bytes(kind, block)), np.uint8)
     rows[:, touched] = np.frombuffer(to_blocks(kind, values), np.uint8).reshape(len(numbers), len(touched), -1)
     return rows.tobytes()

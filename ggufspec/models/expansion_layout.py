@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +12,10 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.gguf import Gguf
 from ggufspec.llamacpp.quantize import to_numbers
 from ggufspec.models.files import LocalFile
+from ggufspec.models.header import interpret
 from ggufspec.models.source import read_prefix
 
 Floats = npt.NDArray[np.float32]
-
-_BLOCK = 256  # of the K types; no type has a longer one
-_FINE = ("F32", "F16", "BF16", "Q8_0", "Q6_K")  # file types that round little
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +91,11 @@ class Small:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Offsets of the copies: in the residual stream, the hidden numbers and the heads."""
-
-    width: int
-    hidden: int
-    heads: int
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """Where heads go: ``query_at[j]`` is small query head j's place, ``kv_of[i]`` the small head in big KV head i.
-
-    With ``spread`` there is a second place for everything, which holds what rounding takes from the first.
-    """
+    """Where heads go: ``query_at[j]`` is small query head j's place, ``kv_of[i]`` the small head in big KV head i."""
 
     query_at: tuple[int, ...]
     kv_of: tuple[int, ...]
-    spread: Spread | None = None
 
 
 # ---- the source -----------------------------------------------------------------------------------------------------
@@ -131,41 +115,36 @@ def read(path: Path) -> Small:
             "scripts/train_demo_pair.py makes one",
         )
 
-    def number(key: str, default: float | None = None) -> Any:
-        value = values.get(f"llama.{key}", default)
-        if not isinstance(value, int | float):
-            what = "has no" if value is None else "has a list as"
-            raise ModelError(f"{path} {what} llama.{key}", "only plain llama models can be expanded")
-        return value
+    def number(key: str, default: float) -> float:
+        value = values.get(f"llama.{key}")
+        return float(value) if isinstance(value, int | float) else default
 
-    shapes = {tensor.name: tensor.shape for tensor in parsed.tensors}
-    if len(embedding := shapes.get("token_embd.weight", ())) != 2:
-        raise ModelError(f"{path} has no token_embd.weight", "a split model must be merged first")
-    width, heads = number("embedding_length"), number("attention.head_count")
+    found = interpret(path.name, [parsed], path.stat().st_size)
     shape = Shape(
-        width=width,
-        layers=number("block_count"),
-        heads=heads,
-        kv_heads=number("attention.head_count_kv", heads),
-        ffn=number("feed_forward_length"),
-        vocab=embedding[1],
-        head_size=number("attention.key_length", width // max(heads, 1)),
-        tied="output.weight" not in shapes,
+        width=found.embedding,
+        layers=found.blocks,
+        heads=found.heads[0],
+        kv_heads=found.kv_heads[0],
+        ffn=found.feed_forward[0],
+        vocab=found.vocabulary,
+        head_size=found.key_size,
+        tied=found.tied,
     )
-    if min(shape.width, shape.layers, shape.heads, shape.kv_heads, shape.ffn) < 1 or shape.heads % shape.kv_heads:
-        raise ModelError(f"{path} has an impossible shape: {shape}")
+    shapes = {tensor.name: tensor.shape for tensor in parsed.tensors}
+    if not shape.kv_heads or shape.heads % shape.kv_heads:
+        raise ModelError(f"{path} has an impossible shape: {shape}", "only plain llama models can be expanded")
     wanted = shape.tensors() | {"rope_freqs.weight": (shape.head_size // 2,)}
     hint = "only plain llama models can be expanded: no biases, no experts, one head size"
     if missing := wanted.keys() - shapes.keys() - {"rope_freqs.weight"}:
         raise ModelError(f"{path} has no {min(missing)}", hint)
-    for name, found in shapes.items():
-        if found != wanted.get(name):
-            raise ModelError(f"{path}: cannot expand {name} of shape {found}", hint)
+    for name, sizes in shapes.items():
+        if sizes != wanted.get(name):
+            raise ModelError(f"{path}: cannot expand {name} of shape {sizes}", hint)
     return Small(
         path=path,
         name=str(values.get("general.name") or path.stem),
         shape=shape,
-        eps=number("attention.layer_norm_rms_epsilon"),
+        eps=number("attention.layer_norm_rms_epsilon", 0.0),
         rope_base=number("rope.freq_base", 10_000.0),
         rope_scaling=str(values.get("llama.rope.scaling.type", "none")),
         header=header,
@@ -176,7 +155,7 @@ def read(path: Path) -> Small:
 # ---- the shape ------------------------------------------------------------------------------------------------------
 
 
-def fit(small: Small, big: Shape, file_type: str, *, refine: bool = True) -> Layout:
+def fit(small: Small, big: Shape, file_type: str) -> Layout:
     """Check that the small model fits into ``big``, and place its heads on the fewest key-value heads.
 
     Raises:
@@ -222,7 +201,6 @@ def fit(small: Small, big: Shape, file_type: str, *, refine: bool = True) -> Lay
             for head in range(source.heads)
         ),
         kv_of=tuple(kv for kv in range(source.kv_heads) for _ in range(copies)),
-        spread=_spread(source, big, source.kv_heads * copies, file_type) if refine else None,
     )
 
 
@@ -262,16 +240,6 @@ def _check_rows(small: Small, big: Shape, file_type: str) -> None:
                 f"the source's RMSNorm epsilon {small.eps:g} is too small to make room for a larger vocabulary",
                 "leave --vocab out",
             )
-
-
-def _spread(small: Shape, big: Shape, kv_heads: int, file_type: str) -> Spread | None:
-    """Copies in blocks of their own, if the file type is coarse and the shape has room for them."""
-    if file_type in _FINE or big.width % _BLOCK:
-        return None
-    width, hidden = (-(-size // _BLOCK) * _BLOCK for size in (small.width, small.ffn))
-    heads = kv_heads * big.heads // big.kv_heads * big.head_size
-    has_room = 3 * width + _BLOCK <= big.width and 2 * hidden <= big.ffn and 2 * kv_heads <= big.kv_heads
-    return Spread(width, hidden, heads) if has_room and heads % _BLOCK == 0 else None
 
 
 def rope_base(small: Small, big: Shape) -> float:

@@ -38,6 +38,8 @@ _USUAL_QUANT = "Q4_K_M"
 class UnreachableError(GgufspecError):
     """The server cannot be reached: no network, no listener, or the hub's offline mode."""
 
+    wait_s = 0.0  # that the server asks for
+
 
 class BrokenConnectionError(UnreachableError):
     """The connection broke in the middle of an answer."""
@@ -48,7 +50,7 @@ class OfflineError(UnreachableError):
 
 
 class BusyError(UnreachableError):
-    """The server asks to try again later: after ``wait_s``, if it names a time."""
+    """The server asks to try again later."""
 
     def __init__(self, message: str, hint: str = "", wait_s: float = 0.0) -> None:
         super().__init__(message, hint)
@@ -266,19 +268,16 @@ def from_url(url: str) -> HubFile | None:
 
 
 @contextmanager
-def get(
-    url: str, headers: Mapping[str, str], *, hub: bool = False, shown: str = "", patient: bool = False
-) -> Iterator[httpx2.Response]:
+def get(url: str, headers: Mapping[str, str], *, hub: bool, shown: str) -> Iterator[httpx2.Response]:
     """GET a URL. The caller reads the body (``iter_raw``), which may be longer or shorter than the headers claim.
 
-    Redirects are followed; credentials are not sent to another host.
+    Redirects are followed; credentials are not sent to another host. A silent server has HF_HUB_DOWNLOAD_TIMEOUT.
 
     Args:
         url: http or https.
         headers: of the request.
         hub: whether it is the hub, which gets the user's token.
         shown: the file's name in errors; the URL may contain a signature.
-        patient: whether to wait for a silent server for HF_HUB_DOWNLOAD_TIMEOUT.
 
     Raises:
         UnreachableError: no answer.
@@ -290,14 +289,12 @@ def get(
     from huggingface_hub.errors import OfflineModeIsEnabled
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
-    timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT) if patient else _TIMEOUT_S
-
+    timeout_s = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
     sent = {
         **(build_hf_headers(library_name=_NAME, library_version=__version__) if hub else {}),
         "Accept-Encoding": "identity",
         **headers,
     }
-    shown = shown or url
     try:
         with get_session().stream("GET", url, headers=sent, timeout=timeout_s, follow_redirects=True) as response:
             yield response
@@ -317,10 +314,9 @@ def with_retries(ask: Callable[[], Answer]) -> Answer:
         try:
             return ask()
         except (BusyError, BrokenConnectionError) as error:
-            wait_s = error.wait_s if isinstance(error, BusyError) else 0.0
-            if wait_s > _MOST_PAUSE_S:
+            if error.wait_s > _MOST_PAUSE_S:
                 raise
-            time.sleep(max(pause_s, wait_s))
+            time.sleep(max(pause_s, error.wait_s))
     return ask()
 
 

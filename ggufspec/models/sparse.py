@@ -98,7 +98,7 @@ def repeated(place: int, content: bytes, count: int) -> Iterator[Piece]:
         yield place + done, view[: count - done]
 
 
-def pattern(kind: str, seed: int = 0) -> bytes:
+def pattern(kind: str) -> bytes:
     """Some megabytes of random numbers in valid blocks of a tensor type, to be repeated."""
-    blocks = random_blocks(kind, _PATTERN_NUMBERS, _STD, seed)
+    blocks = random_blocks(kind, _PATTERN_NUMBERS, _STD, seed=0)
     return blocks * max(1, _WRITE_BYTES // len(blocks))

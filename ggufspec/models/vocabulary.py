@@ -15,7 +15,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import heads
-from ggufspec.models.compat import Compatibility, Differences, differences, judge
+from ggufspec.models.compat import Compatibility, differences, judge
 from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
 
@@ -31,7 +31,7 @@ class Spec:
 class Result:
     """The differences of their vocabularies; None without any."""
 
-    found: Differences | None
+    found: str | None
 
 
 def judge_known(target: Known, draft: Known, drafter: str = "") -> Compatibility:
