@@ -502,7 +502,7 @@ def _with_head(target: Path, draft: Path, options: DecoderOptions) -> DecoderOpt
         ModelError: it is a head of another target.
     """
     known = read_headers([draft])[0]
-    if draft != target and not options.head and heads.kind_of(known.header) is None:
+    if not options.head and heads.kind_of(known.header) is None:
         return options
     own = read_headers([target])[0]
     kind = heads.require(own.header, known.header, options.head)
