@@ -91,15 +91,9 @@ def _self_check(
     for row in check.failures:
         alike.setdefault((row.outcome, row.step.place), []).append(row)
     for (outcome, place), rows in alike.items():
-        match outcome:
-            case "wrong":
-                what = f"wrong numbers (error {max(row.error or 0.0 for row in rows):.2g}, allowed {check.limit})"
-            case "silence":
-                what = "it hangs"
-            case "failed":
-                what = rows[0].detail
-            case _:
-                what = f"it crashes ({outcome})"
+        error = max(row.error or 0.0 for row in rows)
+        wrong = f"wrong numbers (error {error:.2g}, allowed {check.limit})"
+        what = {"wrong": wrong, "silence": "it hangs", "failed": rows[0].detail}.get(outcome, f"it crashes ({outcome})")
         cases = dict.fromkeys(_case(row.step) for row in rows)
         more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
         where = {"host": "on the host", "device": "on the device"}.get(place, "before anything was decoded")

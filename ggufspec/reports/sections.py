@@ -38,20 +38,11 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One document.
+    """One document of a ``kind``, ``compare`` say.
 
-    Args:
-        kind: of document: ``compare``, say.
-        title: what it is about.
-        lead: the finding, in a sentence or two.
-        good: whether the finding is a gain.
-        facts: what it was measured with, as (name, value).
-        tables: the results.
-        speed: the best tokens/s, as a cell; empty where nothing was measured.
-        gain: over target-only or the first choice, as a cell.
-        figures: the plots.
-        warnings: what makes the results unsure.
-        notes: other remarks.
+    ``lead`` is the finding in a sentence or two, ``good`` whether it is a gain, ``facts`` what it was measured with.
+    ``speed`` is the best tokens/s and ``gain`` that over target-only or the first choice, as cells; empty without any.
+    ``warnings`` make the results unsure.
     """
 
     kind: str

@@ -28,16 +28,10 @@ BEST = "*"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column.
+    """A column; its label has the unit where its cells have none.
 
-    Args:
-        label: its heading, with the unit where its cells have none.
-        text: a value as people read it; a value of None is an empty cell.
-        align: words are at the left, figures at the right.
-        wraps: whether a long text is broken into lines.
-        rank: of a value; the highest is the best of the column. None marks nothing.
-        style: of a value's cell, on the terminal.
-        only: ``terminal`` or ``file``, where it is in one of them alone.
+    ``text`` shows a value to people, except None, which is an empty cell. The value with the highest ``rank`` is the
+    best of the column. ``style`` is of a value's cell on the terminal. ``only`` is where the column is alone.
     """
 
     label: str
@@ -51,15 +45,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table.
+    """A table of values.
 
-    Args:
-        title: what it shows.
-        columns: what its values are.
-        rows: values. A row that failed has those that name it.
-        failed: why rows failed: ``failed: …``, or ``not measured``.
-        leading: rows that are bold.
-        groups: rows before which a group begins.
+    A row that ``failed`` has the values that name it, and why: ``failed: …``, or ``not measured``. ``leading`` rows
+    are bold; a group begins before each row of ``groups``.
     """
 
     title: str
@@ -131,12 +120,7 @@ def words(label: str) -> Column:
 
 
 def terminal(table: Table, width: int | None = None) -> RichTable:
-    """A rich table; the best of a column has a star.
-
-    Args:
-        table: what is shown.
-        width: columns of the terminal; table columns that do not fit are left out, the first two never.
-    """
+    """A rich table; the best of a column has a star. Columns beyond ``width`` are left out, the first two never."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text

@@ -27,21 +27,9 @@ class _Token:
     explanation: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    number: int
-    heading: str
-    rows: list[Row]
-
-
 def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
-    """The page of a trace.
-
-    Args:
-        document: its summary.
-        rounds: all of them, in their order.
-    """
-    shown = [_Round(each.number, trace.heading(each), trace.rows(each)) for each in rounds]
+    """The page of a trace with all ``rounds``."""
+    rows = {each.number: trace.rows(each) for each in rounds}
     name = str(document.pair.get("name") or "a pair")
     return page.filled(
         "trace.html",
@@ -51,10 +39,12 @@ def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
         rule=trace.explained(rounds[0]) if rounds else "",
         facts=_facts(document),
         prompt=visible(document.prompt),
-        tokens=_tokens(document, {each.number: each.rows for each in shown}),
+        tokens=_tokens(document, rows),
         writers={who: (count, trace.WRITERS[who]) for who, count in trace.written(document.tokens).items()},
-        rounds=shown,
-        unfolded=len(shown) <= _OPEN,
+        rounds=rounds,
+        rows=rows,
+        heading=trace.heading,
+        unfolded=len(rounds) <= _OPEN,
         notes=document.notes,
         interrupted=document.interrupted,
         percent=trace.percent,

@@ -141,11 +141,10 @@ def tokens_per_round(run: Run | None) -> str:
 def cards_of(machine: dict[str, Any]) -> list[tuple[str, int]]:
     """(name, bytes) of each of a document's cards; 0 bytes where they are not known."""
     found = machine.get("gpus")
-    cards = [card for card in found if isinstance(card, dict)] if isinstance(found, (list, tuple)) else []
-    sizes = [card.get("total_bytes") for card in cards]
     return [
-        (str(card.get("name", "card")), size if isinstance(size, int) else 0)
-        for card, size in zip(cards, sizes, strict=True)
+        (str(card.get("name", "card")), size if isinstance(size := card.get("total_bytes"), int) else 0)
+        for card in (found if isinstance(found, (list, tuple)) else ())
+        if isinstance(card, dict)
     ]
 
 

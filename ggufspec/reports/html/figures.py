@@ -38,15 +38,15 @@ class Mark:
     """One thing that was measured, or predicted.
 
     Args:
-        series: what it belongs to; a colour and a shape.
-        x: where it is across, a number or a name; of bars the name of the bar.
+        series: a colour and a shape.
+        x: a number or a name; of bars the name of the bar.
         y: the height, in the axis's unit.
-        description: what it is, in words: shown when it is pointed at, and read aloud.
+        description: shown when it is pointed at, and read aloud.
         low: end of its 95 % interval, if it has one.
         high: the other end.
-        panel: the panel that it is in, where a figure has several.
-        label: a name that is written beside it.
-        kind: ``measured``, ``line`` (a point of a line without points), ``failed``, or ``limit`` (a line across bars).
+        panel: where a figure has several.
+        label: what is written beside it.
+        kind: ``line`` is a point of a line without points, ``limit`` a line across bars.
     """
 
     series: str
@@ -68,9 +68,9 @@ class Figure:
         name: ``speed``, ``acceptance``, ``memory``, ``quality``, ``plan``, ``sweep`` or ``search``.
         title: of the plot.
         caption: how it is read.
-        form: ``points``, ``lines``, or ``bars`` that lie, stacked by series, one for every x.
-        x: the axis across; of bars it has no name.
-        y: the axis up; of bars it lies.
+        form: ``bars`` lie, one for every x.
+        x: the axis across; bars have none.
+        y: the axis up, or that along the bars.
         series: in the order of their colours.
         marks: what is drawn.
         table: the same in numbers.
