@@ -5,11 +5,13 @@ A drafter proposes one token at a time, so that the policy can weigh each agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ggufspec.decoding.rules.base import DraftToken, Rule
+from ggufspec.decoding.sampling import Logits, confidence
+from ggufspec.errors import ModelError
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context
 
@@ -78,3 +80,36 @@ class Drafter(Protocol):
     def commit(self, length: int) -> None:
         """The first ``length`` tokens of the text are final, and only these."""
         ...
+
+
+class RowDrafter:
+    """What drafters share whose candidates are rows of logits.
+
+    A damaged draft, one whose logits are NaN, costs the speedup and not the answer.
+    """
+
+    failure = ""
+
+    def _candidate(self, row: Logits, rule: Rule, position: int) -> Candidate | None:
+        """The candidate of a penalised row (vocab,) for ``position``."""
+        try:
+            sure = confidence(row)
+        except ModelError as error:
+            self.failure = error.message
+            return None
+        return Candidate(sure, lambda: rule.draft_token(row, position))
+
+    def _judge(self, seen: Iterable[tuple[Logits, float]]) -> list[ShadowEvaluation]:
+        """Evaluations of rows with the agreement of each."""
+        try:
+            return [ShadowEvaluation(confidence(row), agreement) for row, agreement in seen]
+        except ModelError as error:
+            self.failure = error.message
+            return []
+
+    def _foretold(self, rows: Logits, text: Sequence[int], end: int, rule: Rule) -> list[ShadowEvaluation]:
+        """Evaluations by the text of the rows that foretell its tokens up to index ``end``."""
+        return self._judge(
+            (row, rule.agreement(rule.penalised(row, position), position, text[position]))
+            for position, row in enumerate(rows, end - len(rows) + 1)
+        )

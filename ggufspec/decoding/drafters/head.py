@@ -7,20 +7,18 @@ what was rejected is never read. (llama.cpp's common/speculative.cpp catches up 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
+from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules.base import Rule
-from ggufspec.decoding.sampling import confidence
-from ggufspec.errors import ModelError
 from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context, Logits
 
 
-class HeadDrafter:
+class HeadDrafter(RowDrafter):
     """A head whose cache is kept from round to round.
 
     Args:
@@ -32,7 +30,6 @@ class HeadDrafter:
     def __init__(self, head: Head, target: Context, name: str) -> None:
         self.name = name
         self.head = head
-        self.failure = ""  # why it has given up, for the user
         self._target = target
         self._first = 0  # tokens of the text before this one are not in its cache
         self._read = 0  # tokens of the text that it has read with the target's rows, or forgotten
@@ -72,12 +69,7 @@ class HeadDrafter:
         if logits is None or not len(logits):
             return None
         row = rule.penalised(logits[-1], len(text))
-        try:
-            sure = confidence(row)
-        except ModelError as error:
-            self.failure = error.message
-            return None
-        return Candidate(sure, lambda: rule.draft_token(row, len(text)))
+        return self._candidate(row, rule, len(text))
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         end = min(len(text) - 1, self.head.capacity)
@@ -86,11 +78,7 @@ class HeadDrafter:
         if self.failure or end <= self._read:
             return []
         rows = self._catch_up(text[:end], ROWS)
-        first = end - len(rows) + 1  # what the first row foretells
-        return self._judge(
-            (row, rule.agreement(rule.penalised(row, position), position, text[position]))
-            for position, row in enumerate(rows, first)
-        )
+        return self._foretold(rows, text, end, rule)
 
     def commit(self, length: int) -> None:
         self._chain = []
@@ -150,14 +138,6 @@ class HeadDrafter:
             self.head.rewind(self._read - self.head.shift)
         else:
             self.head.rewind(0)
-
-    def _judge(self, seen: Iterable[tuple[Logits, float]]) -> list[ShadowEvaluation]:
-        """A damaged head, one whose logits are NaN, costs the speedup and not the answer."""
-        try:
-            return [ShadowEvaluation(confidence(row), agreement) for row, agreement in seen]
-        except ModelError as error:
-            self.failure = error.message
-            return []
 
 
 def make(parts: Parts) -> HeadDrafter:

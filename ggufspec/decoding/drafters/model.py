@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from ggufspec.decoding.drafters.base import Candidate, Parts, ShadowEvaluation
+from ggufspec.decoding.drafters.base import Candidate, Parts, RowDrafter, ShadowEvaluation
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.rules.base import Rule
-from ggufspec.decoding.sampling import confidence
-from ggufspec.errors import ModelError
 from ggufspec.llamacpp.model import Context
 
 
-class ModelDrafter:
+class ModelDrafter(RowDrafter):
     """A draft model whose cache is kept from round to round.
 
     After a full acceptance only the last drafted token is new to it; after a rejection it is rewound past the first
@@ -33,7 +31,6 @@ class ModelDrafter:
         self.model = model
         self.width = width
         self.shared_vocab = min(model.vocab_size, target_vocab_size)
-        self.failure = ""  # why it has given up, for the user
 
     def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         self.failure = ""
@@ -50,9 +47,7 @@ class ModelDrafter:
         count = min(len(choices), ROWS, len(known))
         rows = self.model.decode(known, outputs=count)[:, : self.shared_vocab]
         decided = choices[len(choices) - count :]
-        return self._judge(
-            (confidence(row), float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True)
-        )
+        return self._judge((row, float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True))
 
     def let_go(self) -> None:
         """The model was used for something else: what is in its cache is a text from its beginning on."""
@@ -72,12 +67,7 @@ class ModelDrafter:
         unread = text[self.has_read :]
         logits = self.model.decode(self._known(unread), outputs=1, width=self._width(len(unread)))
         row = rule.penalised(logits[0, : self.shared_vocab], len(text))
-        try:
-            sure = confidence(row)
-        except ModelError as error:
-            self.failure = error.message
-            return None
-        return Candidate(sure, lambda: rule.draft_token(row, len(text)))
+        return self._candidate(row, rule, len(text))
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
         end = len(text) - 1
@@ -90,21 +80,9 @@ class ModelDrafter:
             return []
         unread = self._known(text[self.has_read : end])
         rows = self.model.decode(unread, outputs=count)[:, : self.shared_vocab]
-        first = end - count + 1  # what the first row foretells
-        seen = self._judge(
-            (confidence(row), rule.agreement(rule.penalised(row, position), position, text[position]))
-            for position, row in enumerate(rows, first)
-        )
+        seen = self._foretold(rows, text, end, rule)
         self.model.rewind(self.model.length)  # all of it is certain
         return seen
-
-    def _judge(self, seen: Iterable[tuple[float, float]]) -> list[ShadowEvaluation]:
-        """A damaged draft, one whose logits are NaN, costs the speedup and not the answer."""
-        try:
-            return [ShadowEvaluation(*one) for one in seen]
-        except ModelError as error:
-            self.failure = error.message
-            return []
 
     def _width(self, count: int) -> int:
         return self.width(count) if count <= ROWS else 0
