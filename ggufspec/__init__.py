@@ -16,25 +16,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "BenchDocument": "ggufspec.schema.bench",
-    "DecoderOptions": "ggufspec.decoding.options",
-    "Emitted": "ggufspec.decoding.decoder",
-    "GgufspecError": "ggufspec.errors",
-    "ModelError": "ggufspec.errors",
-    "Pair": "ggufspec.models.profile",
-    "PlanDocument": "ggufspec.schema.plan",
-    "Profile": "ggufspec.models.profile",
-    "Sampling": "ggufspec.decoding.sampling",
-    "Settings": "ggufspec.settings",
-    "SpeculativeDecoder": "ggufspec.decoding.decoder",
-    "Statistics": "ggufspec.decoding.decoder",
-    "UsageError": "ggufspec.errors",
-    "bench_pair": "ggufspec.bench.pair",
-    "demo_pair": "ggufspec.models.profile",
-    "load_pair": "ggufspec.api",
-    "load_profile": "ggufspec.models.profile",
-    "plan_pair": "ggufspec.api",
+_NAMES = {
+    "ggufspec.api": ("load_pair", "plan_pair"),
+    "ggufspec.bench.pair": ("bench_pair",),
+    "ggufspec.decoding.decoder": ("Emitted", "SpeculativeDecoder", "Statistics"),
+    "ggufspec.decoding.options": ("DecoderOptions",),
+    "ggufspec.decoding.sampling": ("Sampling",),
+    "ggufspec.errors": ("GgufspecError", "ModelError", "UsageError"),
+    "ggufspec.models.profile": ("Pair", "Profile", "demo_pair", "load_profile"),
+    "ggufspec.schema.bench": ("BenchDocument",),
+    "ggufspec.schema.plan": ("PlanDocument",),
+    "ggufspec.settings": ("Settings",),
 }
 
 __all__ = [
@@ -62,10 +54,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``ggufspec --help`` loads neither numpy nor llama.cpp."""
-    if name in _HOMES:
-        import importlib
+    import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -227,9 +227,10 @@ def test_the_package_loads_its_layers_on_demand():
         for name, _ in imports("__init__.py", ast.parse(sources()["__init__.py"]))
         if name.startswith("ggufspec.")
     }
-    assert dict(promised) == ggufspec._HOMES
-    assert sorted([*ggufspec._HOMES, "__version__"]) == sorted(ggufspec.__all__)
-    assert all(getattr(ggufspec, name).__name__ == name for name in ggufspec._HOMES)
+    homes = {name: module for module, names in ggufspec._NAMES.items() for name in names}
+    assert dict(promised) == homes
+    assert sorted([*homes, "__version__"]) == sorted(ggufspec.__all__)
+    assert all(getattr(ggufspec, name).__name__ == name for name in homes)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ggufspec.nothing  # noqa: B018
 
