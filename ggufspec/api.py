@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import foreign
 from ggufspec.display import of_file
-from ggufspec.errors import UsageError
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.settings import (
     DRAFT_MAX,
     DRAFTERS,
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from ggufspec.models.profile import Pair, PairSpec, Profile
     from ggufspec.models.source import Known
     from ggufspec.planning.dry_runs import DryRuns
-    from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
-    from ggufspec.planning.survey import Site
+    from ggufspec.planning.plan import Machine, Plan, PlannedRun, PlanRequest
     from ggufspec.schema.plan import PlanDocument
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -71,29 +70,40 @@ def spec_of(pair: str | Path | Profile | PairSpec, on_event: OnEvent | None = No
     if isinstance(pair, PairSpec):
         return pair
     profile = pair if isinstance(pair, Profile) else load_profile(pair)
-    target, draft = sources(profile, on_event)
-    return PairSpec(profile.name, target, draft, profile.placed_settings)
+    return PairSpec(profile.name, *sources(profile, on_event), profile.placed_settings, profile.bench, profile.note)
 
 
-def spec_of_files(given: Settings, on_event: OnEvent | None = None) -> PairSpec:
+def spec_of_files(
+    given: Settings, on_event: OnEvent | None = None, *, no_draft: bool = False, need_draft: bool = False
+) -> PairSpec:
     """The spec that PAIR, ``-m``, ``-md``, ``-hf`` and ``-hfd`` name.
 
     Raises:
-        UsageError: two of them contradict.
+        UsageError: two of them contradict, or there is no draft and ``need_draft``.
         GgufspecError: as :func:`spec_of`.
     """
     from ggufspec.models.hub import hub_file
-    from ggufspec.models.profile import PairSpec
+    from ggufspec.models.profile import PairSpec, load_profile
 
     _check_sources(given)
-    draft = hub_file(given.hf_repo_draft) if given.hf_repo_draft else given.model_draft
-    if given.model is not None or given.hf_repo is not None:
+    own_draft = not no_draft and (given.model_draft is not None or given.hf_repo_draft is not None)
+    is_profile = given.model is None and given.hf_repo is None
+    profile = load_profile(given.pair or "demo") if is_profile else None
+    if need_draft and not own_draft and (profile is None or profile.draft is None):
+        raise UsageError(
+            "a bench compares with a draft, and none is given",
+            "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup",
+        )
+    draft: str | Path | HubFile | None = None
+    if own_draft:
+        draft = hub_file(given.hf_repo_draft) if given.hf_repo_draft else given.model_draft
+    if profile is None:
         target = hub_file(given.hf_repo) if given.hf_repo else str(given.model)
         return PairSpec(Path(given.model or str(given.hf_repo)).stem, target, draft)
-    spec = spec_of(given.pair or "demo", on_event)
-    if draft is None:
-        return spec
-    return replace(spec, draft=draft, settings=replace(spec.settings, gpu_layers_draft=None))
+    if no_draft or own_draft:
+        profile = profile.model_copy(update={"draft": None})
+    spec = spec_of(profile, on_event)
+    return replace(spec, draft=draft) if own_draft else spec
 
 
 def pair_of_files(
@@ -116,32 +126,11 @@ def pair_of_files(
     Raises:
         GgufspecError: a profile or a file is not there or is not a GGUF file, or the user does not want to fetch it.
     """
-    from ggufspec.models.hub import hub_file
-    from ggufspec.models.profile import Pair, load_profile, on_hub, resolve
-
-    _check_sources(given)
-    draft, draft_repo = (None, None) if no_draft else (given.model_draft, given.hf_repo_draft)
-    own_draft = draft is not None or draft_repo is not None
-    hub_draft = hub_file(draft_repo) if draft_repo else None
-    if given.model is not None or given.hf_repo is not None:
-        if need_draft and not own_draft:
-            raise _no_draft()
-        wanted = hub_file(given.hf_repo) if given.hf_repo else None
-        paths = list(fetch([source for source in (wanted, hub_draft) if source], "the pair"))
-        target = paths.pop(0) if wanted else Path(str(given.model))
-        pair = Pair(target.stem, target, paths.pop(0) if hub_draft else Path(draft) if draft else None)
-    else:
-        profile = load_profile(given.pair or "demo")
-        if need_draft and not own_draft and profile.draft is None:
-            raise _no_draft()
-        if no_draft or own_draft:
-            profile = profile.model_copy(update={"draft": None})
-        models = [on_hub(model) for model in (profile.target, profile.draft) if model]
-        paths = list(fetch([source for source in (*models, hub_draft) if source], f"profile {profile.name!r}"))
-        pair = resolve(profile, on_event)
-        if own_draft:
-            pair = replace(pair, draft=paths[-1] if hub_draft else Path(str(draft)))
-    return _checked(pair)
+    spec = spec_of_files(given, on_event, no_draft=no_draft, need_draft=need_draft)
+    if given.model is None and given.hf_repo is None:
+        return _located(spec, fetch, f"profile {spec.name!r}")
+    pair = _located(spec, fetch, "the pair")
+    return replace(pair, name=pair.target.stem)
 
 
 def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_event: OnEvent | None = None) -> Pair:
@@ -152,25 +141,35 @@ def files_of(pair: str | Path | Profile | Pair, *, download: bool = False, on_ev
         ModelError: a file is not here, or is not a GGUF file; the hint is the command that fetches it.
         GgufspecError: the hub cannot be reached, or the disk is too small.
     """
-    from ggufspec.models.download import fetch, here, look
-    from ggufspec.models.profile import Pair, Profile, load_profile, on_hub, resolve
+    from ggufspec.models import download as hub
 
-    if isinstance(pair, Pair):
-        return _checked(replace(pair, target=Path(pair.target), draft=Path(pair.draft) if pair.draft else None))
-    profile = pair if isinstance(pair, Profile) else load_profile(pair)
-    models = [source for model in (profile.target, profile.draft) if model and (source := on_hub(model))]
-    if download and (missing := [source for source in models if here(source) is None]):
-        fetch(look(missing), on_event)
-    return _checked(resolve(profile, on_event))
+    spec = spec_of(pair, on_event)
+
+    def fetch(missing: Sequence[HubFile], name: str) -> list[Path]:
+        if not download:
+            raise ModelError(f"{missing[0].file} of {name} is not on this machine", f"ggufspec pull {spec.name}")
+        hub.fetch(hub.look(missing), on_event)
+        return [path for path in map(hub.here, missing) if path is not None]
+
+    return _located(spec, fetch, f"profile {spec.name!r}")
 
 
-def _checked(pair: Pair) -> Pair:
+def _located(spec: PairSpec, fetch: Fetch, name: str) -> Pair:
+    """The pair with its files here: those of the hub fetched, and all of them checked."""
     from ggufspec.llamacpp.model import check_gguf
+    from ggufspec.models.hub import HubFile
+    from ggufspec.models.profile import Pair
 
-    for file in (pair.target, pair.draft):
-        if file is not None:
-            check_gguf(file)
-    return pair
+    missing = [source for source in (spec.target, spec.draft) if isinstance(source, HubFile)]
+    fetched = dict(zip(missing, fetch(missing, name), strict=True)) if missing else {}
+
+    def here(source: str | Path | HubFile) -> Path:
+        path = fetched[source] if isinstance(source, HubFile) else Path(source)
+        check_gguf(path)
+        return path
+
+    target, draft = here(spec.target), here(spec.draft) if spec.draft is not None else None
+    return Pair(spec.name, target, draft, spec.settings, spec.bench, spec.note)
 
 
 def _check_sources(given: Settings) -> None:
@@ -182,12 +181,6 @@ def _check_sources(given: Settings) -> None:
     if given.pair is not None and (given.model is not None or given.hf_repo is not None):
         other = "-hf" if given.hf_repo else "-m (or GGUFSPEC_MODEL)"
         raise UsageError(f"both a PAIR and {other} are given", "give one of them")
-
-
-def _no_draft() -> UsageError:
-    return UsageError(
-        "a bench compares with a draft, and none is given", "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup"
-    )
 
 
 # ---- settings of the decoder -----------------------------------------------------------------------------------------
@@ -287,7 +280,7 @@ def _shape(header: ModelHeader) -> str:
     return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {of_file(header.weight_bytes())})"
 
 
-def site(wanted: Settings, threads: int) -> Site:
+def machine(wanted: Settings, threads: int) -> Machine:
     """The machine to plan for: the cards named, or those that are here.
 
     Raises:
@@ -313,7 +306,7 @@ def make_plan(
     pair: PairSpec,
     given: Settings = Settings(),
     *,
-    where: Site | None = None,
+    where: Machine | None = None,
     options: DecoderOptions | None = None,
     on_event: OnEvent | None = None,
     verbose: bool = False,
@@ -335,14 +328,14 @@ def make_plan(
     from ggufspec.hardware.host import physical_cores
     from ggufspec.models.source import read_headers
     from ggufspec.models.vocabulary import check_pair
-    from ggufspec.planning import search
+    from ggufspec.planning import rehearsed, search
     from ggufspec.planning.dry_runs import DryRuns
     from ggufspec.planning.history import expected_acceptance
 
     wanted = given.over(pair.settings)
     options = options or decoder_options(wanted)
     threads = options.threads or physical_cores()
-    where = where or site(wanted, threads)
+    where = where or machine(wanted, threads)
     pair, options = with_head(pair, options, on_event)
     sources: list[Any] = [pair.target, *([pair.draft] if pair.draft else [])]
     headers = tuple(read_headers(sources, None, on_event))
@@ -358,12 +351,13 @@ def make_plan(
         )
     both = [(known.header, known.metadata_only) for known in headers]
     asked = plan_request(both[0], both[1] if draft else None, options, acceptance, wanted)
-    asked, machine = _known_here(asked, where, threads)
+    if not where.simulated:
+        asked, where = rehearsed.as_rehearsed(asked, where, cache_folder(), threads)
     dry_runs = DryRuns(
-        machine.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
+        where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
     )
     with dry_runs:
-        plan = search.make_plan(asked, machine, dry_runs)
+        plan = search.make_plan(asked, where, dry_runs)
     if dry_runs.limits:
         warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
     plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
@@ -442,33 +436,6 @@ def plan_request(
     )
 
 
-def _known_here(asked: PlanRequest, where: Site, threads: int) -> tuple[PlanRequest, Machine]:
-    """The question with what a rehearsal on this machine found of these models."""
-    from ggufspec.cache import cache_folder
-    from ggufspec.planning import rehearsed
-
-    machine, rehearsals = where.machine, []
-    identity = rehearsed.identity(machine.cards)
-
-    def known(subject: ModelRequest) -> ModelRequest:
-        if where.simulated:
-            return subject
-        points = rehearsed.known(cache_folder(), subject.header, threads, identity)
-        latency = rehearsed.latency(points, subject.header, machine.speed, machine.card_names)
-        if latency is not None:
-            rehearsals.append(f"{subject.header.name} as rehearsed here on {latency.date}")
-        return replace(subject, rehearsed=latency)
-
-    asked = replace(
-        asked,
-        target_only=known(asked.target_only),
-        target=known(asked.target),
-        draft=known(asked.draft) if asked.draft else None,
-    )
-    origin = "; ".join([machine.speed.origin, *dict.fromkeys(rehearsals)])
-    return asked, replace(machine, speed=replace(machine.speed, origin=origin))
-
-
 # ---- resolved settings -----------------------------------------------------------------------------------------------
 
 
@@ -525,8 +492,8 @@ def resolve(
     all_given = layers is not None and (draft_layers is not None or pair.draft is None)
     if all_given and not rival:
         return Resolved(fixed, fixed)
-    where = site(wanted, options.threads or physical_cores())
-    if not where.machine.cards:
+    where = machine(wanted, options.threads or physical_cores())
+    if not where.cards:
         return Resolved(fixed, fixed)
     if all_given:  # only the rival is left to plan
         free = replace(pair.settings, gpu_layers=None, n_cpu_moe=None)
@@ -534,7 +501,7 @@ def resolve(
         given = replace(given, gpu_layers=None, tensor_split=None, n_cpu_moe=None)
     planned = replace(options, drafters=()) if all_given else options
     made = make_plan(pair, given, where=where, options=planned, on_event=on_event, verbose=verbose)
-    document, cards = made.document(), where.machine.card_names
+    document, cards = made.document(), where.card_names
     alone = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
     if all_given:
         return Resolved(fixed, alone, cards, document)

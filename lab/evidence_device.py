@@ -88,7 +88,7 @@ class LocalCard:
 
     def used_bytes(self) -> int | None:
         """As NVML counts it, on all cards; None of a card that is not NVIDIA's."""
-        return gpus.in_use_bytes() if self.card.driver else None
+        return gpus.used_bytes() if self.card.driver else None
 
     def renew(self) -> None:
         """A card keeps nothing of a process that has ended."""

@@ -63,7 +63,7 @@ def test_others_on_the_card_are_named() -> None:
 
 def test_a_card_is_looked_at_when_its_memory_has_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([900, 500, 100, 100, 7])
-    monkeypatch.setattr("ggufspec.hardware.gpus.in_use_bytes", lambda: next(readings))
+    monkeypatch.setattr("ggufspec.hardware.gpus.used_bytes", lambda: next(readings))
     card = LocalCard(Card("CUDA0", "NVIDIA Test", "cuda", 24 * GIB, None, "575"))
     card.settle()
     assert card.used_bytes() == 7

@@ -118,21 +118,6 @@ def test_energy_of_all_cards(fake, cards, joules):
     assert done.stdout.strip() == str(joules)
 
 
-@pytest.mark.parametrize(
-    ("cards", "gib"),
-    [("card,busy", 22), ("", 0), ("card,15@nvmlDeviceGetMemoryInfo,busy", 22), ("card,1@nvmlDeviceGetMemoryInfo", 1)],
-)
-def test_memory_in_use_for_those_who_look_often(fake, cards, gib):
-    done = subprocess.run(
-        [sys.executable, "-c", "from ggufspec.hardware import gpus; print(gpus.in_use_bytes())"],
-        env=os.environ | fake | {"FAKE_NVML": cards},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert int(done.stdout) == gib * GIB
-
-
 def test_a_narrow_slot(survey):
     (card,) = survey("narrow")["cards"]
     link = {key: value for key, value in card.items() if key.startswith("pcie")}
@@ -184,7 +169,7 @@ def test_no_library_is_no_problem(survey):
 
 def test_without_pynvml_there_are_no_rows(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
-    assert (gpus.energy_j(), gpus.in_use_bytes()) == (None, 0)
+    assert gpus.energy_j() is None
     assert (gpus.gpus(), gpus.used_bytes(), gpus.survey().problems) == ([], 0, ())
 
 
@@ -206,7 +191,7 @@ def root(tmp_path, monkeypatch):
     return put
 
 
-V2, V1 = "0::{}\n", "5:cpuset:/\n4:memory:{0}\n3:cpu,cpuacct:{0}\n0::/\n"
+V2 = "0::{}\n"
 
 
 @pytest.fixture
@@ -255,14 +240,6 @@ def test_the_quota_of_every_group_on_the_way_up(root, files, cores):
     assert host._cgroup_cores(root(files | {"proc/self/cgroup": V2.format("/a/b")})) == cores
 
 
-@pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
-@pytest.mark.parametrize(("quota", "cores"), [("250000", 2), ("-1", 0)])
-def test_the_quota_of_version_1(root, mount, quota, cores):
-    folder = f"sys/fs/cgroup/{mount}/a"
-    files = {f"{folder}/cpu.cfs_quota_us": quota, f"{folder}/cpu.cfs_period_us": "100000"}
-    assert host._cgroup_cores(root(files | {"proc/self/cgroup": V1.format("/a")})) == cores
-
-
 def version_2(folder, current, cached=0, **limits):
     """A group of version 2, sizes in GiB."""
     half = cached * GIB // 2
@@ -270,13 +247,6 @@ def version_2(folder, current, cached=0, **limits):
     files = {"memory.current": str(current * GIB), "memory.stat": stat}
     files |= {f"memory.{key}": str(value * GIB) if value else "max" for key, value in limits.items()}
     return {f"sys/fs/cgroup{folder}/{name}": f"{text}\n" for name, text in files.items()}
-
-
-def version_1(folder, usage, cached, limit):
-    half = cached * GIB // 2
-    stat = f"inactive_file 7\ntotal_inactive_file {half}\ntotal_active_file {half}\n"
-    files = {"usage_in_bytes": str(usage * GIB), "stat": stat, "limit_in_bytes": str(limit)}
-    return {f"sys/fs/cgroup/memory{folder}/memory.{name}": text for name, text in files.items()}
 
 
 @pytest.mark.parametrize(
@@ -295,21 +265,9 @@ def version_1(folder, usage, cached, limit):
         ({}, None),
     ],
 )
-def test_memory_within_every_limit_of_version_2(root, groups, left):
+def test_memory_within_every_limit(root, groups, left):
     found = host._cgroup_memory_bytes(root(groups | {"proc/self/cgroup": V2.format("/a/b")}))
     assert found == (None if left is None else left * GIB)
-
-
-@pytest.mark.parametrize(
-    ("groups", "left"),
-    [
-        (version_1("/a", 6, 4, 8 * GIB), 6),
-        (version_1("/a", 1, 0, 8 * GIB) | version_1("", 5, 2, 6 * GIB), 3),
-        (version_1("", 5, 2, 6 * GIB), 3),  # the host's path, in a container that does not see it
-    ],
-)
-def test_memory_within_every_limit_of_version_1(root, groups, left):
-    assert host._cgroup_memory_bytes(root(groups | {"proc/self/cgroup": V1.format("/a")})) == left * GIB
 
 
 def test_free_memory_is_what_is_left_everywhere(root, monkeypatch):

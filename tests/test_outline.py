@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import shapes
 
 from ggufspec.decoding.options import DecoderOptions
+from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.profile import ModelSource, load_profile
 from ggufspec.models.source import read_headers
 from ggufspec.planning import outline
-from ggufspec.planning.outline import Fit, Outline, Part, fit, of_outline
+from ggufspec.planning.outline import Fit, Part, fit, of_sizes
 
 GIB = 1 << 30
 CARDS = ("GPU0",)
 
 
-def sizes(model: ModelSource | None) -> Outline:
+def glance(model: ModelSource | None, context: ContextOptions) -> Part:
     assert model is not None
     assert model.size_bytes is not None
     assert model.layers is not None
     assert model.cache_bytes is not None
-    return Outline(model.size_bytes, model.layers, model.cache_bytes)
+    return of_sizes(model.size_bytes, model.layers, model.cache_bytes, context)
 
 
 @pytest.mark.parametrize(("gib", "least", "most"), [(12, 10, 30), (24, 35, 60), (32, 60, 81)])
@@ -30,18 +32,17 @@ def test_a_profile_s_sizes_say_what_its_headers_say(tmp_path: Path, gib: int, le
     """Llama-3-70B beside the 8B on a card, within three layers of 81."""
     profile, options = load_profile("llama3-70b"), DecoderOptions(ctx_size=2048)
     contexts = options.context(with_draft=True), options.draft_context()
-    glance = [
-        of_outline(sizes(model), context)
-        for model, context in zip((profile.target, profile.draft), contexts, strict=True)
+    by_sizes = [
+        glance(model, context) for model, context in zip((profile.target, profile.draft), contexts, strict=True)
     ]
     read = []
     for name, context in zip(("llama3-70b-q3_k_s", "llama3-8b-q3_k_l"), contexts, strict=True):
         (known,) = read_headers([shapes.write(tmp_path / f"{name}.gguf", shapes.SHAPES[name])])
         read.append(outline.of_header(known.header, context, CARDS))
-        part = glance[len(read) - 1]
+        part = by_sizes[len(read) - 1]
         assert part.layers == read[-1].layers
         assert part.on_host == pytest.approx(read[-1].on_host, rel=0.03)
-    about, exact = (fit(*parts, gib * GIB, 64 * GIB) for parts in (glance, read))
+    about, exact = (fit(*parts, gib * GIB, 64 * GIB) for parts in (by_sizes, read))
     assert about.answer == exact.answer == "partly"
     assert about.layers is not None
     assert exact.layers is not None
@@ -75,8 +76,6 @@ def test_what_fits(draft: Part | None, cards: int | None, memory: int, expected:
 
 def test_a_smaller_cache_takes_less() -> None:
     options = DecoderOptions(ctx_size=4096 - 64)
-    whole = of_outline(Outline(10_000, 10, 1024), options.context(with_draft=False))
-    half = of_outline(
-        Outline(10_000, 10, 1024), DecoderOptions(ctx_size=4096 - 64, cache_type_k="q8_0").context(with_draft=False)
-    )
+    whole = of_sizes(10_000, 10, 1024, options.context(with_draft=False))
+    half = of_sizes(10_000, 10, 1024, replace(options, cache_type_k="q8_0").context(with_draft=False))
     assert whole.on_cards(10) - whole.on_cards(0) == half.on_cards(10) - half.on_cards(0) + 1024 * 4096 * 15 // 64

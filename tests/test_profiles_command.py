@@ -16,7 +16,7 @@ from server import COMMIT, serving
 from ggufspec import api
 from ggufspec.cli.app import main
 from ggufspec.models.profile import bundled_folder
-from ggufspec.planning.survey import Site
+from ggufspec.planning.plan import Machine
 from ggufspec.settings import Settings
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
@@ -99,13 +99,12 @@ def test_the_list_asks_nobody(cli: Cli, hub) -> None:
 def test_on_a_card_the_list_says_how_many_layers_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    here = api.site
+    here = api.machine
 
-    def with_a_card(given: Settings, threads: int) -> Site:
-        found = here(replace(given, vram=("24GiB",)), threads)
-        return replace(found, machine=replace(found.machine, memory_bytes=64 << 30))
+    def with_a_card(given: Settings, threads: int) -> Machine:
+        return replace(here(replace(given, vram=("24GiB",)), threads), memory_bytes=64 << 30)
 
-    monkeypatch.setattr(api, "site", with_a_card)
+    monkeypatch.setattr(api, "machine", with_a_card)
     monkeypatch.setenv("COLUMNS", "120")
     for variable in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(variable, str(tmp_path))

@@ -255,15 +255,6 @@ def test_no_winner_is_slower_than_the_target_alone(
     assert bool(best.searched) == bool(alone.searched)  # both by the final, or both by the search
 
 
-def test_a_final_on_a_busier_machine_is_told(
-    experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
-) -> None:
-    _, document = tune(experiment, tmp_path / "j", Busy(machine, None))
-    assert any("slower in the final than in the search" in note for note in document.notes)
-    _, document = tune(experiment, tmp_path / "quiet", Trials(machine))
-    assert not any("in the final than in the search" in note for note in document.notes)
-
-
 def test_what_dies_in_the_final_does_not_win(
     experiment: Experiment, machine: simulator.Simulated, tmp_path: Path
 ) -> None:

@@ -201,7 +201,7 @@ def _machine() -> Machine | None:
     from ggufspec.hardware.host import physical_cores
 
     try:
-        return api.site(Settings(), physical_cores()).machine
+        return api.machine(Settings(), physical_cores())
     except GgufspecError as error:
         ui.note(f"what fits here is not known: {error.message}")
         return None
@@ -289,7 +289,7 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
             return outline.of_header(known.header, context, machine.card_names)
         if model.size_bytes is None or model.layers is None or model.cache_bytes is None:
             return None
-        return outline.of_outline(outline.Outline(model.size_bytes, model.layers, model.cache_bytes), context)
+        return outline.of_sizes(model.size_bytes, model.layers, model.cache_bytes, context)
 
     placed = part(target, profile.target, decoder.context(with_draft=profile.draft is not None))
     beside = part(draft, profile.draft, decoder.draft_context()) if profile.draft else None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,13 +13,12 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.plan import measure_if_due
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
-from ggufspec.display import counted, number
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.schema.tune import TuneDocument
-    from ggufspec.tune.run import Now, Tuning, Watch
 
 _SHOWN = 10  # settings, without --explain
 _FEWEST = 3  # trials side by side, for an interval to say something
@@ -109,8 +106,8 @@ def tune(
         run = Tuning(experiment, log)
         if run.resumed:
             ui.note(f"resuming with {counted(run.resumed, 'trial')} of {path}; --fresh starts over")
-        with interruptible(lambda: run.kept) as state, _live() as watch:
-            run.run(watch)
+        with interruptible(lambda: run.kept) as state, ui.busy() as show:
+            run.run(show)
         failed: GgufspecError | None = None
         document = tune_document(run, interrupted=state.interrupted)
         if not no_save and not state.interrupted and document.winner is not None and run.compared:
@@ -140,21 +137,6 @@ def _in_seconds(text: str) -> float:
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _live() -> Iterator[Watch]:
-    """A line on an interactive stderr: the trial that runs, the time that is spent, and the best so far."""
-    with ui.busy() as show:
-
-        def watch(tuning: Tuning, now: Now) -> None:
-            budget = tuning.experiment.budget_s
-            spent = f"{now.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
-            speeds = [trial.tokens_per_s for trial in tuning.kept if trial.tokens_per_s]
-            best = f", best {number(max(speeds))} tokens/s" if speeds else ""
-            show(f"trial {len(tuning.kept) + 1}, {spent}{best}: {now.doing}")
-
-        yield watch
 
 
 def _show(document: TuneDocument, name: str, *, explain: bool) -> None:

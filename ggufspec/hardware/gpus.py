@@ -48,20 +48,6 @@ def used_bytes() -> int:
     return sum(gpu.used_bytes for gpu in gpus())
 
 
-def in_use_bytes() -> int:
-    """Memory in use on all cards together as NVML counts it, and nothing else asked: for those who look often."""
-    return _with_nvml(_in_use_bytes, 0, lambda _: 0)
-
-
-def _in_use_bytes(nvml: Any) -> int:
-    total = 0
-    with suppress(nvml.NVMLError):
-        for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):  # a card that is lost
-                total += nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(index)).used
-    return total
-
-
 def energy_j() -> float | None:
     """What all cards together have used since the driver was loaded; None unless each of them counts it."""
     return _with_nvml(_energy_j, None, lambda _: None)

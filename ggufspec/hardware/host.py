@@ -1,6 +1,6 @@
 """Cores, memory, disk and name of the machine; the only importer of psutil.
 
-Source of what a container may have: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of Linux.
+Source of what a container may have: Documentation/admin-guide/cgroup-v2.rst of Linux.
 """
 
 from __future__ import annotations
@@ -167,11 +167,9 @@ def cpu_flags() -> tuple[str, ...]:
 def _cgroup_cores(root: Path) -> int:
     """Whole cores of the narrowest CPU quota above this process; 0 means no quota."""
     cores = []
-    for folder in _cgroups(root, "cpu"):
-        quota, _, period = _text(folder / "cpu.max").partition(" ")  # version 2
-        if not period:
-            quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal() and int(period):  # version 2 says max, version 1 says -1
+    for folder in _cgroups(root):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):  # "max" is no quota
             cores.append(max(1, int(quota) // int(period)))
     return min(cores, default=0)
 
@@ -182,36 +180,29 @@ def _cgroup_memory_bytes(root: Path) -> int | None:
     Cached files count as free, as in the kernel's own MemAvailable (mm/show_mem.c): they go when memory is wanted.
     """
     left = []
-    for folder in _cgroups(root, "memory"):
-        stat = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
-        if (used := _text(folder / "memory.current")).isdecimal():
-            limits, cached = ["memory.max", "memory.high"], ["inactive_file", "active_file", "slab_reclaimable"]
-        elif (used := _text(folder / "memory.usage_in_bytes")).isdecimal():
-            limits, cached = ["memory.limit_in_bytes"], ["total_inactive_file", "total_active_file"]
-        else:
+    for folder in _cgroups(root):
+        used = _text(folder / "memory.current")
+        if not used.isdecimal():
             continue
+        stat = dict(line.partition(" ")[::2] for line in _text(folder / "memory.stat").splitlines())
+        cached = ("inactive_file", "active_file", "slab_reclaimable")
         kept = max(0, int(used) - sum(int(stat.get(key, "0")) for key in cached))
-        left += [max(0, int(limit) - kept) for name in limits if (limit := _text(folder / name)).isdecimal()]
+        limits = (_text(folder / name) for name in ("memory.max", "memory.high"))
+        left += [max(0, int(limit) - kept) for limit in limits if limit.isdecimal()]
     return min(left, default=None)
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders that may limit this process, its own first and the mount's last: of version 2 and of version 1.
+def _cgroups(root: Path) -> Iterator[Path]:
+    """The folders that may limit this process, its own first and the mount's last.
 
     In a container the path may be the host's, which is not there; the mount itself is the container's group then.
     """
-    mounts = root / "sys/fs/cgroup"
+    mount = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            bases = [mounts, mounts / "unified"]
-        elif controller in controllers.split(","):
-            bases = [mounts / controller, mounts / controllers]
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for base in dict.fromkeys(bases):
-            yield from (base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
+        version, _, path = line.split(":", 2)
+        if version == "0":
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            yield from (mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def _text(path: Path) -> str:

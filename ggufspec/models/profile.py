@@ -180,22 +180,25 @@ class Profile(_Strict):
 
 @dataclass(frozen=True, slots=True)
 class PairSpec:
-    """A pair by where its files are: here, at a URL or in the hub; and what its profile sets."""
+    """A pair by where its files are: here, at a URL or in the hub; and what its profile sets.
+
+    ``note`` is the profile's caveat for every result.
+    """
 
     name: str
     target: str | Path | HubFile
     draft: str | Path | HubFile | None
     settings: Settings = field(default_factory=Settings)
+    bench: Measuring = field(default_factory=Measuring)
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair(PairSpec):
-    """A target and a draft on this machine. ``note`` is the profile's caveat for every result."""
+    """A target and a draft on this machine."""
 
     target: Path
     draft: Path | None
-    bench: Measuring = field(default_factory=Measuring)
-    note: str = ""
 
     def describe(self) -> dict[str, Any]:
         """For the JSON documents."""

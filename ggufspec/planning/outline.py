@@ -19,21 +19,6 @@ _BUFFERS_BYTES = 200 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """Sizes of a model whose header was not read.
-
-    Args:
-        size_bytes: of the file.
-        layers: as ``-ngl`` counts them.
-        cache_bytes: of the f16 KV cache, for each token.
-    """
-
-    size_bytes: int
-    layers: int
-    cache_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """One model: what ``n`` of its layers take of the cards, ``on_cards(n)``, and all of them of the host's memory."""
 
@@ -63,18 +48,23 @@ def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ..
     return Part(header.layers, on_cards, resident(header, Placement(0), context)[HOST].total + _BUFFERS_BYTES)
 
 
-def of_outline(outline: Outline, context: ContextOptions) -> Part:
-    """By sizes alone: as if all layers were alike."""
-    per_number = [
-        size / numbers for numbers, size in (KV_TYPES[kind] for kind in (context.cache_type_k, context.cache_type_v))
-    ]
-    cache = outline.cache_bytes * sum(per_number) / 4 * context.cells  # f16 has two bytes a number, twice
-    whole = int(outline.size_bytes + cache)
+def of_sizes(size_bytes: int, layers: int, cache_bytes: int, context: ContextOptions) -> Part:
+    """By sizes alone: as if all layers were alike.
+
+    Args:
+        size_bytes: of the file.
+        layers: as ``-ngl`` counts them.
+        cache_bytes: of the f16 KV cache, for each token.
+        context: the model's.
+    """
+    types = (context.cache_type_k, context.cache_type_v)
+    per_number = sum(size / numbers for numbers, size in (KV_TYPES[kind] for kind in types))
+    whole = int(size_bytes + cache_bytes * per_number / 4 * context.cells)  # f16 has two bytes a number, twice
 
     def on_cards(count: int) -> int:
-        return whole * count // outline.layers + (_BUFFERS_BYTES if count else 0)
+        return whole * count // layers + (_BUFFERS_BYTES if count else 0)
 
-    return Part(outline.layers, on_cards, whole + _BUFFERS_BYTES)
+    return Part(layers, on_cards, whole + _BUFFERS_BYTES)
 
 
 def fit(target: Part, draft: Part | None, cards_bytes: int | None, memory_bytes: int) -> Fit:

@@ -29,12 +29,23 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What to plan for. ``headroom_bytes`` is left free on each card; ``memory_bytes`` is the RAM that is free."""
+    """What to plan for.
+
+    Args:
+        cards: in llama.cpp's order.
+        memory_bytes: the RAM that is free.
+        headroom_bytes: what is left free on each card.
+        speed: how fast it is.
+        simulated: whether the cards are not here.
+        rpc: endpoints of the workers among them.
+    """
 
     cards: tuple[Card, ...]
     memory_bytes: int
     headroom_bytes: int
     speed: MachineProfile
+    simulated: bool = False
+    rpc: tuple[str, ...] = ()
 
     def budget_bytes(self, card: Card) -> int:
         """What a plan may use of a card, its overhead included."""

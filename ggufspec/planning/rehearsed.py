@@ -20,7 +20,7 @@ from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MachineProfile, fit, pass_s
 
 if TYPE_CHECKING:
-    from ggufspec.planning.plan import Card
+    from ggufspec.planning.plan import Card, Machine, ModelRequest, PlanRequest
 
 _MOST_POINTS = 16  # of one model
 
@@ -117,6 +117,27 @@ def latency(
     }
     date = max(point.date for point in points)
     return RehearsedLatency(fitted or _scaled(points, header, speed, cards), batch_latencies, date)
+
+
+def as_rehearsed(request: PlanRequest, machine: Machine, folder: Path, threads: int) -> tuple[PlanRequest, Machine]:
+    """What is asked, with what rehearsals on this machine found of the models; the machine's speeds say so."""
+    here, found = identity(machine.cards), list[str]()
+
+    def with_latency(subject: ModelRequest) -> ModelRequest:
+        points = known(folder, subject.header, threads, here)
+        rehearsed = latency(points, subject.header, machine.speed, machine.card_names)
+        if rehearsed is not None:
+            found.append(f"{subject.header.name} as rehearsed here on {rehearsed.date}")
+        return replace(subject, rehearsed=rehearsed)
+
+    request = replace(
+        request,
+        target_only=with_latency(request.target_only),
+        target=with_latency(request.target),
+        draft=with_latency(request.draft) if request.draft else None,
+    )
+    origin = "; ".join([machine.speed.origin, *dict.fromkeys(found)])
+    return request, replace(machine, speed=replace(machine.speed, origin=origin))
 
 
 def _scaled(

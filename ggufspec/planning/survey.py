@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.errors import UsageError
@@ -14,21 +13,11 @@ from ggufspec.llamacpp.devices import Device
 from ggufspec.planning import machine_profile
 from ggufspec.planning.history import known_overhead
 from ggufspec.planning.plan import Card, Machine
-from ggufspec.planning.speed import MachineProfile
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A machine to plan for. ``simulated`` says that its cards are not here; ``rpc`` are the workers among them."""
-
-    machine: Machine
-    simulated: bool
-    rpc: tuple[str, ...] = ()
 
 
 def parse_size(text: str, flag: str) -> int:
@@ -45,7 +34,7 @@ def parse_size(text: str, flag: str) -> int:
 
 def simulated_cards(
     names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, folder: Path, threads: int
-) -> Site:
+) -> Machine:
     """Cards that are not here.
 
     Args:
@@ -69,10 +58,10 @@ def simulated_cards(
         made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
-    return Site(Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed), simulated=True)
+    return Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed, simulated=True)
 
 
-def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int) -> Site:
+def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int) -> Machine:
     """This machine's cards, with those of RPC workers, in the order in which llama.cpp takes them.
 
     Raises:
@@ -86,9 +75,8 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
     seen = {gpu.name: gpu for gpu in gpus.gpus()}
     made = [_card(device, seen.get(device.description), folder) for device in (*workers, *local)]
     named = {card.name: cards.recognise(card.description, card.total_bytes) for card in made}
-    speed: MachineProfile = machine_profile.expected(named, folder=folder, threads=threads)
-    machine = Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed)
-    return Site(machine, simulated=False, rpc=tuple(rpc))
+    speed = machine_profile.expected(named, folder=folder, threads=threads)
+    return Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed, rpc=tuple(rpc))
 
 
 def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:

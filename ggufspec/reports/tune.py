@@ -1,4 +1,4 @@
-"""The report of a tuning: its trials as a table, while it runs and after, and settings in words."""
+"""The report of a tuning: its trials as a table, and settings in words."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ def trials(document: TuneDocument, *, best: int | None = None) -> Table:
 
     Args:
         document: has them in the order in which they were made.
-        best: show only so many, with the winner and what was planned: the winner, then those of the final, the
-            fastest first.
+        best: show only so many, and what was planned: the winner, then those of the final, the fastest first.
     """
     shown, named = list(document.trials), (document.winner, document.baseline)
     if best is not None:  # of a single trial that looks fast the half is luck

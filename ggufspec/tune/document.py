@@ -17,7 +17,6 @@ from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
 _SAME = 1.0
 _FEWEST = 3  # trials side by side, for an interval to mean something
 _MOST_EFFECTS = 8
-_DRIFT = 0.1  # share by which the machine's speed in the final and in the search may differ without a note
 
 
 def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
@@ -49,7 +48,7 @@ def tune_document(tuning: Tuning, *, interrupted: bool = False) -> TuneDocument:
         stopped=tuning.stopped,
         saved=None,
         explanation=tuple(explanation(tuning)),
-        notes=(*tuning.experiment.notes, *tuning.log.notes, *_drift(rows)),
+        notes=(*tuning.experiment.notes, *tuning.log.notes),
         interrupted=interrupted,
     )
 
@@ -77,18 +76,6 @@ def _trials(tuning: Tuning) -> list[TuneTrial]:
             )
         )
     return made
-
-
-def _drift(rows: list[TuneTrial]) -> tuple[str, ...]:
-    """A note if the machine was slower or faster in the final than in the search."""
-    again = [row for row in rows if row.tokens_per_s and row.searched]
-    ratios = [row.tokens_per_s.median / spread(row.searched).median for row in again if row.tokens_per_s]
-    change = spread(ratios).median - 1 if ratios else 0.0
-    if abs(change) < _DRIFT:
-        return ()
-    how = "slower" if change < 0 else "faster"
-    text = f"the machine was {abs(change):.0%} {how} in the final than in the search: heat, or another program"
-    return (f"{text}; compare only rows of the final with each other",)
 
 
 def explanation(tuning: Tuning) -> list[str]:

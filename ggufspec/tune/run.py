@@ -17,6 +17,7 @@ from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios, spread
 from ggufspec.bench.summary import machine, speed
 from ggufspec.bench.trial import Attempt, attempt
+from ggufspec.display import number
 from ggufspec.errors import UsageError
 from ggufspec.files import file_name
 from ggufspec.schema.base import Failure, Spread
@@ -127,16 +128,8 @@ class Final:
     stopped: str
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
-    """Progress: what is being measured, and seconds spent of the budget."""
-
-    doing: str
-    spent_s: float
-
-
 Try = Callable[[trial.Spec], Attempt]
-Watch = Callable[["Tuning", Now], None]
+Show = Callable[[str], None]
 
 
 @dataclass
@@ -152,7 +145,7 @@ class Tuning:
     kept: list[Measurement] = field(default_factory=list, init=False)
     stopped: str = field(default="", init=False)
     resumed: int = field(default=0, init=False)
-    _spent_s: float = field(default=0.0, init=False)
+    spent_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.search = Search(
@@ -170,8 +163,8 @@ class Tuning:
         begun = self.log.get(_FINAL)
         self._final: Final | None = None if begun is None else plain.load(Final, begun)
 
-    def run(self, watch: Watch) -> None:
-        """Search, then measure the finalists interleaved.
+    def run(self, show: Show) -> None:
+        """Search, then measure the finalists interleaved; ``show`` gets a line before each trial.
 
         Raises:
             UsageError: the budget is too short for one trial.
@@ -183,16 +176,10 @@ class Tuning:
         if before is not None and (before.rules, before.searched) == (self._rules, self._searched):
             self.stopped = before.stopped
         else:
-            self._search(watch)
-        self._side_by_side(watch)
-        watch(self, Now("", self.spent_s))
+            self._search(show)
+        self._side_by_side(show)
 
-    @property
-    def spent_s(self) -> float:
-        """Seconds of all trials."""
-        return self._spent_s
-
-    def _search(self, watch: Watch) -> None:
+    def _search(self, show: Show) -> None:
         while True:
             proposal = self.search.suggest()
             if isinstance(proposal, Done):
@@ -201,7 +188,7 @@ class Tuning:
             if self.kept and self._left_s < self._trial_s(proposal.index) + self._final_s():
                 self.stopped = f"the budget of {_minutes(self.experiment.budget_s or 0)} was spent"
                 break
-            self._measure(proposal, 0, watch)
+            self._measure(proposal, 0, show)
         self._end()
 
     def _end(self) -> None:
@@ -216,22 +203,22 @@ class Tuning:
         self._final = Final(settings, above, self._searched, self._rules, self.stopped)
         self.log.put(_FINAL, plain.dump(self._final))
 
-    def _side_by_side(self, watch: Watch) -> None:
+    def _side_by_side(self, show: Show) -> None:
         """Measure the finalists in turn, and again as long as the first place is open."""
         finalists, above = self.finalists(), self._final.above if self._final else 0
         if len(finalists) < _FEWEST_FINALISTS:
             return
-        for number in range(1, _MOST_REPEATED * self.experiment.repeats + 1):
-            if number > self.experiment.repeats and not self._unsure():
+        for repetition in range(1, _MOST_REPEATED * self.experiment.repeats + 1):
+            if repetition > self.experiment.repeats and not self._unsure():
                 return
-            turn = (number - 1) % len(finalists)
-            missing = [i for i in finalists[turn:] + finalists[:turn] if not self._has(i, above + number)]
+            turn = (repetition - 1) % len(finalists)
+            missing = [i for i in finalists[turn:] + finalists[:turn] if not self._has(i, above + repetition)]
             if missing and self._left_s < self._round_s(missing):
                 self.stopped += "; the budget left no time for the whole final"
                 return
             for index in missing:
                 expected, _ = self.search.expected(index)
-                self._measure(Next(index, expected, 0.0, f"final, repetition {number}"), above + number, watch)
+                self._measure(Next(index, expected, 0.0, f"final, repetition {repetition}"), above + repetition, show)
 
     def _unsure(self) -> bool:
         """Whether the fastest of the final may not be: its gain over another one may be none."""
@@ -250,10 +237,10 @@ class Tuning:
 
     # ---- one trial
 
-    def _measure(self, proposal: Next, repetition: int, watch: Watch) -> None:
+    def _measure(self, proposal: Next, repetition: int, show: Show) -> None:
         candidate = self.experiment.space[proposal.index]
         changes = ", ".join(difference(self.experiment.space[self.experiment.first[0]].setting, candidate.setting))
-        watch(self, Now(proposal.why if repetition else changes or "the planner's choice", self.spent_s))
+        show(self._progress(proposal.why if repetition else changes or "the planner's choice"))
         began = self.clock()
         spec = replace(
             self.experiment.spec,
@@ -276,6 +263,13 @@ class Tuning:
         self.log.put(str(len(self.kept)), plain.dump(kept))
         self._learn(kept)
 
+    def _progress(self, doing: str) -> str:
+        budget = self.experiment.budget_s
+        spent = f"{self.spent_s:.0f} s" + (f" of {budget:.0f} s" if budget else "")
+        speeds = [kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
+        best = f", best {number(max(speeds))} tokens/s" if speeds else ""
+        return f"trial {len(self.kept) + 1}, {spent}{best}: {doing}"
+
     def _attempt(self, spec: trial.Spec) -> Attempt:
         return attempt(spec, verbose=self.experiment.verbose)
 
@@ -283,7 +277,7 @@ class Tuning:
         """Update the search with a trial, this run's or an earlier one's."""
         self.kept.append(kept)
         self._by_round[kept.setting, kept.repetition] = kept
-        self._spent_s += kept.seconds
+        self.spent_s += kept.seconds
         index = self._index.get(kept.setting)
         if index is None:  # the space is another now: less memory is free, say
             return

@@ -37,7 +37,7 @@ LEADERS, REPEATS = 8, 5
 
 def experiment(endpoint: str) -> Experiment:
     """The demo pair with 20 MB of a card, one thread."""
-    free = api.site(Settings(rpc=(endpoint,)), 1).machine.cards[0].free_bytes
+    free = api.machine(Settings(rpc=(endpoint,)), 1).cards[0].free_bytes
     given = Settings(
         rpc=(endpoint,), headroom=str(free - CARD_BYTES), threads=1, flash_attn="on", predict=24, repetitions=3
     )
