@@ -189,9 +189,6 @@ def _check_sources(given: Settings) -> None:
 def decoder_options(wanted: Settings) -> DecoderOptions:
     """Settings as the decoder takes them, checked before a model is loaded. Everything on the CPU: the plan places it.
 
-    Args:
-        wanted: what is given over the profile's.
-
     Raises:
         UsageError: options contradict each other, or the corpus cannot be read.
     """
@@ -315,9 +312,9 @@ def make_plan(
 
     Args:
         pair: whose headers are read.
-        given: what is fixed, over the pair's own settings.
+        given: over the pair's own settings.
         where: the machine; by default that of ``given``.
-        options: context, types and threads where they are not those of ``given``; their placements are not looked at.
+        options: context, types and threads, by default those of ``given``; their placements are not looked at.
         on_event: gets headers as they are read: :func:`ggufspec.models.source.read_headers`.
         verbose: show llama.cpp's log of the dry runs.
 
@@ -466,16 +463,8 @@ def resolve(
     Layers that are given by number are taken as they are; what is left to ``auto`` is planned. A draft model that
     is not used (--drafter lookup or none) is not placed.
 
-    Args:
-        pair: its files may be in the hub still.
-        given: over the pair's own settings.
-        options: as in :func:`make_plan`.
-        rival: plan the best target-only run too.
-        on_event: as in :func:`make_plan`.
-        verbose: as in :func:`make_plan`.
-
     Raises:
-        GgufspecError: a value is out of range, nothing fits, or a header cannot be read.
+        GgufspecError: as :func:`make_plan`, whose arguments these are.
     """
     from ggufspec.hardware.host import physical_cores
 

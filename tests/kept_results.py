@@ -376,9 +376,9 @@ def plan(**changes: Any) -> PlanDocument:
         "pair": PAIR,
         "devices": (
             PlannedDevice(
-                "CUDA0", "NVIDIA GeForce RTX 4090", 24 * GIB, 24 * GIB, int(23.2 * GIB), int(22.4 * GIB), 450 * 2**20, 0
+                "CUDA0", "NVIDIA GeForce RTX 4090", 24 * GIB, 24 * GIB, int(23.2 * GIB), int(22.4 * GIB), 450 * 2**20
             ),
-            PlannedDevice("CPU", "AMD Ryzen 7 7700X", 64 * GIB, 60 * GIB, 56 * GIB, 14 * GIB, 0, 0),
+            PlannedDevice("CPU", "AMD Ryzen 7 7700X", 64 * GIB, 60 * GIB, 56 * GIB, 14 * GIB, 0),
         ),
         "target": alone,
         "draft": None,

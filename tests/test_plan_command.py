@@ -145,11 +145,6 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
     assert counts[-1] == 81
 
 
-def test_estimates_are_held_to_llama_cpp(cli: Cli, files) -> None:
-    done = cli("plan", "-m", files[0], *CARD, "-v")
-    assert "GPU0: the estimate was +0.0" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

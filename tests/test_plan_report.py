@@ -21,7 +21,7 @@ def model(weights, kv=0, compute=0, overhead=0, **more):
 
 def document(target, draft=None, budget=24 * GIB, **more):
     used = sum(sum(one.bytes["GPU0"].values()) for one in (target, draft) if one) + GIB // 2
-    device = PlannedDevice("GPU0", "a card", 24 * GIB, 24 * GIB, budget, used, GIB // 2, 0)
+    device = PlannedDevice("GPU0", "a card", 24 * GIB, 24 * GIB, budget, used, GIB // 2)
     alone = PlannedOption(target, None, 3.456, 0)
     pair = PlannedOption(target, draft, 33.33, 3) if draft else None
     fields = {
@@ -58,7 +58,7 @@ def test_a_bar_has_every_part_and_its_legend():
 
 def test_the_other_option_is_drawn_on_the_cards_only():
     plan = document(model(16 * GIB), model(4 * GIB))
-    host = PlannedDevice("CPU", "the host", 8 * GIB, 8 * GIB, 8 * GIB, 0, 0, 0)
+    host = PlannedDevice("CPU", "the host", 8 * GIB, 8 * GIB, 8 * GIB, 0, 0)
     lines = [line.plain for line in report.bars(replace(plan, devices=(*plan.devices, host)), 60)]
     assert [line for line in lines if " of " in line] == [
         "GPU0  a card  speculative: 20.5 GiB of 24.0 GiB",

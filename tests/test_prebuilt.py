@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec.hardware import installation, prebuilt
 from ggufspec.hardware.gpus import Survey
-from ggufspec.hardware.installation import install_lines, mending
+from ggufspec.hardware.installation import mending, tool_line
 from ggufspec.hardware.prebuilt import Facts, choose
 
 LINUX = Facts("Linux", "x86_64", (3, 12))
@@ -84,24 +84,21 @@ def test_what_the_wheels_lack() -> None:
 def test_the_lines_that_install() -> None:
     wheels = choose(replace(LINUX, cuda=(12, 4), capability=RTX_4090))
     assert wheels is not None
-    assert install_lines(wheels) == {
-        "uv": "uv tool install . --index https://abetlen.github.io/llama-cpp-python/whl/cu124 "
-        "--no-build-package llama-cpp-python --with nvidia-cuda-runtime-cu12 --with nvidia-cublas-cu12",
-        "pipx": 'pipx install . --pip-args="--extra-index-url https://abetlen.github.io/llama-cpp-python/whl/cu124 '
-        '--only-binary llama-cpp-python" && pipx inject ggufspec nvidia-cuda-runtime-cu12 nvidia-cublas-cu12',
-    }
+    assert tool_line(wheels) == (
+        "uv tool install . --index https://abetlen.github.io/llama-cpp-python/whl/cu124 "
+        "--no-build-package llama-cpp-python --with nvidia-cuda-runtime-cu12 --with nvidia-cublas-cu12"
+    )
     newest = choose(replace(LINUX, python=(3, 14), cuda=(13, 0), capability=RTX_4090))
     assert newest is not None
-    uv, pipx = install_lines(newest, "ggufspec-0.1.0-py3-none-any.whl").values()
+    uv = tool_line(newest, "ggufspec-0.1.0-py3-none-any.whl")
     assert uv.startswith("uv tool install ggufspec-0.1.0-py3-none-any.whl --python 3.12 --index ")
     assert shlex.split(uv)[-1] == "nvidia-cublas==13.*"
-    assert " --python 3.12 " in pipx
 
 
 def test_python_of_its_own_choice_where_any_will_do() -> None:
     wheels = choose(replace(LINUX, python=(3, 14)))
     assert wheels is not None
-    assert "--python" not in install_lines(wheels)["uv"]
+    assert "--python" not in tool_line(wheels)
 
 
 # this installation

@@ -61,8 +61,8 @@ def make_plan(asked, machine, run=None):
     return search.make_plan(asked, machine, run or dry_run(*machine.card_names))
 
 
-def sweep(plan, **more):
-    return search.sweep(plan, dry_run(*plan.machine.card_names), **more)
+def sweep(plan):
+    return search.sweep(plan, dry_run(*plan.machine.card_names))
 
 
 def excess(option, machine):
@@ -262,11 +262,11 @@ def test_the_sweep_ends_where_the_budget_does(model):
 
 def test_what_was_chosen_is_among_the_rows_of_a_sweep(model):
     plan = make_plan(ask(model), machine(24))
-    rows = {row.gpu_layers: row for row in sweep(plan, steps=2)}
+    rows = {row.gpu_layers: row for row in sweep(plan)}
     blocks = plan.request.target.header.blocks
     assert plan.pair is not None
     alone, pair = plan.target_only.target.offloaded(blocks), plan.pair.target.offloaded(blocks)
-    assert set(rows) == {0, 40, 81, alone, pair}
+    assert set(rows) == {0, 10, 20, 30, 40, 51, 61, 71, 81, alone, pair}
     assert rows[alone].target_only_tokens_per_s == plan.target_only.tokens_per_s
     assert rows[pair].speculative_tokens_per_s == plan.pair.tokens_per_s
 

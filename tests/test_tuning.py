@@ -176,9 +176,9 @@ def test_a_slow_card_is_learned_from_one_trial(small: simulator.Simulated) -> No
     """Half of what was predicted there means less everywhere: most where that part counts most."""
     first = simulator.first_choices(small)
     search = Search(small.space, first)
-    before = np.array([search.expected(index)[0] for index in range(len(small.space))])
+    before = np.array([search.expected(index) for index in range(len(small.space))])
     search.observe(first[0], small.space[first[0]].predicted / 2)
-    after = np.array([search.expected(index)[0] for index in range(len(small.space))])
+    after = np.array([search.expected(index) for index in range(len(small.space))])
     assert after[first[0]] == pytest.approx(small.space[first[0]].predicted / 2, rel=0.1)
     assert (after < before).mean() > 0.95
 

@@ -119,8 +119,3 @@ def _show(document: PlanDocument) -> None:
         out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))
-    if ui.flags().verbose:
-        for device in document.devices:
-            error = device.formula_error_bytes
-            off = f"the estimate was {error / 2**20:+,.2f} MiB from llama.cpp's figure"
-            out.print(f"{device.name}: {off}.", style="dim")

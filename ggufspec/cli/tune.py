@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ggufspec.schema.tune import TuneDocument
 
 _SHOWN = 10  # settings, without --explain
-_FEWEST = 3  # trials side by side, for an interval to say something
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -174,6 +173,8 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
 
 
 def _gain(document: TuneDocument) -> str:
+    from ggufspec.tune.document import FEWEST
+
     assert document.winner is not None
     if len(document.trials) == 1 and document.settings["space"] > 1:
         return "Only this was measured, so that nothing is saved: a larger --budget, or fewer tokens with -n, goes on."
@@ -186,9 +187,9 @@ def _gain(document: TuneDocument) -> str:
         return "There was no time to measure it against what was planned, side by side."
     low, high = document.gain.ci95
     count = len(document.gain.samples)
-    if count < _FEWEST:
+    if count < FEWEST:
         few = f"{document.gain.median:.2f}× what was planned, by {counted(count, 'trial')} of each"
-        return f"{few}: too few for an interval. -r {_FEWEST} or a larger --budget makes more."
+        return f"{few}: too few for an interval. -r {FEWEST} or a larger --budget makes more."
     text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
     text += "." if low > 1 else ", within the noise."
     return text if document.trials[document.winner].setting.drafted else f"{text} No draft is worth it here."

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.hardware import gpus, prebuilt
-from ggufspec.hardware.prebuilt import Facts, Wheels
+from ggufspec.hardware.prebuilt import Wheels
 
 _PACKAGE = "llama-cpp-python"
 _CMAKE = {"cuda": "-DGGML_CUDA=on", "metal": "-DGGML_METAL=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
@@ -84,8 +84,8 @@ def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) 
     where = here()
     if where.checkout:
         return mending(where, None, backend)
-    known = prebuilt.facts(gpus.survey())
-    return mending(where, None if source else prebuilt.choose(known), backend or _best(known), flags)
+    wheels = prebuilt.choose(prebuilt.facts(gpus.survey()))
+    return mending(where, None if source else wheels, backend or (wheels.backend if wheels else ""), flags)
 
 
 def mending(where: Installation, wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()) -> str:
@@ -103,27 +103,22 @@ def mending(where: Installation, wheels: Wheels | None, backend: str = "", flags
     return " ".join([where.pip, again, index, spec, *map(_quoted, wheels.runtime)])
 
 
-def install_lines(wheels: Wheels, what: str = ".") -> dict[str, str]:
-    """What installs ggufspec as a tool beside a prebuilt llama-cpp-python, by installer.
+def tool_line(wheels: Wheels, what: str = ".") -> str:
+    """What installs ggufspec as a tool of its own beside a prebuilt llama-cpp-python.
 
     Args:
         wheels: of llama-cpp-python.
         what: ggufspec itself: a checkout, or a wheel's file.
     """
     python = f" --python {wheels.python}" if wheels.python else ""
-    uv = f"uv tool install {what}{python} --index {wheels.index} --no-build-package {_PACKAGE}"
-    pipx = f'pipx install {what}{python} --pip-args="--extra-index-url {wheels.index} --only-binary {_PACKAGE}"'
-    packages = [_quoted(package) for package in wheels.runtime]
-    return {
-        "uv": " ".join([uv, *(f"--with {package}" for package in packages)]),
-        "pipx": pipx + (f" && pipx inject ggufspec {' '.join(packages)}" if packages else ""),
-    }
+    line = f"uv tool install {what}{python} --index {wheels.index} --no-build-package {_PACKAGE}"
+    return " ".join([line, *(f"--with {_quoted(package)}" for package in wheels.runtime)])
 
 
 def prebuilt_line(wheels: Wheels) -> str:
     """What to type for a prebuilt llama-cpp-python: in a checkout ggufspec is made a tool of its own beside it."""
     where = here()
-    return install_lines(wheels)["uv"] if where.checkout else mending(where, wheels)
+    return tool_line(wheels) if where.checkout else mending(where, wheels)
 
 
 def remedy(complaint: str) -> str:
@@ -142,9 +137,3 @@ def remedy(complaint: str) -> str:
 def _quoted(requirement: str) -> str:
     """In double quotes where a shell would read it otherwise, which every shell knows, Windows' too."""
     return requirement if re.fullmatch(r"[\w.-]+", requirement) else f'"{requirement}"'
-
-
-def _best(known: Facts) -> str:
-    """The backend to build for where nobody names one."""
-    wheels = prebuilt.choose(known)
-    return wheels.backend if wheels else ""

@@ -12,14 +12,7 @@ from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, Plan
 
 
 def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: Sequence[SweepRow] = ()) -> PlanDocument:
-    """The plan of ``pair`` as ``ggufspec/plan@1``.
-
-    Args:
-        plan: what was found.
-        pair: names and files.
-        acceptance_from: where the expected acceptance comes from, in words.
-        sweep: rows of a sweep over layers, if one was asked for.
-    """
+    """The plan of ``pair`` as ``ggufspec/plan@1``; ``acceptance_from`` says where the expected acceptance is from."""
     chosen = _option(plan, plan.chosen)
     request = plan.request
     return PlanDocument(
@@ -51,7 +44,6 @@ def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: S
 
 def _devices(plan: Plan) -> list[PlannedDevice]:
     machine, chosen = plan.machine, plan.chosen
-    host = chosen.used(HOST)
     rows = [
         PlannedDevice(
             name=card.name,
@@ -61,13 +53,11 @@ def _devices(plan: Plan) -> list[PlannedDevice]:
             budget_bytes=machine.budget_bytes(card),
             used_bytes=chosen.used(card.name).total + card.overhead_bytes,
             overhead_bytes=card.overhead_bytes,
-            formula_error_bytes=chosen.estimate[card.name].total - chosen.used(card.name).total,
         )
         for card in machine.cards
     ]
     free = machine.memory_bytes
-    error = chosen.estimate[HOST].total - host.total
-    return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, host.total, 0, error)]
+    return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, chosen.used(HOST).total, 0)]
 
 
 def _option(plan: Plan, option: PlannedRun) -> PlannedOption:

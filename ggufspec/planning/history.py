@@ -39,10 +39,10 @@ def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[
 
     Args:
         folder: the cache folder.
-        target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`); its name may be another's too.
+        target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`).
         draft: the draft's.
-        accepted: tokens kept at each place of the draft.
-        drafted: tokens drafted at each place.
+        accepted: tokens kept at each position of the draft.
+        drafted: tokens drafted at each position.
     """
     reached = [min(before, here) for before, here in zip([*drafted[:1], *accepted], drafted, strict=False)]
     if new := sum(reached):
@@ -80,13 +80,7 @@ DEFAULT_OVERHEAD_BYTES = 450 * 2**20
 
 
 def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
-    """Keep what a process took of ``card`` beyond llama.cpp's own breakdown: the rise that NVML saw, less that.
-
-    Args:
-        folder: the cache folder.
-        card: its name, as its driver says it.
-        size_bytes: what it was; below zero counts as nothing.
-    """
+    """Keep what a process took of a card, by its driver's name, beyond llama.cpp's own breakdown."""
     _overheads(folder).put(card, max(0, size_bytes))
 
 

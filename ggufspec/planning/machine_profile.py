@@ -238,13 +238,7 @@ def _batch(context: Context, width: int) -> float:
 
 
 def disturbance(result: Result, threads: int, cpus: int) -> str:
-    """Why an idle machine would have been found faster, in words; empty where it was idle enough. Pure.
-
-    Args:
-        result: what was measured.
-        threads: of the host, as plans have them.
-        cpus: logical CPUs.
-    """
+    """Why an idle machine with so many logical CPUs would have been found faster, or empty. Pure."""
     is_idle = host.threads_left(threads, cpus, result.others_cpus) == threads
     return "" if is_idle else f"other programs used {result.others_cpus:.1f} CPUs"
 
@@ -257,11 +251,7 @@ def is_better(new: MachineProfile, before: MachineProfile | None) -> bool:
 def is_due(folder: Path, threads: int, cpus: int, others_cpus: Callable[[], float]) -> str:
     """What disturbed the measurement that is kept, if it may be taken again now; else empty.
 
-    Args:
-        folder: the cache.
-        threads: of the host.
-        cpus: logical CPUs.
-        others_cpus: looks how many of them other programs keep busy.
+    ``others_cpus`` looks how many of the logical CPUs other programs keep busy.
     """
     kept = _kept(folder)
     if kept is None or replace(kept.identity, devices=()) != identity(threads) or not kept.speed.disturbed:
@@ -337,13 +327,7 @@ def identity(threads: int, here: Sequence[ggml.Device] = ()) -> Identity:
 
 
 def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProfile | None:
-    """The profile that is cached for this machine, or None.
-
-    Args:
-        folder: the cache, see :func:`ggufspec.cache.cache_folder`.
-        threads: of the host.
-        here: all devices that ggml sees now.
-    """
+    """The profile that is cached for this machine with so many threads and these devices, or None."""
     kept = _kept(folder)
     return kept.speed if kept and kept.identity == identity(threads, here) else None
 
@@ -365,10 +349,7 @@ def _kept(folder: Path) -> _Kept | None:
 def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineProfile:
     """The best that is known: what was measured here, the catalogue for the rest.
 
-    Args:
-        cards: device names as placements use them, with the card that each is; None: unknown.
-        folder: the cache.
-        threads: of the host.
+    ``cards`` are device names as placements use them, with the card that each is; None: unknown.
     """
     kept = _kept(folder)
     here = kept.speed if kept and replace(kept.identity, devices=()) == identity(threads) else None

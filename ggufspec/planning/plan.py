@@ -132,17 +132,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One way of running: placements, bytes by device, and what it will reach.
-
-    ``estimate`` is what :mod:`ggufspec.planning.memory` estimated for the same, both models together.
-    """
+    """One way of running: placements, bytes by device, and what it will reach."""
 
     target: Placement
     draft: Placement | None
     context: ContextOptions
     target_bytes: dict[str, Bytes]
     draft_bytes: dict[str, Bytes]
-    estimate: dict[str, Bytes]
     tokens_per_s: float
     draft_length: int = 0
 

@@ -14,7 +14,7 @@ from itertools import islice
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, context_hint, load_hint, offloaded
-from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, total
+from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, best_length, break_even_acceptance
 from ggufspec.schema.plan import SweepRow
@@ -24,16 +24,11 @@ _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the
 _AT_ONCE = 2  # placements that are dry-run together
 _ESTIMATED = 32  # placements that are estimated together
 _MOST_ASKED = 120
-_DRAFT_STEPS = 8
+_DRAFT_STEPS = _SWEEP_STEPS = 8
 
 
 def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
     """Place a pair, and target-only, as fast as the budget allows.
-
-    Args:
-        request: what to place.
-        machine: where.
-        dry_run: llama.cpp's dry run.
 
     Raises:
         UsageError: layers that were asked for do not fit the budget.
@@ -54,20 +49,15 @@ def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
     return search.finish(target_only, pair, notes)
 
 
-def sweep(plan: Plan, dry_run: DryRun, steps: int = 8) -> list[SweepRow]:
+def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
     """Predicted tokens/s of both options over the target's layers, by estimate; the draft wherever it is best.
 
     The plan's own placements are among the rows, with its speeds. Without a card there is one row, of no layers.
-
-    Args:
-        plan: what was asked, and what was chosen.
-        dry_run: llama.cpp's dry run.
-        steps: rows between none and all of the layers.
     """
     request, machine = plan.request, plan.machine
     blocks = request.target.header.blocks
     layers = request.target.header.layers if machine.cards else 0
-    counts = {round(step * layers / steps) for step in range(steps + 1)}
+    counts = {round(step * layers / _SWEEP_STEPS) for step in range(_SWEEP_STEPS + 1)}
     counts |= {option.target.offloaded(blocks) for option in (plan.target_only, plan.pair) if option}
     search = _Search(request, machine, dry_run)
 
@@ -133,8 +123,7 @@ class _Search:
     ) -> Choice:
         """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
-            seconds = self.pass_s(target, at, 1)
-            return Choice(0, 1 / seconds, seconds)
+            return Choice(0, 1 / self.pass_s(target, at, 1))
         return best_length(
             lambda tokens: self.pass_s(target, at, tokens),
             self.pass_s(draft, at if draft.in_target else draft_at, 1),
@@ -155,14 +144,14 @@ class _Search:
         asked, refusal = 0, None
         while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
             asked += len(some)
-            requests = [one.requests() for one, _ in some]
+            requests = [one.requests() for one in some]
             answers = iter(self._memory.dry_run([request for pair in requests for request in pair]))
-            for (one, estimate), pair in zip(some, requests, strict=True):
+            for one, pair in zip(some, requests, strict=True):
                 parts = [(request, next(answers)) for request in pair]
                 known = [part for _, part in parts if not isinstance(part, str)]
                 refusal = next(((request, part) for request, part in parts if isinstance(part, str)), refusal)
                 if len(known) == len(parts) and self._within(known):
-                    return self._planned(one, estimate, known)
+                    return self._planned(one, known)
         if refusal:
             request, reason = refusal
             hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
@@ -171,22 +160,20 @@ class _Search:
 
     def best_estimate(self, target: ModelRequest, draft: ModelRequest | None) -> float | None:
         """Tokens/s of the fastest option that fits by estimate, or None."""
-        fitting = self._fitting([(target, draft)], unsure=0.0)
-        return next((one.choice.tokens_per_s for one, _ in fitting), None)
+        return next((one.choice.tokens_per_s for one in self._fitting([(target, draft)], unsure=0.0)), None)
 
     def _fitting(
         self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]], unsure: float
-    ) -> Iterator[tuple[_Candidate, ByDevice]]:
-        """What may fit and its estimate, the fastest first; what is far slower is not even estimated."""
+    ) -> Iterator[_Candidate]:
+        """What may fit, the fastest first; what is far slower is not even estimated."""
         candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
         left = iter(sorted(candidates, key=self._rank, reverse=True))
         while some := list(islice(left, _ESTIMATED)):
             requests = [one.requests() for one in some]
             estimates = iter(self._memory.estimates([request for pair in requests for request in pair]))
             for one, pair in zip(some, requests, strict=True):
-                both = total(next(estimates) for _ in pair)
-                if self._within([both], unsure):
-                    yield one, both
+                if self._within([next(estimates) for _ in pair], unsure):
+                    yield one
 
     def _rank(self, one: _Candidate) -> float:
         asked = one.target.context in (self.request.target.context, self.request.target_only.context)
@@ -252,14 +239,13 @@ class _Search:
         used = sum((part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes))
         return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
 
-    def _planned(self, one: _Candidate, estimate: ByDevice, parts: Sequence[ByDevice]) -> PlannedRun:
+    def _planned(self, one: _Candidate, parts: Sequence[ByDevice]) -> PlannedRun:
         return PlannedRun(
             target=one.placement,
             draft=one.placement if one.draft and one.draft.in_target else one.draft_placement,
             context=one.target.context,
             target_bytes=parts[0],
             draft_bytes=parts[1] if len(parts) > 1 else {},
-            estimate=estimate,
             tokens_per_s=one.choice.tokens_per_s,
             draft_length=one.choice.length,
         )

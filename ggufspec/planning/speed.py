@@ -363,11 +363,10 @@ def pass_s(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A draft length, what it yields, and the seconds of a round; length 0 is target-only."""
+    """A draft length and what it yields; length 0 is target-only."""
 
     length: int
     tokens_per_s: float
-    round_s: float
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
@@ -392,7 +391,7 @@ def best_length(
     choices = []
     for length in range(least, most + 1):
         round_s = length * draft_token_s + target_pass_s(length + 1)
-        choices.append(Choice(length, expected_tokens(acceptance, length) / round_s, round_s))
+        choices.append(Choice(length, expected_tokens(acceptance, length) / round_s))
     return max(choices, key=lambda choice: choice.tokens_per_s)
 
 

@@ -35,14 +35,7 @@ def parse_size(text: str, flag: str) -> int:
 def simulated_cards(
     names: Sequence[str], vram: Sequence[int], *, headroom_bytes: int, folder: Path, threads: int
 ) -> Machine:
-    """Cards that are not here.
-
-    Args:
-        names: cards of the catalogue (:mod:`ggufspec.hardware.cards`).
-        vram: bytes of each card; instead of the catalogue's where both are given.
-        headroom_bytes: what is left free on each.
-        folder: where measurements of this machine are kept.
-        threads: CPU threads that will be used.
+    """Cards that are not here: ``names`` of the catalogue, with their memory or ``vram``, or cards of that memory.
 
     Raises:
         UsageError: a card is unknown, or there are more sizes than cards.

@@ -27,9 +27,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """One device and what the plan uses of it; ``formula_error_bytes`` is the estimate minus
-    llama.cpp's own figure.
-    """
+    """One device and what the plan uses of it."""
 
     name: str
     description: str
@@ -38,7 +36,6 @@ class PlannedDevice:
     budget_bytes: Count
     used_bytes: Count
     overhead_bytes: Count
-    formula_error_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

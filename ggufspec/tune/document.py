@@ -15,7 +15,7 @@ from ggufspec.tune.run import Measurement, Tuning
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
 
 _SAME = 1.0
-_FEWEST = 3  # trials side by side, for an interval to mean something
+FEWEST = 3  # trials side by side, for an interval to mean something
 _MOST_EFFECTS = 8
 
 
@@ -131,7 +131,7 @@ def _ratio_text(ratio: Spread | None, comma: str = ":") -> str:
     if ratio is None:
         return ""
     low, high = ratio.ci95
-    if len(ratio.samples) < _FEWEST:
+    if len(ratio.samples) < FEWEST:
         return f"{comma} {ratio.median:.2f}× as fast, from too few trials for an interval"
     doubt = "" if low > _SAME or high < _SAME else ", within the noise"
     return f"{comma} {ratio.median:.2f}× as fast (95 % interval {low:.2f} to {high:.2f}){doubt}"

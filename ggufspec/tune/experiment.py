@@ -38,17 +38,9 @@ def experiment(
     budget_s: float | None,
     verbose: bool = False,
 ) -> Experiment:
-    """The space around a plan.
+    """The space around a plan: what is ``given`` is not searched, ``base`` has what nobody searches.
 
-    Args:
-        pair: the pair.
-        given: the options; what is given is not searched.
-        base: the decoder's options where nothing is searched.
-        planned: the plan.
-        prompt: the user's own; None: some bundled ones.
-        threshold: expected gain, as a share, that is worth a trial.
-        budget_s: seconds for all trials; None: no limit.
-        verbose: show llama.cpp's log.
+    Without the user's own prompt some bundled ones are answered.
 
     Raises:
         UsageError: nothing is left to search.

@@ -17,9 +17,9 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.models.profile import Pair, Profile, Tuned, find, is_name, load_profile, toml_of, user_folder
 from ggufspec.schema.tune import TuneDocument, TunedSetting
 from ggufspec.settings import OLD_NAMES
+from ggufspec.tune.document import FEWEST
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH
 
-FEWEST = 3  # trials side by side, for an interval to mean something
 _COMMENTS = {
     "date": "when ggufspec tune measured this",
     "gain": "over what was planned",
@@ -52,10 +52,7 @@ def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft
 def template(name: str, profile: str | None, pair: Pair) -> Path | None:
     """Check before the search that its winner can be written.
 
-    Args:
-        name: the profile to write.
-        profile: name or path of the profile that is tuned, its own draft included; None otherwise.
-        pair: the pair.
+    ``profile`` is the one that is tuned, its own draft included; None otherwise.
 
     Returns:
         the profile whose other keys are kept: the one that has the name, else the one that is tuned; None for a new
@@ -84,15 +81,7 @@ def template(name: str, profile: str | None, pair: Pair) -> Path | None:
 def save(
     document: TuneDocument, name: str, made_from: Path | None, pair: Pair, base: DecoderOptions, trials: int
 ) -> str:
-    """Write the winner to the user's profile; returns the path.
-
-    Args:
-        document: the tuning, which has a winner.
-        name: the profile's.
-        made_from: as :func:`template` found it.
-        pair: the pair.
-        base: the options that were not searched.
-        trials: how many runs were measured.
+    """Write the winner to the user's profile, made from what :func:`template` found; returns the path.
 
     Raises:
         GgufspecError: it cannot be written.

@@ -217,8 +217,8 @@ class Tuning:
                 self.stopped += "; the budget left no time for the whole final"
                 return
             for index in missing:
-                expected, _ = self.search.expected(index)
-                self._measure(Next(index, expected, 0.0, f"final, repetition {repetition}"), above + repetition, show)
+                proposal = Next(index, self.search.expected(index), f"final, repetition {repetition}")
+                self._measure(proposal, above + repetition, show)
 
     def _unsure(self) -> bool:
         """Whether the fastest of the final may not be: its gain over another one may be none."""
@@ -247,7 +247,7 @@ class Tuning:
             options=candidate.options,
             draft=self.experiment.spec.draft if candidate.options.needs_draft else None,
         )
-        tried = (self.attempt or self._attempt)(spec)
+        tried = self.attempt(spec) if self.attempt else attempt(spec, verbose=self.experiment.verbose)
         seconds = self.clock() - began
         result = tried.result
         kept = Measurement(
@@ -269,9 +269,6 @@ class Tuning:
         speeds = [kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
         best = f", best {number(max(speeds))} tokens/s" if speeds else ""
         return f"trial {len(self.kept) + 1}, {spent}{best}: {doing}"
-
-    def _attempt(self, spec: trial.Spec) -> Attempt:
-        return attempt(spec, verbose=self.experiment.verbose)
 
     def _learn(self, kept: Measurement) -> None:
         """Update the search with a trial, this run's or an earlier one's."""
@@ -305,12 +302,11 @@ class Tuning:
 
     def _trial_s(self, index: int) -> float:
         """Seconds that a trial of a setting will take: what all take, and its tokens."""
-        expected, _ = self.search.expected(index)
         fixed = [kept.seconds - self._tokens() / kept.tokens_per_s for kept in self.kept if kept.tokens_per_s]
         if not fixed:
             files = (self.experiment.spec.target, self.experiment.spec.draft)
             fixed = [sum(path.stat().st_size for path in files if path) / _LOAD_BYTES_PER_S]
-        return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / expected
+        return max(0.0, sum(fixed) / len(fixed)) + self._tokens() / self.search.expected(index)
 
     def _round_s(self, indices: Iterable[int]) -> float:
         """Seconds that one trial of each will take."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +39,10 @@ _CLEARLY = 5  # times the noise of a trial: slower by so much is no matter of lu
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What to measure. ``gain`` is the expected gain over the best so far, as a share of it."""
+    """What to measure."""
 
     index: int
     predicted_tokens_per_s: float
-    gain: float
     why: str
 
 
@@ -91,9 +89,7 @@ class Search:
         tried = {index for index, _ in self._measured} | set(self._failed)
         for index in self.first:
             if index not in tried and not self._out[index]:
-                return self._next(
-                    index, math.inf, "the planner's choice" if not tried else "the planner's other choice"
-                )
+                return self._next(index, "the planner's other choice" if tried else "the planner's choice")
         if len(tried) >= self.most:
             made = f"{len(tried)} trials were" if len(tried) != 1 else "1 trial was"
             return Done(f"{made} made, as many as were allowed")
@@ -105,13 +101,13 @@ class Search:
             if not left or self.trials >= _FEWEST:
                 return Done(f"none of {self.trials} settings succeeded, not even the smallest")
             index = min(left, key=lambda i: (float(self._use[i].max()), -self._mean[i]))
-            return self._next(index, math.inf, "all before it failed: the smallest")
+            return self._next(index, "all before it failed: the smallest")
         gain = float(gains[index])
         if gain <= 0:
             return Done("every setting that can fit was measured")
         if gain < self.threshold and self.trials >= _FEWEST:
             return Done(f"no other setting promises {self.threshold:.1%} or more")
-        return self._next(index, gain, self._why(index))
+        return self._next(index, self._why(index))
 
     def observe(self, index: int, tokens_per_s: float | None, *, of_memory: bool | None = None) -> None:
         """The outcome of a trial.
@@ -137,8 +133,8 @@ class Search:
         self._out[index] = True
         self._give_up_values()
 
-    def _next(self, index: int, gain: float, why: str) -> Next:
-        return Next(index, float(np.exp(self._mean[index])), gain, why)
+    def _next(self, index: int, why: str) -> Next:
+        return Next(index, self.expected(index), why)
 
     def _give_up_values(self) -> None:
         """A flash attention or a KV type that this machine cannot do is no question of memory."""
@@ -189,9 +185,9 @@ class Search:
         chosen = [leaders[0], *close, *believed, *(index for index in planned if index in seen), *leaders]
         return list(dict.fromkeys(chosen))
 
-    def expected(self, index: int) -> tuple[float, float]:
-        """Tokens/s that a setting is believed to reach, and the standard deviation of its logarithm."""
-        return float(np.exp(self._mean[index])), float(self._sd[index])
+    def expected(self, index: int) -> float:
+        """Tokens/s that a setting is believed to reach."""
+        return float(np.exp(self._mean[index]))
 
     def error(self) -> float:
         """By how much, in the median, the planner's predictions were off: |log(measured ÷ predicted)|."""
@@ -249,9 +245,9 @@ class Search:
     def _why(self, index: int) -> str:
         best = self.best()
         assert best is not None
-        changed: tuple[str, ...] = difference(self.candidates[best].setting, self.candidates[index].setting)
+        changed = difference(self.candidates[best].setting, self.candidates[index].setting)
         promise = math.exp(float(self._mean[index] - self._mean[best])) - 1
-        kind: Literal["may be faster", "is unknown"] = "may be faster" if promise > 0 else "is unknown"
+        kind = "may be faster" if promise > 0 else "is unknown"
         return f"{', '.join(changed) or 'the same'}: {kind} ({promise:+.0%} ± {float(self._sd[index]):.0%})"
 
 

@@ -129,14 +129,7 @@ def drafts(setting: TunedSetting) -> str:
 
 
 def candidates(plan: Plan, options: DecoderOptions, free: Free, dry_run: DryRun) -> list[Candidate]:
-    """Every setting that may be tried.
-
-    Args:
-        plan: the planner's answer, whose request and machine tell what there is.
-        options: what stays as it is: the context, the acceptance rule.
-        free: what may be chosen.
-        dry_run: llama.cpp's dry run.
-    """
+    """Every setting that may be tried: what is ``free`` around a plan, the rest as ``options`` have it."""
     memory = Memory(plan.machine.card_names, dry_run)
     return list(_Space(plan.request, plan.machine, options, free, _split(plan), memory).all())
 
@@ -178,9 +171,6 @@ class _Time:
     @property
     def total(self) -> float:
         return self.host + self.card + self.fixed
-
-    def __add__(self, other: _Time) -> _Time:
-        return _Time(self.host + other.host, self.card + other.card, self.fixed + other.fixed)
 
     def times(self, factor: float, host: float = 1.0) -> _Time:
         return _Time(self.host * factor * host, self.card * factor, self.fixed * factor)
