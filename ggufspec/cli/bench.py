@@ -148,7 +148,7 @@ def _show(document: BenchDocument) -> None:
         out.print(Text(note))
     shown = {}
     for role in ("target", "draft"):
-        if placed := document.plan.get(role):
+        if (placed := document.plan.get(role)) and document.pair[role]:  # MTP blocks may be in the target's file
             name, size = Path(str(document.pair[role])).name, f"{placed['size_bytes'] / 1e6:,.0f} MB"
             about = size if note else f"{placed['description']}, {size}"  # llama.cpp takes it for a published model
             shown[role] = Text.assemble(f"{name}  ", (f"({about})", "dim"))

@@ -17,6 +17,7 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.results import show_models
 from ggufspec.display import of_file
+from ggufspec.errors import UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ def rehearse(
     pair, rpc = inputs.pair_spec(given), given.rpc or ()
     made_plan = inputs.make_plan(pair, given)
     plan, headers = made_plan.plan, made_plan.headers
+    if plan.request.draft is not None and plan.request.draft.as_read is not None:
+        raise UsageError(
+            f"{plan.request.draft.header.name} is a head: dummy weights have no hidden rows for it to read",
+            "--no-draft rehearses the target; bench measures the head once it is here",
+        )
     with made_plan.dry_runs:
         stages = rehearsal.stages(plan, made_plan.dry_runs)
     if error := rehearsal.lacking(plan, stages[0]):

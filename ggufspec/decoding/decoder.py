@@ -27,11 +27,13 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.head import Head, head_sources
-from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.model import Context, Model, check_gguf
 from ggufspec.models import heads
-from ggufspec.models.compat import Vocabulary, vocabulary_mismatch
-from ggufspec.models.source import read_headers
-from ggufspec.models.vocabulary import check_pair
+from ggufspec.models.compat import Vocabulary, judge, vocabulary_mismatch
+from ggufspec.models.files import LocalFile
+from ggufspec.models.header import ModelHeader, interpret
+from ggufspec.models.source import read_prefix
+from ggufspec.models.vocabulary import accepted
 from ggufspec.settings import DRAFTERS
 
 MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of memory for each
@@ -162,7 +164,7 @@ class SpeculativeDecoder:
         drafts = options.drafts(with_draft=draft is not None)
         self._most_drafted = max(options.draft_max, ROWS - 1) if drafts else 0  # drafted tokens of a round at most
         try:
-            in_target = draft is not None and Path(draft) == Path(target)  # MTP blocks
+            in_target = draft is not None and Path(draft) == Path(target) and options.head == "mtp"
             self.target = own(Model(Path(target), replace(options.placement, mtp=in_target)))
             self.draft = self.target if in_target else None
             if draft and not in_target:
@@ -501,13 +503,20 @@ def _with_head(target: Path, draft: Path, options: DecoderOptions) -> DecoderOpt
         UsageError: a head is asked for, and it is none.
         ModelError: it is a head of another target.
     """
-    known = read_headers([draft])[0]
-    if not options.head and heads.kind_of(known.header) is None:
+    check_gguf(draft)
+    header = _header(draft)
+    if not options.head and heads.kind_of(header) is None:
         return options
-    own = read_headers([target])[0]
-    kind = heads.require(own.header, known.header, options.head)
-    check_pair(own, known, options.head)
+    own = _header(target)
+    kind = heads.require(own, header, options.head)
+    accepted(own, header, judge(own, header, lambda: None, options.head), options.head)  # texts are compared later
     return options.with_head(kind.drafter)
+
+
+def _header(path: Path) -> ModelHeader:
+    """A file's own, which is not cached: the file is loaded in a moment."""
+    parsed, _, _ = read_prefix(LocalFile.at(path))
+    return interpret(path.name, [parsed], path.stat().st_size)
 
 
 class _LeftOff(Exception):  # noqa: N818 - nothing is wrong

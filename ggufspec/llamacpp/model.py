@@ -106,7 +106,7 @@ class Model:
         """
         buffer = ctypes.create_string_buffer(128)
         self._lib.llama_model_desc(self._handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace").replace(" ?B", "")
+        return buffer.value.decode("utf-8", "replace").replace(" ?B", "").replace(" (guessed)", "")
 
     def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
         """Token ids of ``text``, with a BOS token where the model wants one.

@@ -16,6 +16,7 @@ from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.library import load
 from ggufspec.models import heads
 from ggufspec.models.compat import Compatibility, differences, judge
+from ggufspec.models.header import ModelHeader
 from ggufspec.models.source import MAX_MEMORY, MOST_HEADER_BYTES, Known
 
 
@@ -56,15 +57,22 @@ def check_pair(target: Known, draft: Known, drafter: str = "") -> tuple[str, ...
         ModelError: ``draft`` is incompatible; the hint may name a program that runs the pair.
         WorkerError: llama.cpp died over one of the headers.
     """
-    verdict = judge_known(target, draft, drafter)
+    return accepted(target.header, draft.header, judge_known(target, draft, drafter), drafter)
+
+
+def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, drafter: str = "") -> tuple[str, ...]:
+    """The warnings of a verdict that is not "no".
+
+    Raises:
+        ModelError: as :func:`check_pair`.
+    """
     if verdict.answer != "no":
         return verdict.reasons
     hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
-    if (head := heads.kind_of_draft(target.header, draft.header, drafter)) and head.drafter:
+    if (head := heads.kind_of_draft(target, draft, drafter)) and head.drafter:
         hint = "choose a head that was made for this target"
     raise ModelError(
-        f"{draft.header.name} cannot draft for {target.header.name}: {'; '.join(verdict.reasons)}",
-        f"{hint}, or --no-draft",
+        f"{draft.name} cannot draft for {target.name}: {'; '.join(verdict.reasons)}", f"{hint}, or --no-draft"
     )
 
 
