@@ -9,37 +9,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.template import Piece, rendered
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
-
-class Tokenizer(Protocol):
-    """What is needed of a model; :class:`ggufspec.llamacpp.model.Model` is one."""
-
-    @property
-    def first_token(self) -> int | None:
-        """The token that every text begins with, if any."""
-        ...
-
-    def tokenize(self, text: str, *, special: bool = False, start: bool = True) -> list[int]:
-        """Token ids of a text, without the first token where ``start`` is False."""
-        ...
-
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token; none of a special one."""
-        ...
-
-    def is_end(self, token: int) -> bool:
-        """Whether an answer ends with it."""
-        ...
-
-    def special_texts(self) -> tuple[str, ...]:
-        """The texts that ``special`` takes for a token."""
-        ...
+if TYPE_CHECKING:
+    from ggufspec.llamacpp.model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +40,7 @@ class Prompter:
         notes: what a user should know of how the prompts are made.
     """
 
-    def __init__(self, model: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, model: Model, template: ChatTemplate | None) -> None:
         self._model, self._template = model, template
         special = sorted((text for text in model.special_texts() if len(text) > 1), key=len, reverse=True)
         starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none

@@ -327,16 +327,12 @@ class Talk:
         return self.conversation.turns[-1].user
 
     def _save(self, argument: str) -> None:
-        if not argument:
-            raise UsageError("/save needs the name of a file", "/save conversation.json")
-        path = Path(argument).expanduser()
+        path = _path("save", argument)
         conversation.save(path, self.document())
         self.screen.say(f"{counted(self.turns, 'turn')} in {path}")
 
     def _load(self, argument: str) -> None:
-        if not argument:
-            raise UsageError("/load needs the name of a file", "/load conversation.json")
-        self.resume(Path(argument).expanduser())
+        self.resume(_path("load", argument))
 
     def resume(self, path: Path) -> None:
         """Go on with the conversation in a file.
@@ -486,6 +482,12 @@ class _Events:
                 self._push(text, source)
         if self._stream is not None:
             self._stream.finish()
+
+
+def _path(command: str, argument: str) -> Path:
+    if not argument:
+        raise UsageError(f"/{command} needs the name of a file", f"/{command} conversation.json")
+    return Path(argument).expanduser()
 
 
 def _differs_at(tokens: tuple[int, ...], reference: tuple[int, ...]) -> int | None:

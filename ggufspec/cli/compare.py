@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ggufspec import api
+from ggufspec import api, foreign
 from ggufspec.cli import inputs, pull, ui
 from ggufspec.cli.parameters import profile_names, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible
@@ -149,16 +149,9 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
 
 def split(text: str | None) -> list[str]:
     """The parts of a list with commas; a file whose own name has one is taken whole."""
-    if text and _is_file(text):
+    if text and foreign.is_file(Path(text)):
         return [text]
     return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # a list may be longer than a name can be
-        return False
 
 
 def _files(text: str | None, flag: str) -> list[File]:
