@@ -199,8 +199,9 @@ def drafter_text(names: Iterable[str]) -> str:
 
 
 def drafters_label(text: str) -> str:
-    """``--drafter``'s value for people: "draft model and n-gram lookup"."""
-    return " and ".join(DRAFTERS[name].label for name in parse_drafters(text)) or "no draft"
+    """``--drafter``'s value for people: "draft model and n-gram lookup"; a later version's drafter is its own label."""
+    names = _ALIASES.get(text, text.split("+"))
+    return " and ".join(DRAFTERS[name].label if name in DRAFTERS else name for name in names) or "no draft"
 
 
 def _drafter(text: str) -> str:

@@ -95,7 +95,8 @@ class Table:
 
     def reasons(self) -> list[str]:
         """Why rows failed, a line each."""
-        return [f"{' + '.join(filter(None, self.cells[number]))}: {why}" for number, why in self.failed.items()]
+        found = {number: why for number, why in self.failed.items() if why.startswith("failed: ")}
+        return [f"{' + '.join(filter(None, self.cells[number]))}: {why}" for number, why in found.items()]
 
 
 def columns(*labels: str | Column) -> tuple[Column, ...]:
