@@ -28,6 +28,8 @@ _CUT = log(2)  # what is believed of a surprise that is not the first
 class LatencyModel:
     """Seconds of one batch by its width; refreshed by every batch that runs.
 
+    What is asked of more tokens than the widest batch holds is an IndexError.
+
     Args:
         points: measured seconds by width, at least one. Widths between them are interpolated. Beyond the last, the
             slope of the last segment goes on, but not less than that of all points: they may end in a dip.
@@ -86,26 +88,15 @@ class LatencyModel:
 
         It is the smallest one unless a wider one is clearly faster, and it stays until another one is. A single token
         is never padded: points that suggest it are wrong, and would never be corrected.
-
-        Raises:
-            IndexError: no width holds so many.
         """
         return self._best[count]
 
     def seconds(self, count: int) -> float:
-        """Of a batch of ``count`` tokens at its width.
-
-        Raises:
-            IndexError: no width holds so many.
-        """
+        """Of a batch of ``count`` tokens at its width."""
         return self._seconds[count] * self._factor
 
     def up_to(self, most: int, last: int | None = None) -> list[float]:
-        """Seconds of batches of 1 … ``most`` tokens at their widths, after one of width ``last`` if that is given.
-
-        Raises:
-            IndexError: no width holds so many.
-        """
+        """Seconds of batches of 1 … ``most`` tokens at their widths, after one of width ``last`` if that is given."""
         if most > self.limit:
             raise IndexError(most)
         factor, switch_s = self._factor, 0.0 if last is None else self.switch_s
