@@ -238,7 +238,7 @@ class Loopback:
         killer = threading.Timer(_START_S, process.kill)
         killer.start()
         try:
-            process.stdin.write(json.dumps({"spec": plain.dump(spec)}) + "\n")
+            process.stdin.write(json.dumps({"request": plain.dump(spec)}) + "\n")
             process.stdin.flush()
             for line in process.stdout:
                 kind, *said = json.loads(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +36,7 @@ class Shape:
 
     def parameters(self) -> int:
         """Weights in all, tied embeddings counted once."""
-        attention = 2 * self.width * self.head_size * (self.heads + self.kv_heads)
-        feed_forward = 3 * self.width * self.ffn * max(self.experts, 1) + self.width * self.experts
-        block = attention + feed_forward + 2 * self.width
-        return self.layers * block + self.vocab * self.width * (1 if self.tied else 2) + self.width
+        return sum(map(math.prod, self.tensors().values()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor but ``rope_freqs`` in the order of the file, in ggml's order: the row's length first."""
