@@ -28,6 +28,12 @@ _WIDTHS = (2, 4, 8)  # that kernels tell apart, besides the widest
 _FARTHEST, _HALVINGS = 64.0, 30  # logits; the search for a margin
 
 
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """Index of the first token that differs; the shorter one's length where one begins with the other."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One prompt and both its answers; ``sampling`` is how their tokens were chosen under the exact rule."""
@@ -41,8 +47,7 @@ class Case:
     @property
     def position(self) -> int:
         """Index of the first answer token that differs."""
-        pairs = zip(self.target_only, self.speculative, strict=False)
-        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.target_only), len(self.speculative)))
+        return first_difference(self.target_only, self.speculative)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import worker
+from ggufspec.bench import trial
 from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, LoadedModel, Result, Spec
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
 
@@ -56,47 +57,33 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Do the trial in this process; its events are those of :func:`ggufspec.bench.trial.run`."""
+    return trial.run(spec, emit, stopping, _llama)
+
+
+@contextlib.contextmanager
+def _llama(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[trial.Engine]:  # noqa: ARG001
+    """A ``Llama``, with a draft or without."""
     from ggufspec.llamacpp.hook import Borrowed, make_llama, scores_bytes  # which load llama_cpp: not in the parent
 
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
-    vram_before = gpus.used_bytes()
     options = spec.options
-    began = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        context = options.context(with_draft=spec.draft is not None)
-        llama = stack.enter_context(contextlib.closing(make_llama(spec.target, options.placement, context)))
+    context = options.context(with_draft=spec.draft is not None)
+    with contextlib.closing(make_llama(spec.target, options.placement, context)) as llama:
         draft = _draft(spec, llama) if spec.draft is not None else None
         target = Borrowed(llama)
-        notes: tuple[str, ...] = ()
+        notes: list[str] = []
         if draft is not None:
             whole = scores_bytes(options.ctx_size, target.vocab_size)
             message = f"Llama keeps no logits beside the hook: {options.ctx_size:,} × {target.vocab_size:,}"
-            notes = (f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory",)
-        load_s = time.perf_counter() - began
-        emit({"event": "loaded", "seconds": load_s})
-        answering = _Answering(llama, target, draft, spec)
-        prompts = [target.tokenize(prompt) for prompt in spec.prompts]
-        answering.answer(prompts[0][:WARM_UP_PROMPT], _WARM_UP_TOKENS, stopping)
-        answers: list[Answer] = []
-        energy_before = gpus.energy_j()
-        for prompt in prompts:
-            answers.append(answering.answer(prompt, spec.max_tokens, stopping))
-            emit({"event": "answer", "index": len(answers) - 1})
-            if stopping.is_set():
-                break
-        energy_after = gpus.energy_j()
-        return Result(
-            answers=tuple(answers),
-            target=_loaded(target, options.placement.offloaded(target.layers)),
-            draft=_loaded(draft.model, draft.model.gpu_layers) if draft else None,
-            load_s=load_s,
-            peak_rss_bytes=host.peak_rss_bytes(),
-            vram_bytes=max(0, gpus.used_bytes() - vram_before),
-            finished=not stopping.is_set(),
-            drafters=draft.drafters if draft else (),
-            notes=(*draft.notes, *notes) if draft else (),
-            energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
+            notes = draft.notes
+            notes.append(f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory")
+        answering = _Answering(llama, target, draft, spec, stopping)
+        yield trial.Engine(
+            _loaded(target, options.placement.offloaded(target.layers)),
+            _loaded(draft.model, draft.model.gpu_layers) if draft else None,
+            draft.drafters if draft else (),
+            notes,
+            lambda: answering.answer(target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT], _WARM_UP_TOKENS),
+            lambda prompt: answering.answer(target.tokenize(prompt), spec.max_tokens),
         )
 
 
@@ -128,13 +115,15 @@ def _loaded(model: Model, gpu_layers: int) -> LoadedModel:
 class _Answering:
     """A ``Llama`` that answers prompts, with a draft or without."""
 
-    def __init__(self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec) -> None:
-        self.llama, self.target, self.draft = llama, target, draft
+    def __init__(
+        self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec, stopping: threading.Event
+    ) -> None:
+        self.llama, self.target, self.draft, self.stopping = llama, target, draft, stopping
         self.ctx_size, self.draft_max = spec.options.ctx_size, spec.options.draft_max
         self.sampling: Sampling = spec.sampling
 
-    def answer(self, tokens: list[int], max_tokens: int, stopping: threading.Event) -> Answer:
-        """The answer to a prompt's tokens; cut short where ``stopping`` is set."""
+    def answer(self, tokens: list[int], max_tokens: int) -> Answer:
+        """The answer to a prompt's tokens."""
         if not tokens or len(tokens) > self.ctx_size:
             raise ModelError(
                 f"the prompt has {len(tokens):,} tokens and the context holds {self.ctx_size:,}",
@@ -153,7 +142,7 @@ class _Answering:
             emitted.append(token)
             first_s = clock() - requested if first_s is None else first_s
             stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
-            if stop_reason or stopping.is_set():
+            if stop_reason or self.stopping.is_set():
                 break
         ended = clock()
         rounds, read_s = (self.draft.rounds, self.draft.read_s) if self.draft else ([], 0.0)

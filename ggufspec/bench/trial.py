@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -110,22 +111,29 @@ def recorder(decoder: SpeculativeDecoder, emit: worker.Emit) -> Trace:
     )
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Do the trial in this process; events ``loaded`` and ``answer`` tell how far it is."""
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
-    vram_before = gpus.used_bytes()
-    began = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What answers prompts, with its models loaded. An answer is None where a stop came before its prompt was read."""
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    drafters: tuple[str, ...]
+    notes: list[str]
+    warm_up: Callable[[], object]
+    answer: Callable[[str], Answer | None]
+
+
+@contextmanager
+def _decoder(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Engine]:
+    """Our own loop."""
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
-        load_s = time.perf_counter() - began
-        target, draft = loaded_models(decoder)
-        emit({"event": "loaded", "seconds": load_s})
-        beginning = decoder.target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT]
-        for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
-            pass
-        answers: list[Answer] = []
-        energy_before, cpu_before = gpus.energy_j(), host.cpu_use()
-        for prompt in spec.prompts:
+
+        def warm_up() -> None:
+            beginning = decoder.target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT]
+            for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
+                pass
+
+        def answer(prompt: str) -> Answer | None:
             text, tokens = [], []
             for emitted in decoder.generate(
                 prompt,
@@ -144,23 +152,54 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
                 if stopping.is_set():
                     break
             assert decoder.statistics is not None
-            if stopping.is_set() and not decoder.statistics.tokens:  # its prompt was not read
-                break
-            answers.append(Answer("".join(text), tuple(tokens), decoder.statistics))
-            emit({"event": "answer", "index": len(answers) - 1})
+            if stopping.is_set() and not decoder.statistics.tokens:
+                return None
+            return Answer("".join(text), tuple(tokens), decoder.statistics)
+
+        yield Engine(*loaded_models(decoder), decoder.drafters, decoder.notes, warm_up, answer)
+
+
+def run(
+    spec: Spec,
+    emit: worker.Emit,
+    stopping: threading.Event,
+    opened: Callable[[Spec, worker.Emit, threading.Event], AbstractContextManager[Engine]] = _decoder,
+) -> Result:
+    """Do the trial in this process; events ``loaded`` and ``answer`` tell how far it is.
+
+    Args:
+        spec: what to run.
+        emit: takes the events.
+        stopping: set when the trial shall end with what it has.
+        opened: loads what answers.
+    """
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    vram_before = gpus.used_bytes()
+    began = time.perf_counter()
+    with opened(spec, emit, stopping) as engine:
+        load_s = time.perf_counter() - began
+        emit({"event": "loaded", "seconds": load_s})
+        engine.warm_up()
+        answers: list[Answer] = []
+        energy_before, cpu_before = gpus.energy_j(), host.cpu_use()
+        for prompt in spec.prompts:
+            if (answer := engine.answer(prompt)) is not None:
+                answers.append(answer)
+                emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
         energy_after, cpu_after = gpus.energy_j(), host.cpu_use()
         return Result(
             answers=tuple(answers),
-            target=target,
-            draft=draft,
+            target=engine.target,
+            draft=engine.draft,
             load_s=load_s,
             peak_rss_bytes=host.peak_rss_bytes(),
             vram_bytes=max(0, gpus.used_bytes() - vram_before),
             finished=not stopping.is_set(),
-            drafters=decoder.drafters,
-            notes=tuple(decoder.notes),
+            drafters=engine.drafters,
+            notes=tuple(engine.notes),
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
             others_cpus=cpu_after.others_since(cpu_before),
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ggufspec.bench.divergence import first_difference
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules.distribution import Distribution
@@ -152,14 +153,6 @@ def proposed_tokens(rounds: Iterable[Round]) -> dict[int, int]:
     return proposed
 
 
-def first_difference(expected: Sequence[int], given: Sequence[int]) -> int | None:
-    """Index of the first token that differs; None where none does."""
-    if expected == given:
-        return None
-    pairs = zip(expected, given, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(given)))
-
-
 def compare(
     section: str,
     drafter: str,
@@ -179,44 +172,43 @@ def compare(
         given: the answers with the drafter, by policy.
         explained: for the default mode, the measured divergences.
     """
-    return [_compare(section, drafter, rule, alone, given, explained or {}) for rule in ("greedy", "coupled")]
+    checks = []
+    for rule in ("greedy", "coupled"):
+        answers = {policy: [one for one in some if one.request.rule == rule] for policy, some in given.items()}
+        differences = [
+            _difference(policy, one, alone[one.request], explained or {})
+            for policy, some in answers.items()
+            for one in some
+            if one.tokens != alone[one.request]
+        ]
+        status = FAILED if any(not one.explained for one in differences) else PASSED
+        claiming = {
+            policy: some
+            for policy, some in answers.items()
+            if any(one.drafted or one.tokens != alone[one.request] for one in some)
+        }
+        counted = claiming or answers
+        every = [one for some in counted.values() for one in some]
+        checks.append(_check(section, drafter, rule, status, tuple(map(str, counted)), every, differences))
+    return checks
 
 
-def _compare(
-    section: str,
-    drafter: str,
-    rule: str,
-    alone: Answers,
-    given: Mapping[Policy, Sequence[Answer]],
-    explained: Mapping[Divergent, Divergence],
-) -> Check:
-    answers = [(policy, answer) for policy, some in given.items() for answer in some if answer.request.rule == rule]
-    differences = []
-    for policy, answer in answers:
-        expected = alone[answer.request]
-        at = first_difference(expected, answer.tokens)
-        if at is None:
-            continue
-        about = explained.get((answer.request, answer.tokens[: at + 1]))
-        differences.append(
-            Difference(
-                prompt=answer.request.prompt,
-                seed=answer.request.sampling.seed if rule == "coupled" else None,
-                policy=str(policy),
-                position=at,
-                target_only=expected[at] if at < len(expected) else None,
-                speculative=answer.tokens[at] if at < len(answer.tokens) else None,
-                margin=about.margin if about else None,
-                noise=about.noise if about else None,
-                explained=about.explained if about else False,
-            )
-        )
-    judged = FAILED if any(not one.explained for one in differences) else PASSED
-    claiming = {policy for policy, answer in answers if answer.drafted}
-    claiming |= {policy for policy in given if any(one.policy == str(policy) for one in differences)}
-    counted = [(policy, answer) for policy, answer in answers if policy in claiming or not claiming]
-    policies = tuple(str(policy) for policy in given if policy in claiming or not claiming)
-    return _check(section, drafter, rule, judged, policies, [answer for _, answer in counted], differences)
+def _difference(
+    policy: Policy, answer: Answer, expected: tuple[int, ...], explained: Mapping[Divergent, Divergence]
+) -> Difference:
+    at = first_difference(expected, answer.tokens)
+    about = explained.get((answer.request, answer.tokens[: at + 1]))
+    return Difference(
+        prompt=answer.request.prompt,
+        seed=answer.request.sampling.seed if answer.request.rule == "coupled" else None,
+        policy=str(policy),
+        position=at,
+        target_only=expected[at] if at < len(expected) else None,
+        speculative=answer.tokens[at] if at < len(answer.tokens) else None,
+        margin=about.margin if about else None,
+        noise=about.noise if about else None,
+        explained=about.explained if about else False,
+    )
 
 
 def _check(

@@ -39,7 +39,6 @@ from ggufspec.verify.certificate import (
     Spec,
     answers_needed,
     compare,
-    first_difference,
     identical_requests,
     judge_distribution,
     places,
@@ -145,12 +144,10 @@ class _Job:
         cases: dict[Divergent, divergence.Case] = {}
         for answer in answers:
             request, expected = answer.request, alone[answer.request]
-            at = first_difference(expected, answer.tokens)
-            if at is not None and at < min(len(expected), len(answer.tokens)):
-                prompt = self.spec.prompts[request.prompt]
-                cases[request, answer.tokens[: at + 1]] = divergence.Case(
-                    len(cases), prompt, expected, answer.tokens[: at + 1], request.sampling
-                )
+            at = divergence.first_difference(expected, answer.tokens)
+            if at < min(len(expected), len(answer.tokens)):
+                prompt, begun = self.spec.prompts[request.prompt], answer.tokens[: at + 1]
+                cases[request, begun] = divergence.Case(len(cases), prompt, expected, begun, request.sampling)
         if not cases:
             return {}
         self._progress("measuring the noise between widths")
