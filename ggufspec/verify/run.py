@@ -179,7 +179,7 @@ class _Job:
                 self._add([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
     def _readers(self, stack: ExitStack) -> list[Context]:
-        """The target, and the draft if there is one: its probabilities show where a fault would be seen best."""
+        """The target, and a draft model: its probabilities show where a fault would be seen best."""
         options = self.spec.options
         target = stack.enter_context(Model(self.spec.target, options.placement))
         readers = [stack.enter_context(closing(Context(target, options.context(with_draft=True))))]
