@@ -59,7 +59,7 @@ def bench(
     pair, demo-360m: the demo pair at the cost of a real one, in about two minutes.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
-    the same command goes on after an interruption.
+    the same command measures what is missing, --fresh everything again.
 
     --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
     table with our own loop.
