@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
@@ -33,9 +34,18 @@ def offered(cli: Cli, typed: str, shell: str = "bash") -> list[str]:
     return [line.partition("\t")[0] for line in done.stdout.splitlines() if line]
 
 
+def full(*typed: str) -> list[Any]:
+    """Parameters of the full tier."""
+    return [pytest.param(each, marks=pytest.mark.full) for each in typed]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
-    "typed", ["ggufspec bench ", "ggufspec run -n 4 ", "ggufspec profiles show ", "ggufspec compare demo "]
+    "typed",
+    [
+        "ggufspec run -n 4 ",
+        *full("ggufspec bench ", "ggufspec profiles show ", "ggufspec compare demo "),
+    ],
 )
 def test_names_of_profiles(cli: Cli, shell: str, typed: str) -> None:
     assert offered(cli, typed, shell) == BUNDLED
@@ -68,7 +78,11 @@ def test_commands_options_and_their_values(cli: Cli, typed: str, words: set[str]
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
-    "typed", ["ggufspec bench -m ", "ggufspec plan -md x", "ggufspec bench ./my", "ggufspec quantize "]
+    "typed",
+    [
+        "ggufspec bench -m ",
+        *full("ggufspec plan -md x", "ggufspec bench ./my", "ggufspec quantize "),
+    ],
 )
 def test_where_a_file_is_meant_the_shell_offers_its_own(cli: Cli, shell: str, typed: str) -> None:
     assert offered(cli, typed, shell) == []
