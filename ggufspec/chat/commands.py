@@ -351,7 +351,8 @@ def shown(settings: Switches, name: str) -> str:
         case "length":
             return f"{settings.length} tokens at most"
         case _ if name in _ROWS:
-            return str(getattr(settings.sampling, _ROWS[name].name))
+            value = getattr(settings.sampling, _ROWS[name].name)
+            return f"{value:g}" if isinstance(value, float) else str(value)
         case "system":
             return settings.system or "none"
         case "markdown" if settings.markdown is None:

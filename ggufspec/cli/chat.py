@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,8 +52,7 @@ def chat(
         raise UsageError("both --system and --system-file are given", "give one of them")
     said_first = inputs.read_prompt(system, system_file) or ""
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
-    lines: Iterator[str] = iter(()) if interactive else _lines()
-    first = None if interactive else _first(lines)
+    lines = iter(()) if interactive else _lines()
     chosen, spec, settings = _prepare(given)
     settings = replace(
         settings, length=given.value("predict"), tint=tint, markdown=None if markdown else False, system=said_first
@@ -64,10 +64,7 @@ def chat(
             if said_first:
                 talk.settings = replace(talk.settings, system=said_first)
         talk.open()
-        if interactive:
-            return _converse(talk)
-        assert first is not None
-        return _go_through(talk, first, lines)
+        return _converse(talk) if interactive else _go_through(talk, lines)
     finally:
         talk.close()
 
@@ -138,16 +135,16 @@ def _converse(talk: Talk) -> int:
             ui.failure(error.message, error.hint)
 
 
-def _go_through(talk: Talk, first: str, lines: Iterator[str]) -> int:
+def _go_through(talk: Talk, lines: Iterator[str]) -> int:
     """Every line is a message or a command; the first that is wrong, or cannot be answered, ends the chat.
 
     What was said before is told all the same.
     """
     interrupted, failure, loaded = False, None, talk.turns
     try:
-        line: str | None = first
-        while line is not None and talk.take(line) and not talk.stopped:
-            line = next(lines, None)
+        for line in lines:
+            if not talk.take(line) or talk.stopped:
+                break
         interrupted = talk.stopped
     except KeyboardInterrupt:
         interrupted = True
@@ -166,11 +163,22 @@ def _go_through(talk: Talk, first: str, lines: Iterator[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Standard input's lines that are not empty, as they come.
+    """Standard input's lines that are not empty, as they come; the first is read at once.
 
     Raises:
-        UsageError: one is not UTF-8 text.
+        UsageError: there is none, or one is not UTF-8 text.
     """
+    lines = _decoded()
+    first = next(lines, None)
+    if first is None:
+        raise UsageError(
+            "standard input is empty: there is nothing to answer",
+            "start it in a terminal, or give it lines: echo 'def main(' | ggufspec chat demo",
+        )
+    return chain([first], lines)
+
+
+def _decoded() -> Iterator[str]:
     longest = inputs.MOST_TEXT_BYTES
     for number, line in enumerate(iter(lambda: sys.stdin.buffer.readline(longest + 1), b""), 1):
         if len(line) > longest:
@@ -178,13 +186,3 @@ def _lines() -> Iterator[str]:
         text = inputs.utf8(line, f"line {number} of standard input")
         if text.strip():
             yield text.rstrip("\r\n")
-
-
-def _first(lines: Iterator[str]) -> str:
-    line = next(lines, None)
-    if line is None:
-        raise UsageError(
-            "standard input is empty: there is nothing to answer",
-            "start it in a terminal, or give it lines: echo 'def main(' | ggufspec chat demo",
-        )
-    return line
