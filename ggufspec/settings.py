@@ -495,7 +495,8 @@ class Settings:
     no_draft: bool | None = option("--no-draft", "Target-only: no draft, no lookup.", "target-only")
     drafter: str | None = option(
         "--drafter",
-        "Who drafts: the draft model, n-grams of the text (lookup, which needs no model), both, or none.",
+        "Who drafts: the draft file, a model or a head, n-grams of the text (lookup), both, or none; mtp may be in the "
+        "target's own file.",
         "drafting",
         where="profile sweep tune python",
         metavar="|".join((*DRAFTERS, *_ALIASES)),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ggufspec import worker
+from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
 from ggufspec.llamacpp.library import load
 
@@ -19,11 +20,15 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The backends that are compiled in, the devices that they find, and llama.cpp's own line about its build."""
+    """The backends that are compiled in, the devices that they find, and llama.cpp's own line about its build.
+
+    ``lacks`` has the function that a kind of head would need and this build does not have, by drafter.
+    """
 
     backends: tuple[str, ...]
     devices: tuple[Device, ...]
     system: str = ""
+    lacks: dict[str, str] = field(default_factory=dict)
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -32,7 +37,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     for endpoint in spec.rpc:
         add_rpc_worker(endpoint)
     system = load().llama_print_system_info().decode("utf-8", "replace")
-    return Result(tuple(backends()), tuple(devices()), system.strip(" |"))
+    lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing(drafter))}
+    return Result(tuple(backends()), tuple(devices()), system.strip(" |"), lacks)
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:

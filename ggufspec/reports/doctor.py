@@ -51,6 +51,8 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
         yield Finding("error", llama.error, llama.fix or mend())
         return
     yield Finding("ok", f"llama.cpp works ({', '.join(llama.backends)})")
+    for drafter, absent in llama.lacks.items():
+        yield Finding("warning", f"llama.cpp has no {absent}: --drafter {drafter} is not possible", mend())
     if "RPC" not in llama.backends:
         text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))

@@ -30,7 +30,8 @@ class LlamaDevice:
 class LlamaCpp:
     """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load.
 
-    ``system`` is llama.cpp's own line about what it was built with.
+    ``system`` is llama.cpp's own line about what it was built with; ``lacks`` names the function that it has not and a
+    kind of head needs, by drafter.
     """
 
     version: str | None
@@ -39,6 +40,7 @@ class LlamaCpp:
     error: str | None = None
     fix: str = ""
     system: str = ""
+    lacks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
