@@ -178,8 +178,9 @@ def _start() -> str:
 
 def alive(pid: int | None = None) -> list[psutil.Process]:
     """The forks that have not ended; those that process ``pid`` wanted, if it is given."""
-    _start()
-    found = []
+    found: list[psutil.Process] = []
+    if not _start.cache_info().currsize:  # all is started where nothing is forked
+        return found
     for one in psutil.Process(_start.process.pid).children():  # type: ignore[attr-defined]
         with contextlib.suppress(psutil.NoSuchProcess):
             if one.status() != psutil.STATUS_ZOMBIE and pid in (None, _wanted_by(one)):
