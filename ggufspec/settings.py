@@ -208,6 +208,27 @@ def _drafter(text: str) -> str:
     return drafter_text(parse_drafters(text))
 
 
+def _acceptance(text: str) -> float:
+    """The chance of one drafted token: as it is, or from accepted ÷ drafted at a draft length, ``0.26@16``.
+
+    A chain ends with its first rejected token: with a chance a, of k drafted tokens a + a² + … + a^k are accepted.
+    """
+    share, at, length = text.partition("@")
+    try:
+        wanted, count = float(share), int(length) if at else 1
+    except ValueError:
+        raise ValueError("is not a number") from None
+    if not (at and 0 <= wanted <= 1):
+        return wanted
+    if not 1 <= count < MAX_WIDTH:
+        raise ValueError(f"needs a draft length after the @: 1 to {MAX_WIDTH - 1}")
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        chance = (low + high) / 2
+        low, high = (chance, high) if sum(chance**i for i in range(1, count + 1)) < wanted * count else (low, chance)
+    return high
+
+
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})(?:([+*])(\d{1,9}))?")  # tools/llama-bench/llama-bench.cpp, parse_int_range
 
 
@@ -482,13 +503,15 @@ class Settings:
     )
     acceptance: float | None = option(
         "--acceptance",
-        "The acceptance rate to expect: accepted ÷ drafted tokens.",
+        "The chance to expect that a drafted token is accepted; 0.26@16 is accepted ÷ drafted tokens at draft length "
+        "16, as programs log it.",
         "expected",
         where="profile",
-        metavar="P",
+        metavar="P|R@N",
         least=0,
         most=1,
-        usual="--acceptance 0.7",
+        reader=_acceptance,
+        usual="--acceptance 0.7, or --acceptance 0.26@16",
     )
 
     # ---- drafting

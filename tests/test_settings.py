@@ -122,3 +122,22 @@ def test_results_of_older_versions_are_read(kind: Callable[[], Any]) -> None:
 def test_a_sweep_of_an_older_version_is_of_today_s_option() -> None:
     body = kept_results.as_json(kept_results.sweep("cache_type_k")) | {"option": "type_k"}
     assert parse(body).option == "cache_type_k"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("text", "chance"), [("0.8", 0.8), ("0.26@16", 0.8118), ("0.7@1", 0.7), ("1@8", 1), ("0@8", 0)]
+)
+def test_an_acceptance_rate_at_a_length_is_the_chance_of_one_token(text: str, chance: float) -> None:
+    found = Settings(acceptance=text).acceptance  # type: ignore[arg-type]
+    assert found == pytest.approx(chance, abs=1e-3)
+    rate, _, length = text.partition("@")
+    if length:
+        accepted = sum(found**i for i in range(1, int(length) + 1))  # type: ignore[operator]
+        assert accepted / int(length) == pytest.approx(float(rate), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["0.3@0", "0.3@many", "0.3@300", "much@4", "1.3@4"])
+def test_an_acceptance_rate_that_is_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--acceptance") as refused:
+        Settings(acceptance=text)  # type: ignore[arg-type]
+    assert "0.26@16" in refused.value.hint
