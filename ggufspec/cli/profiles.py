@@ -17,7 +17,6 @@ from ggufspec.settings import Settings, names
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.options import ContextOptions
-    from ggufspec.models.catalogue import Broken, Listed
     from ggufspec.models.header import ModelHeader
     from ggufspec.models.hub import HubFile
     from ggufspec.models.profile import ModelSource, Profile
@@ -38,14 +37,13 @@ def list_profiles() -> int:
     Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's.
     Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
     """
-    from ggufspec.models.catalogue import catalogue
-    from ggufspec.models.profile import user_folder
+    from ggufspec.models.profile import find, known_profiles, user_folder
     from ggufspec.reports import profiles as report
     from ggufspec.reports import table
     from ggufspec.schema.profiles import ProfilesDocument
 
     machine = _machine()
-    shown = tuple(_row(entry, machine) for entry in catalogue())
+    shown = tuple(_row(find(name), machine) for name in known_profiles())
     document = ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
     out = ui.out()
     ui.result(document, lambda: out.print(table.terminal(report.listing(document, out.width))))
@@ -61,20 +59,18 @@ def list_profiles() -> int:
 
 def show(name: Name) -> int:
     """Show one profile, and what is known of it here."""
-    from ggufspec.models.catalogue import Listed
-    from ggufspec.models.profile import find, load_profile, user_folder
+    from ggufspec.models.profile import find, load_profile
     from ggufspec.models.vocabulary import judge_known
     from ggufspec.reports import profiles as report
     from ggufspec.reports import table
     from ggufspec.schema.profiles import ProfileDocument
 
     path = find(name)
-    entry = Listed(load_profile(path), path, path.parent == user_folder())
-    known = _known(entry.profile)
+    known = _known(load_profile(path))
     target, draft = known
     verdict = judge_known(target, draft) if target and draft else None
     document = ProfileDocument(
-        _row(entry, _machine(), known),
+        _row(path, _machine(), known),
         _comment(path),
         verdict.answer if verdict else None,
         verdict.reasons if verdict else (),
@@ -213,21 +209,21 @@ def _budgets(machine: Machine) -> dict[str, int]:
     return {card.name: machine.budget_bytes(card) for card in machine.cards}
 
 
-def _row(
-    entry: Listed | Broken, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None
-) -> ProfileRow:
-    from ggufspec.models.catalogue import Broken
+def _row(path: Path, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None) -> ProfileRow:
+    """What is known of a profile; why it is none if it cannot be read."""
+    from ggufspec.models.profile import load_profile, user_folder
     from ggufspec.schema.profiles import ProfileRow
 
-    if isinstance(entry, Broken):
-        return ProfileRow(entry.path.stem, str(entry.path), False, "", "", None, None, {}, "unknown", error=entry.error)
-    profile = entry.profile
+    try:
+        profile = load_profile(path)
+    except GgufspecError as error:
+        return ProfileRow(path.stem, str(path), False, "", "", None, None, {}, "unknown", error=error.message)
     target, draft = known or _known(profile)
     fits = _fits(profile, target, draft, machine)
     return ProfileRow(
-        name=entry.path.stem,
-        path=str(entry.path),
-        mine=entry.mine,
+        name=path.stem,
+        path=str(path),
+        mine=path.parent == user_folder(),
         why=profile.why,
         source=profile.source,
         target=_model(profile.target, target),
