@@ -50,12 +50,7 @@ class Installation:
 
 
 def here(package: Path = Path(__file__).resolve().parents[1], prefix: Path = Path(sys.prefix)) -> Installation:
-    """This one: pipx and uv leave a note in the environments that they make for a tool.
-
-    Args:
-        package: the folder of ``ggufspec``.
-        prefix: of the environment.
-    """
+    """This one: pipx and uv leave a note in the environments that they make for a tool."""
     checkout = package.parent if (package.parent / "scripts" / "bootstrap").is_file() else None
     if (prefix / "pipx_metadata.json").is_file():
         return Installation(checkout, prefix, "pipx")
@@ -104,12 +99,7 @@ def mending(where: Installation, wheels: Wheels | None, backend: str = "", flags
 
 
 def tool_line(wheels: Wheels, what: str = ".") -> str:
-    """What installs ggufspec as a tool of its own beside a prebuilt llama-cpp-python.
-
-    Args:
-        wheels: of llama-cpp-python.
-        what: ggufspec itself: a checkout, or a wheel's file.
-    """
+    """What installs ggufspec, a checkout or a wheel's file, as a tool of its own beside a prebuilt llama-cpp-python."""
     python = f" --python {wheels.python}" if wheels.python else ""
     line = f"uv tool install {what}{python} --index {wheels.index} --no-build-package {_PACKAGE}"
     return " ".join([line, *(f"--with {_quoted(package)}" for package in wheels.runtime)])

@@ -86,12 +86,7 @@ DryRun = Callable[[Sequence[Request]], list[ByDevice | str]]
 
 
 class Memory:
-    """What models take on some cards.
-
-    Args:
-        cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
-        dry_run: llama.cpp's dry run, :class:`ggufspec.planning.dry_runs.DryRuns`.
-    """
+    """What models take on some cards, which are named in llama.cpp's order."""
 
     def __init__(self, cards: tuple[str, ...], dry_run: DryRun) -> None:
         self.dry_run = dry_run

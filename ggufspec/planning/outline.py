@@ -49,14 +49,7 @@ def of_header(header: ModelHeader, context: ContextOptions, cards: tuple[str, ..
 
 
 def of_sizes(size_bytes: int, layers: int, cache_bytes: int, context: ContextOptions) -> Part:
-    """By sizes alone: as if all layers were alike.
-
-    Args:
-        size_bytes: of the file.
-        layers: as ``-ngl`` counts them.
-        cache_bytes: of the f16 KV cache, for each token.
-        context: the model's.
-    """
+    """By sizes alone, as if all layers were alike; ``cache_bytes`` are those of a token in the f16 KV cache."""
     types = (context.cache_type_k, context.cache_type_v)
     per_number = sum(size / numbers for numbers, size in (KV_TYPES[kind] for kind in types))
     whole = int(size_bytes + cache_bytes * per_number / 4 * context.cells)  # f16 has two bytes a number, twice
@@ -68,14 +61,7 @@ def of_sizes(size_bytes: int, layers: int, cache_bytes: int, context: ContextOpt
 
 
 def fit(target: Part, draft: Part | None, cards_bytes: int | None, memory_bytes: int) -> Fit:
-    """What of a pair fits.
-
-    Args:
-        target: the target.
-        draft: the draft, or None.
-        cards_bytes: what models may take of all cards together; None without a card.
-        memory_bytes: the host's memory that is free.
-    """
+    """What of a pair fits into all cards together, None without one, and into the host's free memory."""
     all_of_it = target.on_host + (draft.on_host if draft else 0)
     if cards_bytes is None:
         return Fit("whole" if all_of_it <= memory_bytes else "no")

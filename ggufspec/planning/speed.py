@@ -59,14 +59,7 @@ class DeviceProfile:
         )
 
     def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
-        """Seconds to multiply with weights of one type.
-
-        Args:
-            kind: the type.
-            size_bytes: bytes that are read.
-            flops: operations of the whole batch.
-            width: tokens that each weight meets.
-        """
+        """Seconds to read so many bytes of one type and compute; ``width`` is tokens that each weight meets."""
         read_s = size_bytes / self.by_type.get(_nearest(kind, self.by_type), self.bandwidth_bytes_per_s)
         batch_latency = self.batch_latencies.get(_nearest(kind, self.batch_latencies))
         if not batch_latency:
@@ -334,7 +327,7 @@ def pass_s(
     Args:
         header: the model.
         placement: its layers.
-        machine: speeds of the host and of every card.
+        machine: has the host and every card.
         cards: names of the devices that layers can be offloaded to, in llama.cpp's order.
         tokens: in the batch.
         depth: tokens that are in the KV cache already.
@@ -435,12 +428,8 @@ def fit(
     Beside what is fixed, a token's time is linear in the bytes on the host and the bytes on the card. Two points give
     both bandwidths; more are fitted by least squares of the relative error.
 
-    Args:
-        points: (offloaded layers as ``-ngl`` counts them, seconds a token) of target-only runs.
-        header: the model.
-        machine: what is known: fixed costs, and how weight types compare.
-        card: the name of the card there.
-        depth: tokens in the KV cache while it was measured.
+    ``points`` are (offloaded layers as ``-ngl`` counts them, seconds a token) of target-only runs, measured with
+    ``depth`` tokens in the KV cache.
     """
     import numpy as np
 

@@ -28,13 +28,9 @@ _COMMENTS = {
 
 
 def profile_name(save: str | None, profile: str | None, pair: Pair, *, own_draft: bool) -> str:
-    """The profile to write: the one that is tuned, or a new one for other files.
+    """The profile to write: what ``--save`` names, the one that is tuned, or a new one for other files.
 
-    Args:
-        save: the name that ``--save`` gives, or None.
-        profile: name or path of the profile that is tuned; None for files.
-        pair: the pair.
-        own_draft: whether the profile is tuned with another draft than its own.
+    ``own_draft`` says that the profile is tuned with another draft than its own.
 
     Raises:
         UsageError: ``save`` is not a profile's name, or there is no such profile.
@@ -169,7 +165,7 @@ def profile_text(
     Args:
         profile: the file that it was made from, whose comments and other keys are kept; None makes a new one.
         name: what the profile is called, and its file.
-        target: the target's file; only looked at for a new profile.
+        target: the target's file, for a new profile.
         draft: the draft's, or None.
         layers: ``gpu_layers`` of ``target`` and of ``draft``; None leaves it to the plan.
         settings: keys of ``[settings]``; None takes a key away.

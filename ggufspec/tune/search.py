@@ -166,10 +166,7 @@ class Search:
         """Measured settings that are worth measuring again side by side, the most important first.
 
         The best; the target-only setting that was measured to be the fastest, unless it is clearly slower than the
-        best, and the one that is believed to be it; what was planned; the other leaders.
-
-        Args:
-            planned: the planner's choices; those that succeeded are among them.
+        best, and the one that is believed to be it; what was planned and succeeded; the other leaders.
         """
         seen: dict[int, list[float]] = {}
         for index, value in self._measured:
