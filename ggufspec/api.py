@@ -333,9 +333,10 @@ def make_plan(
     options = options or decoder_options(wanted)
     threads = options.threads or physical_cores()
     where = where or machine(wanted, threads)
+    sources = [source for source in (pair.target, pair.draft if options.needs_draft else None) if source]
+    read = dict(zip(sources, read_headers(sources, None, on_event), strict=True))
     pair, options = with_head(pair, options, on_event)
-    sources: list[Any] = [pair.target, *([pair.draft] if pair.draft else [])]
-    headers = tuple(read_headers(sources, None, on_event))
+    headers = tuple(read[source] for source in (pair.target, pair.draft) if source)
     target, draft = headers[0], headers[1] if pair.draft else None
     warnings = check_pair(target, draft, options.head) if draft else ()
     acceptance, acceptance_from = given.acceptance, "given with --acceptance"
