@@ -163,7 +163,7 @@ def _compare(document: CompareDocument) -> Section:
         tuple(tables),
         with_spread(best.run.tokens_per_s) if best and best.run else "",
         times(best.speedup) if best else "",
-        tuple(figures.of(document)),
+        figures.drawable(figures.of_compare(document)),
         (*document.warnings, *_lossy(cell.run for cell in document.cells)),
         _notes(document),
     )
@@ -191,7 +191,7 @@ def _bench(document: BenchDocument) -> Section:
         (bench.results(document),),
         with_spread(run.tokens_per_s) if run else "",
         times(document.speedup),
-        tuple(figures.of(document)),
+        figures.drawable(figures.of_bench(document)),
         (*_lossy(document.runs.values()), *warnings),
         (*_notes(document), *bench.remarks(document), *hook),
     )
@@ -210,7 +210,7 @@ def _sweep(document: SweepDocument) -> Section:
         (sweep.results(document).filled(),),
         with_spread(run.tokens_per_s) if run else "",
         times(best.speedup) if best else "",
-        tuple(figures.of(document)),
+        figures.drawable(figures.of_sweep(document)),
         _lossy(point.speculative for point in document.points),
         _notes(document),
     )
@@ -238,7 +238,7 @@ def _tune(document: TuneDocument) -> Section:
         (tune.trials(document, best=len(document.trials)),),
         speed,
         gain,
-        tuple(figures.of(document)),
+        figures.drawable(figures.of_tune(document)),
         (),
         (*notes, *document.explanation, *tune.failures(document), *_notes(document)),
     )
@@ -255,7 +255,7 @@ def _plan(document: PlanDocument) -> Section:
         (plan.options(document),),
         f"≈ {number(chosen.tokens_per_s)}" if chosen else "",
         "",
-        tuple(figures.of(document)),
+        figures.drawable(figures.of_plan(document)),
         (),
         document.notes,
     )

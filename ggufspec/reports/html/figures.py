@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite
@@ -13,7 +13,6 @@ from typing import Literal
 
 from ggufspec.display import number, of_memory
 from ggufspec.reports import compare, plan, sweep, tune
-from ggufspec.reports.reading import Result
 from ggufspec.reports.table import Table, columns
 from ggufspec.reports.values import accepted, cards_of, layers, mode_name, over, with_spread
 from ggufspec.schema.base import SpeculativeRun, Spread
@@ -87,28 +86,14 @@ class Figure:
     table: Table | None = None
 
 
-def of(document: Result) -> Iterator[Figure]:
-    """The figures of a document, without marks that have no place: a divergence may have overflowed."""
-    for figure in _figures(document):
-        marks = tuple(mark for mark in figure.marks if _has_place(mark))
-        if marks:
-            yield replace(figure, marks=marks)
+def drawable(figures: Iterable[Figure]) -> tuple[Figure, ...]:
+    """The figures without marks that have no place: a divergence may have overflowed."""
+    found = [replace(figure, marks=tuple(filter(_has_place, figure.marks))) for figure in figures]
+    return tuple(figure for figure in found if figure.marks)
 
 
 def _has_place(mark: Mark) -> bool:
     return isfinite(mark.y) and (isinstance(mark.x, str) or isfinite(mark.x))
-
-
-def _figures(document: Result) -> Iterator[Figure]:
-    if isinstance(document, CompareDocument):
-        return _of_compare(document)
-    if isinstance(document, BenchDocument):
-        return _of_bench(document)
-    if isinstance(document, TuneDocument):
-        return _of_tune(document)
-    if isinstance(document, SweepDocument):
-        return _of_sweep(document)
-    return _of_plan(document)
 
 
 def _measured(
@@ -180,8 +165,8 @@ def _memory(where: str, bars: Sequence[tuple[str, dict[str, int]]], limit: str =
 # ---- the documents --------------------------------------------------------------------------------------------------
 
 
-def _of_bench(document: BenchDocument) -> Iterator[Figure]:
-    """Draft-only is left out: its speed says nothing of the target's."""
+def of_bench(document: BenchDocument) -> Iterator[Figure]:
+    """Speeds and acceptance. Draft-only is left out: its speed says nothing of the target's."""
     runs = {mode_name(mode): run for mode, run in document.runs.items() if run is not None and mode != "draft_only"}
     yield _speeds(
         "Tokens/s",
@@ -193,7 +178,8 @@ def _of_bench(document: BenchDocument) -> Iterator[Figure]:
     yield _acceptance([*runs], drafted)
 
 
-def _of_compare(document: CompareDocument) -> Iterator[Figure]:
+def of_compare(document: CompareDocument) -> Iterator[Figure]:
+    """Speeds, quality where it is known, memory and acceptance of every cell."""
     targets, drafts = compare.names_of(document)
     series = [TARGET_ONLY, *(f"with {name}" for name in drafts.values())]
     quality = {model.name: model.quality for model in document.targets if model.quality is not None}
@@ -256,7 +242,8 @@ def _planned_memory(document: CompareDocument, names: dict[int, str]) -> Figure:
     return _memory("Memory" if HOST in shown else "VRAM", bars, "the card's memory", limit)
 
 
-def _of_plan(document: PlanDocument) -> Iterator[Figure]:
+def of_plan(document: PlanDocument) -> Iterator[Figure]:
+    """What fits where, and tokens/s over the layers."""
     cards = [device for device in document.devices if device.name != HOST]
     shown = cards or document.devices
     bars = []
@@ -291,7 +278,8 @@ def _of_plan(document: PlanDocument) -> Iterator[Figure]:
     )
 
 
-def _of_sweep(document: SweepDocument) -> Iterator[Figure]:
+def of_sweep(document: SweepDocument) -> Iterator[Figure]:
+    """Tokens/s over the option's values."""
     word = sweep.label(document)
     marks = []
     for point in document.points:
@@ -314,7 +302,8 @@ def _of_sweep(document: SweepDocument) -> Iterator[Figure]:
     )
 
 
-def _of_tune(document: TuneDocument) -> Iterator[Figure]:
+def of_tune(document: TuneDocument) -> Iterator[Figure]:
+    """The search."""
     measured = [_trial(trial, trial.index == document.winner) for trial in document.trials]
     best = accumulate((mark.y for mark in measured), max)
     reached = [
