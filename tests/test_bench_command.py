@@ -23,7 +23,7 @@ Run = Callable[..., tuple[str | None, versus.Experiment]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, target: Path, draft: Path) -> Run:
     """The name of the pair that a command line chose and what it would have measured; nothing is."""
     seen: list[tuple[str | None, versus.Experiment]] = []
     names: list[str | None] = []
@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
             if name == bench.BENCH_PAIR
             else Measuring()
         )
-        return Pair(name or "files", tmp_path / "t.gguf", tmp_path / "d.gguf", bench=small)
+        return Pair(name or "files", target, draft, bench=small)
 
     def measure(self: versus.Bench, progress: object) -> None:
         seen.append((names[-1], self.experiment))
