@@ -267,7 +267,8 @@ def pictures() -> dict[str, str]:
 
 def readme(text: str) -> str:
     """The README with the table of today."""
-    return re.sub(r"(?<=<!-- table -->\n).*?(?=\n<!-- end -->)", lambda _: table(), text, flags=re.DOTALL)
+    begin, end = "<!-- table -->\n", "<!-- end -->"
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{table()}\n{end}", text, flags=re.DOTALL)
 
 
 def main() -> None:
