@@ -92,8 +92,6 @@ def test_old_names_are_renamed_at_any_depth() -> None:
 def test_the_table_agrees_with_llama_cpp() -> None:
     assert tuple(llamacpp.KV_TYPES) == settings.KV_TYPES
     assert OPTIONS["flash_attn"].choices == llamacpp.FLASH_ATTENTION
-    limits = (settings.MAX_CONTEXT, settings.MAX_THREADS, settings.MAX_WIDTH, settings.MAX_MICRO_BATCH)
-    assert limits == (llamacpp.MAX_CONTEXT, llamacpp.MAX_THREADS, llamacpp.MAX_WIDTH, llamacpp.MAX_MICRO_BATCH)
 
 
 def test_names_are_llama_cpp_s_long_flags() -> None:

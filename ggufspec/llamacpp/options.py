@@ -21,10 +21,6 @@ KV_TYPES = {
 FLASH_ATTENTION = ("auto", "on", "off")
 REWINDS = ("auto", "snapshots", "checkpoint")
 REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's chain is several batches
-MAX_THREADS = 512  # GGML_MAX_N_THREADS, ggml/include/ggml.h
-MAX_WIDTH = 256  # tokens whose logits one call may ask for
-MAX_MICRO_BATCH = 4096
-MAX_CONTEXT = 1 << 24  # no model was trained with more than 10 million tokens
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
@@ -135,12 +131,6 @@ def check_flash_attention(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ``FLASH_ATTENTION``."""
     if name not in FLASH_ATTENTION:
         raise UsageError(f"{name!r} is not a flash-attention setting", "one of " + ", ".join(FLASH_ATTENTION))
-
-
-def check_micro_batch(tokens: int) -> None:
-    """Raise UsageError unless so many tokens can be computed at once; 0 leaves it open."""
-    if tokens != 0 and not 1 <= tokens <= MAX_MICRO_BATCH:
-        raise UsageError(f"a micro-batch of {tokens} tokens is not possible", f"1 to {MAX_MICRO_BATCH}; 512 is usual")
 
 
 def check_rewind(name: str) -> None:

@@ -90,7 +90,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     for type_name in spec.types:
         if stopping.is_set():
             break
-        with scratch() as folder:
+        with scratch() as folder, worker.within(spec.limit_s, f"the self-check of {type_name}", worker.CHECK_HINT):
             _check_type(CheckStep(type_name), folder, emit)
     return Result()
 
