@@ -37,7 +37,10 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
     """Columns of a bar by part: they add up to ``width``, and what is there has one at least."""
     total = sum(sizes.values()) or 1
     found = {word: max(1, round(size * width / total)) if size else 0 for word, size in sizes.items()}
-    found[max(sizes, key=lambda word: (sizes[word], word == "free"))] += width - sum(found.values())
+    left = width - sum(found.values())
+    for _ in range(abs(left)):
+        widest = max(found, key=lambda word: (found[word], word == "free"))
+        found[widest] += 1 if left > 0 else -1
     return found
 
 

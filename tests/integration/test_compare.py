@@ -73,7 +73,7 @@ def _open(page: Path, cells: int) -> None:
         view.on("pageerror", lambda error: said.append(str(error)))
         view.on("request", lambda request: asked.append(request.url))
         view.goto(page.as_uri())
-        marks = view.evaluate("document.querySelectorAll('svg .mark').length")
+        marks = view.evaluate("document.querySelectorAll('svg.plot [role=graphics-symbol][aria-label]:not(g)').length")
         wide = view.evaluate("document.documentElement.scrollWidth")
         browser.close()
     assert said == []
