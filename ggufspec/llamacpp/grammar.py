@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec import foreign, worker
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import GgufspecError, UsageError, WorkerError
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.model import Model
 
@@ -151,23 +151,32 @@ def check_grammar(text: str) -> str:
     """Parse a grammar in a child process, without a model, and return it.
 
     Raises:
-        UsageError: as :class:`Grammar`.
-        WorkerError: llama.cpp did not survive the grammar, or took too long.
+        UsageError: as :class:`Grammar`, or it takes too long.
+        WorkerError: llama.cpp did not survive the grammar.
     """
     _check_limits(text)
-    return worker.call(__name__, Spec(text), Result).text
+    return _checked(Spec(text))
 
 
 def check_schema(text: str) -> str:
     """Convert a JSON schema to a grammar in a child process, since it may be converted to gigabytes, and check it.
 
     Raises:
-        UsageError: as :func:`schema_to_grammar`, or llama.cpp cannot use the grammar.
-        WorkerError: it took too long.
+        UsageError: as :func:`schema_to_grammar`, llama.cpp cannot use the grammar, or it takes too long.
+        WorkerError: llama.cpp did not survive the grammar.
     """
     if len(text) > _MOST_SCHEMA:
         raise UsageError(f"the schema has more than {_MOST_SCHEMA:,} characters", "a smaller one, or a grammar")
-    return worker.call(__name__, Spec(text, is_schema=True), Result).text
+    return _checked(Spec(text, is_schema=True))
+
+
+def _checked(spec: Spec) -> str:
+    try:
+        return worker.call(__name__, spec, Result).text
+    except WorkerError as error:
+        if error.ended_by != "deadline":
+            raise
+        raise UsageError(error.message, error.hint) from None
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001

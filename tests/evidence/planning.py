@@ -20,7 +20,7 @@ from server import serving
 
 from ggufspec.bench.statistics import spread
 
-GOAL_S, GOAL_BYTES, RUNS = 0.6, 12e6, 15
+GOAL_S, FIRST_GOAL_S, GOAL_BYTES, RUNS = 1.0, 3.0, 12e6, 15
 CARD = ("--gpu", "RTX 4090", "-c", "4096")
 
 
@@ -47,7 +47,9 @@ def main() -> None:
         url = server.add("big.gguf", target)
         remote_s = whole_process(folder / "cache-remote", "-m", url)
         read = sum(server.sent.values())
-    print(f"first time: {spread(first).median:.2f} s; header kept: {kept.median:.3f} s (goal {GOAL_S})")
+    print(
+        f"first time: {spread(first).median:.2f} s; header kept: {kept.median:.3f} s (goals {FIRST_GOAL_S}, {GOAL_S})"
+    )
     print(f"over HTTP: {read / 1e6:.2f} MB read of {target.name}, {remote_s:.2f} s (goal {GOAL_BYTES / 1e6:.0f} MB)")
     results = {
         "first_s": first,
@@ -56,7 +58,7 @@ def main() -> None:
         "remote_bytes_read": read,
         "file_bytes": shapes.SHAPES["llama3-70b-q3_k_s"].nbytes,
     }
-    save("planning", {"goal_s": GOAL_S, "goal_bytes": GOAL_BYTES, "results": results})
+    save("planning", {"goal_s": GOAL_S, "first_goal_s": FIRST_GOAL_S, "goal_bytes": GOAL_BYTES, "results": results})
 
 
 if __name__ == "__main__":
