@@ -54,6 +54,7 @@ def answer(
     ctx_size: int,
     offload: bool = True,
     rpc: Sequence[str] = (),
+    spec_type: str = "draft-simple",
 ) -> Answer:
     """Let it answer greedily.
 
@@ -68,11 +69,13 @@ def answer(
         ctx_size: tokens of context.
         offload: whether all layers of both go to the device.
         rpc: workers whose devices are used.
+        spec_type: how it drafts; with ``draft-mtp`` the draft may be the target itself.
 
     Raises:
         WorkerError: it failed, or did not say what it took.
     """
-    command = [str(program), "-m", str(target), "-md", str(draft), "--spec-type", "draft-simple", "-p", prompt]
+    command = [str(program), "-m", str(target), *(("-md", str(draft)) if draft != target else ())]
+    command += ["--spec-type", spec_type, "-p", prompt]
     command += ["-n", str(tokens), "--spec-draft-n-max", str(draft_max), "--temp", "0", "-t", str(threads)]
     command += ["-c", str(ctx_size), *(("-ngl", "99", "-ngld", "99") if offload else ())]
     command += ["--rpc", ",".join(rpc)] if rpc else []

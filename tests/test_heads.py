@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ggufspec import SpeculativeDecoder
+from ggufspec import SpeculativeDecoder, load_pair
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.loop import generate, prefill
 from ggufspec.decoding.options import DecoderOptions
@@ -223,3 +223,13 @@ def test_the_dry_run_of_a_head_is_what_a_real_load_takes(files: dict[str, tuple[
     assert dry == real
     shared = dry[runs.index(next(run for run in runs if run.target and run.path == run.target.path))]
     assert sum(one.weights for one in shared.devices.values()) == 0
+
+
+def test_the_head_that_ships_drafts_well() -> None:
+    """Profile demo-eagle3: a head given as a draft is known for one, and half of what it drafts is accepted."""
+    with load_pair("demo-eagle3", threads=1, ctx_size=512, draft_policy="fixed", draft_max=3) as decoder:
+        assert decoder.drafters == ("eagle3", "lookup")
+        found = list(decoder.generate("class Stack:\n    def __init__(self):", max_tokens=64))
+    assert {"eagle3", "target"} <= {one.source for one in found}
+    assert decoder.statistics is not None
+    assert decoder.statistics.accepted > decoder.statistics.drafted / 3
