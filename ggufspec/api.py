@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import foreign
-from ggufspec.display import of_file
+from ggufspec.display import counted, of_file
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.settings import (
     DRAFT_MAX,
@@ -274,7 +274,8 @@ class PlanResult:
 
 def _shape(header: ModelHeader) -> str:
     experts = f", {header.experts_used} of {header.experts} experts" if header.experts else ""
-    return f"{header.name}  ({header.architecture}, {header.blocks} blocks{experts}, {of_file(header.weight_bytes())})"
+    blocks = counted(header.blocks, "block")
+    return f"{header.name}  ({header.architecture}, {blocks}{experts}, {of_file(header.weight_bytes())})"
 
 
 def machine(wanted: Settings, threads: int) -> Machine:
