@@ -22,7 +22,7 @@ import numpy as np
 
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp import staging
-from ggufspec.llamacpp.hidden import Rows
+from ggufspec.llamacpp.hidden import Rows, rows_at
 from ggufspec.llamacpp.library import complaints, forget_complaints
 from ggufspec.llamacpp.model import EAGLE3, Context, Model
 from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions, context_hint
@@ -198,8 +198,7 @@ class Head:
         self._lib.llama_set_n_threads(self._handle, count, count)
 
     def _own_rows(self, count: int) -> Rows:
-        pointer = staging.function("llama_get_embeddings_nextn")(self._handle)
-        return np.ctypeslib.as_array(pointer, shape=(count, self._size)).copy()
+        return rows_at(staging.function("llama_get_embeddings_nextn")(self._handle), count, self._size).copy()
 
     def _check(self, status: int, count: int) -> None:
         if status != 0:

@@ -8,6 +8,7 @@ Source: ``extract_layer_inputs`` and ``embd_nextn`` in src/llama-context.cpp.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,12 @@ from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.options import HIDDEN_RING, LAST_HIDDEN
 
 Rows = npt.NDArray[np.float32]
+
+
+def rows_at(address: int, count: int, size: int) -> Rows:
+    """A view of (count, size) numbers of llama.cpp's own buffer, valid until its next call."""
+    buffer: Any = (ctypes.c_float * (count * size)).from_address(address)
+    return np.frombuffer(buffer, np.float32).reshape(count, size)
 
 
 class HiddenRows:
@@ -47,14 +54,17 @@ class HiddenRows:
         """Keep the rows of the batch just decoded, whose first ``count`` tokens begin at position ``first``."""
         reach = len(self._rows)
         skipped = max(0, count - reach)
-        slots = np.arange(first + skipped, first + count) % reach
+        start = (first + skipped) % reach
+        before = min(count - skipped, reach - start)  # rows that go to the end of the ring; the others to its beginning
         self.first = max(min(self.first, first), first + count - reach)
         for index, source in enumerate(self.sources):
             if source == LAST_HIDDEN:
-                pointer = staging.function("llama_get_embeddings_nextn")(self._context)
+                address = staging.function("llama_get_embeddings_nextn")(self._context)
             else:
-                pointer = staging.function("llama_get_embeddings_layer_inp")(self._context, source)
-            self._rows[slots, index] = np.ctypeslib.as_array(pointer, shape=(count, self.size))[skipped:]
+                address = staging.function("llama_get_embeddings_layer_inp")(self._context, source)
+            new = rows_at(address, count, self.size)[skipped:]
+            self._rows[start : start + before, index] = new[:before]
+            self._rows[: len(new) - before, index] = new[before:]
 
     def read(self, first: int, last: int) -> Rows:
         """The rows (tokens, sources × size) of the positions ``first`` … ``last`` - 1, those of one token in a row.
