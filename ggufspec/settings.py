@@ -198,6 +198,11 @@ def drafter_text(names: Iterable[str]) -> str:
     return next((alias for alias, those in _ALIASES.items() if those == ordered), "+".join(ordered))
 
 
+def with_head(names: Iterable[str], head: str) -> tuple[str, ...]:
+    """These drafters where the draft file turns out to be a head of this kind: it drafts in the draft model's place."""
+    return tuple(dict.fromkeys(head if head and DRAFTERS[name].needs_model else name for name in names))
+
+
 def drafters_label(text: str) -> str:
     """``--drafter``'s value for people: "draft model and n-gram lookup"; a later version's drafter is its own label."""
     names = _ALIASES.get(text, text.split("+"))

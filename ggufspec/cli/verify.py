@@ -13,7 +13,7 @@ from ggufspec.cli.parameters import takes
 from ggufspec.cli.results import check_exports, finish
 from ggufspec.display import counted, of_file
 from ggufspec.errors import StopError, UsageError
-from ggufspec.settings import DRAFTERS, OPTIONS, Settings, drafter_text, parse_drafters
+from ggufspec.settings import DRAFTERS, OPTIONS, Settings, drafter_text, parse_drafters, with_head
 
 if TYPE_CHECKING:
     from ggufspec.models.profile import Pair
@@ -91,12 +91,13 @@ def verify(
     resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest))
     if prompts is not None and prompts > len(PROMPTS):
         raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
+    named = (drafter_text(with_head(parse_drafters(name), resolved.pair.head)) for name in checked)
     count = prompts or (_QUICK_PROMPTS if quick else len(PROMPTS))
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
         options=resolved.pair,
-        drafters=tuple(dict.fromkeys(_with_head(name, resolved.pair.head) for name in checked)),
+        drafters=tuple(dict.fromkeys(named)),
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),
         max_tokens=given.predict or (_QUICK_TOKENS if quick else _TOKENS),
@@ -144,13 +145,6 @@ def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
             raise UsageError("the pair has no draft, only the lookup can be checked", "give a draft with -md or -hfd")
         return chosen or ("lookup",)
     return chosen or ("draft", "lookup", "both")
-
-
-def _with_head(name: str, head: str) -> str:
-    """The drafter's name where the draft file is a head of this kind."""
-    if not head:
-        return name
-    return drafter_text(dict.fromkeys(head if DRAFTERS[one].needs_model else one for one in parse_drafters(name)))
 
 
 def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:

@@ -17,6 +17,7 @@ from ggufspec.settings import (
     check_drafters,
     check_rule,
     drafter_text,
+    with_head,
 )
 
 STRICT_IMPOSSIBLE = "strict mode is impossible"  # how the errors begin by which commands go on without it
@@ -110,9 +111,8 @@ class DecoderOptions:
         return next((name for name in self.drafters if DRAFTERS[name].is_head), "")
 
     def with_head(self, head: str) -> DecoderOptions:
-        """The same where the draft file turns out to be a head of this kind: it drafts in the draft model's place."""
-        names = dict.fromkeys(head if DRAFTERS[name].needs_model else name for name in self.drafters)
-        return replace(self, drafters=tuple(names))
+        """The same with :func:`ggufspec.settings.with_head`'s drafters."""
+        return replace(self, drafters=with_head(self.drafters, head))
 
     @property
     def drafter(self) -> str:

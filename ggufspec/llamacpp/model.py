@@ -21,7 +21,7 @@ from ggufspec.llamacpp.hidden import hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
 from ggufspec.llamacpp.params import context_params, model_params
-from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, choose
+from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, architecture_of, choose
 
 Logits = npt.NDArray[np.float32]
 
@@ -94,10 +94,8 @@ class Model:
 
     @property
     def architecture(self) -> str:
-        """As the file names it: ``general.architecture``."""
-        buffer = ctypes.create_string_buffer(64)
-        self._lib.llama_model_meta_val_str(self._handle, b"general.architecture", buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        """As the file names it."""
+        return architecture_of(self._lib, self._handle)
 
     @property
     def description(self) -> str:

@@ -54,9 +54,14 @@ def choose(lib: Any, model: Any, options: ContextOptions) -> str:
     """
     if not options.rewind or not (lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)):
         return "exact"
+    return way_back(architecture_of(lib, model), options.rewind_by)
+
+
+def architecture_of(lib: Any, model: Any) -> str:
+    """As the file of a model's handle names it: ``general.architecture``."""
     buffer = ctypes.create_string_buffer(64)
     lib.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
-    return way_back(buffer.value.decode(), options.rewind_by)
+    return buffer.value.decode("utf-8", "replace")
 
 
 class Exact:
