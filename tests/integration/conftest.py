@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
+from texts import source_texts
 
 from ggufspec.models.profile import demo_pair
 
 ROOT = Path(__file__).resolve().parents[2]
 GROWN_SHAPE = ("--width", "512", "--layers", "12", "--heads", "8", "--kv-heads", "8", "--ffn", "1536")
-MODULES = ("argparse", "ast", "calendar", "csv", "dataclasses", "difflib", "enum", "fractions", "gettext", "heapq")
 
 
 @pytest.fixture(scope="session")
 def prompts() -> list[str]:
-    """A hundred texts of 10 to about 3,000 characters (to 1,000 tokens), cut from the standard library's source."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    texts = []
-    for i in range(100):
-        source = (library / f"{MODULES[i % len(MODULES)]}.py").read_text(encoding="utf-8")
-        length = 10 + i * i * 3 // 10
-        start = (i * 7919) % max(1, len(source) - length)
-        texts.append(source[start : start + length])
-    return texts
+    """A hundred texts of up to 1,000 tokens."""
+    return source_texts(100)
 
 
 @pytest.fixture(scope="session")
