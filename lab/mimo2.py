@@ -25,6 +25,32 @@ def halves(rows: Array, head_size: int) -> Array:
     return heads.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
+def adjacent(rows: Array, head_size: int) -> Array:
+    """The inverse of :func:`halves`."""
+    heads = rows.reshape(-1, 2, head_size // 2, rows.shape[-1])
+    return heads.transpose(0, 2, 1, 3).reshape(rows.shape)
+
+
+def read_blocks(path: Path) -> list[dict[str, Array]]:
+    """The MTP blocks of a file that :func:`write_mimo2` wrote, as it takes them."""
+    reader = gguf.GGUFReader(path)
+    fields = {field.name: field.contents() for field in reader.fields.values() if field.name.startswith("mimo2.")}
+    size, count = fields["mimo2.rope.dimension_count"], fields["mimo2.nextn_predict_layers"]
+    ends = np.cumsum([fields[f"mimo2.attention.head_count{kind}"] * size for kind in ("", "_kv")])
+    blocks = []
+    for index in range(fields["mimo2.block_count"] - count, fields["mimo2.block_count"]):
+        start = f"blk.{index}."
+        block = {
+            tensor.name.removeprefix(start): np.asarray(tensor.data, np.float32)
+            for tensor in reader.tensors
+            if tensor.name.startswith(start)
+        }
+        q, k, v = np.split(block.pop("attn_qkv.weight"), ends)
+        own = {"attn_q.weight": adjacent(q, size), "attn_k.weight": adjacent(k, size), "attn_v.weight": v}
+        blocks.append(own | block)
+    return blocks
+
+
 def write_mimo2(source: Path, path: Path, blocks: Sequence[Mapping[str, Array]] = (), part: str = "whole") -> Path:
     """Write the llama model of ``source`` with these MTP blocks.
 
