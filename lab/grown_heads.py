@@ -119,7 +119,7 @@ def grow_mimo2(small: Path, target: Path, expanded: Path, path: Path) -> Path:
     """Write the expanded target as ``mimo2`` with the MTP blocks of the small one, in F16.
 
     Args:
-        small: the small target as ``mimo2``, in F16, with its blocks (:func:`lab.mimo2.write_mimo2`).
+        small: MTP blocks of the small target, alone or in it, in any type (:func:`lab.mimo2.write_mimo2`).
         target: the small target as llama.
         expanded: the expanded one as llama, in F16.
         path: the file to write.

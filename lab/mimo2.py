@@ -32,7 +32,7 @@ def adjacent(rows: Array, head_size: int) -> Array:
 
 
 def read_blocks(path: Path) -> list[dict[str, Array]]:
-    """The MTP blocks of a file that :func:`write_mimo2` wrote, as it takes them."""
+    """The MTP blocks of a file that :func:`write_mimo2` wrote, of any type, as it takes them."""
     reader = gguf.GGUFReader(path)
     fields = {field.name: field.contents() for field in reader.fields.values() if field.name.startswith("mimo2.")}
     size, count = fields["mimo2.rope.dimension_count"], fields["mimo2.nextn_predict_layers"]
@@ -41,7 +41,7 @@ def read_blocks(path: Path) -> list[dict[str, Array]]:
     for index in range(fields["mimo2.block_count"] - count, fields["mimo2.block_count"]):
         start = f"blk.{index}."
         block = {
-            tensor.name.removeprefix(start): np.asarray(tensor.data, np.float32)
+            tensor.name.removeprefix(start): gguf.dequantize(tensor.data, tensor.tensor_type)
             for tensor in reader.tensors
             if tensor.name.startswith(start)
         }

@@ -12,7 +12,7 @@ from ggufspec.errors import GgufspecError, WorkerError
 
 PROGRAM = "llama-speculative-simple"
 _TRIES = 5  # its log, written by a thread, is lost at times when it exits
-_DECODED = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds")
+_ENCODED, _DECODED = (re.compile(rf"{word}coded\s+(\d+) tokens in\s+([\d.]+) seconds") for word in ("en", "de"))
 
 
 class NotThereError(GgufspecError):
@@ -21,10 +21,11 @@ class NotThereError(GgufspecError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer as the program itself reports it; ``seconds`` without prompt and loading."""
+    """One answer as the program reports it, without loading; ``seconds`` is without the prompt, too."""
 
     tokens: int
     seconds: float
+    prompt_s: float
     drafted: int
     accepted: int
 
@@ -85,12 +86,12 @@ def answer(
         except OSError as error:
             raise WorkerError(f"{program} cannot be run: {error.strerror}", f"ls -l {program}") from None
         said = done.stdout + done.stderr
-        decoded = _DECODED.search(said)
+        encoded, decoded = _ENCODED.search(said), _DECODED.search(said)
         drafted, accepted = (re.search(rf"n_{word}\s*=\s*(\d+)", said) for word in ("drafted", "accept"))
         if done.returncode:
             break
-        if decoded and drafted and accepted:
-            return Answer(int(decoded[1]), float(decoded[2]), int(drafted[1]), int(accepted[1]))
+        if encoded and decoded and drafted and accepted:
+            return Answer(int(decoded[1]), float(decoded[2]), float(encoded[2]), int(drafted[1]), int(accepted[1]))
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = [line for line in lines if "error" in line.lower() or "assert" in line.lower()]
     last = (telling or lines or ["it said nothing"])[-1]

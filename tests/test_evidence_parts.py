@@ -258,8 +258,9 @@ def ask(path: Path) -> peers.Answer:
 
 
 def test_what_the_program_says_is_read(tmp_path: Path) -> None:
-    said = "decoded   64 tokens in    2.500 seconds, speed: 25.6 t/s\nn_draft   = 4\nn_drafted = 40\nn_accept  = 30"
-    assert ask(program(tmp_path, f"cat >&2 <<'END'\n{said}\nEND")) == peers.Answer(64, 2.5, 40, 30)
+    said = "encoded   30 tokens in    0.500 seconds, speed: 60 t/s\n"
+    said += "decoded   64 tokens in    2.500 seconds, speed: 25.6 t/s\nn_draft   = 4\nn_drafted = 40\nn_accept  = 30"
+    assert ask(program(tmp_path, f"cat >&2 <<'END'\n{said}\nEND")) == peers.Answer(64, 2.5, 0.5, 40, 30)
 
 
 def test_a_program_that_fails(tmp_path: Path) -> None:

@@ -22,9 +22,7 @@ of the prompt, as both programs report it. Nothing else must run on the machine.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -32,28 +30,41 @@ import multiprocessing
 import os
 import shutil
 import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 from against_peers import theirs
 from common import EVIDENCE, ROOT, demo_target, grown_draft, grown_targets, random_draft, save
 from decoder_prompts import KINDS, short_prompts
+from in_step import (
+    EARLY,
+    Case,
+    Decoders,
+    Run,
+    best_lengths,
+    code,
+    fastest,
+    finalists,
+    geometric_mean,
+    goal,
+    has,
+    modes_run,
+    name_of,
+    ours,
+    ratio,
+    reported,
+    several,
+    speed,
+    speed_of,
+)
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
-from ggufspec.bench.statistics import RESAMPLES, paired_ratios
-from ggufspec.decoding import decoder as decoder_module
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.latency import LatencyModel
-from ggufspec.llamacpp.model import Model
-from ggufspec.llamacpp.options import Placement
 from ggufspec.models.profile import demo_pair
 from ggufspec.settings import parse_drafters
 
@@ -63,10 +74,7 @@ PARTS = "ABCDE"
 N_CTX = 2048
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 9, 11, 15)  # draft lengths that are searched
 FIRST_LENGTHS = (3, 7)
-CLOSE = 0.93  # a second length that reached this share of the best one's speed in the search runs for record too
 PAYS = 1.05  # speculation pays where the best of all ways is faster than target-only by this factor
-EARLY = 64  # tokens in which a policy may learn that speculation does not pay
-WARM_UP = "A decoder that has just been opened"
 SAMPLINGS = {"greedy": Sampling(), "temperature 1": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)}
 GOALS = {
     "A": {"geomean": 1.20, "worst": 1.00},
@@ -82,13 +90,8 @@ MODES = {
     "E": ("target-only", "target-only strict", "both", "both strict"),
 }
 
-KEPT = ("tokens", "prompt_s", "rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted")
 
-Run = dict[str, Any]
-Case = dict[str, Any]
-
-
-# ---- one run --------------------------------------------------------------------------------------
+# ---- one case -------------------------------------------------------------------------------------
 
 
 def options_of(mode: str, threads: int) -> DecoderOptions:
@@ -102,159 +105,17 @@ def options_of(mode: str, threads: int) -> DecoderOptions:
     return DecoderOptions(ctx_size=N_CTX, threads=threads, **changes)
 
 
-def opened(target: Path, draft: Path, mode: str, threads: int, latencies: Path) -> SpeculativeDecoder:
-    """A decoder of a mode that has answered once, so that its pages are in. Latencies are kept in ``latencies``."""
-    with_draft = mode.split()[0] not in ("target-only", "lookup")
-    decoder = SpeculativeDecoder(target, draft if with_draft else None, options_of(mode, threads), cache=latencies)
-    ours(decoder, mode, WARM_UP, 4)
-    return decoder
+def opened(target: Path, draft: Path, arguments: argparse.Namespace) -> Decoders:
+    """The decoders of a pair."""
 
+    def opener(mode: str) -> tuple[Path | None, DecoderOptions]:
+        with_draft = mode.split()[0] not in ("target-only", "lookup")
+        return draft if with_draft else None, options_of(mode, arguments.t)
 
-class Answer:
-    """One answer of ours, round by round."""
+    def other(mode: str, prompt: str, tokens: int) -> Run:
+        return theirs(target, draft, prompt, tokens, int(mode.split()[1]), arguments.t)
 
-    def __init__(
-        self, decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None
-    ) -> None:
-        self.decoder = decoder
-        self.ids: list[int] = []
-        self.wall_s = 0.0
-        alone = "target" if mode.startswith("target-only") else ""
-        self._emitted = decoder.generate(prompt, max_tokens=tokens, sampling=sampling, alone=alone)
-
-    def step(self) -> bool:
-        """Run one more round; False if there is none."""
-        began, known = time.perf_counter(), len(self.ids)
-        for emitted in self._emitted:
-            self.ids.append(emitted.token)
-            if len(self.ids) == known + len(self.decoder.rounds[-1].emitted):
-                break
-        self.wall_s += time.perf_counter() - began
-        return len(self.ids) > known
-
-    def run(self) -> Run:
-        """The figures, once all rounds have run; ``late_`` ones are those of rounds behind the first 64 tokens."""
-        statistics = self.decoder.statistics
-        assert statistics is not None
-        assert statistics.tokens == len(self.ids)
-        emitted = np.cumsum([len(round_.emitted) for round_ in self.decoder.rounds])
-        late = [round_ for round_, before in zip(self.decoder.rounds, [0, *emitted], strict=False) if before >= EARLY]
-        figures = asdict(statistics)
-        return {
-            "seconds": statistics.decode_s,
-            **{name: figures[name] for name in KEPT},
-            "wall_s": self.wall_s,
-            "late_tokens": sum(len(round_.emitted) for round_ in late),
-            "late_seconds": sum(round_.total_s for round_ in late),
-            "widths": dict(sorted(Counter(round_.width for round_ in self.decoder.rounds).items())),
-            "ids": self.ids,
-        }
-
-
-def ours(decoder: SpeculativeDecoder, mode: str, prompt: str, tokens: int, sampling: Sampling | None = None) -> Run:
-    """One answer of ours."""
-    answer = Answer(decoder, mode, prompt, tokens, sampling)
-    while answer.step():
-        pass
-    return answer.run()
-
-
-class Decoders:
-    """The open decoders of one target and one draft. All of them decode with the same weights.
-
-    They must: where weights are repacked or the memory they came to lie in is another, the same batch takes some
-    per cent more or less, for as long as a model is loaded.
-
-    They keep their latencies in a folder of their own, as the commands do in the user's: what one measures is known
-    to the next, and two ways to decode differ in what they do and not in what they happened to measure.
-    """
-
-    def __init__(self, target: Path, draft: Path, threads: int, *, verbose: bool) -> None:
-        self.target, self.draft, self.threads, self.verbose = target, draft, threads, verbose
-        self._open: dict[str, SpeculativeDecoder] = {}
-        self._models: dict[Path, Model] = {}
-        self._latencies = tempfile.TemporaryDirectory()
-        self.notes: set[str] = set()
-
-    def run(self, mode: str, prompt: str, tokens: int) -> Run:
-        """One answer."""
-        if mode.startswith("theirs"):
-            run = theirs(self.target, self.draft, prompt, tokens, int(mode.split()[1]), self.threads)
-        else:
-            run = ours(self._decoder(mode), mode, prompt, tokens)
-        self._said(mode, run)
-        return run
-
-    def in_step(
-        self, modes: Sequence[str], prompt: str, tokens: int, sampling: Sampling, *, fresh: bool = False
-    ) -> dict[str, Run]:
-        """An answer of each of our modes, all at once: whoever is the furthest behind in the text runs a round.
-
-        So the machine is as fast for one as for another, however its speed wanders. ``fresh`` opens the decoders anew,
-        so that they have learned nothing.
-        """
-        answers = {mode: Answer(self._decoder(mode, fresh=fresh), mode, prompt, tokens, sampling) for mode in modes}
-        waiting = dict(answers)
-        while waiting:
-            mode = min(waiting, key=lambda mode: len(waiting[mode].ids))
-            if not waiting[mode].step():
-                del waiting[mode]
-        runs = {mode: answer.run() for mode, answer in answers.items()}
-        for mode, run in runs.items():
-            self._said(mode, run)
-        return runs
-
-    def _decoder(self, mode: str, *, fresh: bool = False) -> SpeculativeDecoder:
-        if fresh and mode in self._open:
-            self._open.pop(mode).close()
-        if mode not in self._open:
-            with mock.patch.object(decoder_module, "Model", self._model):
-                self._open[mode] = opened(self.target, self.draft, mode, self.threads, Path(self._latencies.name))
-        self.notes.update(f"{mode}: {note}" for note in self._open[mode].notes)
-        return self._open[mode]
-
-    def _model(self, path: Path, placement: Placement) -> Model:
-        """The model of a file; no decoder closes it."""
-        if path not in self._models:
-            self._models[path] = Model(path, placement)
-            self._models[path].close = lambda: None  # type: ignore[method-assign]
-        return self._models[path]
-
-    def _said(self, mode: str, run: Run) -> None:
-        if self.verbose:
-            print(f"    {mode:18} {speed_of(run):6.2f} t/s, {run['accepted']} of {run['drafted']} kept", flush=True)
-
-    def close(self) -> None:
-        """Free all."""
-        while self._open:
-            self._open.popitem()[1].close()
-        while self._models:
-            Model.close(self._models.popitem()[1])
-        self._latencies.cleanup()
-
-
-# ---- one case -------------------------------------------------------------------------------------
-
-
-def best_lengths(speed: Callable[[int], float]) -> dict[int, float]:
-    """Tokens/s by draft length, of those that had to be tried to find the best."""
-    found: dict[int, float] = {}
-    wanted: Sequence[int] = FIRST_LENGTHS
-    while wanted:
-        found |= {length: speed(length) for length in wanted}
-        place = LENGTHS.index(max(found, key=lambda length: found[length]))
-        wanted = [length for length in LENGTHS[max(0, place - 1) : place + 2] if length not in found]
-    return found
-
-
-def finalists(found: dict[str, float]) -> list[str]:
-    """The best length, and the second if it was close."""
-    ordered = sorted(found, key=lambda length: found[length], reverse=True)
-    return ordered[:1] + [length for length in ordered[1:2] if found[length] >= CLOSE * found[ordered[0]]]
-
-
-def speed_of(run: Run) -> float:
-    return run["tokens"] / run["seconds"]
+    return Decoders(target, opener, other, verbose=arguments.verbose)
 
 
 def modes_of(case: Case, parts: str) -> list[str]:
@@ -271,8 +132,11 @@ def search(case: Case, parts: str, decoders: Decoders, tokens: int) -> None:
     """Fill in the case's best lengths, theirs and ours, where they are needed and not known."""
     for part, mode in (("B", "fixed"), ("A", "theirs")):
         if part in parts and mode not in case["search"]:
+            prompt = KINDS[case["kind"]]
             found = best_lengths(
-                lambda length, mode=mode: speed_of(decoders.run(f"{mode} {length}", KINDS[case["kind"]], tokens))
+                lambda length, mode=mode, prompt=prompt: speed_of(decoders.run(f"{mode} {length}", prompt, tokens)),
+                LENGTHS,
+                FIRST_LENGTHS,
             )
             case["search"][mode] = {str(length): round(speed, 3) for length, speed in found.items()}
 
@@ -285,20 +149,14 @@ def repeat(case: Case, parts: str, decoders: Decoders, tokens: int, repetitions:
         if not lacking:
             return
         modes = modes_of(case, lacking)
-        turn = (place + len(case["repetitions"])) * (len(modes) // 2 + 1) % len(modes)
-        prompt = KINDS[case["kind"]]
-        others = [mode for mode in modes if mode.startswith("theirs")]
-        own = [mode for mode in modes[turn:] + modes[:turn] if mode not in others]
-        fresh = case["group"] == "switch-off"
-        runs = {mode: decoders.run(mode, prompt, tokens) for mode in others[: len(others) // 2]}
-        runs |= decoders.in_step(own, prompt, tokens, SAMPLINGS[case["sampling"]], fresh=fresh)
-        runs |= {mode: decoders.run(mode, prompt, tokens) for mode in others[len(others) // 2 :]}
-        alone = runs.get("target-only", {}).get("ids")
-        for run in runs.values():
-            ids = run.pop("ids", None)
-            if ids is not None and alone is not None:
-                same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, alone, strict=False))
-                run["tokens_as_target_only"] = sum(1 for _ in same)
+        runs = decoders.repetition(
+            modes,
+            KINDS[case["kind"]],
+            tokens,
+            SAMPLINGS[case["sampling"]],
+            turn=place + len(case["repetitions"]),
+            fresh=case["group"] == "switch-off",
+        )
         case["repetitions"].append(runs)
         case.setdefault("load_averages", []).append(os.getloadavg()[0])
         yield
@@ -413,68 +271,9 @@ def identity(kind: str, count: int, processes: int) -> Iterator[dict[str, Any]]:
 # ---- goals ----------------------------------------------------------------------------------------
 
 
-def name_of(case: Case) -> str:
-    return " ".join(case[key] for key in ("target", "draft", "kind")) + (
-        f" ({case['sampling']})" if case["sampling"] != "greedy" else ""
-    )
-
-
-def modes_run(case: Case) -> list[str]:
-    """All modes that ran, in no order of speed."""
-    return list(dict.fromkeys(mode for repetition in case["repetitions"] for mode in repetition))
-
-
-def speed(case: Case, mode: str) -> float:
-    """Tokens/s of a mode over all its repetitions."""
-    runs = [repetition[mode] for repetition in case["repetitions"] if mode in repetition]
-    return sum(run["tokens"] for run in runs) / sum(run["seconds"] for run in runs)
-
-
-def fastest(case: Case, *beginnings: str) -> str:
-    """The fastest mode of those whose names begin so."""
-    return max((mode for mode in modes_run(case) if mode.startswith(beginnings)), key=lambda mode: speed(case, mode))
-
-
-def ratio(case: Case, mode: str, other: str, late: str = "") -> dict[str, Any]:
-    """Speed of one mode ÷ speed of another, paired by repetition; ``late_`` looks behind the first tokens."""
-    speeds = [
-        [repetition[name][f"{late}tokens"] / repetition[name][f"{late}seconds"] for name in (mode, other)]
-        for repetition in case["repetitions"]
-        if {mode, other} <= repetition.keys()
-    ]
-    found = paired_ratios(*zip(*speeds, strict=True))
-    return {"case": name_of(case), "ratio": found.median, "ci95": found.ci95, "modes": [mode, other]}
-
-
-def geometric_mean(ratios: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the cases' ratios, with the bootstrap interval over cases, and the worst case."""
-    if not ratios:
-        return {"cases": 0}
-    logs = np.log([one["ratio"] for one in ratios])
-    means = logs[np.random.default_rng(0).integers(0, logs.size, (RESAMPLES, logs.size))].mean(axis=1)
-    return {
-        "cases": len(ratios),
-        "geomean": float(np.exp(logs.mean())),
-        "ci95": np.exp(np.percentile(means, (2.5, 97.5))).tolist(),
-        "worst": min(ratios, key=lambda one: one["ratio"]),
-    }
-
-
-def has(case: Case, *beginnings: str) -> bool:
-    return all(any(mode.startswith(beginning) for mode in modes_run(case)) for beginning in beginnings)
-
-
 def pays(case: Case) -> bool:
     """Whether any way to speculate, theirs or ours, is clearly faster than target-only."""
     return speed(case, fastest(case, "both", "draft", "lookup", "fixed", "theirs")) > PAYS * speed(case, "target-only")
-
-
-def goal(figures: dict[str, Any], limits: dict[str, float]) -> dict[str, Any]:
-    """Figures with the limits that they are held to, and whether they keep them."""
-    if not figures["cases"]:
-        return figures
-    met = figures["geomean"] >= limits.get("geomean", 0.0) and figures["worst"]["ratio"] >= limits.get("worst", 0.0)
-    return {**figures, "limits": limits, "met": met}
 
 
 def summary(cases: Sequence[Case], identical: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -552,39 +351,7 @@ def checks(grid: Sequence[Case]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def reported(name: str, figures: dict[str, Any]) -> str:
-    """One line for people."""
-    parts = [f"{name:44}"]
-    if "geomean" in figures:
-        low, high = figures["ci95"]
-        parts.append(f"{figures['geomean']:.3f} ({low:.3f} to {high:.3f}) over {figures['cases']}")
-        parts.append(f"worst {figures['worst']['ratio']:.3f} {figures['worst']['case']}")
-    elif "texts" in figures:
-        parts.append(f"{figures['identical']} of {figures['texts']} identical")
-    elif "share" in figures:
-        parts.append(f"{100 * figures['share']:.2f} %")
-    else:
-        parts.append("no case")
-    if "met" in figures:
-        parts.append("PASS" if figures["met"] else "MISS")
-    return "  ".join(parts)
-
-
 # ---- the command ----------------------------------------------------------------------------------
-
-
-def code() -> str:
-    """A digest of what decodes: the sources without comments, docstrings and layout."""
-    digest = hashlib.sha256()
-    for path in sorted(
-        itertools.chain(*((ROOT / "ggufspec" / room).glob("*.py") for room in ("decoding", "llamacpp")))
-    ):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()[:16]
 
 
 class Record:
@@ -653,15 +420,6 @@ def line(case: Case) -> str:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    def several(known: Sequence[str]) -> Callable[[str], list[str]]:
-        def parse(text: str) -> list[str]:
-            chosen = text.split(",")
-            if unknown := set(chosen) - set(known):
-                raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(known)}")
-            return [name for name in known if name in chosen]
-
-        return parse
-
     for name, known in (("parts", PARTS), ("targets", TARGETS), ("drafts", DRAFTS), ("kinds", tuple(KINDS))):
         every = ",".join(known)
         parser.add_argument(f"--{name}", type=several(known), default=list(known), help=f"default: {every}")
@@ -686,7 +444,7 @@ def measure_cases(record: Record, settings: dict[str, int], arguments: argparse.
     }
     numbered = enumerate(planned, 1)
     for (target, draft), own in itertools.groupby(numbered, key=lambda one: (one[1][0]["target"], one[1][0]["draft"])):
-        decoders = Decoders(targets[target], drafts[draft], arguments.t, verbose=arguments.verbose)
+        decoders = opened(targets[target], drafts[draft], arguments)
         for number, (plan, parts) in own:
             case = record.case(plan | {"settings": settings, "code": code()})
             began = time.perf_counter()
