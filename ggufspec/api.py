@@ -31,6 +31,7 @@ from ggufspec.settings import (
     DRAFTERS,
     FIXED_DRAFT_MAX,
     OPTIONS,
+    Drafter,
     Settings,
     names,
     of_keywords,
@@ -89,7 +90,9 @@ def spec_of_files(
     own_draft = not no_draft and (given.model_draft is not None or given.hf_repo_draft is not None)
     is_profile = given.model is None and given.hf_repo is None
     profile = load_profile(given.pair or "demo") if is_profile else None
-    if need_draft and not own_draft and (profile is None or profile.draft is None):
+    usual = profile.settings.drafter if profile and not given.drafter else None
+    drafts_alone = usual not in (None, "none") and not _needs_file(usual)  # as its profile has it
+    if need_draft and not own_draft and not drafts_alone and (profile is None or profile.draft is None):
         raise UsageError(
             "a bench compares with a draft, and none is given",
             "ggufspec bench -m TARGET -md DRAFT, or --drafter lookup",
@@ -99,11 +102,16 @@ def spec_of_files(
         draft = hub_file(given.hf_repo_draft) if given.hf_repo_draft else given.model_draft
     if profile is None:
         target = hub_file(given.hf_repo) if given.hf_repo else str(given.model)
-        return PairSpec(Path(given.model or str(given.hf_repo)).stem, target, draft)
-    if no_draft or own_draft:
-        profile = profile.model_copy(update={"draft": None})
-    spec = spec_of(profile, on_event)
-    return replace(spec, draft=draft) if own_draft else spec
+        spec = PairSpec(Path(given.model or str(given.hf_repo)).stem, target, draft)
+    else:
+        if no_draft or own_draft:
+            profile = profile.model_copy(update={"draft": None})
+        spec = spec_of(profile, on_event)
+    if own_draft and profile is not None:  # which need not be a head where the profile's own is one
+        spec = replace(spec, draft=draft, settings=replace(spec.settings, drafter=None))
+    if not no_draft:
+        check_drafter(spec, given)
+    return spec
 
 
 def pair_of_files(
@@ -254,11 +262,13 @@ class PlanResult:
     def described(self) -> dict[str, Any]:
         """The pair for the JSON documents: names of files, and the models' shapes."""
         named: dict[str, Any] = {"name": self.pair.name, "target": str(self.pair.target)}
+        shapes = [_shape(known.header) for known in self.headers]
+        draft = self.plan.request.draft
+        if draft is not None and draft.in_target:
+            blocks = counted(draft.header.nextn_blocks, "MTP block")
+            return named | {"draft": None, "target_shape": shapes[0], "draft_shape": f"{blocks} of the target's file"}
         named |= {"draft": str(self.pair.draft) if self.pair.draft else None}
-        return named | {
-            f"{role}_shape": _shape(known.header)
-            for role, known in zip(("target", "draft"), self.headers, strict=False)
-        }
+        return named | {f"{role}_shape": shape for role, shape in zip(("target", "draft"), shapes, strict=False)}
 
     def document(self, *, sweep: bool = False) -> PlanDocument:
         """The document of ``plan --json``; with ``sweep`` both ways over the target's layers: eight steps, the ends
@@ -624,12 +634,18 @@ def load_pair(
     return SpeculativeDecoder(files.target, files.draft, resolved.pair, cache=cache_folder())
 
 
-def check_drafter(pair: Pair, given: Settings) -> None:
-    """Refuse a drafter that needs a draft model for a pair without one.
+def check_drafter(pair: PairSpec, given: Settings) -> None:
+    """Refuse a drafter that needs a draft file for a pair without one.
 
     Raises:
-        UsageError: it does; the hint is in Python's words.
+        UsageError: it does.
     """
-    wanted = parse_drafters(given.drafter or "none")
-    if pair.draft is None and any(DRAFTERS[name].needs_file for name in wanted):
-        raise UsageError(f"the drafter {given.drafter!r} needs a draft model, and none is given", "drafter='lookup'")
+    if pair.draft is None and (row := _needs_file(given.drafter)):
+        what, file = ("an " + row.label, "HEAD") if row.is_head else ("a " + row.label, "DRAFT")
+        message = f"--drafter {given.drafter} needs {what}, and none is given"
+        raise UsageError(message, f"-md {file}, or --drafter lookup")
+
+
+def _needs_file(drafter: str | None) -> Drafter | None:
+    """Of the drafters that ``--drafter`` names, the one that cannot do without a draft file."""
+    return next((DRAFTERS[name] for name in parse_drafters(drafter or "none") if DRAFTERS[name].needs_file), None)

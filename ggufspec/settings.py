@@ -205,8 +205,21 @@ def with_head(names: Iterable[str], head: str) -> tuple[str, ...]:
 
 def drafters_label(text: str) -> str:
     """``--drafter``'s value for people: "draft model and n-gram lookup"; a later version's drafter is its own label."""
-    names = _ALIASES.get(text, text.split("+"))
-    return " and ".join(DRAFTERS[name].label if name in DRAFTERS else name for name in names) or "no draft"
+    return " and ".join(DRAFTERS[name].label if name in DRAFTERS else name for name in _named(text)) or "no draft"
+
+
+def drafts_with_file(text: str) -> bool:
+    """Whether one of ``--drafter``'s value drafts with the draft file."""
+    return any(DRAFTERS[name].needs_model for name in _named(text) if name in DRAFTERS)
+
+
+def drafts_with_corpus(text: str) -> bool:
+    """Whether one of them takes ``--lookup-corpus``."""
+    return any(DRAFTERS[name].needs_corpus for name in _named(text) if name in DRAFTERS)
+
+
+def _named(text: str) -> tuple[str, ...]:
+    return _ALIASES.get(text, tuple(text.split("+")))
 
 
 def _drafter(text: str) -> str:

@@ -328,7 +328,10 @@ def test_a_draft_that_does_not_pay_is_said(
     _, document = tune(experiment, tmp_path / "j", Alone(machine))
     assert document.winner is not None
     assert not document.trials[document.winner].setting.drafted
-    assert any("No draft is worth it here" in sentence for sentence in document.explanation)
+    assert any(
+        "Neither the draft model nor the n-gram lookup is worth it here" in sentence
+        for sentence in document.explanation
+    )
 
 
 def test_one_setting_alone_is_no_comparison(

@@ -62,9 +62,9 @@ def export(
 
     if output is not None:
         check_writable(output)
-    pair = inputs.pair_spec(given)
     if given.no_draft:
-        pair = replace(pair, draft=None)
+        given = replace(given, drafter="none")
+    pair = inputs.pair_spec(given)
     resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other
     if not resolved.pair.needs_draft:  # as its profile has it: tuning found that it does not pay
         pair = replace(pair, draft=None)

@@ -143,13 +143,8 @@ def prepare_pair(given: Settings) -> tuple[Pair, DecoderOptions]:
     if given.no_draft:
         given = replace(given, drafter="none")
     pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
-    if pair.draft is None:
-        if given.drafter in ("draft", "both"):
-            raise UsageError(
-                f"--drafter {given.drafter} needs a draft model, and none is given", "-md DRAFT, or --drafter lookup"
-            )
-        if given.drafter is None and given.lookup_corpus is not None:
-            raise UsageError("--lookup-corpus needs --drafter lookup: there is no draft model", "--drafter lookup")
+    if pair.draft is None and given.drafter is None and given.lookup_corpus is not None:
+        raise UsageError("--lookup-corpus needs --drafter lookup: there is no draft model", "--drafter lookup")
     return pair, inputs.resolve(pair, given).pair
 
 

@@ -71,7 +71,7 @@ def tune(
     from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
     from ggufspec.tune.experiment import experiment as tune_experiment
-    from ggufspec.tune.experiment import without_tuned
+    from ggufspec.tune.experiment import with_heads, without_tuned
     from ggufspec.tune.profile import profile_name, template
     from ggufspec.tune.profile import save as save_profile
     from ggufspec.tune.run import LOG, Tuning, log_path
@@ -89,7 +89,9 @@ def tune(
     untuned = without_tuned(pair, given)
     base = api.decoder_options(given.over(untuned.settings))
     measure_if_due(base.threads, physical_cores(), given.rpc or ())
-    planned = inputs.make_plan(untuned, given)
+    with inputs.planning() as on_event:
+        spec, base = with_heads(untuned, given, base, on_event)
+    planned = inputs.make_plan(spec, given, options=base)
     experiment = tune_experiment(
         pair,
         given,
@@ -143,6 +145,7 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
 
     from ggufspec.reports import table
     from ggufspec.reports import tune as report
+    from ggufspec.tune.document import not_worth_it
 
     out = ui.out()
     show_files(document.pair)
@@ -161,8 +164,8 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         best = document.trials[document.winner]
         assert best.tokens_per_s is not None
         lead = "so far" if document.interrupted else "The fastest"
-        out.print(Text(f"{lead.capitalize()}: {report.setting_name(best.setting)}.", style="bold green"))
-        out.print(Text(_gain(document)))
+        out.print(Text(f"{lead.capitalize()}: {report.setting_name(document, best.setting)}.", style="bold green"))
+        out.print(Text(" ".join(filter(None, (_gain(document), not_worth_it(document.trials, best.setting))))))
     if explain:
         for sentence in document.explanation:
             out.print(Text(f"- {sentence}"))
@@ -191,5 +194,4 @@ def _gain(document: TuneDocument) -> str:
         few = f"{document.gain.median:.2f}× what was planned, by {counted(count, 'trial')} of each"
         return f"{few}: too few for an interval. -r {FEWEST} or a larger --budget makes more."
     text = f"{document.gain.median:.2f}× what was planned (95 % interval {low:.2f} to {high:.2f})"
-    text += "." if low > 1 else ", within the noise."
-    return text if document.trials[document.winner].setting.drafted else f"{text} No draft is worth it here."
+    return text + ("." if low > 1 else ", within the noise.")

@@ -51,8 +51,17 @@ def kind_of(header: ModelHeader) -> Kind | None:
 
 def kind_of_draft(target: ModelHeader, draft: ModelHeader, drafter: str = "") -> Kind | None:
     """What kind of head a draft is; with the drafter ``mtp`` the target itself stands for its own MTP blocks."""
-    own = drafter == MTP.drafter and draft.fingerprint == target.fingerprint
-    return MTP if own else kind_of(draft)
+    return MTP if is_own(target, draft, drafter) else kind_of(draft)
+
+
+def is_own(target: ModelHeader, draft: ModelHeader, drafter: str) -> bool:
+    """Whether the draft is the target itself, for its own MTP blocks."""
+    return drafter == MTP.drafter and draft.fingerprint == target.fingerprint
+
+
+def in_target(target: ModelHeader) -> bool:
+    """Whether the target's own file has MTP blocks that can draft for it."""
+    return bool(target.nextn_blocks) and not any(objections(target, target, MTP))
 
 
 def require(target: ModelHeader, draft: ModelHeader, drafter: str) -> Kind:
@@ -117,6 +126,9 @@ def objections(target: ModelHeader, head: ModelHeader, kind: Kind) -> Iterator[s
     if absent := staging.missing(kind.drafter):
         yield f"the installed llama.cpp has no {absent}, which {kind.what} needs"
         return
+    if kind is MTP and not head.nextn_blocks:
+        yield "its file has no MTP blocks"
+        return
     known = staging.LAYER_INPUTS if kind is EAGLE3 else staging.LAST_ROWS
     if target.architecture not in known:
         yield f"llama.cpp hands out no hidden rows of the target's architecture ({target.architecture})"
@@ -139,9 +151,6 @@ def objections(target: ModelHeader, head: ModelHeader, kind: Kind) -> Iterator[s
 
 
 def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
-    if not head.nextn_blocks:
-        yield "the target's file has no MTP blocks"
-        return
     first = head.blocks - head.nextn_blocks
     shapes = {tensor.name: tensor.shape for tensor in head.tensors}
     if f"blk.{first}.nextn.eh_proj.weight" not in shapes:

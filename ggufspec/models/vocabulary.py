@@ -68,6 +68,11 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
     """
     if verdict.answer != "no":
         return verdict.reasons
+    if heads.is_own(target, draft, drafter):
+        raise ModelError(
+            f"{target.name} cannot draft for itself: {'; '.join(verdict.reasons)}",
+            "-md mtp-….gguf where they are in a file of their own, --drafter lookup, or --no-draft",
+        )
     hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
     if (head := heads.kind_of_draft(target, draft, drafter)) and head.drafter:
         hint = "choose a head that was made for this target"

@@ -93,13 +93,18 @@ class ModelRequest:
         """The machine's speeds, as a rehearsal found them for this model if there was one."""
         return self.rehearsed.speed if self.rehearsed else machine.speed
 
+    def read_at(self, placement: Placement) -> tuple[ModelHeader, Placement]:
+        """What a pass reads, as a model of its own, and where that is."""
+        if self.as_read is None:
+            return self.header, placement
+        layers = min(placement.offloaded(self.header.blocks), self.as_read.layers)
+        return self.as_read, replace(placement, gpu_layers=layers)
+
     def pass_s(self, machine: Machine, placement: Placement, tokens: int) -> float:
         """Predicted seconds of a batch, half of the context filled."""
         layers = placement.offloaded(self.header.blocks)
-        header = self.as_read or self.header
         return pass_s(
-            header,
-            replace(placement, gpu_layers=min(layers, header.layers)) if self.as_read else placement,
+            *self.read_at(placement),
             self.speed_on(machine),
             machine.card_names,
             tokens=tokens,

@@ -221,7 +221,7 @@ def _tune(document: TuneDocument) -> Section:
     winner = next((trial for trial in document.trials if trial.index == document.winner), None)
     if winner is not None and winner.tokens_per_s is not None:
         speed = with_spread(winner.tokens_per_s)
-        lead = f"Fastest: {tune.setting_name(winner.setting)}: {speed} tokens/s"
+        lead = f"Fastest: {tune.setting_name(document, winner.setting)}: {speed} tokens/s"
         lead += f", {values.over(document.gain, 'what was planned')}." if gain else "."
     failed = sum(trial.tokens_per_s is None for trial in document.trials)
     notes = [f"Stopped: {document.stopped}."] if document.stopped else []

@@ -11,19 +11,19 @@ from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
 from ggufspec.reports.values import with_spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
-from ggufspec.settings import drafters_label
+from ggufspec.settings import drafters_label, drafts_with_file
 
 # What is not named where it is as usual: its llama.cpp flag, and its usual value.
 _OTHER = {"n_cpu_moe": ("ncmoe", 0), "flash_attn": ("fa", "auto"), "ubatch_size": ("ub", 512)}
 
 
-def setting_name(setting: TunedSetting) -> str:
+def setting_name(document: TuneDocument, setting: TunedSetting) -> str:
     """A setting in a line, without what is as usual."""
     parts = [f"ngl {setting.gpu_layers}"]
     if not setting.drafted:
         parts.append("no draft")
     else:
-        if setting.drafter != "lookup":
+        if _places_draft(document, setting):
             parts.append(f"ngld {setting.gpu_layers_draft}")
         parts.append(drafters_label(setting.drafter))
         most = "up to " if setting.draft_policy == "adaptive" else ""
@@ -38,9 +38,14 @@ def varied(document: TuneDocument) -> frozenset[str]:
     return frozenset(key for key in (settings or [{}])[0] if len({str(each[key]) for each in settings}) > 1)
 
 
-def _layers(setting: TunedSetting) -> str:
+def _places_draft(document: TuneDocument, setting: TunedSetting) -> bool:
+    """Whether a draft has layers of its own: a head in the target's file is where that is."""
+    return bool(document.pair.get("draft")) and drafts_with_file(setting.drafter)
+
+
+def _layers(document: TuneDocument, setting: TunedSetting) -> str:
     """Target layers, draft layers behind a plus."""
-    own = setting.drafted and setting.drafter != "lookup"
+    own = _places_draft(document, setting)
     return f"{setting.gpu_layers} + {setting.gpu_layers_draft}" if own else str(setting.gpu_layers)
 
 
@@ -61,7 +66,7 @@ def _other(setting: TunedSetting) -> str:
 
 COLUMNS = (
     Column("#"),
-    Column("Layers", _layers),
+    Column("Layers"),
     Column("Drafter", lambda setting: setting.drafter if setting.drafted else "–", "left"),
     Column("Draft", _length),
     Column("Threads", lambda setting: str(setting.threads)),
@@ -87,7 +92,7 @@ def trials(document: TuneDocument, *, best: int | None = None) -> Table:
     for trial in shown:
         mark = "best" if trial.index == document.winner else "planned" if trial.index == document.baseline else ""
         mark = mark or ("final" if best is not None and trial.searched else "")
-        setting = (trial.setting,) * 5
+        setting = (_layers(document, trial.setting), *(trial.setting,) * 4)
         rows.append((trial.index + 1, *setting, trial.predicted_tokens_per_s, trial.tokens_per_s or False, mark))
     return Table(
         "Trials",

@@ -11,6 +11,7 @@ from ggufspec.bench.summary import machine, settings_of
 from ggufspec.display import counted
 from ggufspec.schema.base import Spread
 from ggufspec.schema.tune import TuneDocument, TunedSetting, TuneTrial
+from ggufspec.settings import DRAFTERS, drafters_label, parse_drafters
 from ggufspec.tune.run import Measurement, Tuning
 from ggufspec.tune.space import DEFAULT_MICRO_BATCH, Candidate, difference
 
@@ -112,9 +113,8 @@ def explanation(tuning: Tuning) -> list[str]:
             f"Against what was planned the winner has: {changed}{_ratio_text(tuning.ratio(winner, first))}."
         )
     alone = tuning.target_only()
-    if not best.drafted:
-        sentences.append("No draft is worth it here: target-only is the fastest.")
-    elif alone is not None:
+    sentences += filter(None, [not_worth_it(rows, best)])
+    if best.drafted and alone is not None:
         ratio = _ratio_text(tuning.ratio(winner, alone), comma=" it is")
         sentences.append(f"Against the fastest target-only setting{ratio}." if ratio else "Target-only is slower.")
     prompts = {row.setting: row.prompt_tokens_per_s for row in rows}
@@ -125,6 +125,17 @@ def explanation(tuning: Tuning) -> list[str]:
             f"tokens/s instead of {planned_speed:.0f}."
         )
     return sentences
+
+
+def not_worth_it(trials: Sequence[TuneTrial], best: TunedSetting) -> str:
+    """Which drafters were measured and are not in the best setting, in a sentence; empty without any."""
+    measured = {name for trial in trials if trial.tokens_per_s for name in parse_drafters(trial.setting.drafter)}
+    left = [DRAFTERS[name].label for name in DRAFTERS if name in measured - {*parse_drafters(best.drafter)}]
+    if not left:
+        return ""
+    without = f"the {drafters_label(best.drafter)} alone is faster" if best.drafted else "target-only is the fastest"
+    verb = f"The {left[0]} is not" if len(left) == 1 else f"Neither the {' nor the '.join(left)} is"
+    return f"{verb} worth it here: {without}."
 
 
 def _ratio_text(ratio: Spread | None, comma: str = ":") -> str:
@@ -147,7 +158,8 @@ def _effects(space: Sequence[Candidate], measured: Sequence[int], spread_of: Cal
             if len(changed) == 1 and left < right:
                 names = difference(old, new)
                 if names:
-                    found.setdefault(f"{names[0].capitalize()} instead of {getattr(old, changed[0])}", []).append(
-                        spread_of(right).median / spread_of(left).median
-                    )
+                    before = str(getattr(old, changed[0]))
+                    before = drafters_label(before) if changed[0] == "drafter" else before
+                    change = f"{names[0][0].upper()}{names[0][1:]} instead of {before}"
+                    found.setdefault(change, []).append(spread_of(right).median / spread_of(left).median)
     return {change: f"{spread(ratios).median - 1:+.0%}" for change, ratios in list(found.items())[:_MOST_EFFECTS]}

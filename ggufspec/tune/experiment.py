@@ -11,8 +11,10 @@ from ggufspec.bench.trial import Spec
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import others_cpus, physical_cores, usable_cpus
-from ggufspec.models.profile import Pair
-from ggufspec.settings import Settings, names
+from ggufspec.models import heads
+from ggufspec.models.profile import Pair, PairSpec
+from ggufspec.models.source import read_headers
+from ggufspec.settings import DRAFTERS, Settings, drafter_text, names, parse_drafters, with_head
 from ggufspec.tune.run import Experiment
 from ggufspec.tune.space import Free, candidates, nearest, policies, thread_counts
 
@@ -25,6 +27,24 @@ def without_tuned(pair: Pair, given: Settings) -> Pair:
     """The pair without the settings of its profile that are searched."""
     searched = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
     return replace(pair, settings=replace(pair.settings, **dict.fromkeys(searched)))
+
+
+def with_heads(
+    pair: Pair, given: Settings, base: DecoderOptions, on_event: api.OnEvent | None = None
+) -> tuple[PairSpec, DecoderOptions]:
+    """The pair and the options as they are planned: a draft that is a head is one, and so are the MTP blocks of a
+    target without a draft, if nobody said who drafts.
+
+    Raises:
+        GgufspecError: as :func:`ggufspec.api.with_head`.
+    """
+    if (
+        pair.draft is None
+        and given.drafter is None
+        and heads.in_target(read_headers([pair.target], None, on_event)[0].header)
+    ):
+        base = base.with_head(heads.MTP.drafter)
+    return api.with_head(pair, base, on_event)
 
 
 def experiment(
@@ -46,7 +66,7 @@ def experiment(
         UsageError: nothing is left to search.
     """
     plan = planned.plan
-    free = _free(base, given, with_draft=pair.draft is not None)
+    free = _free(base, given, with_draft=plan.request.draft is not None)
     with planned.dry_runs:
         space = candidates(plan, base, free, planned.dry_runs)
     if not space:
@@ -90,9 +110,12 @@ def _busy() -> tuple[str, ...]:
 
 def _free(base: DecoderOptions, given: Settings, *, with_draft: bool) -> Free:
     """What the options leave open."""
-    drafters: tuple[str, ...] = ("both", "draft", "lookup", "none") if with_draft else ("lookup", "none")
+    every: tuple[str, ...] = ("both", "draft", "lookup", "none")
     if base.accept != "exact" or given.drafter is not None:
-        drafters = (str(given.drafter or "both"),)
+        every = (str(given.drafter or "both"),)
+    sets = (with_head(parse_drafters(text), base.head) for text in every)
+    possible = (tuple(name for name in one if with_draft or not DRAFTERS[name].needs_model) for one in sets)
+    drafters = tuple(dict.fromkeys(map(drafter_text, possible)))
     lengths = policies(type(base)().draft_max)
     if given.draft_policy is not None:
         lengths = tuple(one for one in lengths if one[0] == given.draft_policy)

@@ -19,7 +19,7 @@ from ggufspec.planning.memory import HOST, ByDevice, DryRun, Memory, total
 from ggufspec.planning.plan import Card, Machine, ModelRequest, Plan, PlanRequest
 from ggufspec.planning.speed import cost, expected_tokens
 from ggufspec.schema.tune import TunedSetting
-from ggufspec.settings import parse_drafters
+from ggufspec.settings import drafters_label, drafts_with_corpus, drafts_with_file, parse_drafters
 
 DEFAULT_MICRO_BATCH = 512
 _FIXED = (1, 2, 3, 4, 6, 8)
@@ -29,6 +29,7 @@ _EDGE = 1.03
 _NEAR_EDGE = 6  # layers below the most that may fit, all of which are in the space
 _STEPS = 8
 _FEWER_THREADS_COST = 0.5  # exponent: half of the threads take so much of the host's time more
+_KINDS = ((True, False), (False, True), (True, True))  # of drafters: whether with the draft file, with the lookup
 _LOOKUP_ACCEPTANCE = 0.3  # of n-grams, before anything is known
 _BOTH_GAIN = 1.03  # of a lookup beside a draft
 
@@ -101,12 +102,11 @@ def difference(old: TunedSetting, new: TunedSetting) -> tuple[str, ...]:
     if old.drafted and not new.drafted:
         changes.append("no draft")
     elif new.drafted and new.drafter != old.drafter:
-        changes.append(
-            {"draft": "only the draft model", "lookup": "only the lookup", "both": "draft and lookup"}[new.drafter]
-        )
+        only = "" if len(parse_drafters(new.drafter)) > 1 else "only the "
+        changes.append(only + drafters_label(new.drafter))
     if new.gpu_layers != old.gpu_layers:
         changes.append(f"{new.gpu_layers} target layers")
-    if new.drafted and new.drafter != "lookup" and new.gpu_layers_draft != old.gpu_layers_draft:
+    if drafts_with_file(new.drafter) and new.gpu_layers_draft != old.gpu_layers_draft:
         changes.append(f"{new.gpu_layers_draft} draft layers")
     if new.n_cpu_moe != old.n_cpu_moe:
         changes.append(f"experts of {new.n_cpu_moe} blocks on the CPU")
@@ -195,14 +195,12 @@ class _Space:
 
     def all(self) -> Iterator[Candidate]:
         for drafter in self.free.drafters:
-            drafted, with_model = drafter != "none", drafter in ("draft", "both")
-            if with_model and self.request.draft is None:
-                continue
+            drafted = drafter != "none"
             policies = self.free.policies if drafted else self.free.policies[:1]
             for kv, flash in itertools.product(self.free.kv_types, self.free.flash_attn):
                 if flash == "off" and kv[1] != "f16":
                     continue  # llama.cpp refuses it
-                for draft_layers in self._draft_layers() if with_model else [0]:
+                for draft_layers in self._draft_layers() if drafts_with_file(drafter) else [0]:
                     for layers, experts, micro in self._placements(drafter, draft_layers, kv, flash):
                         for (policy, longest), threads in itertools.product(policies, self.free.threads):
                             yield self._candidate(
@@ -226,6 +224,8 @@ class _Space:
 
     def _draft_layers(self) -> list[int]:
         assert self.request.draft is not None
+        if self.request.draft.in_target:  # where the target's last layers are
+            return [0]
         layers = self.request.draft.header.layers
         if self.free.gpu_layers_draft is not None:
             return [offloaded(self.free.gpu_layers_draft, layers)]
@@ -287,7 +287,7 @@ class _Space:
             draft_policy=s.draft_policy,
             draft_max=s.draft_max,
             ubatch_size=s.ubatch_size,
-            lookup_corpus=self.options.lookup_corpus if s.drafter in ("lookup", "both") else None,
+            lookup_corpus=self.options.lookup_corpus if drafts_with_corpus(s.drafter) else None,
         )
 
     def _fill(
@@ -310,24 +310,29 @@ class _Space:
             draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
             lookup_corpus=None,
         )
-        target, draft = self.request.target, self.request.draft if drafter in ("draft", "both") else None
-        context = options.context(with_draft=draft is not None)
-        beside: ByDevice = {}
-        if draft is not None:
-            at = Placement(draft_layers, self.splits[1])
-            (beside,) = self.memory.estimates([replace(draft, context=options.draft_context()).at(at)])
-        model = replace(target, context=context)
+        draft = self.request.draft if drafts_with_file(drafter) else None
+        model = self.request.target if draft else self.request.target_only
+        context = replace(options.context(with_draft=draft is not None), hidden=model.context.hidden)
+        model = replace(model, context=context)
         requests = [model.at(Placement(layers, self.splits[0], experts)) for layers, experts in placed]
-        found = [self.memory.resident(request) for request in requests]
+        besides: list[list[ByDevice]] = [[] for _ in requests]
+        if draft is not None:
+            at, draft = Placement(draft_layers, self.splits[1]), replace(draft, context=options.draft_context())
+            on = requests if draft.as_read else requests[:1]  # a head takes what it takes on its target
+            found = self.memory.estimates([draft.at(at, request) for request in on])
+            besides = [[one] for one in (found if draft.as_read else found * len(requests))]
+        used = [self.memory.resident(request) for request in requests]
         possible = [
-            index for index, used in enumerate(found) if max(self._shares(total([used, beside]))) <= self._edges[1]
+            index
+            for index, beside in enumerate(besides)
+            if max(self._shares(total([used[index], *beside]))) <= self._edges[1]
         ]
         estimates = self.memory.estimates([requests[index] for index in possible])
         for index, estimate in zip(possible, estimates, strict=True):
-            found[index] = estimate
-        for where, used in zip(placed, found, strict=True):
+            used[index] = estimate
+        for where, own, beside in zip(placed, used, besides, strict=True):
             key = (drafter, draft_layers, *where, kv, flash, micro)
-            self._bytes[key] = self._shares(total([used, beside]))
+            self._bytes[key] = self._shares(total([own, *beside]))
 
     def _shares(self, used: ByDevice) -> tuple[float, ...]:
         """Shares of each card's memory."""
@@ -353,12 +358,11 @@ class _Space:
 
     def _pass(self, subject: ModelRequest, placement: Placement, kv: tuple[str, str], tokens: int) -> _Time:
         """One batch, half of the context filled, with all cores."""
-        key = (id(subject.header), placement, kv, tokens)
+        key = (id(subject.as_read or subject.header), placement, kv, tokens)
         if key not in self._times:
             subject = replace(subject, context=replace(subject.context, cache_type_k=kv[0], cache_type_v=kv[1]))
             parts = cost(
-                subject.header,
-                placement,
+                *subject.read_at(placement),
                 subject.speed_on(self.machine),
                 self.machine.card_names,
                 tokens=tokens,
@@ -377,8 +381,8 @@ class _Space:
         at = Placement(s.gpu_layers, self.splits[0], s.n_cpu_moe)
         acceptance = self._acceptance(s.drafter)
         draft_token = _Time()
-        if s.drafter in ("draft", "both") and self.request.draft is not None:
-            draft_at = Placement(s.gpu_layers_draft, self.splits[1])
+        if drafts_with_file(s.drafter) and self.request.draft is not None:
+            draft_at = at if self.request.draft.in_target else Placement(s.gpu_layers_draft, self.splits[1])
             draft_token = self._pass(self.request.draft, draft_at, ("f16", "f16"), 1).times(1.0, slower)
         if not s.drafted:
             lengths: Sequence[int] = (0,)
@@ -407,8 +411,10 @@ class _Space:
         )
 
     def _acceptance(self, drafter: str) -> float:
+        if not drafts_with_file(drafter):
+            return _LOOKUP_ACCEPTANCE
         known = self.request.acceptance
-        return {"lookup": _LOOKUP_ACCEPTANCE, "both": min(known * _BOTH_GAIN, 0.98)}.get(drafter, known)
+        return min(known * _BOTH_GAIN, 0.98) if drafts_with_corpus(drafter) else known
 
     def _features(
         self, s: TunedSetting, verify: _Time, drafting: _Time, acceptance: float, length: int
@@ -419,11 +425,12 @@ class _Space:
         tokens = expected_tokens(acceptance, length)
         nudged = min(acceptance * 1.01, 1.0)
         steep = (expected_tokens(nudged, length) / tokens - 1) / 0.01 if length else 0.0  # d log tokens / d log α
+        mine = drafts_with_file(s.drafter), drafts_with_corpus(s.drafter)
         one_of = [
-            *(_DRAFTER * (s.drafter == name) for name in ("draft", "lookup", "both")),
+            *(_DRAFTER * (s.drafted and mine == kind) for kind in _KINDS),
             *(_WIDTH * (s.drafted and s.draft_policy == "fixed" and s.draft_max == width) for width in _FIXED),
         ]
-        by_drafter = [_ACCEPTANCE * steep * (s.drafter == name) for name in ("lookup", "both", "draft")]
+        by_drafter = [_ACCEPTANCE * steep * (s.drafted and mine == kind) for kind in _KINDS]
         card = verify.card / round_s
         return (
             _WHOLE,

@@ -304,7 +304,7 @@ def of_sweep(document: SweepDocument) -> Iterator[Figure]:
 
 def of_tune(document: TuneDocument) -> Iterator[Figure]:
     """The search."""
-    measured = [_trial(trial, trial.index == document.winner) for trial in document.trials]
+    measured = [_trial(document, trial) for trial in document.trials]
     best = accumulate((mark.y for mark in measured), max)
     reached = [
         Mark("best so far", mark.x, y, f"{y:.2f} tokens/s", kind="line") for mark, y in zip(measured, best, strict=True)
@@ -322,11 +322,13 @@ def of_tune(document: TuneDocument) -> Iterator[Figure]:
     )
 
 
-def _trial(trial: TuneTrial, won: bool) -> Mark:
+def _trial(document: TuneDocument, trial: TuneTrial) -> Mark:
     """A trial's number is its index from 1, as tune's own table counts."""
     series = "with draft" if trial.setting.drafted else TARGET_ONLY
-    name = f"Trial {trial.index + 1}, {tune.setting_name(trial.setting)}"
+    name = f"Trial {trial.index + 1}, {tune.setting_name(document, trial.setting)}"
     if trial.tokens_per_s is None:
         why = trial.failure.error if trial.failure else "not measured"
         return Mark(series, trial.index + 1, 0.0, f"{name}: {why}", kind="failed")
-    return _measured(series, trial.index + 1, trial.tokens_per_s, name, label="winner" if won else "")
+    return _measured(
+        series, trial.index + 1, trial.tokens_per_s, name, label="winner" if trial.index == document.winner else ""
+    )
