@@ -10,9 +10,10 @@ serves every drafter. Heads have their target's type, the draft model is F16.
 
 In one interleaved run of a case everything runs with the same weights, ours in step (in_step.py): target-only, lookup,
 the draft model, each head, adaptive, alone and with the lookup, the head at fixed lengths of 1 to 4, and
-``llama-speculative-simple`` with it at its best length of those. Short answers find that length: 2 and 3 are tried, and
-the neighbour of the better one; the best, and the second if it was close, run in full, and the better one counts. Speed
-is tokens ÷ seconds from the end of the prompt, or the prompt's time counted, too. Nothing else must run on the machine.
+``llama-speculative-simple`` with it at its best length of those. After 32 tokens our best fixed length goes on, and the
+second if it is close. Of the program short answers find these: 2 and 3 are tried, and the neighbour of the better one.
+The better one of two in full counts. Speed is tokens ÷ seconds from the end of the prompt, or the prompt's time
+counted, too. Nothing else must run on the machine.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from in_step import (
     Case,
     Decoders,
     Run,
+    Sieve,
     best_lengths,
     code,
     fastest,
@@ -136,7 +138,7 @@ def opened(files: dict[str, Path], program: Path, arguments: argparse.Namespace)
 
 
 def modes_of(case: Case, heads: Sequence[str]) -> list[str]:
-    """The modes of a case whose best lengths are known."""
+    """The modes of a case: fixed lengths all, theirs those that a search found."""
     found = ["target-only", "lookup", "draft"]
     for head in heads:
         found += [head, f"{head}+lookup", *(f"{head} fixed {length}" for length in LENGTHS)]
@@ -156,11 +158,28 @@ def measure(case: Case, decoders: Decoders, place: int, arguments: argparse.Name
             )
             case["search"][head] = {str(length): round(value, 3) for length, value in found.items()}
     modes = modes_of(case, arguments.heads)
-    while sum(set(modes) <= repetition.keys() for repetition in case["repetitions"]) < arguments.r:
-        turn = place + len(case["repetitions"])
-        case["repetitions"].append(decoders.repetition(modes, prompt, arguments.n, Sampling(), turn=turn))
+    needed = {mode for mode in modes if "fixed" not in mode}
+    while sum(needed <= repetition.keys() for repetition in case["repetitions"]) < arguments.r:
+        runs = decoders.repetition(
+            modes,
+            prompt,
+            arguments.n,
+            Sampling(),
+            turn=place + len(case["repetitions"]),
+            sieve=Sieve(arguments.search, slow_lengths),
+        )
+        case["repetitions"].append(runs)
         case.setdefault("load_averages", []).append(os.getloadavg()[0])
         yield
+
+
+def slow_lengths(speeds: dict[str, float]) -> set[str]:
+    """The fixed lengths of each head that are neither the fastest nor close to it."""
+    found: set[str] = set()
+    for head in HEADS:
+        own = {mode: value for mode, value in speeds.items() if mode.startswith(f"{head} fixed")}
+        found |= own.keys() - set(finalists(own)) if own else set()
+    return found
 
 
 # ---- goals ----------------------------------------------------------------------------------------
@@ -271,7 +290,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("-n", type=int, default=128, help="tokens an answer")
     parser.add_argument("-r", type=int, default=1, help="repetitions")
     parser.add_argument("-t", type=int, default=2, help="threads")
-    parser.add_argument("--search", type=int, default=32, metavar="N", help="tokens of a search's answer")
+    parser.add_argument("--search", type=int, default=32, metavar="N", help="tokens that find the best lengths")
     parser.add_argument("--block", type=Path, default=DEMO / "mtp-demo-Q8_0.gguf", help="MTP block of the demo target")
     parser.add_argument("--peers", type=Path, default=ROOT / ".cache" / "peers" / "bin", help="folder of the program")
     parser.add_argument("--resume", action="store_true", help="go on with docs/evidence/head-speed.json")

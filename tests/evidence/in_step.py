@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,6 +37,14 @@ KEPT = ("tokens", "prompt_s", "rounds", "plain_rounds", "drafted", "accepted", "
 Run = dict[str, Any]
 Case = dict[str, Any]
 Opener = Callable[[str], tuple[Path | None, DecoderOptions]]  # the draft's file and the options of a mode
+
+
+@dataclass(frozen=True, slots=True)
+class Sieve:
+    """Which modes leave a run in step early: ``losers`` of the speeds that all have once each has ``tokens``."""
+
+    tokens: int
+    losers: Callable[[dict[str, float]], set[str]]
 
 
 # ---- one run --------------------------------------------------------------------------------------
@@ -63,6 +71,15 @@ class Answer:
                 break
         self.wall_s += time.perf_counter() - began
         return len(self.ids) > known
+
+    @property
+    def speed(self) -> float:
+        """Tokens/s so far."""
+        return len(self.ids) / sum(round_.total_s for round_ in self.decoder.rounds)
+
+    def leave(self) -> None:
+        """Run no more rounds."""
+        self._emitted.close()
 
     def run(self) -> Run:
         """The figures, once all rounds have run.
@@ -133,17 +150,30 @@ class Decoders:
         return run
 
     def in_step(
-        self, modes: Sequence[str], prompt: str, tokens: int, sampling: Sampling, *, fresh: bool = False
+        self,
+        modes: Sequence[str],
+        prompt: str,
+        tokens: int,
+        sampling: Sampling,
+        *,
+        fresh: bool = False,
+        sieve: Sieve | None = None,
     ) -> dict[str, Run]:
         """An answer of each of our modes, all at once: whoever is the furthest behind in the text runs a round.
 
         So the machine is as fast for one as for another, however its speed wanders. ``fresh`` opens the decoders anew,
-        so that they have learned nothing.
+        so that they have learned nothing. Whoever falls through the sieve has no run.
         """
         answers = {mode: Answer(self._decoder(mode, fresh=fresh), mode, prompt, tokens, sampling) for mode in modes}
         waiting = dict(answers)
         while waiting:
             mode = min(waiting, key=lambda mode: len(waiting[mode].ids))
+            if sieve and len(answers[mode].ids) >= sieve.tokens:
+                for loser in sieve.losers({mode: answer.speed for mode, answer in answers.items()}):
+                    answers.pop(loser).leave()
+                    waiting.pop(loser, None)
+                sieve = None
+                continue
             if not waiting[mode].step():
                 del waiting[mode]
         runs = {mode: answer.run() for mode, answer in answers.items()}
@@ -152,14 +182,22 @@ class Decoders:
         return runs
 
     def repetition(
-        self, modes: Sequence[str], prompt: str, tokens: int, sampling: Sampling, *, turn: int, fresh: bool = False
+        self,
+        modes: Sequence[str],
+        prompt: str,
+        tokens: int,
+        sampling: Sampling,
+        *,
+        turn: int,
+        fresh: bool = False,
+        sieve: Sieve | None = None,
     ) -> dict[str, Run]:
         """A run of every mode, theirs before and after ours, which begin at another one each ``turn``."""
         turn = turn * (len(modes) // 2 + 1) % len(modes)
         others = [mode for mode in modes if is_theirs(mode)]
         own = [mode for mode in [*modes[turn:], *modes[:turn]] if mode not in others]
         runs = {mode: self.run(mode, prompt, tokens) for mode in others[: len(others) // 2]}
-        runs |= self.in_step(own, prompt, tokens, sampling, fresh=fresh)
+        runs |= self.in_step(own, prompt, tokens, sampling, fresh=fresh, sieve=sieve)
         runs |= {mode: self.run(mode, prompt, tokens) for mode in others[len(others) // 2 :]}
         alone = runs.get("target-only", {}).get("ids")
         for run in runs.values():
