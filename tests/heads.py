@@ -8,6 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import numpy.typing as npt
+import random_weights
+import shapes
 
 from lab.mimo2 import write_mimo2
 
@@ -123,3 +125,33 @@ def write_eagle3(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_hybrid(path: Path, blocks: int = 1) -> Path:
+    """A tiny hybrid model of random weights, whose state is recurrent, with MTP blocks that say what its embeddings and
+    output say by themselves: much of that is right.
+    """
+    dims, ssm = shapes.Dims(4, 256, 4, 2, 512, 1024, 64), shapes.Ssm(256, 64, 4, 2)
+    shape = shapes.qwen35(shapes.Label("hybrid", "hybrid", "qwen35", "Q8_0"), dims, ssm, nextn_blocks=blocks)
+    random_weights.write(path, shape, tokenizer=True)
+    reader = gguf.GGUFReader(path, "r+")
+    trunk = {tensor.name: tensor for tensor in reader.tensors}
+    for tensor in reader.tensors:
+        if same := _SAME_AS.get(tensor.name.split(".", 2)[-1]):
+            tensor.data[:] = trunk[same].data
+        elif tensor.name.endswith("eh_proj.weight"):
+            mostly_token = np.concatenate([np.eye(dims.width), 0.1 * np.eye(dims.width)], axis=1)
+            tensor.data[:] = gguf.quantize(mostly_token.astype(np.float32), tensor.tensor_type)
+        elif tensor.name.endswith(_INTO_THE_STREAM):
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            tensor.data[:] = gguf.quantize(values * np.float32(0.004), tensor.tensor_type)
+    reader.data.flush()
+    return path
+
+
+_SAME_AS = {
+    "nextn.embed_tokens.weight": "token_embd.weight",
+    "nextn.shared_head_head.weight": "output.weight",
+    "nextn.shared_head_norm.weight": "output_norm.weight",
+}
+_INTO_THE_STREAM = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")

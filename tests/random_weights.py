@@ -34,7 +34,7 @@ def _content(tensor: shapes.Tensor) -> bytes:
         values = np.random.default_rng(seed).standard_normal(numbers, np.float32)
         if tensor.name.endswith("ssm_a"):
             values = -np.abs(values) - np.float32(0.1)
-        elif "_norm" in tensor.name and tensor.name.endswith(".weight"):
+        elif "norm" in tensor.name and tensor.name.endswith(".weight"):
             values = 1 + values * np.float32(0.1)
         elif "ssm_conv1d" not in tensor.name:
             values *= np.float32(0.3)

@@ -401,6 +401,23 @@ def qwen3next(label: Label, dims: Dims, ssm: Ssm, moe: Experts) -> Shape:
     return make(label, dims, plan, keys, vectors(width, "output_norm"))
 
 
+def qwen35(label: Label, dims: Dims, ssm: Ssm, *, nextn_blocks: int = 0) -> Shape:
+    """Gated delta nets and attention as in Qwen3-Next, without experts; a block for multi-token prediction attends."""
+    width, conv = dims.width, 2 * ssm.groups * ssm.state + ssm.inner
+    delta = {"attn_qkv.weight": (width, conv), "attn_gate.weight": (width, ssm.inner)}
+    delta |= {"ssm_conv1d.weight": (ssm.conv, conv), "ssm_a": (ssm.rank,), "ssm_dt.bias": (ssm.rank,)}
+    delta |= dict.fromkeys(("ssm_alpha.weight", "ssm_beta.weight"), (width, ssm.rank))
+    delta |= {"ssm_norm.weight": (ssm.inner // ssm.rank,), "ssm_out.weight": (ssm.inner, width)}
+    full = attention(dims, qk_norm=True, query_gate=True)
+    rest = vectors(width, *POST) | gated(width, dims.ffn)
+    plan = [(full if i % 4 == 3 else delta) | rest for i in range(dims.blocks)]
+    plan += [full | rest | nextn(width, dims.vocabulary)] * nextn_blocks
+    keys = attention_keys(dims) | ssm.keys() | {"rope.dimension_count": dims.head // 4, "full_attention_interval": 4}
+    keys |= {"rope.dimension_sections": [dims.head // 8, 0, 0, 0]}
+    keys |= {"nextn_predict_layers": nextn_blocks} if nextn_blocks else {}
+    return make(label, dims, plan, keys, vectors(width, "output_norm"))
+
+
 def falcon_h1(label: Label, dims: Dims, ssm: Ssm) -> Shape:
     """Attention and Mamba side by side in every block."""
     block = attention(dims) | mamba(dims.width, ssm) | gated(dims.width, dims.ffn)

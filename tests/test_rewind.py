@@ -14,24 +14,18 @@ import random_weights
 from hypothesis import given
 from hypothesis import strategies as st
 from shapes import (
-    POST,
     Dims,
     Experts,
     Label,
-    Shape,
     Ssm,
-    attention,
-    attention_keys,
     falcon_h1,
-    gated,
     hybrid,
     lfm2,
-    make,
     pure_mamba,
     qwen3next,
+    qwen35,
     rwkv7,
     transformer,
-    vectors,
 )
 
 from ggufspec.decoding.policy.latency import LatencyModel
@@ -46,22 +40,6 @@ from lab.rollback import Costs, best, break_even, speedup
 
 VOCABULARY = 1024
 REWIND = 7
-
-
-def qwen35(label: Label, dims: Dims, ssm: Ssm) -> Shape:
-    """Gated delta nets and attention as in Qwen3-Next, without experts; src/models/qwen35.cpp."""
-    width, conv, head = dims.width, 2 * ssm.groups * ssm.state + ssm.inner, dims.head
-    delta = {"attn_qkv.weight": (width, conv), "attn_gate.weight": (width, ssm.inner)}
-    delta |= {"ssm_conv1d.weight": (ssm.conv, conv), "ssm_a": (ssm.rank,), "ssm_dt.bias": (ssm.rank,)}
-    delta |= dict.fromkeys(("ssm_alpha.weight", "ssm_beta.weight"), (width, ssm.rank))
-    delta |= {"ssm_norm.weight": (ssm.inner // ssm.rank,), "ssm_out.weight": (ssm.inner, width)}
-    full = attention(dims, qk_norm=True, query_gate=True)
-    rest = vectors(width, *POST) | gated(width, dims.ffn)
-    plan = [(full if i % 4 == 3 else delta) | rest for i in range(dims.blocks)]
-    keys = attention_keys(dims) | ssm.keys() | {"rope.dimension_count": head // 4, "full_attention_interval": 4}
-    return make(
-        label, dims, plan, keys | {"rope.dimension_sections": [head // 8, 0, 0, 0]}, vectors(width, "output_norm")
-    )
 
 
 DIMS = Dims(4, 256, 4, 2, 512, VOCABULARY)
