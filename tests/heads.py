@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -134,24 +134,56 @@ def write_hybrid(path: Path, blocks: int = 1) -> Path:
     dims, ssm = shapes.Dims(4, 256, 4, 2, 512, 1024, 64), shapes.Ssm(256, 64, 4, 2)
     shape = shapes.qwen35(shapes.Label("hybrid", "hybrid", "qwen35", "Q8_0"), dims, ssm, nextn_blocks=blocks)
     random_weights.write(path, shape, tokenizer=True)
+    trunk = _weights(path)
+    named = {"embed_tokens": "token_embd", "shared_head_head": "output", "shared_head_norm": "output_norm"}
+    changed = {name: values * np.float32(0.004) for name, values in trunk.items() if name.endswith(_INTO_THE_STREAM)}
+    for block in range(dims.blocks, dims.blocks + blocks):
+        nextn = f"blk.{block}.nextn"
+        changed |= {f"{nextn}.{name}.weight": trunk[f"{same}.weight"] for name, same in named.items()}
+        changed[f"{nextn}.eh_proj.weight"] = _mostly_token(dims.width, dims.width)
+    return _change(path, changed)
+
+
+def write_gemma4(folder: Path) -> tuple[Path, Path]:
+    """A tiny Gemma 4 of random weights, and an assistant that says what its embeddings and output say by themselves."""
+    dims, own = shapes.Dims(4, 256, 4, 2, 512, 1024, 64), shapes.Dims(2, 128, 4, 2, 256, 1024, 64)
+    target = shapes.gemma4(shapes.Label("gemma4", "swa", "gemma4", "F16"), dims, (True, True, True, False))
+    label = shapes.Label("assistant", "swa", "gemma4-assistant", "F16")
+    assistant = shapes.gemma4(label, own, (True, False), backbone=dims.width)
+    paths = folder / "gemma4.gguf", folder / "gemma4-assistant.gguf"
+    for path, shape in zip(paths, (target, assistant), strict=True):
+        random_weights.write(path, shape, tokenizer=True)
+        weights = _weights(path)
+        whole = [
+            name for name in weights if name.endswith(("output_norm.weight", "output_scale.weight", "freqs.weight"))
+        ]
+        small = [name for name in weights if name.endswith(("post_attention_norm.weight", "post_ffw_norm.weight"))]
+        changed = dict.fromkeys(whole, 1.0) | dict.fromkeys(small, 0.03)
+        _change(path, {name: np.full_like(weights[name], value) for name, value in changed.items()})
+    output = np.concatenate([_weights(paths[1])["token_embd.weight"], np.zeros((1024, 128), np.float32)], axis=1)
+    _change(paths[0], {"output.weight": output})
+    _change(paths[1], {"nextn.pre_projection.weight": _mostly_token(dims.width, own.width)})
+    return paths
+
+
+_INTO_THE_STREAM = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")
+
+
+def _mostly_token(width: int, rows: int) -> Array:
+    """The matrix (rows, 2 × width) that takes the first numbers of a token's embedding, and a tenth of the row's."""
+    identity = np.eye(rows, width, dtype=np.float32)
+    return np.concatenate([identity, identity / 10], axis=1)
+
+
+def _weights(path: Path) -> dict[str, Array]:
+    return {one.name: gguf.dequantize(one.data, one.tensor_type) for one in gguf.GGUFReader(path).tensors}
+
+
+def _change(path: Path, values: Mapping[str, Array]) -> Path:
+    """Put other numbers into some tensors of a file."""
     reader = gguf.GGUFReader(path, "r+")
-    trunk = {tensor.name: tensor for tensor in reader.tensors}
     for tensor in reader.tensors:
-        if same := _SAME_AS.get(tensor.name.split(".", 2)[-1]):
-            tensor.data[:] = trunk[same].data
-        elif tensor.name.endswith("eh_proj.weight"):
-            mostly_token = np.concatenate([np.eye(dims.width), 0.1 * np.eye(dims.width)], axis=1)
-            tensor.data[:] = gguf.quantize(mostly_token.astype(np.float32), tensor.tensor_type)
-        elif tensor.name.endswith(_INTO_THE_STREAM):
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
-            tensor.data[:] = gguf.quantize(values * np.float32(0.004), tensor.tensor_type)
+        if tensor.name in values:
+            tensor.data[:] = gguf.quantize(values[tensor.name], tensor.tensor_type)
     reader.data.flush()
     return path
-
-
-_SAME_AS = {
-    "nextn.embed_tokens.weight": "token_embd.weight",
-    "nextn.shared_head_head.weight": "output.weight",
-    "nextn.shared_head_norm.weight": "output_norm.weight",
-}
-_INTO_THE_STREAM = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")

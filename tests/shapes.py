@@ -418,6 +418,27 @@ def qwen35(label: Label, dims: Dims, ssm: Ssm, *, nextn_blocks: int = 0) -> Shap
     return make(label, dims, plan, keys, vectors(width, "output_norm"))
 
 
+def gemma4(label: Label, dims: Dims, windowed: Sequence[bool], *, backbone: int = 0) -> Shape:
+    """Gemma 4 with an output of its own and no per-layer embeddings; with ``backbone`` its assistant, a head of blocks
+    without keys and values on a target so wide. Source: src/models/gemma4.cpp, src/models/gemma4-assistant.cpp.
+    """
+    width, head = dims.width, dims.head
+    block = attention(dims, qk_norm=True) | gated(width, dims.ffn) | vectors(width, *SANDWICH[:3])
+    block |= vectors(width, "post_ffw_norm") | vectors(1, "layer_output_scale")
+    keys = attention_keys(dims) | {"embedding_length_per_layer_input": 0, "attention.sliding_window": 64}
+    keys |= {"attention.sliding_window_pattern": [int(one) for one in windowed], "rope.dimension_count": head}
+    keys |= {"attention.key_length_swa": head, "attention.value_length_swa": head, "rope.dimension_count_swa": head}
+    ends = vectors(width, "output_norm") | vectors(head // 2, "rope_freqs")
+    if backbone:
+        block = {name: ne for name, ne in block.items() if not name.startswith(("attn_k", "attn_v"))}
+        keys |= {"embedding_length_out": backbone, "nextn_predict_layers": dims.blocks}
+        ends |= {
+            "nextn.pre_projection.weight": (2 * backbone, width),
+            "nextn.post_projection.weight": (width, backbone),
+        }
+    return make(label, dims, [block] * dims.blocks, keys, ends, tied=bool(backbone))
+
+
 def falcon_h1(label: Label, dims: Dims, ssm: Ssm) -> Shape:
     """Attention and Mamba side by side in every block."""
     block = attention(dims) | mamba(dims.width, ssm) | gated(dims.width, dims.ffn)

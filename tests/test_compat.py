@@ -246,11 +246,6 @@ HEADS = {
         "a DSpark drafter",
         "--spec-type draft-dspark",
     ),
-    "Gemma 4's assistant": (
-        renamed(header("tiny-llama"), "gemma4-assistant"),
-        "a head for multi-token prediction that reads the target's cache",
-        "--spec-type draft-mtp",
-    ),
     "Medusa": (renamed(header("tiny-llama"), "llama", "medusa.0.weight"), "a set of Medusa heads", ""),
 }
 
@@ -299,39 +294,98 @@ def test_a_drafter_that_needs_the_targets_hidden_states(name: str) -> None:
 
 TINY = header("tiny-llama")
 EAGLE3 = {"eagle3.target_layers": (0, 1, 2), "eagle3.target_hidden_size": TINY.embedding}
-MTP_NAMES = ("token_embd.weight", f"blk.{TINY.blocks - 1}.nextn.eh_proj.weight")
+LAST = TINY.blocks - 1
+NEXTN = tuple(f"blk.{LAST}.nextn.{part}.weight" for part in ("eh_proj", "enorm", "hnorm"))
+MTP_NAMES = ("token_embd.weight", *NEXTN)
+MIMO2 = replace(renamed(TINY, "mimo2"), nextn_blocks=1)
+QWEN35 = replace(renamed(TINY, "qwen35"), nextn_blocks=1)
 
 
 def eagle3(**changed: Any) -> ModelHeader:
     made = renamed(TINY, "eagle3")
-    return replace(made, metadata=made.metadata | EAGLE3 | {f"eagle3.{key}": value for key, value in changed.items()})
+    keys = EAGLE3 | {f"eagle3.{key}": value for key, value in changed.items()}
+    return replace(made, blocks=1, metadata=made.metadata | keys)
 
 
 def mtp(target: ModelHeader, *names: str) -> ModelHeader:
     return replace(renamed(target, target.architecture, *(names or MTP_NAMES)), nextn_blocks=1)
 
 
+def of_shape(made: shapes.Shape) -> ModelHeader:
+    keys = {key: tuple(value) if isinstance(value, list) else value for key, value in made.metadata.items()}
+    tensors = tuple(gguf.Tensor(t.name, t.type.lower(), t.ne, t.nbytes, 0) for t in made.tensors)
+    return replace(interpret(made.name, [gguf.Gguf(keys, {}, "", tensors, 0)], made.nbytes), tokenizer=TINY.tokenizer)
+
+
+def gemma4(windowed: tuple[bool, ...] = (True, True, False)) -> ModelHeader:
+    dims = shapes.Dims(3, 256, 4, 2, 512, 4096, 64)
+    return of_shape(shapes.gemma4(shapes.Label("gemma4", "swa", "gemma4", "F16"), dims, windowed))
+
+
+def assistant(kv_heads: int = 2, backbone: int = 256) -> ModelHeader:
+    dims, label = shapes.Dims(2, 128, 4, kv_heads, 256, 4096, 64), shapes.Label("a", "swa", "gemma4-assistant", "F16")
+    return of_shape(shapes.gemma4(label, dims, (True, False), backbone=backbone))
+
+
+GEMMA4 = gemma4()
+
+
 def test_a_head_that_serves() -> None:
     assert judge(TINY, eagle3(), lambda: None).answer == "yes"
-    target = replace(renamed(TINY, "mimo2"), nextn_blocks=1)
-    assert judge(target, mtp(target), lambda: None).answer == "yes"
-    own = renamed(target, "mimo2", "blk.0.attn_norm.weight", *MTP_NAMES)
+    assert judge(MIMO2, mtp(MIMO2), lambda: None).answer == "yes"
+    own = renamed(MIMO2, "mimo2", "blk.0.attn_norm.weight", *MTP_NAMES)
     assert judge(own, own, lambda: None, "mtp").answer == "yes"
+    assert judge(GEMMA4, assistant(), lambda: None).answer == "yes"
 
 
+D2T = gguf.Tensor("d2t", "i32", (1000,), 4000, 0)
 BAD_HEADS = {
     "an architecture without layer inputs": (renamed(TINY, "phi3"), eagle3(), "no hidden rows of the target's arch"),
     "rows of another width": (TINY, eagle3(target_hidden_size=64), "made for rows of 64 numbers"),
     "layers that the target lacks": (TINY, eagle3(target_layers=(1, 2, 99)), "reads the layers 1, 2, 99"),
     "no layers": (TINY, eagle3(target_layers=0), "does not say which three layers"),
     "another vocabulary": (replace(TINY, tokenizer=header("tiny-llama", "qwen2").tokenizer), eagle3(), "token"),
-    "MTP of another architecture": (TINY, mtp(renamed(TINY, "mimo2")), "the target is llama"),
-    "MTP that was trimmed": (
-        renamed(TINY, "mimo2"),
-        mtp(renamed(TINY, "mimo2"), f"blk.{TINY.blocks - 1}.attn_norm.weight"),
-        "the file was trimmed",
+    "several blocks": (TINY, replace(eagle3(), blocks=2), "has 2 blocks, and llama.cpp runs EAGLE-3 heads of one"),
+    "ids of another type": (TINY, replace(eagle3(), tensors=(D2T,)), "token ids (d2t) are of the type i32"),
+    "MTP of another architecture": (TINY, mtp(MIMO2), "the target is llama"),
+    "MTP that llama.cpp does not run": (
+        renamed(TINY, "gpt-oss"),
+        mtp(renamed(TINY, "gpt-oss")),
+        "runs no MTP blocks of the target's architecture (gpt-oss)",
     ),
-    "a target without MTP blocks": (renamed(TINY, "mimo2"), renamed(TINY, "mimo2"), "has no MTP blocks"),
+    "MTP that was trimmed": (MIMO2, mtp(MIMO2, f"blk.{LAST}.attn_norm.weight"), "the file was trimmed: of 1 MTP block"),
+    "MTP without a norm": (MIMO2, mtp(MIMO2, *MTP_NAMES[:-1]), f"lacks {NEXTN[-1]}"),
+    "MTP blocks that are fewer than said": (
+        MIMO2,
+        replace(mtp(MIMO2), nextn_blocks=2),
+        f"of 2 MTP blocks it lacks blk.{LAST - 1}.nextn.eh_proj.weight",
+    ),
+    "MTP blocks that are not said": (
+        MIMO2,
+        replace(mtp(MIMO2), nextn_blocks=0),
+        f"it has {NEXTN[0]}, and mimo2.nextn_predict_layers is 0",
+    ),
+    "more MTP blocks than said": (
+        MIMO2,
+        mtp(MIMO2, f"blk.{LAST - 1}.nextn.eh_proj.weight", *MTP_NAMES),
+        f"it has blk.{LAST - 1}.nextn.eh_proj.weight, and mimo2.nextn_predict_layers is 1",
+    ),
+    "several MTP blocks where llama.cpp runs one": (
+        QWEN35,
+        replace(mtp(QWEN35, *NEXTN, *(name.replace(str(LAST), str(LAST - 1)) for name in NEXTN)), nextn_blocks=2),
+        "has 2 MTP blocks, and llama.cpp runs one of qwen35",
+    ),
+    "MTP of another width": (MIMO2, replace(mtp(MIMO2), embedding=64), "reads rows of 64 numbers"),
+    "a target without MTP blocks": (renamed(TINY, "mimo2"), renamed(TINY, "mimo2"), "its file has no MTP blocks"),
+    "an assistant of another model": (TINY, assistant(), "reads the cache of a gemma4, and the target is llama"),
+    "an assistant of another width": (GEMMA4, assistant(backbone=512), "reads rows of 512 numbers"),
+    "an assistant of other keys": (
+        GEMMA4,
+        assistant(kv_heads=1),
+        "its block 0 reads keys and values of 64 and 64 numbers a token, and the target's block 1 has 128 and 128",
+    ),
+    "an assistant of other blocks": (gemma4((True, False, True)), assistant(), "the target's last two blocks are not"),
+    "an assistant that is cut": (GEMMA4, replace(assistant(), nextn_blocks=1), "has 2 blocks, and gemma4-assistant"),
 }
 
 

@@ -5,8 +5,8 @@ the target's row of token p - 1. An **EAGLE-3** head reads rows of three of the 
 its ``fc`` (:meth:`Head.encode`); the pair of token p stands at position p - 1. Either gives logits and a row of its
 own, which takes the place of the target's where that has not read yet.
 
-Some models bring several MTP blocks, one for each drafted token (``chained``), and Gemma 4's assistant reads the
-target's cache and writes none (``shares_cache``).
+Some models bring several MTP blocks, one for each drafted token (``chained``). Gemma 4's assistant reads the target's
+cache and writes none (``shares_cache``): its pairs are those behind what the target has read, at that one position.
 
 Source: common/speculative.cpp (``draft_mtp``, ``draft_eagle3``), src/models/eagle3.cpp, src/llama-context.cpp. In a
 batch all tokens have logits or none has: with some, graphs disagree on which rows they hand out.
@@ -56,7 +56,6 @@ class Head:
         vocab_size: logits in a row; -inf where the head has no such token.
         chained: blocks that draft one token each; 1 where one block drafts them all.
         shares_cache: whether it reads the target's cache and has none.
-        length: the position behind the last pair that was read.
         shift: by how many positions a pair stands before its token.
 
     Raises:
@@ -75,7 +74,8 @@ class Head:
         self.vocab_size = model.vocab_size
         self.capacity = options.ctx_size
         self.width = options.width
-        self.length = 0
+        self._target = target
+        self._length = 0
         params = head_params(lib, options, target._handle, mtp=not self.is_eagle3)
         forget_complaints()
         self._handle = lib.llama_init_from_model(model._handle, params)
@@ -106,6 +106,11 @@ class Head:
             for i in range(self._most):
                 batch.n_seq_id[i] = 1
                 batch.seq_id[i][0] = 0
+
+    @property
+    def length(self) -> int:
+        """The position behind the last pair that is in the cache."""
+        return self._target.length if self.shares_cache else self._length
 
     @property
     def row_size(self) -> int:
@@ -139,12 +144,12 @@ class Head:
     def read(
         self, tokens: Sequence[int], rows: Rows, position: int, *, outputs: bool, block: int = 0
     ) -> tuple[Rows, Rows]:
-        """Append pairs of a token and a row to the cache.
+        """Append pairs of a token and a row to the cache, unless that is the target's.
 
         Args:
             tokens: (n,) ids; n is at most ``width`` with outputs.
             rows: (n, row_size): each the row before its token, encoded.
-            position: of the first pair in the cache, whose last one is before it.
+            position: of the first pair, behind the last one in the cache.
             outputs: whether logits and rows are wanted; they are of all pairs then.
             block: which of chained blocks.
 
@@ -167,7 +172,7 @@ class Head:
                 batch.logits[i] = outputs
             batch.n_tokens = len(part)
             self._check(self._lib.llama_decode(self._handle, batch), len(part))
-        self.length = position + len(tokens)
+        self._length = position + len(tokens)
         if not outputs:
             return np.empty((0, self.vocab_size), np.float32), self._input[:0]
         logits = self._lib.llama_get_logits(self._handle)
@@ -175,7 +180,7 @@ class Head:
 
     def rewind(self, position: int) -> None:
         """Forget the pairs at ``position`` and behind it; 0 forgets all."""
-        self.length = min(self.length, position)
+        self._length = min(self._length, position)
         if self.shares_cache:
             return
         if position == 0:

@@ -61,13 +61,16 @@ _LAYER_INPUTS = (
     "bailingmoe3 deepseek4 gemma4 gpt-oss hunyuan_vl lfm2 lfm2moe llama mimo2 minimax-01 minimax-m2 muse-glimmer "
     "nanbeige nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen4exp"
 )
-# Those whose graph names the rows behind the last block (``t_h_nextn``): MTP heads can attach.
-_LAST_ROWS = (
-    "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 gemma4 glm-dsa glm4moe glm5-next gpt-oss hy_v3 mimo2 "
-    "nemotron_h nemotron_h_moe qwen35 qwen35moe qwen3next step35"
+# Those with a graph for MTP blocks (``graph_mtp`` there), one of them or several, one for each drafted token.
+_ONE_MTP_BLOCK = (
+    "bailingmoe3 cohere2moe deepseek2 deepseek32 deepseek4 glm-dsa glm4moe nemotron_h_moe qwen35 qwen35moe qwen3next"
 )
+_MTP_BLOCKS = "hy_v3 mimo2 step35"
 LAYER_INPUTS = frozenset(_LAYER_INPUTS.split())
-LAST_ROWS = frozenset(_LAST_ROWS.split())
+CHAINED_MTP = frozenset(_MTP_BLOCKS.split())
+MTP = CHAINED_MTP | frozenset(_ONE_MTP_BLOCK.split())
+# Those whose graph names the rows behind the last block (``t_h_nextn``).
+LAST_ROWS = MTP | {"gemma4", "glm5-next", "gpt-oss", "nemotron_h"}
 
 
 @functools.cache

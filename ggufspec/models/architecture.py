@@ -42,6 +42,7 @@ WINDOWS = {
     "gemma3": Window(6),
     "gemma3n": Window(5),
     "gemma4": Window(0),
+    "gemma4-assistant": Window(0),
     "gpt-oss": Window(2),
     "granite_swa": Window(0),
     "laguna": Window(4, dense_first=True),
@@ -125,6 +126,9 @@ IRREGULAR = frozenset(
         "t5encoder",
     }
 )
+
+# All blocks are for multi-token prediction.
+NO_TRUNK = frozenset({"gemma4-assistant"})
 
 # Blocks from this one on use the keys and values of an earlier one.
 FIRST_WITHOUT_CACHE = {"gemma3n": 20}

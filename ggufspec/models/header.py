@@ -156,7 +156,8 @@ def interpret(name: str, parts: Sequence[Gguf], size_bytes: int) -> ModelHeader:
     _check_parts(read, parts, tensors)
 
     blocks = read.number("block_count", low=1, high=_MOST_BLOCKS)
-    nextn = read.number("nextn_predict_layers", 0, high=blocks - 1)
+    trunk = 0 if read.architecture in architecture.NO_TRUNK else 1
+    nextn = read.number("nextn_predict_layers", 0, high=blocks - trunk)
     embedding = read.number("embedding_length", low=1)
     heads = read.per_block("attention.head_count", blocks, 0)
     kv_heads = read.per_block("attention.head_count_kv", blocks, heads)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ggufspec.display import counted
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.options import LAST_HIDDEN
@@ -26,12 +27,12 @@ class Kind:
 
 MTP = Kind("a head for multi-token prediction", "draft-mtp", "mtp")
 EAGLE3 = Kind("an EAGLE-3 head", "draft-eagle3", "eagle3")
-_SHARED = Kind("a head for multi-token prediction that reads the target's cache", "draft-mtp")
+ASSISTANT = Kind("a head for multi-token prediction that reads the target's cache", "draft-mtp", "mtp")
 _DFLASH = Kind("a DFlash drafter", "draft-dflash")
 _DSPARK = Kind("a DSpark drafter", "draft-dspark")
 _MEDUSA = Kind("a set of Medusa heads")  # llama.cpp has none
 
-_BY_ARCHITECTURE = {"eagle3": EAGLE3, "gemma4-assistant": _SHARED, "dflash": _DFLASH}
+_BY_ARCHITECTURE = {"eagle3": EAGLE3, "gemma4-assistant": ASSISTANT, "dflash": _DFLASH}
 
 
 def kind_of(header: ModelHeader) -> Kind | None:
@@ -44,9 +45,9 @@ def kind_of(header: ModelHeader) -> Kind | None:
     if "medusa" in header.architecture or any(name.startswith("medusa") for name in names):
         return _MEDUSA
     blocks = [block for tensor in header.tensors if (block := block_of(tensor)) is not None]
-    if header.nextn_blocks and all(block >= header.blocks - header.nextn_blocks for block in blocks):
-        return MTP
-    return None
+    first = min(blocks, default=0)
+    stated = header.nextn_blocks and first >= header.blocks - header.nextn_blocks
+    return MTP if stated or (first and any(".nextn." in name for name in names)) else None
 
 
 def kind_of_draft(target: ModelHeader, draft: ModelHeader, drafter: str = "") -> Kind | None:
@@ -101,7 +102,7 @@ def as_read(target: ModelHeader, head: ModelHeader) -> ModelHeader:
         elif block >= first:
             tensors.append(replace(tensor, name=re.sub(r"^blk\.\d+", f"blk.{block - first}", tensor.name)))
     names = {tensor.name for tensor in tensors}
-    if "output.weight" not in names and head is not target:
+    if "output.weight" not in names and head.architecture == "eagle3":
         lent = "token_embd.weight" if target.tied else "output.weight"
         tensors += [replace(tensor, name="output.weight") for tensor in target.tensors if tensor.name == lent]
     return replace(
@@ -126,15 +127,12 @@ def objections(target: ModelHeader, head: ModelHeader, kind: Kind) -> Iterator[s
     if absent := staging.missing(kind.drafter):
         yield f"the installed llama.cpp has no {absent}, which {kind.what} needs"
         return
-    if kind is MTP and not head.nextn_blocks:
-        yield "its file has no MTP blocks"
-        return
-    known = staging.LAYER_INPUTS if kind is EAGLE3 else staging.LAST_ROWS
-    if target.architecture not in known:
+    yield from _OBJECTIONS[kind](target, head)
+
+
+def _eagle3_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
+    if target.architecture not in staging.LAYER_INPUTS:
         yield f"llama.cpp hands out no hidden rows of the target's architecture ({target.architecture})"
-    if kind is MTP:
-        yield from _mtp_objections(target, head)
-        return
     width = head.metadata.get("eagle3.target_hidden_size", head.embedding)
     if width != target.embedding:
         yield f"the head was made for rows of {width} numbers, and the target's have {target.embedding}"
@@ -144,21 +142,66 @@ def objections(target: ModelHeader, head: ModelHeader, kind: Kind) -> Iterator[s
         yield "the head does not say which three layers it reads (eagle3.target_layers)"
     elif any(not 0 <= layer < trunk for layer in layers):
         yield f"the head reads the layers {', '.join(map(str, layers))}, and the target has {trunk} blocks"
-    names = {tensor.name for tensor in head.tensors}
-    own = {"token_embd.weight", "output.weight"} & names
+    if head.blocks != 1:
+        yield f"the head has {head.blocks} blocks, and llama.cpp runs EAGLE-3 heads of one"
+    tensors = {tensor.name: tensor for tensor in head.tensors}
+    own = {"token_embd.weight", "output.weight"} & tensors.keys()
     if len(own) < 2 and head.embedding != target.embedding:
         yield f"the head borrows the target's embeddings, of {target.embedding} numbers, its own has {head.embedding}"
+    if (ids := tensors.get("d2t")) and ids.type != "i64":
+        yield f"its token ids (d2t) are of the type {ids.type}, and llama.cpp reads i64"
 
 
 def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
+    tensors = {tensor.name: tensor for tensor in head.tensors}
     first = head.blocks - head.nextn_blocks
-    shapes = {tensor.name: tensor.shape for tensor in head.tensors}
-    if f"blk.{first}.nextn.eh_proj.weight" not in shapes:
-        yield f"the file was trimmed: of {head.nextn_blocks} MTP blocks it has no blk.{first}.nextn.eh_proj.weight"
+    unsaid = (one.name for one in head.tensors if ".nextn." in one.name and (block_of(one) or 0) < first)
+    if name := next(unsaid, ""):
+        yield f"it has {name}, and {head.architecture}.nextn_predict_layers is {head.nextn_blocks}"
+        return
+    if not head.nextn_blocks:
+        yield "its file has no MTP blocks"
+        return
+    if target.architecture not in staging.MTP:
+        yield f"llama.cpp runs no MTP blocks of the target's architecture ({target.architecture})"
     if head.architecture != target.architecture:
         yield f"the head is of the architecture {head.architecture}, and the target is {target.architecture}"
+    for block in range(first, head.blocks):
+        for name in (f"blk.{block}.nextn.{part}.weight" for part in ("eh_proj", "enorm", "hnorm")):
+            if name not in tensors:
+                yield f"the file was trimmed: of {counted(head.nextn_blocks, 'MTP block')} it lacks {name}"
+                return
+    if head.nextn_blocks > 1 and head.architecture not in staging.CHAINED_MTP:
+        yield f"it has {head.nextn_blocks} MTP blocks, and llama.cpp runs one of {head.architecture}"
     if head.embedding != target.embedding:
         yield f"the head reads rows of {head.embedding} numbers, and the target's have {target.embedding}"
-    rows = shapes.get("output.weight", (0, head.tokenizer.size))[-1]
+    rows = tensors["output.weight"].shape[-1] if "output.weight" in tensors else head.tokenizer.size
     if rows != head.tokenizer.size:
         yield f"its output has {rows:,} of {head.tokenizer.size:,} tokens, which llama.cpp cannot load for MTP"
+
+
+def _assistant_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
+    """It reads the cache of the target's last two blocks, a windowed and a full one, as keys and values of its own."""
+    if target.architecture != "gemma4":
+        yield f"the head reads the cache of a gemma4, and the target is {target.architecture}"
+        return
+    width = head.metadata.get("gemma4-assistant.embedding_length_out", head.embedding)
+    if width != target.embedding:
+        yield f"the head reads rows of {width} numbers, and the target's have {target.embedding}"
+    if head.nextn_blocks != head.blocks:
+        has = counted(head.blocks, "block")
+        yield f"it has {has}, and gemma4-assistant.nextn_predict_layers is {head.nextn_blocks}"
+    if target.blocks < 2 or target.windowed[-2:] != (True, False):
+        yield "the target's last two blocks are not one with a sliding window and one without, whose cache it reads"
+        return
+    for block, windowed in enumerate(head.windowed):
+        its, own = target.blocks - 1 - windowed, (head.keys(block), head.values(block))
+        if own != (target.keys(its), target.values(its)):
+            yield (
+                f"its block {block} reads keys and values of {own[0]} and {own[1]} numbers a token, and the target's "
+                f"block {its} has {target.keys(its)} and {target.values(its)}"
+            )
+            return
+
+
+_OBJECTIONS = {EAGLE3: _eagle3_objections, MTP: _mtp_objections, ASSISTANT: _assistant_objections}

@@ -45,6 +45,9 @@ class HeadDrafter(RowDrafter):
         self.failure = ""
         self._chain = []
         end = len(prompt) - 1
+        if self.head.shares_cache:
+            self._forget(end)
+            return []
         self._read = min(same, self._read, end)
         if self._read <= self._first:
             self._forget(0)
@@ -72,6 +75,8 @@ class HeadDrafter(RowDrafter):
         return self._candidate(row, rule, len(text))
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
+        if self.head.shares_cache:
+            return []
         end = min(len(text) - 1, self.head.capacity)
         if end - self._read > most:
             self._forget(end - most)
@@ -83,6 +88,8 @@ class HeadDrafter(RowDrafter):
     def commit(self, length: int) -> None:
         self._chain = []
         self._read = min(self._read, length + 1)
+        if self.head.shares_cache:
+            self._forget(length)  # it reads one pair at a time, the one behind the target's cache
 
     def _catch_up(self, certain: Sequence[int], count: int) -> Logits:
         """Read these tokens with the target's rows; logits of the last ``count`` or more, where there are so many."""
