@@ -123,12 +123,14 @@ class World:
     deciding_s: float = 0.0  # of a round in which the policy is asked
     believed: dict[int, float] | None = None  # the target's latency as the policy has it, where that is another
     rehearses: bool = True  # whether the drafters are judged on the prompt's last places first
+    prompt: int = 0  # tokens that the draft has yet to read
     now: float = 0.0
     tokens: int = 0
     unread: int = 1
     drawn: int = 0
     reviews_s: float = 0.0
     rests: int = 0
+    first_read: int = 0  # tokens of the prompt that it did read
     last_width: int | None = None
     latency: LatencyModel = field(init=False)
     rounds: list[tuple[int, int]] = field(default_factory=list)  # (drafted and verified, accepted)
@@ -141,17 +143,21 @@ class World:
         every = np.interp(widths, [*self.target], [*self.target.values()])
         self.truth = LatencyModel(dict(zip(widths, every, strict=True)), switch_s=self.switch_s)
         self.draft_truth = LatencyModel(self.draft_points())
+        self.unread += self.prompt
 
     def draft_points(self) -> dict[int, float]:
         one = self.target[1] * self.share
         return {1: one, 16: one * 2.5}
 
     def run(self, policy, tokens: int) -> float:
-        """Tokens per second of a policy."""
+        """Tokens per second of a policy, the prompt included."""
+        began, first = self.now, self.tokens
+        if self.prompt and not self.rounds:
+            self.now += self.truth.seconds(16) * self.prompt / 16
+            policy.prompt_read(self.prompt, self.now - began)
         if self.rehearses and not self.rounds:
             for name in filter(None, ("draft" if self.process else "", LOOKUP if self.lookup else "")):
                 policy.shadow_evaluated(name, self.shadow(name, ROWS))
-        began, first = self.now, self.tokens
         while self.tokens - first < tokens:
             self.round(policy)
         return (self.tokens - first) / (self.now - began)
@@ -162,7 +168,7 @@ class World:
             self.rests += 1
         else:
             self.now += self.deciding_s
-            policy.begin(self.limit, may_trim=self.may_trim)
+            policy.begin(self.limit, 1000, may_trim=self.may_trim)
         chain: list[tuple[str, bool]] = []
         while len(chain) < self.limit and not backing_off:
             index, unread = self.tokens + len(chain), self.unread + len(chain)
@@ -196,6 +202,8 @@ class World:
         if self.lookup:
             policy.shadow_evaluated(LOOKUP, self.shadow(LOOKUP, accepted + 1), 0.0)
         if self.process and (count := policy.catch_up_count("draft", self.unread)):
+            if self.unread > self.prompt > 0 and not self.first_read:
+                self.first_read = count
             count = min(count, self.unread - 1)
             spent = self.read(count)
             self.reviews_s += spent
@@ -487,7 +495,7 @@ def test_a_review_is_due_when_a_batch_of_rows_is_worth_reading():
     assert policy.catch_up_count("draft", 10000) == CONSTANTS.catch_up_window
     policy.shadow_evaluated("draft", [], CONSTANTS.catch_up_credit * F16[1])
     assert not policy.catch_up_count("draft", ROWS + 1)
-    policy.begin(0, may_trim=True)
+    policy.begin(0, 1000, may_trim=True)
     policy.observe_round(Outcome(1, 0, 1, F16[1], 1.0))
     assert policy.catch_up_count("draft", ROWS + 1)
 
@@ -497,10 +505,64 @@ def test_what_a_draft_would_have_said_tells_of_runs():
     policy = Adaptive(LatencyModel(CURVES["Q8_0"]), {"draft": LatencyModel({1: 0.004, 16: 0.01})})
     policy.shadow_evaluated("draft", [ShadowEvaluation(0.97, 1.0)] * 60)
     assert policy.estimator("draft").run > 0.9
-    policy.begin(15, may_trim=True)
+    policy.begin(15, 1000, may_trim=True)
     assert policy.choose({}, {"draft": 1}) == "draft"
     policy.shadow_evaluated("draft", [ShadowEvaluation(0.97, float(place % 2)) for place in range(60)])
     assert policy.estimator("draft").run < 0.5
+
+
+# Prompts that the draft has yet to read.
+
+
+@pytest.mark.parametrize("prompt", [ROWS + 1, 100, 1000])
+@pytest.mark.parametrize("name", CURVES)
+def test_the_first_token_does_not_wait_for_the_draft(name, prompt):
+    world = World(CURVES[name], CHEAP, PROCESSES["steady .95"], prompt=prompt, rehearses=False)
+    policy = adaptive(world)
+    world.round(policy)
+    assert world.rounds == [(0, 0)]
+    world.run(policy, 40)
+    assert sum(drafted for drafted, _ in world.rounds) > 0
+
+
+@pytest.mark.parametrize("share", [0.02, CHEAP, DEAR])
+@pytest.mark.parametrize("prompt", [50, 200, 1000, 8000])
+@pytest.mark.parametrize("name", CURVES)
+def test_a_hopeless_draft_costs_little_of_prompt_and_answer(name, prompt, share):
+    world = World(CURVES[name], share, hopeless, prompt=prompt, rehearses=False)
+    policy = adaptive(world)
+    for _ in range(3):
+        alone = World(CURVES[name], share, None, prompt=prompt)
+        assert world.run(policy, 96) / alone.run(Policy(), 96) > 0.965
+        policy = Adaptive(world.latency, policy.drafts, policy._estimators, policy._back_off)
+        world.unread, world.first_read, world.rounds = 1 + prompt, 0, []
+
+
+def test_an_unknown_draft_reads_the_end_of_a_long_prompt_and_a_good_one_all_that_pays():
+    world = World(F16, CHEAP, PROCESSES["steady .8"], prompt=400, rehearses=False)
+    policy = adaptive(world)
+    world.run(policy, 40)
+    assert 2 * ROWS <= world.first_read < 300
+    world.run(policy, 100)
+    known = Adaptive(world.latency, policy.drafts, policy._estimators)
+    again = World(F16, CHEAP, PROCESSES["steady .8"], prompt=400, rehearses=False)
+    again.run(known, 40)
+    assert again.first_read >= 400
+
+
+def test_a_prompt_that_costs_nothing_to_read_is_read_whole():
+    world = World(F16, 0.001, PROCESSES["steady .8"], prompt=400, rehearses=False)
+    world.run(adaptive(world), 40)
+    assert world.first_read >= 400
+
+
+def test_an_answer_of_a_few_tokens_leaves_a_long_prompt_unread():
+    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.007, 16: 0.014})})
+    policy.prompt_read(50, 0.5)
+    for remaining in (2, 1000):
+        policy.begin(4, remaining, may_trim=True)
+        assert policy.choose({}, {"draft": 50}) is None
+        assert bool(policy.catch_up_count("draft", 50)) == (remaining > 2), remaining
 
 
 # Deciding takes time too.
@@ -542,7 +604,7 @@ def test_batches_without_a_draft_are_told_together_and_in_their_order(monkeypatc
     monkeypatch.setattr(policy.target, "observe", lambda width, seconds: reported.append((width, seconds)))
 
     def go(verify_s, offers, width=1):
-        policy.begin(4, may_trim=True)
+        policy.begin(4, 1000, may_trim=True)
         if name := policy.choose(offers, {}):
             policy.extend(name, offers[name])
         policy.observe_round(Outcome(width, policy.verify_count(), policy.verify_count() + 1, verify_s, verify_s))
@@ -577,7 +639,7 @@ def sure_policy(points=F16, draft=None, **latency):
 )
 def test_a_chain_is_never_longer_than_asked_for_or_than_the_curve(limit, curve_limit, length):
     policy = sure_policy({1: 0.05, 16: 0.051}, limit=curve_limit)
-    policy.begin(limit, may_trim=True)
+    policy.begin(limit, 1000, may_trim=True)
     taken = 0
     while policy.choose({}, {"draft": 1}) == "draft":
         policy.proposed("draft", 1, 0.001)
@@ -588,14 +650,14 @@ def test_a_chain_is_never_longer_than_asked_for_or_than_the_curve(limit, curve_l
 
 def test_with_nothing_to_choose_from_nothing_is_chosen():
     policy = sure_policy()
-    policy.begin(4, may_trim=True)
+    policy.begin(4, 1000, may_trim=True)
     assert policy.choose({}, {}) is None
     assert policy.verify_count() == 0
 
 
 def test_a_draft_that_costs_as_much_as_the_target_is_not_asked():
     policy = sure_policy(draft={1: F16[1]})
-    policy.begin(15, may_trim=True)
+    policy.begin(15, 1000, may_trim=True)
     assert policy.choose({}, {"draft": 1}) is None
     assert policy.choose({LOOKUP: 0.9}, {"draft": 1}) == LOOKUP
 
@@ -604,11 +666,11 @@ def test_the_rate_is_never_below_the_targets_alone():
     policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001})})
     assert policy.rate == pytest.approx(1 / F16[1])
     for _ in range(20):
-        policy.begin(4, may_trim=True)
+        policy.begin(4, 1000, may_trim=True)
         policy.verify_count()
         policy.observe_round(Outcome(1, 0, 1, F16[1], 10 * F16[1]))
     assert policy.rate == pytest.approx(1 / F16[1], rel=0.01)
-    policy.begin(4, may_trim=True)
+    policy.begin(4, 1000, may_trim=True)
     policy.verify_count()
     policy.observe_round(Outcome(1, 0, 500, F16[1], F16[1]))
     assert policy.rate > 2 / F16[1]
@@ -617,7 +679,7 @@ def test_the_rate_is_never_below_the_targets_alone():
 def test_a_lookups_time_is_not_the_drafts():
     policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001})})
     for _ in range(20):
-        policy.begin(1, may_trim=True)
+        policy.begin(1, 1000, may_trim=True)
         policy.proposed(LOOKUP, 1, 5.0)
         policy.verify_count()
         policy.observe_round(Outcome(1, 0, 1, F16[1], F16[1]))
@@ -627,7 +689,7 @@ def test_a_lookups_time_is_not_the_drafts():
 @pytest.mark.parametrize("may_trim", [True, False])
 def test_a_fixed_policy_takes_all_and_prefers_what_is_free(may_trim):
     policy = Policy()
-    policy.begin(2, may_trim=may_trim)
+    policy.begin(2, 1000, may_trim=may_trim)
     assert policy.choose({LOOKUP: 0.0}, {"draft": 1}) == LOOKUP
     assert policy.extend(LOOKUP, 0.0)
     assert policy.choose({}, {"draft": 1}) == "draft"

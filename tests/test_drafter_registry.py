@@ -29,7 +29,7 @@ class Parrot:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
+    def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
         return []
 
     def pending(self, length: int) -> int:

@@ -67,10 +67,16 @@ class Fake:
         del self.cache[length:]
 
 
+def read(drafter, prompt, choices=(), same=0):
+    """Let it begin with a prompt and read it; what it reports."""
+    assert drafter.begin(prompt, choices, same) == []
+    return drafter.catch_up(prompt, GREEDY, len(prompt))
+
+
 def drafter_of(prompt, *, target_vocab=VOCAB, width=lambda count: count, **fake):
     """A drafter that has read a prompt, and a model that has been asked nothing yet."""
     drafter = ModelDrafter(Fake(**fake), target_vocab, width)
-    drafter.prefill(prompt)
+    read(drafter, prompt)
     drafter.model.calls.clear()
     return drafter
 
@@ -81,16 +87,38 @@ def drafter_of(prompt, *, target_vocab=VOCAB, width=lambda count: count, **fake)
 def test_it_reads_all_but_the_last_token_of_a_prompt():
     drafter = ModelDrafter(Fake(), VOCAB)
     drafter.model.cache = [4, 4, 4]
-    assert drafter.prefill([0, 1, 2]) == []
-    assert drafter.model.calls == [0, ((0, 1), 0, 0)]
+    drafter.begin([0, 1, 2])
+    assert drafter.model.calls == [0]  # nobody waits for it
+    assert drafter.pending(3) == 3
+    drafter.catch_up([0, 1, 2], GREEDY, 3)
+    assert drafter.model.calls == [0, ((0, 1), 2, 0)]
     assert drafter.pending(3) == 1
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 6, 7, 99])
+def test_it_may_read_the_end_of_a_prompt_only(most):
+    prompt = [1, 1, 1, 1, 2, 3, 4, 0]
+    drafter = ModelDrafter(Fake(), VOCAB)
+    drafter.begin(prompt, [2, 3, 4])
+    seen = drafter.catch_up(prompt, GREEDY, most)
+    assert drafter.model.cache == prompt[:-1][-most:]
+    assert drafter.pending(len(prompt)) == 1
+    assert len(seen) == min(most, 3)  # of the other places nobody knows what the target would have said
+
+
+def test_what_came_behind_the_prompt_is_judged_by_the_text():
+    text = [1, 1, 1, 1, 2, 0]
+    drafter = ModelDrafter(Fake(), VOCAB)
+    drafter.begin(text[:4], [2, 0])  # at places 2 and 3
+    reported = drafter.catch_up(text, GREEDY, 99)
+    assert [one.agreement for one in reported] == [1.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("choices", [[], [3]])
 def test_a_prompt_of_one_token_is_nothing_to_read(choices):
     drafter = ModelDrafter(Fake(), VOCAB)
     drafter.model.cache = [4, 4, 4]
-    assert drafter.prefill([2], choices) == []
+    assert read(drafter, [2], choices) == []
     assert drafter.model.calls == [0]
     assert drafter.model.certain == 0
     assert drafter.pending(1) == 1
@@ -100,8 +128,8 @@ def test_a_prompt_is_judged_by_the_choices_for_its_last_places():
     """The row after tokens 0 to p - 1 foretells place p: here token p modulo 5."""
     prompt = [1, 1, 1, 1, 1, 1, 1]
     drafter = ModelDrafter(Fake(), VOCAB)
-    reported = drafter.prefill(prompt, [3, 4, 1, 1])  # places 3, 4, 5 and 6
-    assert drafter.model.calls == [(tuple(prompt[:-1]), 4, 0)]
+    reported = read(drafter, prompt, [3, 4, 1, 1])  # places 3, 4, 5 and 6
+    assert drafter.model.calls == [(tuple(prompt[:-1]), 6, 0)]
     assert reported == [
         ShadowEvaluation(sure(place, prompt), kept) for place, kept in ((3, 1.0), (4, 1.0), (5, 0.0), (6, 1.0))
     ]
@@ -113,17 +141,17 @@ def test_never_more_rows_than_a_context_has(length, count):
     prompt = [place * place % VOCAB for place in range(length)]
     places = range(length - count, length)
     drafter = ModelDrafter(Fake(), VOCAB)
-    reported = drafter.prefill(prompt, [place % VOCAB for place in places])  # all right
+    reported = read(drafter, prompt, [place % VOCAB for place in places])  # all right
+    assert drafter.model.calls[0][1:] == (min(ROWS, length - 1), 0)
     rows = min(count, ROWS, length - 1)
-    assert drafter.model.calls[0][1:] == (rows, 0)
     assert reported == [ShadowEvaluation(sure(place, prompt), 1.0) for place in range(length - rows, length)]
 
 
 def test_a_choice_that_the_draft_does_not_have_is_no_agreement():
     """The fifth token is the likeliest to the draft too, and is not the target's."""
-    assert [one.agreement for one in ModelDrafter(Fake(5), 4).prefill([0] * 5, [4])] == [0.0]
-    assert [one.agreement for one in ModelDrafter(Fake(5), 5).prefill([0] * 5, [4])] == [1.0]
-    assert [one.agreement for one in ModelDrafter(Fake(4), 5).prefill([0] * 5, [4])] == [0.0]
+    assert [one.agreement for one in read(ModelDrafter(Fake(5), 4), [0] * 5, [4])] == [0.0]
+    assert [one.agreement for one in read(ModelDrafter(Fake(5), 5), [0] * 5, [4])] == [1.0]
+    assert [one.agreement for one in read(ModelDrafter(Fake(4), 5), [0] * 5, [4])] == [0.0]
 
 
 # Offers.
@@ -200,7 +228,7 @@ def test_it_falls_silent_where_its_context_ends(capacity, offered):
 
 def test_tokens_that_only_the_target_has_are_read_as_another():
     drafter = ModelDrafter(Fake(4), 7)
-    drafter.prefill([6, 1, 4, 2], [0])
+    read(drafter, [6, 1, 4, 2], [0])
     drafter.propose([6, 1, 4, 5, 3, 6], GREEDY)
     assert [call[0] for call in drafter.model.calls] == [(0, 1, 0), (0, 3, 0)]
     drafter.commit(3)
@@ -337,9 +365,10 @@ def test_a_bad_row_anywhere_is_the_end_of_it(where, value):
     drafter = ModelDrafter(Fake(bad={3: (1, value)}), VOCAB)
     text = [0, 1, 2, 3, 4, 0]
     if where == "read":
-        assert drafter.prefill(text, [2, 3, 4]) == []
+        assert read(drafter, text, [2, 3, 4]) == []
     else:
-        drafter.prefill(text[:3])
+        drafter.begin(text[:3])
+        drafter.model.decode(text[:2], outputs=0)
         assert drafter.failure == ""
         assert not (drafter.propose(text[:3], GREEDY) if where == "propose" else drafter.catch_up(text, GREEDY, 99))
     assert drafter.failure.startswith("the model produced ")
@@ -350,7 +379,7 @@ def test_a_bad_row_anywhere_is_the_end_of_it(where, value):
     drafter.commit(2)
     assert drafter.model.length == 2
     drafter.model.bad = {}
-    drafter.prefill(text)
+    drafter.begin(text)
     assert drafter.failure == ""
     assert drafter.propose(text, GREEDY) is not None
 
@@ -368,7 +397,7 @@ def test_a_token_that_is_ruled_out_is_no_damage():
 def test_what_it_has_read_of_the_same_text_stays(same):
     drafter = drafter_of([0, 1, 2, 3, 4, 0])
     prompt = [*[0, 1, 2, 3, 4][:same], 4, 4, 4]
-    drafter.prefill(prompt, same=same)
+    read(drafter, prompt, same=same)
     decoded = [call[0] for call in drafter.model.calls if isinstance(call, tuple)]
     assert decoded == [tuple(prompt[same:-1])]
     assert drafter.model.cache == prompt[:-1]
@@ -376,26 +405,26 @@ def test_what_it_has_read_of_the_same_text_stays(same):
 
 def test_a_prompt_that_it_has_read_whole_is_nothing_to_read():
     drafter = drafter_of([0, 1, 2, 3])
-    assert drafter.prefill([0, 1, 2], [1, 1], same=3) == []
+    assert read(drafter, [0, 1, 2], [1, 1], same=3) == []
     assert drafter.model.cache == [0, 1]
 
 
 def test_a_beginning_that_it_forgot_is_no_hindrance():
     drafter = ModelDrafter(Fake(capacity=4), VOCAB)
-    drafter.prefill([0, 1, 2, 3, 4, 0, 1])  # 4 fit: it has forgotten 0 and 1
+    read(drafter, [0, 1, 2, 3, 4, 0, 1])  # 4 fit: it has forgotten 0 and 1
     assert drafter.model.cache == [2, 3, 4, 0]
-    drafter.prefill([0, 1, 2, 3, 4, 4], same=5)
+    read(drafter, [0, 1, 2, 3, 4, 4], same=5)
     assert drafter.model.cache == [2, 3, 4]
-    drafter.prefill([0, 1, 2, 3, 4, 4, 4, 4], same=5)  # one more would be too many
+    read(drafter, [0, 1, 2, 3, 4, 4, 4, 4], same=5)  # one more would be too many
     assert drafter.model.cache == [3, 4, 4, 4]
-    drafter.prefill([0, 4], same=1)  # before what it knows
+    read(drafter, [0, 4], same=1)  # before what it knows
     assert drafter.model.cache == [0]
     assert drafter.pending(2) == 1
 
 
 def test_after_another_use_the_cache_begins_with_the_text():
     drafter = ModelDrafter(Fake(capacity=4), VOCAB)
-    drafter.prefill([0, 1, 2, 3, 4, 0, 1])
+    read(drafter, [0, 1, 2, 3, 4, 0, 1])
     drafter.model.cache = [0, 1]
     drafter.let_go()
     assert drafter.has_read == 2

@@ -133,7 +133,7 @@ def test_reading_at_once_and_bit_by_bit_gives_the_same_proposals(loaded: tuple[C
         for number, cut in enumerate(cuts):
             context.decode(text[context.length : cut - 1], outputs=1)
             if number == 0:
-                drafter.prefill(text[:cut])
+                drafter.begin(text[:cut])
             drafter.commit(cut - 1)
             rule.follow(text[:cut])
             candidate = drafter.propose(text[:cut], rule)

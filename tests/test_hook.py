@@ -92,7 +92,7 @@ def test_what_is_in_the_cache_is_not_decoded_again(llama, draft, said, decoded):
     with fixed(draft, llama) as model:
         decoded.clear()
         model(ids(*prompt))
-        assert decoded == [len(prompt) - 1, 1, 1, 1, 1]
+        assert decoded == [len(prompt), 1, 1, 1]
         decoded.clear()
         model(ids(*prompt, *answer[:5]))  # all kept: the last drafted token and the target's own are new to it
         assert decoded == [2, 1, 1, 1]
@@ -109,8 +109,7 @@ def test_a_new_text_is_read_from_where_it_leaves_the_old_one(llama, draft, said,
         assert len(model.rounds) == 0
         decoded.clear()
         followed = model(ids(*more)).tolist()
-        assert sum(decoded[:-4]) == len(more) - len(prompt) - 3 - 1
-        assert decoded[-4:] == [1, 1, 1, 1]
+        assert decoded == [len(more) - len(prompt) - 3, 1, 1, 1]
         decoded.clear()
         model(ids(*prompt[:10]))  # shorter than before
         assert decoded == [1, 1, 1, 1]
@@ -155,7 +154,8 @@ def test_the_first_rounds_tell_what_the_target_takes_alone(llama, draft, said):
     with DraftModel(draft, llama, ctx_size=512, threads=1) as model:
         lengths = answered(model, said, lambda width: 1.0, 6)
         assert lengths[:3] == [0, 0, 0]
-        assert lengths[3] > 0
+        assert lengths[3] == 0  # behind this round the draft reads the prompt
+        assert lengths[4] > 0
         assert model._target.seconds(1) == pytest.approx(1.0, rel=0.2)
 
 
@@ -206,7 +206,7 @@ def test_after_a_failure_it_knows_nothing_of_the_text(llama, draft, said, decode
                 model(ids(*prompt, *answer[:5]))
         decoded.clear()
         assert model(ids(*prompt, *answer[:6])).tolist() == answer[6:10]
-        assert decoded[0] == len(prompt) + 5  # all of it
+        assert decoded[0] == len(prompt) + 6  # all of it
 
 
 def test_a_draft_that_is_closed_says_so(llama, draft, said):

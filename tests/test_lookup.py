@@ -25,7 +25,7 @@ def ask(text, corpus=None):
 
 def drafter_of(prompt, corpus=()):
     drafter = LookupDrafter(corpus)
-    drafter.prefill(prompt)
+    drafter.begin(prompt)
     return drafter
 
 
@@ -268,24 +268,24 @@ def test_each_place_is_reviewed_once(by_offer, lag, keep_first):
 
 
 def test_a_prompt_is_text_and_not_a_choice():
-    assert LookupDrafter().prefill([A, B, A, B, A, B]) == []
+    assert LookupDrafter().begin([A, B, A, B, A, B]) == []
 
 
 def test_a_prompt_is_judged_by_what_the_target_would_have_said():
     prompt = [A, B, A, B, A, B]
     drafter = LookupDrafter()
-    reported = drafter.prefill(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
+    reported = drafter.begin(prompt, [X, B, A, X])  # at places 2 to 5; at 2 it has no offer yet, at 5 it has B
     assert [one.agreement for one in reported] == [1.0, 1.0, 0.0]
     assert state(drafter._index) == state(Index(prompt))
     assert drafter.catch_up(prompt, RULE, 99) == []
-    assert LookupDrafter().prefill([A, A, A], [A, A, A])[-1].agreement == 1.0
-    assert LookupDrafter().prefill([A], []) == LookupDrafter().prefill([], []) == []
+    assert LookupDrafter().begin([A, A, A], [A, A, A])[-1].agreement == 1.0
+    assert LookupDrafter().begin([A], []) == LookupDrafter().begin([], []) == []
 
 
 def test_a_new_prompt_starts_a_new_text():
     drafter = drafter_of([A, B, C, A], corpus=[X, Y, Z])
     drafter.catch_up([A, B, C, A, B], RULE, 99)
-    assert drafter.prefill([C, D, A]) == []
+    assert drafter.begin([C, D, A]) == []
     assert drafter.propose([C, D, A], RULE) is None
     assert chain(drafter, [C, D, X], 3) == [Y, Z]
 

@@ -130,7 +130,7 @@ class _Answering:
                 f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
             )
         if self.draft is not None:
-            self.draft.rounds, self.draft.read_s = [], 0.0
+            self.draft.rounds = []
         clock = time.perf_counter
         requested = clock()
         self.llama.reset()
@@ -145,15 +145,15 @@ class _Answering:
             if stop_reason or self.stopping.is_set():
                 break
         ended = clock()
-        rounds, read_s = (self.draft.rounds, self.draft.read_s) if self.draft else ([], 0.0)
+        rounds = self.draft.rounds if self.draft else []
         found = Statistics.of(
             rounds,
             self.draft_max if self.draft else 0,
             prompt_tokens=len(tokens),
             prompt_read=len(tokens),
-            prompt_s=began - requested + read_s,
+            prompt_s=began - requested,
             tokens=len(emitted),
-            decode_s=ended - began - read_s,
+            decode_s=ended - began,
             stop_reason=stop_reason,
             time_to_first_token_s=first_s,
         )

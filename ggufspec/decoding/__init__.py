@@ -3,8 +3,8 @@
 :class:`~ggufspec.decoding.decoder.SpeculativeDecoder` loads the models, and turns a prompt into rounds and rounds into
 text.
 
-1. **Prefill** (``loop.prefill``). Target and drafters read all but the last token of the prompt. What the drafters
-   would have drafted at its last positions is compared with the target's likeliest tokens: a shadow evaluation.
+1. **Prefill** (``loop.prefill``). The target reads all but the last token of the prompt. Drafters that decode read it
+   later, as much of it as that is worth.
 2. **Draft** (``loop.draft``), unless the policy backs off. For each position the policy chooses a drafter by the
    confidences that are known and the cost of those that are not (``policy.choose``); the drafter proposes a candidate
    (``drafters``), which joins the chain if that pays (``policy.extend``); the rule draws its token
@@ -14,9 +14,11 @@ text.
 4. **Accept** (``Rule.verify``). The rule accepts a prefix of the chain and chooses the token that follows it, from
    penalised rows (``penalties``), by grammar (``grammar``) and sampling (``sampling``, ``noise``).
 5. **Rewind**. The target's cache and the drafters keep what was accepted.
-6. **Learn** (``policy.observe_round``). Latency models, acceptance estimators and the back-off see how the round went,
-   and drafters that fell behind catch up where that is cheap (``loop.catch_up``).
+6. **Learn** (``policy.observe_round``). Latency models, acceptance estimators and the back-off see how the round went.
 7. **Emit**. The round is yielded; ``text`` turns its tokens into text, and ``trace`` reads the rule's record if asked.
+8. **Catch up** (``loop.catch_up``), behind the round's tokens, so that the first one does not wait. Drafters that fell
+   behind read where that is worth its time. What they would have drafted is compared with what the target said, or
+   would have said, at these positions: a shadow evaluation.
 
 Target-only is the same loop without step 2. ``options`` has what can be set; :mod:`ggufspec.decoding.hook` drafts for
 llama-cpp-python's ``Llama`` with the same drafters and policy.

@@ -48,7 +48,7 @@ class Statistics:
     """
 
     prompt_tokens: int
-    prompt_s: float  # decoding of all tokens read but the last, which is the first round's, and the draft's reading
+    prompt_s: float  # the target's decoding of all tokens read but the last, which is the first round's
     tokens: int
     decode_s: float  # from the end of the prompt to the last token; draft_s and verify_s are parts of it
     rounds: int
@@ -372,6 +372,8 @@ class SpeculativeDecoder:
                 return
             finally:
                 prompt_s, self._stopping = clock() - began, None
+            if policy is not None:
+                policy.prompt_read(prompt_read - 1, prompt_s)
             for round_ in generate(
                 context,
                 tokens,

@@ -90,7 +90,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         notes: sentences for the user.
         rounds: of the answer that is being given, or the last one: those whose outcome is known. The first token of an
             answer and the last round, whose end ``Llama`` does not report, are not among them.
-        read_s: seconds that the draft took to read what was new of the last prompt.
         scores_bytes: host memory that the ``Llama``'s ``scores`` may take.
 
     Raises:
@@ -119,7 +118,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             raise UsageError("a DraftModel needs the Llama that it serves", 'DraftModel("small.gguf", llama)')
         self.notes: list[str] = []
         self.rounds: list[Round] = []
-        self.read_s = 0.0
         self._stack = ExitStack()
         self._free = weakref.finalize(self, self._stack.close)
         self._busy = threading.Lock()
@@ -226,17 +224,22 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             emitted = tuple(ids[length:].tolist())
             self._text += emitted
             self._observe_round(emitted, began)
-            reading_s = 0.0
         else:
             self._start(ids.tolist(), same)
-            self.read_s = reading_s = self._clock() - began
         policy = self._policy
         self._drafting = policy is not None and not policy.is_backing_off()
         self._chain = []
         if policy is not None and self._drafting:
             limit = max(0, min(self._most, self._room - len(ids)))
             self._chain = loop.draft(
-                self._text, limit, self._drafters, policy, self._rule, self.model.is_end, self._clock
+                self._text,
+                limit,
+                max(0, self._room - len(ids)),
+                self._drafters,
+                policy,
+                self._rule,
+                self.model.is_end,
+                self._clock,
             )
         drafted = np.array([one.token for _, one in self._chain], np.intc)
         self._held = np.concatenate([ids, drafted])
@@ -244,7 +247,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         if self._drafter.failure and note not in self.notes:
             self.notes.append(note)
         self._returned = self._clock()
-        self._draft_s = self._returned - began - reading_s
+        self._draft_s = self._returned - began
         return drafted
 
     def _start(self, text: list[int], same: int) -> None:
@@ -256,7 +259,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._policy = self._make_policy()
         self._rule.begin(text)
         for drafter in self._drafters:
-            drafter.prefill(text, (), min(same, read))
+            drafter.begin(text, (), min(same, read))
 
     def _make_policy(self) -> Policy | None:
         """None as long as it is not known what the target takes."""

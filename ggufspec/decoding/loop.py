@@ -51,9 +51,10 @@ def prefill(
     cached: int = 0,
     draft_cached: int = 0,
 ) -> None:
-    """Put all but the last token of ``prompt`` into the caches; the last one is the first round's.
+    """Put all but the last token of ``prompt`` into the target's cache; the last one is the first round's.
 
-    With a policy, the drafters are evaluated on the prompt's last positions by what the target would have said there.
+    The drafters read it later, where the policy finds that worth its time. With a policy, they are evaluated on the
+    prompt's last positions by what the target would have said there.
 
     Args:
         target: the model whose distribution the text follows.
@@ -72,7 +73,7 @@ def prefill(
         rows = target.decode(new, outputs=count)
         choices = [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
-        seen = drafter.prefill(prompt, choices, draft_cached)
+        seen = drafter.begin(prompt, choices, draft_cached)
         if policy is not None:
             policy.shadow_evaluated(drafter.name, seen)
 
@@ -110,12 +111,12 @@ def generate(
     tokens = list(prompt)
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(prompt)
-    learning_s = 0.0
+    learning_s = catch_up_s = 0.0
     while len(tokens) < last:
         began = clock()
         drafting = bool(drafters) and not policy.is_backing_off()
         limit = min(draft_max, last - len(tokens) - 1)
-        chain = draft(tokens, limit, drafters, policy, rule, is_end, clock) if drafting else []
+        chain = draft(tokens, limit, last - len(tokens), drafters, policy, rule, is_end, clock) if drafting else []
         drafted = tuple(token.token for _, token in chain)
         batch_width = width(1 + len(drafted))
         verify_began = clock()
@@ -136,26 +137,32 @@ def generate(
             policy.observe_round(
                 Outcome(batch_width, result.accepted, len(emitted), verify_s, ended - began, learning_s)
             )
-            catch_up_s = catch_up(tokens, drafters, policy, rule, clock) if drafting else 0.0
-            learning_s = clock() - ended - catch_up_s
+            learning_s = clock() - ended
         yield Round(
             drafted,
             tuple(name for name, _ in chain),
             result.accepted,
             emitted,
             batch_width,
-            verify_began - began + clock() - ended,
+            catch_up_s + verify_began - began + clock() - ended,
             verify_ended - verify_began,
-            clock() - began,
+            catch_up_s + clock() - began,
             result.token is None,
         )
-        if end is not None or result.token is None:
+        if end is not None or result.token is None or len(tokens) >= last:
             return
+        catch_up_s = 0.0
+        if drafting:  # behind the round's tokens: the first does not wait while a drafter reads the prompt
+            began = clock()
+            told_s = catch_up(tokens, drafters, policy, rule, clock)
+            catch_up_s = clock() - began
+            learning_s += catch_up_s - told_s
 
 
 def draft(
     tokens: Sequence[int],
     limit: int,
+    remaining: int,
     drafters: Sequence[Drafter],
     policy: Policy,
     rule: Rule,
@@ -163,7 +170,7 @@ def draft(
     clock: Clock,
 ) -> list[tuple[str, DraftToken]]:
     """The chain to verify: each token and its drafter."""
-    policy.begin(limit, may_trim=rule.may_trim)
+    policy.begin(limit, remaining, may_trim=rule.may_trim)
     by_name = {drafter.name: drafter for drafter in drafters}
     text = list(tokens)
     chain: list[tuple[str, DraftToken]] = []

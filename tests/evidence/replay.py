@@ -68,7 +68,8 @@ def chains(decoder: SpeculativeDecoder, text: Text) -> dict[str, Any]:
     assert drafter is not None
     prompt, tokens = text["prompt"], text["tokens"]
     drafter.let_go()
-    first = [[one.confidence, one.agreement] for one in drafter.prefill(prompt, text["choices"])]
+    drafter.begin(prompt, text["choices"])
+    first = [[one.confidence, one.agreement] for one in drafter.catch_up(prompt, rule, len(prompt))]
     found: dict[int, list[tuple[int, float]]] = {}
     for place in range(len(prompt), len(tokens)):
         before = found.get(place - 1, [])
@@ -176,12 +177,12 @@ class Chains:
     name = "draft"
 
     def __init__(self, text: Text, draft: str, by_width: dict[int, float], clock: Time) -> None:
-        self._tokens, self._read = text["tokens"], len(text["prompt"]) - 1
+        self._tokens, self._read, self._prompt = text["tokens"], 0, len(text["prompt"])
         self._first, self._chains = text["drafts"][draft]["first"], text["drafts"][draft]["chains"]
         self._widths, self._clock = by_width, clock
 
-    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:  # noqa: ARG002
-        return [ShadowEvaluation(*one) for one in self._first]
+    def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:  # noqa: ARG002
+        return []
 
     def pending(self, length: int) -> int:
         return length - self._read
@@ -199,11 +200,12 @@ class Chains:
 
     def catch_up(self, text: Sequence[int], rule: Any, most: int) -> list[ShadowEvaluation]:  # noqa: ARG002
         end = len(text) - 1
+        known = [ShadowEvaluation(*one) for one in self._first if self._read < self._prompt - 1]
         self._read = max(self._read, end - most)
-        places = range(end - min(ROWS, end - self._read) + 1, end + 1)
-        if places:
+        places = range(max(self._prompt, end - min(ROWS, end - self._read) + 1), end + 1)
+        if self._read < end:
             self._take(end)
-        return [
+        return known + [
             ShadowEvaluation(chain[0][1], float(chain[0][0] == text[place]))
             for place in places
             if (chain := self._chains.get(place))
@@ -227,9 +229,9 @@ class Paid(Adaptive):
         super().__init__(*args)
         self._clock, self._deciding_s = clock, deciding_s
 
-    def begin(self, limit: int, *, may_trim: bool) -> None:
+    def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:
         self._clock.now += self._deciding_s
-        super().begin(limit, may_trim=may_trim)
+        super().begin(limit, remaining, may_trim=may_trim)
 
 
 def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Iterator[float]:
@@ -259,7 +261,7 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
             drafts = {} if name == "lookup" else {"draft": reading}
             policy = Paid(clock, deciding_s, target, drafts, estimators, back_off)
         for drafter in drafters:
-            policy.shadow_evaluated(drafter.name, drafter.prefill(text["prompt"], text["choices"]))
+            policy.shadow_evaluated(drafter.name, drafter.begin(text["prompt"], text["choices"]))
         began, tokens = clock(), 0
         count = len(text["tokens"]) - len(text["prompt"])
         for round_ in generate(

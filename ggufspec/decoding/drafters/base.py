@@ -49,8 +49,8 @@ class Drafter(Protocol):
     name: str  # of the registry
     failure: str  # why it has given up, for the user; empty while it has not
 
-    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
-        """Start a new text with this prompt.
+    def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
+        """A new text begins with this prompt; a drafter whose reading costs something reads it later.
 
         Args:
             prompt: (n,) token ids.
@@ -58,7 +58,7 @@ class Drafter(Protocol):
             same: the text before began with so many of these tokens: a cache may keep them.
 
         Returns:
-            what it would have proposed at these positions, judged by ``choices``, as far as it knows.
+            what it would have proposed at these positions, judged by ``choices``, as far as it knows by now.
         """
         ...
 
@@ -89,6 +89,8 @@ class RowDrafter:
     """
 
     failure = ""
+    _prompt = 0  # tokens of the prompt
+    _choices: Sequence[int] = ()  # what the target would have said at its last positions
 
     def _candidate(self, row: Logits, rule: Rule, position: int) -> Candidate | None:
         """The candidate of a penalised row (vocab,) for ``position``."""
@@ -108,8 +110,16 @@ class RowDrafter:
             return []
 
     def _foretold(self, rows: Logits, text: Sequence[int], end: int, rule: Rule) -> list[ShadowEvaluation]:
-        """Evaluations by the text of the rows that foretell its tokens up to index ``end``."""
+        """Evaluations of the rows that foretell the text's tokens up to index ``end``.
+
+        Those of the answer are judged by the text, those of the prompt by what the target would have said there.
+        """
+        known = self._prompt - len(self._choices)
+        first = max(known, end - len(rows) + 1)
+        rows = rows[len(rows) - (end + 1 - first) :] if first <= end else rows[:0]
         return self._judge(
-            (row, rule.agreement(rule.penalised(row, position), position, text[position]))
-            for position, row in enumerate(rows, end - len(rows) + 1)
+            (row, float(row.argmax() == self._choices[position - known]))
+            if position < self._prompt
+            else (row, rule.agreement(rule.penalised(row, position), position, text[position]))
+            for position, row in enumerate(rows, first)
         )

@@ -41,8 +41,8 @@ class HeadDrafter(RowDrafter):
         """Tokens of the text that it has read with the target's rows, or forgotten."""
         return self._read
 
-    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
-        self.failure = ""
+    def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
+        self.failure, self._prompt, self._choices = "", len(prompt), choices
         self._chain = []
         end = len(prompt) - 1
         if self.head.shares_cache:
@@ -51,10 +51,7 @@ class HeadDrafter(RowDrafter):
         self._read = min(same, self._read, end)
         if self._read <= self._first:
             self._forget(0)
-        rows = self._catch_up(prompt[:end], min(len(choices), ROWS))
-        rows = rows[max(0, len(rows) - len(choices)) :]
-        decided = choices[len(choices) - len(rows) :]
-        return self._judge((row, float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True))
+        return []
 
     def pending(self, length: int) -> int:
         return length - self._read - len(self._chain)

@@ -166,9 +166,9 @@ class LookupDrafter:
 
     def __init__(self, corpus: Sequence[int] = ()) -> None:
         self._corpus = Index(corpus)
-        self.prefill(())
+        self.begin(())
 
-    def prefill(
+    def begin(
         self,
         prompt: Sequence[int],
         choices: Sequence[int] = (),

@@ -32,8 +32,8 @@ class ModelDrafter(RowDrafter):
         self.width = width
         self.shared_vocab = min(model.vocab_size, target_vocab_size)
 
-    def prefill(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
-        self.failure = ""
+    def begin(self, prompt: Sequence[int], choices: Sequence[int] = (), same: int = 0) -> list[ShadowEvaluation]:
+        self.failure, self._prompt, self._choices = "", len(prompt), choices
         end = len(prompt) - 1
         cached = min(same, self.has_read, end)
         if self._first < cached and end - self._first <= self.model.capacity:
@@ -41,13 +41,7 @@ class ModelDrafter(RowDrafter):
         else:
             self.model.rewind(0)
             self._first = max(0, end - self.model.capacity)
-        known = self._known(prompt[self.has_read : -1])
-        if not known:
-            return []
-        count = min(len(choices), ROWS, len(known))
-        rows = self.model.decode(known, outputs=count)[:, : self.shared_vocab]
-        decided = choices[len(choices) - count :]
-        return self._judge((row, float(row.argmax() == token)) for row, token in zip(rows, decided, strict=True))
+        return []
 
     def let_go(self) -> None:
         """The model was used for something else: what is in its cache is a text from its beginning on."""

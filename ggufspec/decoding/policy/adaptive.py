@@ -53,6 +53,9 @@ class Adaptive(Policy):
         rounds = CONSTANTS.initial_rounds
         self._tokens, self._seconds = float(rounds), rounds * target.seconds(1)
         self._elapsed_s = self._catch_up_s = 0.0
+        self._unread: set[str] | None = None  # drafters that have the prompt to read; None before the first round
+        self._reads_first = ""  # who reads it now
+        self._in_large = 1.0  # seconds for a token in a batch as large as a prompt, of those in the widest of a round
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
         self._backing_off = False  # in this round
@@ -76,10 +79,17 @@ class Adaptive(Policy):
         self._backing_off = self._back_off.begin_round()
         return self._backing_off
 
-    def begin(self, limit: int, *, may_trim: bool) -> None:
+    def prompt_read(self, tokens: int, seconds: float) -> None:
+        self._elapsed_s += seconds
+        widest = self.target.limit
+        if tokens >= widest:
+            self._in_large = min(1.0, seconds / tokens / (self.target.seconds(widest) / widest))
+
+    def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:
         if len(self._back_off.undrafted) >= CONSTANTS.joint_batches:
             self._observe_undrafted()
         self._limit, self._may_trim = min(limit, self.target.limit - 1), may_trim
+        self._horizon = min(remaining, CONSTANTS.horizon)
         self._rate = self.rate
         self._runs: dict[str, list[float]] = {}
         self._proposed.clear()
@@ -92,8 +102,14 @@ class Adaptive(Policy):
         position = len(self._chain)
         if position >= self._limit:
             return None
+        if self._unread is None:
+            self._unread = {name for name, unread in pending.items() if unread > ROWS}
         values = {name: self._value_of(name, confidence, position) for name, confidence in confidences.items()}
-        values |= {name: self._value_of_proposing(name, unread, position) for name, unread in pending.items()}
+        values |= {
+            name: self._value_of_proposing(name, unread, position)
+            for name, unread in pending.items()
+            if name not in self._unread
+        }
         best = max(values, key=lambda name: values[name], default=None)
         return best if best is not None and values[best] > 0 else None
 
@@ -151,13 +167,31 @@ class Adaptive(Policy):
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS:
             return 0
+        if self._unread and name in self._unread:
+            count = self._first_count(name, pending)
+            if count:
+                self._unread.discard(name)
+                self._reads_first = name
+                self._back_off.cooldown = 0
+            return count
         credit_s = CONSTANTS.catch_up_credit * self.target.seconds(1)
         allowance_s = CONSTANTS.catch_up_share * self._elapsed_s + credit_s - self._catch_up_s
         counts = (pending, CONSTANTS.catch_up_window)
         return next((count for count in counts if self._reading_s(name, count) <= allowance_s), 0)
 
+    def _first_count(self, name: str, pending: int) -> int:
+        """How many tokens of the prompt, the last ones, are worth reading; 0 where these would be few."""
+        known, elapsed_s = self.estimator(name).known, self._elapsed_s + self._horizon * self.target.seconds(1)
+        gain_s = max(0.0, self._value_of_proposing(name, 1, 0)) * self._horizon / self._rate
+        most_s = max((1 - known) * CONSTANTS.first_share * elapsed_s, known * CONSTANTS.first_gain * gain_s)
+        count = min(pending, int(pending * most_s / self._reading_s(name, pending)))
+        return count if count >= min(pending, 2 * ROWS) else 0
+
     def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:
-        self._catch_up_s += seconds
+        if name == self._reads_first:
+            self._reads_first = ""
+        else:
+            self._catch_up_s += seconds
         self._elapsed_s += seconds
         estimator = self.estimator(name)
         for one in seen:
@@ -192,7 +226,7 @@ class Adaptive(Policy):
         """Seconds in which a drafter reads so many tokens."""
         draft = self.drafts[name]
         widest = draft.limit
-        return draft.seconds(count) if count <= widest else draft.seconds(widest) * count / widest
+        return draft.seconds(count) if count <= widest else draft.seconds(widest) * count / widest * self._in_large
 
     def _value_of(self, name: str, confidence: float, position: int) -> float:
         """Tokens gained by a candidate of this confidence and the best number of further ones behind it."""

@@ -30,8 +30,14 @@ class Policy:
         """Whether this round goes without a draft and without any further call but :meth:`observe_round`."""
         return False
 
-    def begin(self, limit: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
-        """A round of at most ``limit`` drafted tokens; ``may_trim``: drawn tokens may be left unverified."""
+    def prompt_read(self, tokens: int, seconds: float) -> None:
+        """The target has read so many tokens of the prompt in so many seconds."""
+
+    def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:  # noqa: ARG002 - nothing is trimmed
+        """A round of at most ``limit`` drafted tokens; the answer has at most ``remaining`` to come.
+
+        ``may_trim``: drawn tokens may be left unverified.
+        """
         self._length = 0
 
     def choose(self, confidences: Mapping[str, float], pending: Mapping[str, int]) -> str | None:

@@ -25,6 +25,11 @@ class Constants:
     catch_up_window: int = 4 * ROWS  # tokens that are read where all that were missed would take too long
     amortised_rounds: int = 8  # that pay for catching up, as far as it is wanted: 011, else 3 to 8 % is lost
 
+    # ---- the first reading of a prompt, behind the first token: 029
+    first_share: float = 0.01  # of the time of the prompt and of `horizon` tokens, for a drafter that is not known
+    first_gain: float = 0.25  # of what a drafter that is known is expected to gain in them
+    horizon: int = 64  # tokens that an answer is expected to go on for
+
     # ---- back-off
     back_off_share: float = 0.01  # for deciding without a gain: 011, 0.005 misses where the text begins to repeat
     trial_rounds: int = 16  # in which drafts may show a gain; a quarter, if the last answer ended without one

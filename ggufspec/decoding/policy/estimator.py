@@ -50,6 +50,12 @@ class AcceptanceEstimator:
         return known
 
     @property
+    def known(self) -> float:
+        """How much of a chance comes from what was seen, and not from the forecast; 0 to 1."""
+        seen = sum(self._seen[_POSITIONS])
+        return seen / (seen + CONSTANTS.prior)
+
+    @property
     def run(self) -> float:
         """The chance that a token behind an accepted one is accepted too."""
         return min(self._run[0] / self._run[1], CONSTANTS.longest_run)
