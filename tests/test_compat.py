@@ -295,8 +295,9 @@ def test_a_drafter_that_needs_the_targets_hidden_states(name: str) -> None:
 TINY = header("tiny-llama")
 EAGLE3 = {"eagle3.target_layers": (0, 1, 2), "eagle3.target_hidden_size": TINY.embedding}
 LAST = TINY.blocks - 1
+BLOCK = ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")
 NEXTN = tuple(f"blk.{LAST}.nextn.{part}.weight" for part in ("eh_proj", "enorm", "hnorm"))
-MTP_NAMES = ("token_embd.weight", *NEXTN)
+MTP_NAMES = ("token_embd.weight", *(f"blk.{LAST}.{part}.weight" for part in BLOCK), *NEXTN)
 MIMO2 = replace(renamed(TINY, "mimo2"), nextn_blocks=1)
 QWEN35 = replace(renamed(TINY, "qwen35"), nextn_blocks=1)
 
@@ -347,6 +348,7 @@ BAD_HEADS = {
     "another vocabulary": (replace(TINY, tokenizer=header("tiny-llama", "qwen2").tokenizer), eagle3(), "token"),
     "several blocks": (TINY, replace(eagle3(), blocks=2), "has 2 blocks, and llama.cpp runs EAGLE-3 heads of one"),
     "ids of another type": (TINY, replace(eagle3(), tensors=(D2T,)), "token ids (d2t) are of the type i32"),
+    "ids without an output": (TINY, replace(eagle3(), tensors=(D2T,)), "and no output of its own"),
     "MTP of another architecture": (TINY, mtp(MIMO2), "the target is llama"),
     "MTP that llama.cpp does not run": (
         renamed(TINY, "gpt-oss"),
@@ -355,6 +357,11 @@ BAD_HEADS = {
     ),
     "MTP that was trimmed": (MIMO2, mtp(MIMO2, f"blk.{LAST}.attn_norm.weight"), "the file was trimmed: of 1 MTP block"),
     "MTP without a norm": (MIMO2, mtp(MIMO2, *MTP_NAMES[:-1]), f"lacks {NEXTN[-1]}"),
+    "MTP whose query, key and value are apart": (
+        MIMO2,
+        mtp(MIMO2, *(name for name in MTP_NAMES if "attn_qkv" not in name)),
+        f"of 1 MTP block it lacks blk.{LAST}.attn_qkv.weight",
+    ),
     "MTP blocks that are fewer than said": (
         MIMO2,
         replace(mtp(MIMO2), nextn_blocks=2),

@@ -196,7 +196,32 @@ def test_a_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, target: Pa
     assert staging.missing("mtp") == ""
     with Model(target) as model, pytest.raises(ModelError, match="has no llama_get_embeddings_layer_inp"):
         Context(model, options((2,)))
+    head = target.parent / "demo-eagle3-Q8_0.gguf"
+    with pytest.raises(ModelError, match="has no llama_get_embeddings_layer_inp, which an EAGLE-3 head") as refused:
+        SpeculativeDecoder(target, head)
+    assert "ggufspec doctor" in refused.value.hint
     staging.function.cache_clear()
+
+
+@pytest.mark.parametrize("wrong", [4096, -1])
+def test_a_head_s_token_that_there_is_not_is_told(target: Path, tmp_path: Path, wrong: int) -> None:
+    """llama.cpp would abort at the first draft."""
+    head = heads.write_eagle3(target, tmp_path / "head.gguf", draft_vocab=1000)
+    data = head.read_bytes()
+    head.write_bytes(data.replace(np.int64([998, 999]).tobytes(), np.int64([998, wrong]).tobytes()))
+    with pytest.raises(ModelError, match=rf"head.gguf is damaged: .* name token {wrong} of 4,096") as refused:
+        SpeculativeDecoder(target, head)
+    assert "download it again" in refused.value.hint
+
+
+def test_a_head_that_is_cut_short_is_told_before_anything_is_loaded(cli: Cli, target: Path, tmp_path: Path) -> None:
+    whole = (target.parent / "demo-eagle3-Q8_0.gguf").read_bytes()
+    for cut in (len(whole) - 1, len(whole) // 2, 5000):
+        (tmp_path / "cut.gguf").write_bytes(whole[:cut])
+        done = cli("run", "-m", target, "-md", tmp_path / "cut.gguf", "-p", "x", "--json")
+        assert done.code == 1
+        assert "cut.gguf is cut short" in done.document()["error"]
+        assert "download it again" in done.document()["hint"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+import numpy as np
+
 from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.head import HeadDrafter
@@ -25,6 +27,7 @@ from ggufspec.decoding.threads import Threads
 from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
+from ggufspec.llamacpp.gguf import Gguf
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model, check_gguf
@@ -503,22 +506,39 @@ def _with_head(target: Path, draft: Path, options: DecoderOptions) -> DecoderOpt
 
     Raises:
         UsageError: a head is asked for, and it is none.
-        ModelError: it is a head of another target.
+        ModelError: it is a head of another target, or damaged.
     """
     check_gguf(draft)
-    header = _header(draft)
+    header, parsed = _header(draft)
     if not options.head and heads.kind_of(header) is None:
         return options
-    own = _header(target)
+    own, _ = _header(target)
     kind = heads.require(own, header, options.head)
     accepted(own, header, judge(own, header, lambda: None, options.head), options.head)  # texts are compared later
+    _check_ids(LocalFile.at(draft), parsed, header.tokenizer.size)
     return options.with_head(kind.drafter)
 
 
-def _header(path: Path) -> ModelHeader:
+def _header(path: Path) -> tuple[ModelHeader, Gguf]:
     """A file's own, which is not cached: the file is loaded in a moment."""
     parsed, _, _ = read_prefix(LocalFile.at(path))
-    return interpret(path.name, [parsed], path.stat().st_size)
+    return interpret(path.name, [parsed], path.stat().st_size), parsed
+
+
+def _check_ids(head: LocalFile, parsed: Gguf, tokens: int) -> None:
+    """Refuse a head whose ``d2t``, the token of each of its logits, names one that there is not: llama.cpp aborts.
+
+    Raises:
+        ModelError: it does, or the file cannot be read.
+    """
+    for tensor in parsed.tensors:
+        if tensor.name == "d2t":
+            ids = np.frombuffer(head.read(parsed.data_offset + tensor.offset, tensor.size_bytes), "<i8")
+            if len(wrong := ids[(ids < 0) | (ids >= tokens)]):
+                raise ModelError(
+                    f"{head.name} is damaged: its token ids (d2t) name token {wrong[0]} of {tokens:,}",
+                    "download it again, or convert it again: d2t has the target's own ids",
+                )
 
 
 class _LeftOff(Exception):  # noqa: N818 - nothing is wrong

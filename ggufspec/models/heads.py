@@ -150,6 +150,8 @@ def _eagle3_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
         yield f"the head borrows the target's embeddings, of {target.embedding} numbers, its own has {head.embedding}"
     if (ids := tensors.get("d2t")) and ids.type != "i64":
         yield f"its token ids (d2t) are of the type {ids.type}, and llama.cpp reads i64"
+    if ids and "output.weight" not in tensors:
+        yield "it has token ids of its own (d2t) and no output of its own, which llama.cpp cannot run"
 
 
 def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
@@ -167,7 +169,7 @@ def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
     if head.architecture != target.architecture:
         yield f"the head is of the architecture {head.architecture}, and the target is {target.architecture}"
     for block in range(first, head.blocks):
-        for name in (f"blk.{block}.nextn.{part}.weight" for part in ("eh_proj", "enorm", "hnorm")):
+        for name in (f"blk.{block}.{part}.weight" for part in (*_MTP_TENSORS, *_MORE.get(head.architecture, ()))):
             if name not in tensors:
                 yield f"the file was trimmed: of {counted(head.nextn_blocks, 'MTP block')} it lacks {name}"
                 return
@@ -178,6 +180,11 @@ def _mtp_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
     rows = tensors["output.weight"].shape[-1] if "output.weight" in tensors else head.tokenizer.size
     if rows != head.tokenizer.size:
         yield f"its output has {rows:,} of {head.tokenizer.size:,} tokens, which llama.cpp cannot load for MTP"
+
+
+# What a graph of MTP blocks asserts, though the loader does without: src/models/*.cpp
+_MTP_TENSORS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
+_MORE = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
 
 
 def _assistant_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:

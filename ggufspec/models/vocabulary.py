@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ggufspec import worker
 from ggufspec.errors import ModelError
-from ggufspec.llamacpp import gguf
+from ggufspec.llamacpp import gguf, staging
 from ggufspec.llamacpp.library import load
 from ggufspec.models import heads
 from ggufspec.models.compat import Compatibility, differences, judge
@@ -76,6 +76,8 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
     hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
     if (head := heads.kind_of_draft(target, draft, drafter)) and head.drafter:
         hint = "choose a head that was made for this target"
+        if staging.missing(head.drafter):
+            hint = "`ggufspec doctor` says how to build a llama.cpp that has it"
     raise ModelError(
         f"{draft.name} cannot draft for {target.name}: {'; '.join(verdict.reasons)}", f"{hint}, or --no-draft"
     )
