@@ -99,7 +99,7 @@ def spec_of_files(
         )
     draft: str | Path | HubFile | None = None
     if own_draft:
-        draft = hub_file(given.hf_repo_draft) if given.hf_repo_draft else given.model_draft
+        draft = hub_file(given.hf_repo_draft, draft=True) if given.hf_repo_draft else given.model_draft
     if profile is None:
         target = hub_file(given.hf_repo) if given.hf_repo else str(given.model)
         spec = PairSpec(Path(given.model or str(given.hf_repo)).stem, target, draft)
@@ -641,9 +641,9 @@ def check_drafter(pair: PairSpec, given: Settings) -> None:
         UsageError: it does.
     """
     if pair.draft is None and (row := _needs_file(given.drafter)):
-        what, file = ("an " + row.label, "HEAD") if row.is_head else ("a " + row.label, "DRAFT")
-        message = f"--drafter {given.drafter} needs {what}, and none is given"
-        raise UsageError(message, f"-md {file}, or --drafter lookup")
+        article, way = ("an", "-md HEAD or -hfd USER/REPO:eagle3") if row.is_head else ("a", "-md DRAFT")
+        message = f"--drafter {given.drafter} needs {article} {row.label}, and none is given"
+        raise UsageError(message, f"{way}, or --drafter lookup")
 
 
 def _needs_file(drafter: str | None) -> Drafter | None:

@@ -435,7 +435,10 @@ class Settings:
         "-hf --hf-repo", "The target in the Hugging Face hub.", "hub", metavar="USER/REPO:QUANT"
     )
     hf_repo_draft: str | None = option(
-        "-hfd --hf-repo-draft", "The draft in the hub.", "hub", metavar="USER/REPO:QUANT"
+        "-hfd --hf-repo-draft",
+        "The draft in the hub; mtp and eagle3 in place of QUANT are heads beside a target.",
+        "hub",
+        metavar="USER/REPO:QUANT",
     )
 
     # ---- the prompt and its answer

@@ -18,6 +18,7 @@ from ggufspec.cli.app import main
 from ggufspec.models.profile import bundled_folder
 from ggufspec.planning.plan import Machine
 from ggufspec.settings import Settings
+from tests import heads
 
 BUNDLED = sorted(path.stem for path in bundled_folder().glob("*.toml"))
 TARGET, DRAFT = "user/big-GGUF:Q4_K_M", "user/small-GGUF:Q8_0"
@@ -371,6 +372,29 @@ def test_a_good_profile_and_the_one_that_ships(cli: Cli, mine: Path, online: dic
     assert (document["schema"], document["ok"]) == ("ggufspec/profile-check@1", True)
     assert [row["name"] for row in document["checks"]] == ["good", "demo"]
     assert all(row["ok"] and not row["problems"] and row["target_bytes"] > 0 for row in document["checks"])
+
+
+def test_profiles_name_heads(cli: Cli, mine: Path, target: Path, tmp_path: Path) -> None:
+    """A head in a file of its own, MTP blocks of the target's, and a target that has none of those."""
+    trunk = heads.write_mtp(target, tmp_path / "trunk.gguf", part="trunk")
+    head = heads.write_mtp(target, tmp_path / "mtp-trunk.gguf", part="head")
+    whole = heads.write_mtp(target, tmp_path / "whole.gguf")
+    own = '[settings]\ndrafter = "mtp+lookup"\n'
+    for name, models in {
+        "beside": f'[target]\nfile = "{trunk}"\n[draft]\nfile = "{head}"\n',
+        "own": f'[target]\nfile = "{whole}"\n{own}',
+        "none": f'[target]\nfile = "{target}"\n{own}',
+    }.items():
+        (mine / f"{name}.toml").write_text(f'name = "{name}"\nwhy = "a test"\nsource = "nowhere"\n{models}')
+    rows = {
+        row["name"]: row for row in cli("profiles", "check", "beside", "own", "none", "--json").document()["checks"]
+    }
+    assert {name: row["ok"] for name, row in rows.items()} == {"beside": True, "own": True, "none": False}
+    assert rows["none"]["problems"] == ["its file has no MTP blocks"]
+    assert cli("profiles", "show", "own", "--json").document()["compatible"] == "yes"
+    assert cli("run", "own", "-p", "def f(", "-n", "4", "--json").document()["settings"]["drafter"] == "mtp+lookup"
+    assert cli("profiles", "new", "made", "-m", trunk, "-md", head).code == 0
+    assert cli("run", "made", "-p", "def f(", "-n", "4", "--json").document()["settings"]["drafter"] == "mtp+lookup"
 
 
 def test_each_failure_is_a_row(cli: Cli, mine: Path, online: dict[str, str]) -> None:

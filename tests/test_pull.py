@@ -131,6 +131,42 @@ def test_target_and_draft_come_whole_and_verified(online: Cli, server: Server, m
     assert not list(cache_of(online).rglob("*.incomplete"))
 
 
+@pytest.fixture
+def with_heads(server: Server, made: Path, tmp_path: Path) -> str:
+    """A repository that has heads beside its target."""
+    folder = tmp_path / "with-heads"
+    for name, size in (("big-Q8_0.gguf", 3000), ("mtp-big-Q8_0.gguf", 700), ("dflash-big-Q8_0.gguf", 900)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"GGUF" + bytes(size))
+    server.add_models("user/heads-GGUF", folder)
+    return "user/heads-GGUF"
+
+
+def test_heads_beside_the_target_are_named(online: Cli, with_heads: str) -> None:
+    done = online("pull", "-hf", with_heads, "-y", COLUMNS="120")
+    assert done.code == 0, done.stderr
+    assert "mtp-big" not in done.stdout
+    assert (
+        f"{with_heads} has a head for multi-token prediction for it, mtp-big-Q8_0.gguf: "
+        f"-hfd {with_heads}:mtp-big-Q8_0.gguf fetches it too\n"
+    ) in done.stderr
+    assert f"{with_heads} has a DFlash drafter for it, dflash-big-Q8_0.gguf: ggufspec cannot run it\n" in done.stderr
+    document = online("pull", "-hf", with_heads, "--dry-run", "--json").document()
+    assert document["heads"] == ["dflash-big-Q8_0.gguf", "mtp-big-Q8_0.gguf"]
+
+
+def test_a_head_is_fetched_with_its_target(online: Cli, with_heads: str) -> None:
+    done = online("pull", "-hf", f"{with_heads}:Q8_0", "-hfd", f"{with_heads}:mtp", "-y", "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert [file["file"] for file in document["files"]] == ["big-Q8_0.gguf", "mtp-big-Q8_0.gguf"]
+    assert document["heads"] == ["dflash-big-Q8_0.gguf"]
+    again = online("pull", "-hf", f"{with_heads}:Q8_0", "-hfd", f"{with_heads}:mtp", "--json", HF_HUB_OFFLINE="1")
+    assert [file["downloaded_bytes"] for file in again.document()["files"]] == [0, 0]
+    refused = online("pull", "-hf", with_heads, "-hfd", f"{with_heads}:dflash", "-y")
+    assert (refused.code, "is a DFlash drafter, which ggufspec cannot run" in refused.stderr) == (1, True)
+
+
 def test_a_dry_run_fetches_nothing(online: Cli, server: Server, made: Path) -> None:
     flags = ("pull", "-hf", f"{BIG}:Q4_K_M", "-hfd", f"{SMALL}:Q8_0", "--dry-run")
     document = online(*flags, "--json").document()

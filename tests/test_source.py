@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -710,6 +711,60 @@ def test_a_quant_is_found(hub_server: Server, repo: Path) -> None:
 )
 def test_which_file_a_quant_means(there: list[str], quant: str, found: list[str] | None) -> None:
     assert hub.choose("user/a", there, quant) == tuple(found or sorted(there))
+
+
+HEADS = [
+    *("a-Q4_K_M.gguf", "a-Q8_0.gguf", "mtp-a-Q4_0.gguf", "mtp-a-Q8_0.gguf", "sub/eagle3-a-Q8_0.gguf"),
+    *("dflash-a-Q4_K_M.gguf", "dspark-a-Q4_K_M.gguf"),
+]
+
+
+@pytest.mark.parametrize(
+    ("there", "quant", "draft", "found"),
+    [
+        (HEADS, "", False, "a-Q4_K_M.gguf"),
+        (HEADS, "Q8_0", False, "a-Q8_0.gguf"),
+        (HEADS, "Q8_0", True, "a-Q8_0.gguf"),
+        (HEADS[1:], "", False, "a-Q8_0.gguf"),  # the only model
+        (HEADS, "eagle3", True, "sub/eagle3-a-Q8_0.gguf"),
+        (HEADS, "mtp-Q8_0", True, "mtp-a-Q8_0.gguf"),
+        (HEADS, "mtp-a-Q4_0.gguf", True, "mtp-a-Q4_0.gguf"),
+        (["eagle3-a-Q8_0.gguf"], "", True, "eagle3-a-Q8_0.gguf"),
+        (["mtp.gguf", "dflash.gguf"], "dflash", False, "dflash.gguf"),  # names of models
+    ],
+)
+def test_a_head_is_no_quantisation_of_its_target(there: list[str], quant: str, draft: bool, found: str) -> None:
+    assert hub.choose("user/a", there, quant, draft=draft) == (found,)
+
+
+@pytest.mark.parametrize(
+    ("there", "quant", "draft", "says", "hint"),
+    [
+        (HEADS, "Q4_0", False, "no model in Q4_0; it has Q4_K_M, Q8_0", "for example user/a:Q"),
+        (HEADS, "mtp", True, "2 mtp heads: mtp-a-Q4_0.gguf, mtp-a-Q8_0.gguf", "user/a:mtp-a-Q4_0.gguf"),
+        (HEADS, "mtp-Q6_K", True, "no mtp head in Q6_K; it has Q4_0, Q8_0", "user/a:mtp-Q4_0"),
+        (HEADS[:4], "eagle3", True, "no eagle3-….gguf; its heads are mtp-a-Q4_0.gguf, mtp", "see https://"),
+        (HEADS[:2], "mtp", True, "has no mtp-….gguf", "--drafter mtp takes blocks of the target's own file"),
+        (HEADS[2:4], "", False, "has heads and no target: mtp-a-Q4_0.gguf", "-hf TARGET -hfd user/a"),
+    ],
+)
+def test_a_head_that_is_not_there(there: list[str], quant: str, draft: bool, says: str, hint: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(says)) as refusal:
+        hub.choose("user/a", there, quant, draft=draft)
+    assert hint in refusal.value.hint
+
+
+def test_a_head_has_its_role() -> None:
+    assert hub.hub_file("user/a/mtp-a-Q8_0.gguf", draft=True).file == "mtp-a-Q8_0.gguf"
+    with pytest.raises(
+        ModelError, match=r"mtp-a-Q8_0\.gguf is a head for multi-token prediction and no target"
+    ) as target:
+        hub.hub_file("user/a/mtp-a-Q8_0.gguf")
+    assert target.value.hint == "-hf TARGET -hfd user/a/mtp-a-Q8_0.gguf"
+    for kind, name in (("dflash", "a DFlash drafter"), ("dspark", "a DSpark drafter")):
+        with pytest.raises(ModelError, match=rf"{kind}-a\.gguf is {name}, which ggufspec cannot run") as refusal:
+            hub.hub_file(f"user/a/{kind}-a.gguf", draft=True)
+        assert f"--spec-type draft-{kind}" in refusal.value.hint
 
 
 @pytest.mark.parametrize(

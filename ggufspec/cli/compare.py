@@ -196,7 +196,7 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
             files.append(f"{repo}:{part}")
         else:
             raise UsageError(f"{part!r} names no repository", example)
-    sources = [hub_file(name) for name in files]
+    sources = [hub_file(name, draft=flag == "-hfd") for name in files]
     again = " && ".join(pull.command(None, name, None) for name in files)  # pull knows no lists
     paths = pull.have(sources, "the comparison", again)
     return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import own_profile_names, profile_names, takes
 from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, UsageError
-from ggufspec.settings import Settings, names
+from ggufspec.settings import Settings, names, parse_drafters
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.options import ContextOptions
@@ -67,8 +68,8 @@ def show(name: Name) -> int:
 
     path = find(name)
     known = _known(load_profile(path))
-    target, draft = known
-    verdict = judge_known(target, draft) if target and draft else None
+    target, draft = _as_pair(load_profile(path), *known)
+    verdict = judge_known(target, draft, _head(draft is target)) if target and draft else None
     document = ProfileDocument(
         _row(path, _machine(), known),
         _comment(path),
@@ -106,7 +107,7 @@ def new(
     if path.exists() and not force:
         raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
     target = _source(_one("target", given.model, given.hf_repo, "-m", "-hf"))
-    draft = _source(_one("draft", given.model_draft, given.hf_repo_draft, "-md", "-hfd"))
+    draft = _source(_one("draft", given.model_draft, given.hf_repo_draft, "-md", "-hfd"), draft=True)
     with inputs.planning() as tell:
         known = read_headers([target, draft], None, tell)
         warnings = check_pair(known[0], known[1])
@@ -269,8 +270,20 @@ def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     return found[0], found[1]
 
 
+def _as_pair(profile: Profile, target: Known | None, draft: Known | None) -> tuple[Known | None, Known | None]:
+    """The headers of the target and of what drafts: the target itself where its own MTP blocks do."""
+    own = profile.draft is None and "mtp" in parse_drafters(profile.settings.drafter or "none")
+    return target, target if own else draft
+
+
+def _head(own: bool) -> str:
+    """The drafter to judge a pair by: that of the target's own MTP blocks, or what the draft's header says."""
+    return "mtp" if own else ""
+
+
 def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> Fit | None:
     """What of the pair fits on this machine; None where that is not known."""
+    from ggufspec.models import heads
     from ggufspec.planning import outline
 
     if machine is None:
@@ -288,6 +301,8 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
         return outline.of_sizes(model.size_bytes, model.layers, model.cache_bytes, context)
 
     placed = part(target, profile.target, decoder.context(with_draft=profile.draft is not None))
+    if target and draft and heads.kind_of(draft.header):  # of a target's shape it has a few blocks
+        draft = replace(draft, header=heads.as_read(target.header, draft.header))
     beside = part(draft, profile.draft, decoder.draft_context()) if profile.draft else None
     if placed is None or (beside is None) != (profile.draft is None):
         return None
@@ -333,8 +348,8 @@ def _check(name: str) -> ProfileCheck:
                 sizes[index] = known[-1].header.size_bytes
             except GgufspecError as error:
                 failures.append(error)
-        if len(known) == 2:
-            verdict = judge_known(known[0], known[1])
+        if not failures and (draft := _as_pair(profile, known[0], known[1] if len(known) > 1 else None)[1]):
+            verdict = judge_known(known[0], draft, _head(draft is known[0]))
             if verdict.answer == "no":
                 failures += [ModelError(reason, verdict.runner) for reason in verdict.reasons]
             else:
@@ -388,13 +403,13 @@ def _one(role: str, file: str | None, repo: str | None, file_flag: str, repo_fla
     return (repo, True) if repo is not None else (str(file), False)
 
 
-def _source(named: tuple[str, bool]) -> Path | HubFile:
+def _source(named: tuple[str, bool], *, draft: bool = False) -> Path | HubFile:
     """A file of the hub, or one of this machine by its whole path."""
     from ggufspec.models import files, hub
 
     name, in_hub = named
     if in_hub:
-        return hub.hub_file(name)
+        return hub.hub_file(name, draft=draft)
     place = files.plain(name)
     if not isinstance(place, str):
         return place

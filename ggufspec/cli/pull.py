@@ -49,12 +49,34 @@ def pull(
     if not dry_run:
         _ask(order, again)
         order = _fetch(order, again)
-    document = _document(order, dry_run)
+    document = _document(order, dry_run, _heads(given.hf_repo, revision, order))
     if sources or ui.flags().json:
         ui.result(document, lambda: _show(document))
     else:
         ui.note(f"{given.pair or 'demo'} is here: its profile names files of this machine")
+    for file in document.heads if given.hf_repo and not ui.flags().json else ():
+        ui.note(_offered(str(given.hf_repo).partition(":")[0], file))
     return 0
+
+
+def _heads(repo: str | None, revision: str | None, order: Order) -> tuple[str, ...]:
+    """Heads in the target's repository that were not asked for."""
+    from ggufspec.models.hub import sidecars
+
+    if repo is None or repo.count("/") > 1:  # a file that is named
+        return ()
+    named = {item.source.file for item in order.items}
+    return tuple(file for file in sidecars(repo.partition(":")[0], revision) if file not in named)
+
+
+def _offered(repo: str, file: str) -> str:
+    """What a head beside the target is good for."""
+    from ggufspec.models.heads import sidecar
+
+    kind = sidecar(file)
+    assert kind is not None
+    fetch = f"-hfd {repo}:{file} fetches it too" if kind.drafter else "ggufspec cannot run it"
+    return f"{repo} has {kind.what} for it, {file}: {fetch}"
 
 
 def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
@@ -107,7 +129,7 @@ def _sources(name: str | None, repo: str | None, draft_repo: str | None, revisio
     first = next((source.repo for source in found if source), None)
     if draft_repo is not None:
         same = first in (None, draft_repo.partition(":")[0], "/".join(draft_repo.split("/")[:2]))
-        found.append(hub_file(draft_repo, revision if same else None))
+        found.append(hub_file(draft_repo, revision if same else None, draft=True))
     there = [source for source in found if source is not None]
     if revision is not None:
         there = [replace(s, revision=revision) if s.repo == (first or s.repo) else s for s in there]
@@ -187,7 +209,7 @@ def _bars() -> Iterator[Emit]:
         yield show
 
 
-def _document(order: Order, dry_run: bool) -> PullDocument:
+def _document(order: Order, dry_run: bool, heads: tuple[str, ...]) -> PullDocument:
     from ggufspec.schema.pull import PullDocument, PulledFile
 
     files = tuple(
@@ -205,7 +227,7 @@ def _document(order: Order, dry_run: bool) -> PullDocument:
         )
         for item in order.items
     )
-    return PullDocument(files, order.free_bytes, order.missing_bytes, str(order.folder), dry_run)
+    return PullDocument(files, order.free_bytes, order.missing_bytes, str(order.folder), dry_run, heads)
 
 
 def _show(document: PullDocument) -> None:

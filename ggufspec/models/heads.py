@@ -32,7 +32,16 @@ _DFLASH = Kind("a DFlash drafter", "draft-dflash")
 _DSPARK = Kind("a DSpark drafter", "draft-dspark")
 _MEDUSA = Kind("a set of Medusa heads")  # llama.cpp has none
 
+# By how their files in a repository begin: ``mtp-NAME-Q8_0.gguf`` (gguf_filename_is_model, common/download.cpp)
+SIDECARS = {"mtp": MTP, "eagle3": EAGLE3, "dflash": _DFLASH, "dspark": _DSPARK}
+
 _BY_ARCHITECTURE = {"eagle3": EAGLE3, "gemma4-assistant": ASSISTANT, "dflash": _DFLASH}
+
+
+def sidecar(file: str) -> Kind | None:
+    """What kind of head a file in a repository is, by its name; None for a model."""
+    word, dash, _ = file.rpartition("/")[2].partition("-")
+    return SIDECARS.get(word) if dash else None
 
 
 def kind_of(header: ModelHeader) -> Kind | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ggufspec import __version__, files, foreign
 from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.models.heads import SIDECARS, sidecar
 
 if TYPE_CHECKING:
     import httpx2
@@ -151,46 +152,69 @@ def remote_file(repo: str, file: str, revision: str | None = None) -> Remote:
     return with_retries(ask)
 
 
-def hub_file(name: str, revision: str | None = None) -> HubFile:
+def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> HubFile:
     """Resolve ``USER/REPO:QUANT``, as in llama.cpp's ``-hf``, or ``USER/REPO/FILE``.
 
-    The default is Q4_K_M, or the only model of the repository. A file name may replace the quant.
+    The default is Q4_K_M, or the only model of the repository. A file name may replace the quant; of a draft so may the
+    kind of a head beside a target, with its own quant: ``mtp``, ``eagle3-Q8_0``.
 
     Raises:
-        GgufspecError: no such repository, or none or several files match; lists the choices.
+        GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
+            and no target, or a draft of a kind that does not draft here.
     """
     if match := re.fullmatch(r"([^/:]+/[^/:]+)/(.+)", name, re.DOTALL):
-        return HubFile(match[1], match[2], revision)
-    repo, _, quant = name.partition(":")
-    if repo.count("/") != 1:
-        raise _no_repository(repo)
-    return HubFile(repo, find_quant(repo, quant, revision)[0], revision)
+        repo, file = match[1], match[2]
+    else:
+        repo, _, quant = name.partition(":")
+        if repo.count("/") != 1:
+            raise _no_repository(repo)
+        file = find_quant(repo, quant, revision, draft=draft)[0]
+    kind = sidecar(file)
+    if kind is not None and not draft:
+        raise ModelError(f"{repo}/{file} is {kind.what} and no target", f"-hf TARGET -hfd {repo}/{file}")
+    if kind is not None and not kind.drafter:
+        hint = f"llama-server -hf {repo} --spec-type {kind.spec_type} runs it; or another draft"
+        raise ModelError(f"{repo}/{file} is {kind.what}, which ggufspec cannot run", hint)
+    return HubFile(repo, file, revision)
 
 
-def find_quant(repo: str, quant: str = "", revision: str | None = None) -> tuple[str, ...]:
+def find_quant(repo: str, quant: str = "", revision: str | None = None, *, draft: bool = False) -> tuple[str, ...]:
     """The file of a repository in the quantisation ``quant``; all parts of a split model in order.
-
-    If the hub is unreachable, the choices are the files in the cache.
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
         ModelError: no such repository, or none or several files match; lists the choices.
     """
+    chosen = choose(repo, _names(repo, revision), quant, draft=draft)
+    for file in chosen:
+        check_names(repo, file, revision)
+    return chosen
+
+
+def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
+    """Files of a repository that are heads for its target.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: there is no such repository.
+    """
+    return tuple(sorted(file for file in _names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
+
+
+def _names(repo: str, revision: str | None) -> list[str]:
+    """The files of a repository; those in the cache if the hub is unreachable."""
 
     def ask() -> list[str]:
         with _explained(repo, "", revision):
             return _list(repo, revision)
 
     try:
-        names = with_retries(ask)
+        return with_retries(ask)
     except UnreachableError:
         names = _cached_names(repo, revision)
         if not names:
             raise
-    chosen = choose(repo, names, quant)
-    for file in chosen:
-        check_names(repo, file, revision)
-    return chosen
+        return names
 
 
 def _list(repo: str, revision: str | None) -> list[str]:
@@ -226,32 +250,54 @@ def _list(repo: str, revision: str | None) -> list[str]:
     raise ModelError(f"{repo} has more files than a list of them can have", f"name the file: {repo}/FILE")
 
 
-def choose(repo: str, files: Sequence[str], quant: str) -> tuple[str, ...]:
+def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
     """The files of a repository that match ``quant``. Pure.
+
+    Heads beside a target (:func:`ggufspec.models.heads.sidecar`) match their names and, for a ``draft``, their kind;
+    without either only where the repository has nothing else.
 
     Raises:
         ModelError: there is none, or more than one.
     """
-    models: dict[str, list[str]] = {}
+    every: dict[str, list[str]] = {}
     for file in sorted(files):
         if file.endswith(".gguf") and "mmproj" not in file.lower():
-            models.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
-    if not models:
+            every.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
+    if not every:
         raise ModelError(f"{repo} has no GGUF file", f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf")
-    wanted = quant or (_USUAL_QUANT if len(models) > 1 else "")
+    for parts in every.values():
+        if quant in parts:
+            return tuple(parts)
+    heads = {stem: parts for stem, parts in every.items() if sidecar(parts[0])}
+    models = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
+    if not models:
+        there = ", ".join(parts[0] for parts in heads.values())
+        raise ModelError(f"{repo} has heads and no target: {there}", f"-hf TARGET -hfd {repo}")
+    kind, _, of_kind = quant.partition("-")
+    what, usual = "model", _USUAL_QUANT if len(models) > 1 else ""
+    if draft and kind in SIDECARS:
+        models = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
+        what, usual, quant = f"{kind} head", "", of_kind
+        if not models:
+            own = "--drafter mtp takes blocks of the target's own file; " if kind == "mtp" else ""
+            there = f"; its heads are {', '.join(parts[0] for parts in heads.values())}" if heads else ""
+            raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {page(repo)}/tree/main")
+    wanted = quant or usual
     pattern = re.compile(rf"(?i)(?:^|[-._/]){re.escape(wanted)}(?=$|[-./])")
-    found = [parts for stem, parts in models.items() if quant in parts or not wanted or pattern.search(stem)]
+    found = [parts for stem, parts in models.items() if not wanted or pattern.search(stem)]
     if len(found) == 1:
         return tuple(found[0])
     quants = sorted({match[1].upper() for stem in models if (match := _QUANT.search(stem))})
+    in_quant = f" in {wanted}" if wanted else ""
     if found:
         raise ModelError(
-            f"{repo} has {len(found)} models in {wanted}: " + ", ".join(parts[0] for parts in found),
+            f"{repo} has {len(found)} {what}s{in_quant}: " + ", ".join(parts[0] for parts in found),
             f"name the file: {repo}:{found[0][0]}",
         )
     near = difflib.get_close_matches(wanted.upper(), quants, n=1) or quants[:1] or [next(iter(models.values()))[0]]
     there = ", ".join(quants or list(models))
-    raise ModelError(f"{repo} has no model in {wanted}; it has {there}", f"for example {repo}:{near[0]}")
+    of = f"{kind}-" if what != "model" and quants else ""
+    raise ModelError(f"{repo} has no {what}{in_quant}; it has {there}", f"for example {repo}:{of}{near[0]}")
 
 
 def from_url(url: str) -> HubFile | None:

@@ -71,7 +71,7 @@ def accepted(target: ModelHeader, draft: ModelHeader, verdict: Compatibility, dr
     if heads.is_own(target, draft, drafter):
         raise ModelError(
             f"{target.name} cannot draft for itself: {'; '.join(verdict.reasons)}",
-            "-md mtp-….gguf where they are in a file of their own, --drafter lookup, or --no-draft",
+            "where they are in a file of their own: -md mtp-….gguf or -hfd USER/REPO:mtp; or --no-draft",
         )
     hint = verdict.runner or "choose a draft of the target's own family (ggufspec profiles list has pairs)"
     if (head := heads.kind_of_draft(target, draft, drafter)) and head.drafter:

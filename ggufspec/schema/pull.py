@@ -27,11 +27,15 @@ class PulledFile:
 
 @dataclass(frozen=True, slots=True)
 class PullDocument:
-    """``ggufspec/pull@1``. ``needed_bytes`` were to be fetched into ``folder``, with ``free_bytes`` on its disk."""
+    """``ggufspec/pull@1``. ``needed_bytes`` were to be fetched into ``folder``, with ``free_bytes`` on its disk.
+
+    ``heads`` are files of the target's repository that draft for it and were not asked for.
+    """
 
     files: tuple[PulledFile, ...]
     free_bytes: int
     needed_bytes: int
     folder: str
     dry_run: bool
+    heads: tuple[str, ...] = ()
     schema: str = field(default="ggufspec/pull@1")
