@@ -349,17 +349,19 @@ def main() -> None:
     known = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[: recipe.draft_vocab]))
     print(f"{len(learned):,} tokens, {counts[known].sum() / counts.sum():.1%} of them known to EAGLE-3", flush=True)
     began = time.monotonic()
-    heads = {kind: train(kind, recipe, target, text, known, arguments.out) for kind in arguments.kinds}
-    record = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "recipe": asdict(recipe),
-        "heads": heads,
-        "corpus": {"documents": len(everything), "tokens": len(learned), "held_out_tokens": len(held_out)},
-    }
-    (arguments.out / "heads.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(heads), f"{time.monotonic() - began:.0f} s", flush=True)
+    path = arguments.out / "heads.json"
+    records = json.loads(path.read_text()) if path.exists() else {}
+    for kind in arguments.kinds:
+        records[kind] = {
+            **train(kind, recipe, target, text, known, arguments.out),
+            "recipe": asdict(recipe),
+            "corpus": {"documents": len(everything), "tokens": len(learned), "held_out_tokens": len(held_out)},
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+        path.write_text(json.dumps(records, indent=1) + "\n")
+    print(f"{time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
