@@ -16,6 +16,7 @@ from ggufspec.models.profile import demo_pair
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / ".cache" / "models"
 EVIDENCE = ROOT / "docs" / "evidence"
+DEMO = ROOT / "profiles" / "demo"
 
 
 def expanded(source: Path, name: str, *arguments: str) -> Path:
@@ -43,6 +44,19 @@ def demo_target(kind: str) -> Path:
     """The demo target in its own size, quantised."""
     target, _ = demo_pair()
     return target if kind == "F16" else expanded(target, f"demo-target-{kind}", "--type", kind)
+
+
+def demo_mimo2() -> Path:
+    """The demo target as ``mimo2`` with the MTP block that ships."""
+    from lab.mimo2 import read_blocks, write_mimo2
+
+    target, block = demo_pair()[0], DEMO / "mtp-demo-Q8_0.gguf"
+    path = MODELS / "demo-mimo2-F16.gguf"
+    if not path.exists() or path.stat().st_mtime < max(target.stat().st_mtime, block.stat().st_mtime):
+        MODELS.mkdir(parents=True, exist_ok=True)
+        write_mimo2(target, part := path.with_suffix(".part"), read_blocks(block))
+        part.rename(path)
+    return path
 
 
 def random_draft() -> Path:

@@ -1,11 +1,10 @@
 """Strict identity with heads: every token equal to target-only, whoever drafts beside the head.
 
-    .venv/bin/python tests/evidence/head_identity.py --mtp demo-mimo2.gguf       # some ten minutes on two cores
+    .venv/bin/python tests/evidence/head_identity.py       # some ten minutes on two cores
 
 200 prompts of up to 1,000 tokens, each head alone and with the lookup, greedy and coupled at temperature 0.8. The draft
 lengths and the policy change from prompt to prompt. Target-only is a decoder without a head, so that handing out hidden
-rows is under test, too: its text must not depend on that. The head that ships is for the demo target; ``--mtp`` is a
-target with MTP blocks of its own.
+rows is under test, too: its text must not depend on that. The heads are those that ship.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import save
-from heads import HEAD
+from common import DEMO, demo_mimo2, save
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench.divergence import first_difference
@@ -79,15 +77,13 @@ def measure(kind: str, target: Path, head: Path, prompts: Sequence[str], tokens:
 def main() -> int:
     """Measure, print, save; 0 if all texts are equal and every head drafted."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--mtp", type=Path, help="a target with MTP blocks of its own")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("-n", "--predict", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--folder", type=Path, help="save there; for trials")
     arguments = parser.parse_args()
     began = time.perf_counter()
     prompts = source_texts(arguments.prompts)
-    cases = [("eagle3", demo_pair()[0], HEAD)]
-    cases += [("mtp", arguments.mtp, arguments.mtp)] if arguments.mtp else []
+    cases = [("eagle3", demo_pair()[0], DEMO / "demo-eagle3-Q8_0.gguf"), ("mtp", demo_mimo2(), demo_mimo2())]
     rows = [row for case in cases for row in measure(*case, prompts, arguments.predict)]
     given = [row["answers"] for row in rows]
     count = sum(len(some["prompt"]) for some in given)

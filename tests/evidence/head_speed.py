@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import EVIDENCE, MODELS, ROOT, grown_draft, grown_targets, save
+from common import DEMO, EVIDENCE, MODELS, ROOT, grown_draft, grown_targets, save
 from decoder_prompts import KINDS
 from in_step import (
     Case,
@@ -64,7 +64,6 @@ HEADS = {"eagle3": "EAGLE-3", "mtp": "MTP"}
 TARGETS = ("Q4_0", "Q8_0", "F16")  # the fast ones first
 LENGTHS, FIRST_LENGTHS = (1, 2, 3, 4), (2, 3)
 N_CTX = 2048
-DEMO = ROOT / "profiles" / "demo"
 PAGE = ROOT / "docs" / "drafters.md"
 BEGIN, END = "<!-- tables: made by tests/evidence/head_speed.py --page -->", "<!-- end of tables -->"
 GOALS = {

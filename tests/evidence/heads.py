@@ -1,8 +1,7 @@
 """Acceptance of heads, ours and llama.cpp's own driver on the same files at the same fixed length.
 
     scripts/peers
-    .venv/bin/python tests/evidence/heads.py                        # the head that ships; five minutes
-    .venv/bin/python tests/evidence/heads.py --mtp demo-mimo2.gguf  # and a target with MTP blocks of its own
+    .venv/bin/python tests/evidence/heads.py      # ten minutes
 
 Greedy answers of 64 tokens to the bundled prompts. Both draft the same tokens where the driving is the same, so that
 accepted ÷ drafted agrees but for the last round of an answer, which is cut at another place.
@@ -14,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, save
+from common import DEMO, ROOT, demo_mimo2, save
 
 from ggufspec import DecoderOptions, SpeculativeDecoder
 from ggufspec.bench.prompts import PROMPTS
@@ -22,7 +21,6 @@ from ggufspec.models.profile import demo_pair
 from lab import peers
 
 LENGTHS, TOKENS, GOAL = (1, 2, 3, 4), 64, 0.02
-HEAD = ROOT / "profiles" / "demo" / "demo-eagle3-Q8_0.gguf"
 
 
 def ours(target: Path, head: Path, kind: str, length: int) -> dict[str, Any]:
@@ -65,11 +63,9 @@ def main() -> int:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peers", type=Path, default=ROOT / ".cache" / "peers" / "bin", help="folder of the program")
-    parser.add_argument("--mtp", type=Path, help="a target with MTP blocks of its own")
     arguments = parser.parse_args()
     program = peers.find(arguments.peers)
-    cases = [("eagle3", demo_pair()[0], HEAD)]
-    cases += [("mtp", arguments.mtp, arguments.mtp)] if arguments.mtp else []
+    cases = [("eagle3", demo_pair()[0], DEMO / "demo-eagle3-Q8_0.gguf"), ("mtp", demo_mimo2(), demo_mimo2())]
     results = []
     for kind, target, head in cases:
         for length in LENGTHS:
