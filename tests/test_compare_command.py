@@ -14,6 +14,7 @@ from processes import Cli, eventually, plain, rest
 
 from ggufspec.display import counted
 from ggufspec.llamacpp import quantize
+from tests import heads
 
 SHORT = ("-p", "def main(", "-n", "8", "-r", "1")
 SABOTAGE = """
@@ -277,6 +278,26 @@ def test_profiles_are_compared(cli: Cli, models: Path, tmp_path: Path) -> None:
     alone = cli("compare", "demo", "-md", "none", *SHORT, "--no-quality", "--json")
     assert alone.code == 0, alone.stderr
     assert names(alone.document()) == [("demo-target-F16", None)]
+
+
+def test_heads_are_cells(cli: Cli, models: Path, tmp_path: Path) -> None:
+    """MTP blocks of a target's own by name or by --drafter, in a profile too; a head's file is a draft like another."""
+    whole = heads.write_mtp(models / "t-F16.gguf", tmp_path / "whole.gguf")
+    head = heads.write_eagle3(models / "t-F16.gguf", tmp_path / "eagle3-t.gguf")
+    flags = (*SHORT, "--no-quality", "--json")
+    done = cli("compare", "-m", f"{whole},{models / 't-F16.gguf'}", "-md", f"mtp,lookup,{head}", *flags)
+    assert done.code == 0, done.stderr
+    cells = {(cell["target"], cell["draft"]): cell for cell in done.document()["cells"]}
+    assert len(cells) == 8
+    assert {key for key, cell in cells.items() if cell["failure"]} == {("t-F16", "mtp")}
+    assert "its file has no MTP blocks" in cells["t-F16", "mtp"]["failure"]["error"]
+    for key in (("whole", "mtp"), ("whole", "eagle3-t"), ("t-F16", "eagle3-t")):
+        assert cells[key]["bytes"]["CPU"]["draft kv"] > 0
+    profile = tmp_path / "own.toml"
+    text = f'name = "own"\nwhy = "a test"\nsource = "here"\n[target]\nfile = "{whole}"\n'
+    profile.write_text(f'{text}[settings]\ndrafter = "mtp"\n')
+    for arguments in (("-m", whole, "--drafter", "mtp"), (profile,)):
+        assert names(cli("compare", *arguments, *flags).document()) == [("whole", None), ("whole", "mtp")]
 
 
 def test_a_repository_with_several_quantisations(cli: Cli, models: Path) -> None:

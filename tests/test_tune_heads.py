@@ -131,3 +131,11 @@ def test_what_is_not_worth_it_is_named() -> None:
     assert not_worth_it(trials[3:], setting("none")) == ""
     assert difference(setting("none"), setting("eagle3"))[0] == "only the EAGLE-3 head"
     assert difference(setting("none"), setting("eagle3+lookup"))[0] == "EAGLE-3 head and n-gram lookup"
+
+
+def test_acceptance_of_the_target_s_own_head_is_known_to_later_plans(cli: Cli, whole: Path) -> None:
+    pair = ("-m", whole, "--drafter", "mtp")
+    assert "a prior: nothing is known of this pair" in cli("plan", *pair, COLUMNS="120").stdout
+    done = cli("bench", *pair, "-p", "def f(", "-n", "16", "-r", "1", "--draft-policy", "fixed", "--json")
+    assert done.document()["runs"]["speculative"]["drafted"] > 0, done.stderr
+    assert "measured here before" in cli("plan", *pair, COLUMNS="120").stdout

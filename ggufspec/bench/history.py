@@ -21,13 +21,14 @@ def record_results(spec: Spec, results: Sequence[Result]) -> None:
 
     The lookup's alone says nothing about the pair, nor does that of a lossy rule.
     """
-    if not results or spec.draft is None or not spec.options.needs_draft or is_lossy(spec.options.accept):
+    file = spec.draft or (spec.target if spec.options.head else None)  # MTP blocks may be in the target's own
+    if not results or file is None or not spec.options.needs_draft or is_lossy(spec.options.accept):
         return
     every = [answer.statistics for result in results for answer in result.answers]
     accepted = by_position(s.accepted_by_position for s in every)
     drafted = by_position(s.drafted_by_position for s in every)
     with contextlib.suppress(GgufspecError):  # a cache that cannot be written is skipped
-        target, draft = (known.header.fingerprint for known in read_headers([spec.target, spec.draft]))
+        target, draft = (known.header.fingerprint for known in read_headers([spec.target, file]))
         history.record_acceptance(cache_folder(), target, draft, accepted, drafted)
 
 

@@ -24,9 +24,9 @@ from ggufspec.models.vocabulary import check_pair
 from ggufspec.schema.base import Failure
 from ggufspec.schema.compare import ComparedModel
 from ggufspec.schema.plan import PlannedModel, PlannedOption
-from ggufspec.settings import Settings, names
+from ggufspec.settings import Settings, names, parse_drafters, with_head
 
-LOOKUP, NONE = "lookup", "none"  # instead of a draft's file
+WORDS = MTP, LOOKUP, NONE = "mtp", "lookup", "none"  # instead of a draft's file; MTP blocks are the target's own
 _ONE_OF_THEM = "compare one of them at a time"
 _PLACEMENT = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe")
 
@@ -41,7 +41,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """A target and a draft of the matrix; ``draft`` is None for target-only, or :data:`LOOKUP`."""
+    """A target and a draft of the matrix; ``draft`` is None for target-only, :data:`LOOKUP` or :data:`MTP`."""
 
     target: File
     draft: File | str | None
@@ -62,6 +62,12 @@ class Planned:
 
 
 # ---- pairings and their names
+
+
+def without_file(drafter: str | None) -> str | None:
+    """The word of the matrix for a target without a draft's file, by who drafts there; None for target-only."""
+    drafters = parse_drafters(drafter or NONE)
+    return next((word for word in (MTP, LOOKUP) if word in drafters), None)
 
 
 def check_twice(files: Sequence[File], role: str) -> None:
@@ -164,10 +170,10 @@ class Matrix:
         settings = {k: v for k, v in settings_of(sample).items() if k not in (*_PLACEMENT, "split", "draft_split")}
         repetitions = self._given.value("repetitions")
         drafts = [one.draft for one in self._pairings]
-        lookup = (ComparedModel(LOOKUP, "", 0),) if LOOKUP in drafts else ()
+        without_file = (ComparedModel(word, "", 0) for word in (MTP, LOOKUP) if word in drafts)
         return Experiment(
             targets=_models((one.target for one in self._pairings), self._targets),
-            drafts=(*_models((one for one in drafts if isinstance(one, File)), self._drafts), *lookup),
+            drafts=(*_models((one for one in drafts if isinstance(one, File)), self._drafts), *without_file),
             contenders=tuple(self._contender(one, log) for one in self._pairings),
             repetitions=repetitions,
             settings=settings | {"repetitions": repetitions, "rpc": list(self._given.rpc or ())},
@@ -193,6 +199,8 @@ class Matrix:
             return replace(options, drafters=(), lookup_corpus=None)
         if one.draft == LOOKUP:
             return replace(options, drafters=("lookup",))
+        if one.draft == MTP:
+            return replace(options, drafters=with_head(options.drafters, MTP))
         return options if options.needs_draft else replace(options, drafters=("draft", "lookup"))
 
     def _contender(self, one: Pairing, log: RunLog) -> Contender:
@@ -239,7 +247,7 @@ class Matrix:
                 plan = api.make_plan(
                     pair, self._given, options=options, on_event=self._on_event, verbose=self._verbose
                 ).document()
-        option = plan.options["target_only" if one.draft_path is None else "speculative"] if plan else None
+        option = plan.options["speculative" if options.needs_draft else "target_only"] if plan else None
         overheads = {device.name: device.overhead_bytes for device in plan.devices} if plan else {}
         return Planned(resolved.pair, parts(option, overheads) if option else {})
 

@@ -46,7 +46,8 @@ def compare(
             model={"metavar": "FILE,FILE", "help": "Targets."},
             model_draft={
                 "metavar": "FILE,FILE",
-                "help": "Drafts for each target; lookup needs no file; none is target-only, which is always measured.",
+                "help": "Drafts for each target; lookup needs no file, nor does mtp, the target's own blocks; none is "
+                "target-only, which is always measured.",
             },
             hf_repo={"metavar": "USER/REPO:QUANT,QUANT", "help": "Targets in the hub."},
             hf_repo_draft={"metavar": "USER/REPO:QUANT,QUANT", "help": "Drafts in the hub."},
@@ -122,7 +123,7 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
     Raises:
         GgufspecError: nothing is given, a file is not there or given twice.
     """
-    from ggufspec.bench.matrix import LOOKUP, NONE, Pairing, check_twice, with_draft, with_target_only
+    from ggufspec.bench.matrix import NONE, WORDS, Pairing, check_twice, with_draft, with_target_only, without_file
 
     if profiles and (given.model is not None or given.hf_repo is not None):
         raise UsageError(
@@ -130,14 +131,20 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
         )
     targets = [*_files(given.model, "-m"), *_of_hub(given.hf_repo, "-hf")]
     draft_files = [*_files(given.model_draft, "-md"), *_of_hub(given.hf_repo_draft, "-hfd")]
-    words = {word for text in (given.model_draft, given.hf_repo_draft) for word in split(text)} & {LOOKUP, NONE}
+    words = {word for text in (given.model_draft, given.hf_repo_draft) for word in split(text)} & {*WORDS}
     given_drafts = bool(draft_files or words)
+    if not given_drafts and not profiles and (word := without_file(given.drafter)):
+        words = {word}
     if not (targets or profiles):
         what = "only drafts are given" if given_drafts else "nothing is given to compare"
         raise UsageError(f"{what}: the matrix is empty", _EXAMPLE)
     check_twice(targets, "target")
     check_twice(draft_files, "draft")
-    drafts: list[File | str | None] = [None, *draft_files, *([LOOKUP] if LOOKUP in words else [])]
+    drafts: list[File | str | None] = [
+        None,
+        *draft_files,
+        *([word for word in WORDS if word in words and word != NONE]),
+    ]
     if not profiles:
         pairings = [Pairing(target, draft, Settings()) for target in targets for draft in drafts]
     else:
@@ -155,9 +162,9 @@ def split(text: str | None) -> list[str]:
 
 
 def _files(text: str | None, flag: str) -> list[File]:
-    from ggufspec.bench.matrix import LOOKUP, NONE, File
+    from ggufspec.bench.matrix import WORDS, File
 
-    words = (LOOKUP, NONE) if flag == "-md" else ()
+    words = WORDS if flag == "-md" else ()
     parts = split(text)
     if text is not None and not parts:
         raise UsageError(f"{flag} names no file: the matrix is empty", _EXAMPLE)
@@ -179,7 +186,7 @@ def _expanded(text: str) -> Path:
 
 def _of_hub(text: str | None, flag: str) -> list[File]:
     """``USER/REPO:Q3_K_S,Q4_K_M``: a part without a slash is one more quantisation of the repository before it."""
-    from ggufspec.bench.matrix import LOOKUP, NONE, File
+    from ggufspec.bench.matrix import WORDS, File
     from ggufspec.models.hub import hub_file
 
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
@@ -187,7 +194,7 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
         raise UsageError(f"{flag} names no repository: the matrix is empty", example)
     files, repo = [], ""
     for part in split(text):
-        if part in (LOOKUP, NONE):
+        if part in WORDS:
             continue
         if "/" in part:
             repo = part.partition(":")[0]
@@ -203,7 +210,7 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
 
 
 def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairing]:
-    from ggufspec.bench.matrix import File, Pairing
+    from ggufspec.bench.matrix import File, Pairing, without_file
     from ggufspec.models.profile import load_profile, on_hub, resolve
 
     for name in profiles:
@@ -218,7 +225,8 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
             for file, one in ((pair.target, profile.target), (pair.draft, profile.draft))
             if file is not None and one is not None
         ]
-        draft = files[1] if len(files) > 1 else None
+        usual = without_file(profile.settings.drafter) if own_drafts else None
+        draft = files[1] if len(files) > 1 else usual
         yield Pairing(files[0], draft, pair.settings)
 
 
