@@ -99,6 +99,21 @@ def test_without_a_draft_the_lookup_is_verified(cli: Cli, target: Path) -> None:
     assert {one["drafter"] for one in document["checks"]} == {"lookup", "target-only"}
 
 
+def test_a_head_is_verified_by_its_name(cli: Cli, target: Path) -> None:
+    """``draft`` is the draft file, whatever it is; its own probabilities are held against the target's, too."""
+    done = cli("verify", "demo-eagle3", *SHORT, "--drafter", "draft", "--drafter", "both", "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert {one["drafter"] for one in document["checks"]} == {"eagle3", "eagle3+lookup", "target-only"}
+    assert {one["status"] for one in document["checks"]} == {"passed"}
+    (file,) = document["models"]["draft"]["files"]
+    head = target.parent / "demo-eagle3-Q8_0.gguf"
+    assert (file["name"], file["sha256"]) == (head.name, hashlib.sha256(head.read_bytes()).hexdigest())
+    drawn = [one for one in document["checks"] if one["section"] == "distribution"]
+    assert all("favoured" in [place["name"] for place in one["places"]] for one in drawn)
+    assert sum(one["accepted"] for one in document["checks"]) > 20
+
+
 def test_one_rule_alone(cli: Cli) -> None:
     document = cli("verify", *SHORT, "--no-hash", "--accept", "residual", "--drafter", "draft", "--json").document()
     assert [(one["section"], one["drafter"]) for one in document["checks"]] == [("distribution", "draft")]
@@ -280,16 +295,28 @@ def resample_from_the_target(rule: Any) -> None:
     rule.verify = wrong
 
 
-@pytest.mark.parametrize("bug", [accept_all, pytest.param(resample_from_the_target, marks=pytest.mark.full)])
-def test_a_residual_rule_with_a_known_bug_fails(target: Path, draft: Path, broken: Any, bug: Any) -> None:
-    """At the size that the command asks for by default, of one drafter."""
+@pytest.mark.parametrize(
+    ("drafter", "bug", "seeds"),
+    [
+        ("draft", accept_all, 2),
+        pytest.param("draft", resample_from_the_target, 2, marks=pytest.mark.full),
+        pytest.param("eagle3", accept_all, 2, marks=pytest.mark.full),
+        pytest.param("eagle3", resample_from_the_target, 6, marks=pytest.mark.full),  # a better drafter hides it longer
+    ],
+)
+def test_a_residual_rule_with_a_known_bug_fails(
+    target: Path, draft: Path, broken: Any, drafter: str, bug: Any, seeds: int
+) -> None:
+    """Of one drafter; two seeds are what the command asks for by default."""
     asked = spec(
         target,
-        draft,
+        draft if drafter == "draft" else target.parent / "demo-eagle3-Q8_0.gguf",
+        drafters=(drafter,),
+        options=DecoderOptions(ctx_size=512, threads=1, drafters=(drafter,)),
         rules=("residual",),
         prompts=tuple(prompt.text for prompt in PROMPTS),
         max_tokens=48,
-        seeds=2,
+        seeds=seeds,
     )
     checks, _ = job(asked)
     assert checks["distribution", "residual"].status == "passed"

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from ggufspec import plain, worker
 from ggufspec.bench import divergence
 from ggufspec.bench.trial import LoadedModel, loaded_models
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder
-from ggufspec.decoding.options import STRICT_IMPOSSIBLE
+from ggufspec.decoding.drafters.head import HeadDrafter
+from ggufspec.decoding.options import ROWS, STRICT_IMPOSSIBLE
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Logits
 from ggufspec.errors import ModelError
 from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.schema.bench import Divergence
 from ggufspec.schema.verify import Check
@@ -45,6 +48,9 @@ from ggufspec.verify.certificate import (
     proposed_tokens,
     sampled_requests,
 )
+
+Reader = Callable[[Sequence[int], Sequence[int]], Iterator[Logits]]
+"""The logits (vocab,) for each token of an answer, given the prompt and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,30 +175,42 @@ class _Job:
                     for number, policy in enumerate(TWO_POLICIES)
                 }
         with ExitStack() as stack:
-            readers = self._readers(stack)
+            target, readers = self._readers(stack)
             for (drafter, rule), by_policy in legs.items():
                 self._progress(f"reading: {drafter}, {rule}")
                 answers = [answer for some in by_policy.values() for answer in some]
-                events = self._read(readers, answers)
+                events = self._read(target, readers, answers)
                 drafted = [policy for policy, some in by_policy.items() if any(answer.drafted for answer in some)]
                 policies = tuple(str(policy) for policy in drafted or by_policy if policy)
                 self._add([judge_distribution(drafter, rule, policies, answers, events, tests=len(legs))])
 
-    def _readers(self, stack: ExitStack) -> list[Context]:
-        """The target, and a draft model: its probabilities show where a fault would be seen best."""
-        options = self.spec.options
-        target = stack.enter_context(Model(self.spec.target, options.placement))
-        readers = [stack.enter_context(closing(Context(target, options.context(with_draft=True))))]
-        if self.spec.draft is not None and not options.head:
-            draft = stack.enter_context(Model(self.spec.draft, options.draft_placement))
-            readers.append(stack.enter_context(closing(Context(draft, options.draft_context()))))
-        return readers
+    def _readers(self, stack: ExitStack) -> tuple[Model, list[Reader]]:
+        """The target and its reader, and that of a draft model or a head: its probabilities show where a fault would be
+        seen best.
+        """
+        spec, options = self.spec, self.spec.options
+        own = options.head == "mtp" and spec.draft in (None, spec.target)
+        target = stack.enter_context(Model(spec.target, replace(options.placement, mtp=own)))
+        draft = target if own else None
+        if spec.draft is not None and not own:
+            draft = stack.enter_context(Model(spec.draft, options.draft_placement))
+        sources = head_sources(draft) if draft and options.head else ()
+        wanted = replace(options.context(with_draft=True), hidden=sources)
+        context = stack.enter_context(closing(Context(target, wanted)))
+        readers: list[Reader] = [partial(_rows, context)]
+        if draft and options.head:
+            head = stack.enter_context(closing(Head(draft, context, options.draft_context())))
+            if not head.shares_cache:  # that head reads at the end of the target's text and nowhere before
+                readers.append(partial(_head_rows, HeadDrafter(head, context, options.head), context))
+        elif draft:
+            readers.append(partial(_rows, stack.enter_context(closing(Context(draft, options.draft_context())))))
+        return target, readers
 
-    def _read(self, readers: Sequence[Context], answers: Iterable[Answer]) -> Events:
+    def _read(self, target: Model, readers: Sequence[Reader], answers: Iterable[Answer]) -> Events:
         events: dict[str, list[tuple[float, bool]]] = defaultdict(list)
         for answer in answers:
-            prompt = readers[0].model.tokenize(self.spec.prompts[answer.request.prompt])
-            rows = zip(*(_rows(reader, prompt, answer.tokens) for reader in readers), strict=True)
+            prompt = target.tokenize(self.spec.prompts[answer.request.prompt])
+            rows = zip(*(read(prompt, answer.tokens) for read in readers), strict=True)
             penalties = Penalties(answer.request.sampling)
             penalties.follow(0, (*prompt, *answer.tokens))
             for index, views in enumerate(rows):
@@ -281,3 +299,14 @@ def _rows(context: Context, prompt: Sequence[int], answer: Sequence[int]) -> Ite
     for first in range(start, len(text), context.width):
         batch = text[first : first + context.width]
         yield from context.decode(batch, len(batch)).copy()
+
+
+def _head_rows(drafter: HeadDrafter, target: Context, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
+    """A head's logits (vocab,) for each token of an answer, where ``target`` is read before each."""
+    text, first = (*prompt, *answer[:-1]), len(prompt) - 1
+    drafter.begin(prompt)
+    drafter.read(text[:first], 0)
+    while first < len(text):
+        last = min(first + ROWS, target.length + 1, len(text))
+        yield from drafter.read(text[:last], last - first).copy()
+        first = last

@@ -63,7 +63,7 @@ class HeadDrafter(RowDrafter):
         drafted = len(text) - certain
         if self.head.chained > 1 and drafted >= self.head.chained:
             return None
-        logits = self._catch_up(text[:certain], 1) if self._read < certain else None
+        logits = self.read(text[:certain], 1) if self._read < certain else None
         while len(self._chain) < drafted:
             logits = self._follow(text[: certain + len(self._chain) + 1], certain)
         if logits is None or not len(logits):
@@ -79,7 +79,7 @@ class HeadDrafter(RowDrafter):
             self._forget(end - most)
         if self.failure or end <= self._read:
             return []
-        rows = self._catch_up(text[:end], ROWS)
+        rows = self.read(text[:end], ROWS)
         return self._foretold(rows, text, end, rule)
 
     def commit(self, length: int) -> None:
@@ -88,8 +88,12 @@ class HeadDrafter(RowDrafter):
         if self.head.shares_cache:
             self._forget(length)  # it reads one pair at a time, the one behind the target's cache
 
-    def _catch_up(self, certain: Sequence[int], count: int) -> Logits:
-        """Read these tokens with the target's rows; logits of the last ``count`` or more, where there are so many."""
+    def read(self, certain: Sequence[int], count: int) -> Logits:
+        """Read these tokens, of which the target has read all but the last, with its rows; what is read already stays.
+
+        Returns:
+            logits (n, vocab) after the last ``count`` of them or after more, where so many are read; a view.
+        """
         self._chain = []
         if 0 < self._target.hidden_first >= max(self._read, 1):
             self._forget(self._target.hidden_first + 1)
