@@ -5,8 +5,8 @@
     .venv/bin/python tests/evidence/head_speed.py --page                      # puts the tables into docs/drafters.md
 
 A target of a billion parameters with an MTP block, an EAGLE-3 head for the same target and a draft model of 150M, all
-expanded from the small ones that ship (lab/grown_heads.py); six kinds of text, greedy. The target is ``mimo2``, which
-serves every drafter. Heads have their target's type, the draft model is F16.
+expanded from small ones (lab/expanded_heads.py); six kinds of text, greedy. The target is ``mimo2``, which serves every
+drafter. Heads have their target's type, the draft model is F16.
 
 In one interleaved run of a case everything runs with the same weights, ours in step (in_step.py): target-only, lookup,
 the draft model, each head, adaptive, alone and with the lookup, the head at fixed lengths of 1 to 4, and
@@ -58,7 +58,7 @@ from ggufspec.models.expansion_layout import read
 from ggufspec.models.profile import demo_pair
 from ggufspec.settings import parse_drafters
 from lab import peers
-from lab.grown_heads import grow_eagle3, grow_mimo2
+from lab.expanded_heads import expand_eagle3, expand_mimo2
 
 HEADS = {"eagle3": "EAGLE-3", "mtp": "MTP"}
 TARGETS = ("Q4_0", "Q8_0", "F16")  # the fast ones first
@@ -77,16 +77,16 @@ PARTS = {"": "from the end of the prompt", "whole_": "with the prompt"}
 # ---- the models -----------------------------------------------------------------------------------
 
 
-def grown_heads(kinds: Sequence[str], block: Path, threads: int) -> dict[str, dict[str, Path]]:
+def expanded_heads(kinds: Sequence[str], block: Path, threads: int) -> dict[str, dict[str, Path]]:
     """The expanded target with its MTP block and the EAGLE-3 head, by type: ``mtp`` is the target itself."""
     target, own = demo_pair()[0], DEMO / "demo-eagle3-Q8_0.gguf"
     llama = grown_targets(("F16",))["F16"]
     half = {"mtp": MODELS / "demo-1b-mimo2-F16.gguf", "eagle3": MODELS / "demo-eagle3-1b-F16.gguf"}
     if _is_older(half["mtp"], llama, block):
-        grow_mimo2(block, target, llama, part := half["mtp"].with_suffix(".part"))
+        expand_mimo2(block, target, llama, part := half["mtp"].with_suffix(".part"))
         part.rename(half["mtp"])
     if _is_older(half["eagle3"], llama, own):
-        grow_eagle3(own, target, read(llama).shape, part := half["eagle3"].with_suffix(".part"))
+        expand_eagle3(own, target, read(llama).shape, part := half["eagle3"].with_suffix(".part"))
         part.rename(half["eagle3"])
     found = {}
     for kind in kinds:
@@ -234,6 +234,8 @@ WAYS = {
 def tables(document: dict[str, Any]) -> str:
     """The tables of docs/drafters.md: each way to draft ÷ target-only by text and by type, and heads ÷ their rivals."""
     cases = document["cases"]
+    if not cases:
+        return "No figures yet."
     ways = [way for way in WAYS if any(way in modes_run(case) for case in cases)]
     kinds = [kind for kind in KINDS if any(case["kind"] == kind for case in cases)]
     targets = [target for target in reversed(TARGETS) if any(case["target"] == target for case in cases)]
@@ -313,7 +315,7 @@ def main() -> None:
     commands = [*known.get("commands", []), " ".join(sys.argv[1:])]
     program = peers.find(arguments.peers)
     place, began = 0, time.perf_counter()
-    for target, files in grown_heads(arguments.targets, arguments.block, arguments.t).items():
+    for target, files in expanded_heads(arguments.targets, arguments.block, arguments.t).items():
         decoders = opened(files, program, arguments)
         for kind in arguments.kinds:
             place += 1

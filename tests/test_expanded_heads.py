@@ -15,7 +15,7 @@ from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import expansion_file, expansion_layout
-from lab.grown_heads import grow_eagle3, grow_mimo2, grown
+from lab.expanded_heads import expand_eagle3, expand_mimo2, expanded_tensors
 from lab.mimo2 import read_blocks, write_mimo2
 from tests import heads
 
@@ -30,17 +30,17 @@ Pairs = dict[str, tuple[tuple[Path, Path], tuple[Path, Path]]]
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
 def pairs(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    """(target and head, both grown) of each kind."""
-    folder = tmp_path_factory.mktemp("grown")
+    """(target and head, both expanded) of each kind."""
+    folder = tmp_path_factory.mktemp("expanded")
     shape = replace(expansion_layout.read(target).shape, **request.param)
     big = folder / "big.gguf"
     expansion_file.expand(expansion_file.Spec(target, shape, "F16", big))
     own = {**heads.mtp_block(1, noise=1.0), "nextn.shared_head_norm.weight": np.full(heads.WIDTH, 0.5, np.float32)}
     mtp = write_mimo2(target, folder / "small-mtp.gguf", [own])
-    grown_mtp = grow_mimo2(mtp, target, big, folder / "big-mtp.gguf")
-    half = grow_eagle3(EAGLE3, target, expansion_layout.read(target).shape, folder / "small-eagle3.gguf")
-    eagle3 = grow_eagle3(EAGLE3, target, shape, folder / "big-eagle3.gguf")
-    return {"eagle3": ((target, half), (big, eagle3)), "mtp": ((mtp, mtp), (grown_mtp, grown_mtp))}
+    big_mtp = expand_mimo2(mtp, target, big, folder / "big-mtp.gguf")
+    half = expand_eagle3(EAGLE3, target, expansion_layout.read(target).shape, folder / "small-eagle3.gguf")
+    eagle3 = expand_eagle3(EAGLE3, target, shape, folder / "big-eagle3.gguf")
+    return {"eagle3": ((target, half), (big, eagle3)), "mtp": ((mtp, mtp), (big_mtp, big_mtp))}
 
 
 def read_pairs(target: Path, file: Path) -> list[np.ndarray]:
@@ -63,7 +63,7 @@ def read_pairs(target: Path, file: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_a_grown_head_has_the_same_logits(kind: str, pairs: Pairs) -> None:
+def test_an_expanded_head_has_the_same_logits(kind: str, pairs: Pairs) -> None:
     small, big = (read_pairs(*files) for files in pairs[kind])
     for wanted, got in zip(small, big, strict=True):
         known = np.isfinite(wanted)
@@ -72,7 +72,7 @@ def test_a_grown_head_has_the_same_logits(kind: str, pairs: Pairs) -> None:
         np.testing.assert_allclose(got[known], wanted[known], rtol=0, atol=0.03)
 
 
-def test_a_grown_head_is_accepted_as_often(pairs: Pairs) -> None:
+def test_an_expanded_head_is_accepted_as_often(pairs: Pairs) -> None:
     found = []
     options = DecoderOptions(ctx_size=512, threads=1, drafters=("eagle3",), draft_policy="fixed", draft_max=3)
     for target, head in pairs["eagle3"]:
@@ -102,4 +102,4 @@ def test_blocks_are_read_as_they_were_written(target: Path, tmp_path: Path) -> N
 def test_what_a_head_must_keep(change: dict[str, int], target: Path) -> None:
     shape = replace(expansion_layout.read(target).shape, **change)
     with pytest.raises(UsageError, match="keeps its target's vocabulary and head size"):
-        grown(heads.mtp_block(1), target, shape)
+        expanded_tensors(heads.mtp_block(1), target, shape)

@@ -2,7 +2,7 @@
 
 The expansion (ggufspec/models/expansion.py) puts zeros behind the numbers of every row of the residual stream and new
 blocks behind the source's own, which write nothing. So the rows that a head reads are the small target's and zeros, and
-the input of a layer is the same at the same number. A head grows as one block of the target does: zeros around its
+the input of a layer is the same at the same number. A head is expanded as one block of the target is: zeros around its
 matrices, its norms and epsilon scaled for the larger mean. What reads several rows side by side (``fc``, ``eh_proj``,
 attention over token and row) finds each at a multiple of the new width.
 """
@@ -25,7 +25,7 @@ Array = npt.NDArray[np.float32]
 _WRITTEN_ANEW = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 
 
-def grown(tensors: Mapping[str, Array], target: Path, big: Shape) -> dict[str, Array]:
+def expanded_tensors(tensors: Mapping[str, Array], target: Path, big: Shape) -> dict[str, Array]:
     """A head's tensors for the shape that its target is expanded to.
 
     Args:
@@ -77,7 +77,7 @@ def grown(tensors: Mapping[str, Array], target: Path, big: Shape) -> dict[str, A
     return {name: one(name, values) for name, values in tensors.items()}
 
 
-def grow_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
+def expand_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
     """Write an EAGLE-3 head for the expanded target, in F16.
 
     Args:
@@ -105,7 +105,7 @@ def grow_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
         tensor.name: tensor.data if tensor.name == "d2t" else gguf.dequantize(tensor.data, tensor.tensor_type)
         for tensor in reader.tensors
     }
-    for name, values in grown(tensors, target, big).items():
+    for name, values in expanded_tensors(tensors, target, big).items():
         kind = values.dtype if name == "d2t" else np.float16 if values.ndim > 1 else np.float32
         writer.add_tensor(name, values.astype(kind))
     writer.write_header_to_file()
@@ -115,7 +115,7 @@ def grow_eagle3(head: Path, target: Path, big: Shape, path: Path) -> Path:
     return path
 
 
-def grow_mimo2(small: Path, target: Path, expanded: Path, path: Path) -> Path:
+def expand_mimo2(small: Path, target: Path, expanded: Path, path: Path) -> Path:
     """Write the expanded target as ``mimo2`` with the MTP blocks of the small one, in F16.
 
     Args:
@@ -124,5 +124,5 @@ def grow_mimo2(small: Path, target: Path, expanded: Path, path: Path) -> Path:
         expanded: the expanded one as llama, in F16.
         path: the file to write.
     """
-    blocks = [grown(block, target, read(expanded).shape) for block in read_blocks(small)]
+    blocks = [expanded_tensors(block, target, read(expanded).shape) for block in read_blocks(small)]
     return write_mimo2(expanded, path, blocks)
