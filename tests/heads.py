@@ -61,6 +61,7 @@ def write_eagle3(
     draft_vocab: int = 0,
     width: int = WIDTH,
     target_width: int = WIDTH,
+    value_size: int = HEAD_SIZE,
 ) -> Path:
     """An EAGLE-3 head of random weights for the demo target.
 
@@ -72,6 +73,7 @@ def write_eagle3(
         draft_vocab: tokens that it knows, the first of the target's; 0: all.
         width: of the head.
         target_width: of the rows that it says it reads.
+        value_size: numbers of a value; llama.cpp runs only as many as a key has.
     """
     reader = gguf.GGUFReader(target)
     rng = np.random.default_rng(3)
@@ -84,7 +86,7 @@ def write_eagle3(
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_key_length(HEAD_SIZE)
-    writer.add_value_length(HEAD_SIZE)
+    writer.add_value_length(value_size)
     writer.add_rope_dimension_count(HEAD_SIZE)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -114,7 +116,7 @@ def write_eagle3(
     ones("blk.0.attn_norm_2.weight")
     matrix("blk.0.attn_q.weight", HEADS * HEAD_SIZE, 2 * width)
     matrix("blk.0.attn_k.weight", KV_HEADS * HEAD_SIZE, 2 * width)
-    matrix("blk.0.attn_v.weight", KV_HEADS * HEAD_SIZE, 2 * width)
+    matrix("blk.0.attn_v.weight", KV_HEADS * value_size, 2 * width)
     matrix("blk.0.attn_output.weight", width, HEADS * HEAD_SIZE)
     ones("blk.0.ffn_norm.weight")
     matrix("blk.0.ffn_gate.weight", FFN, width)

@@ -347,6 +347,7 @@ BAD_HEADS = {
     "no layers": (TINY, eagle3(target_layers=0), "does not say which three layers"),
     "another vocabulary": (replace(TINY, tokenizer=header("tiny-llama", "qwen2").tokenizer), eagle3(), "token"),
     "several blocks": (TINY, replace(eagle3(), blocks=2), "has 2 blocks, and llama.cpp runs EAGLE-3 heads of one"),
+    "values of another size": (TINY, replace(eagle3(), value_size=32), "its keys have 64 numbers and its values 32"),
     "ids of another type": (TINY, replace(eagle3(), tensors=(D2T,)), "token ids (d2t) are of the type i32"),
     "ids without an output": (TINY, replace(eagle3(), tensors=(D2T,)), "and no output of its own"),
     "MTP of another architecture": (TINY, mtp(MIMO2), "the target is llama"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +14,25 @@ from processes import Cli
 from test_rpc import worker  # noqa: F401
 
 from ggufspec import SpeculativeDecoder, load_pair
+from ggufspec.api import plan_pair
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.loop import generate, prefill
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.llamacpp import gguf, staging
 from ggufspec.llamacpp.dryrun import Run, Spec, allocated, ask
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import LAST_HIDDEN, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
+from ggufspec.models.profile import Pair
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, Request
+from lab.mimo2 import write_mimo2
 from tests import heads
+from tests.heads import HEAD_SIZE
 
 PROMPT = "import os\n\n\ndef main(argv):\n    parser = "
 KINDS = (
@@ -119,6 +124,38 @@ def test_the_text_is_the_same_with_a_head(loaded: tuple[Context, Head], sampling
     assert accepted > 10 or head.model.path.name not in GOOD
 
 
+def test_the_text_is_the_same_where_states_go_back_by_a_checkpoint(files: dict[str, tuple[Path, Path]]) -> None:
+    """What was accepted before a rejection is decoded again, and its hidden rows are taken again."""
+    path, _ = files["mtp hybrid"]
+    with ExitStack() as stack:
+        model = stack.enter_context(Model(path, Placement(mtp=True)))
+        wanted = replace(options(head_sources(model)), rewind_by="checkpoint")
+        context = stack.enter_context(closing(Context(model, wanted)))
+        assert context.rewind_kind == "checkpoint"
+        head = stack.enter_context(closing(Head(model, context, options())))
+        prompt = model.tokenize(PROMPT)
+        plain, _ = answer(context, prompt, 40, None, 0, Sampling())
+        with_head, accepted = answer(context, prompt, 40, HeadDrafter(head, context, "mtp"), 3, Sampling())
+    assert with_head == plain
+    assert accepted > 10
+
+
+def test_blocks_that_are_alike_draft_in_a_chain_what_one_drafts(target: Path, tmp_path: Path) -> None:
+    """Each block reads the whole chain in a cache of its own, and drafts one token of it."""
+    block, drafted = heads.mtp_block(0), []
+    for count in (1, 3):
+        path = write_mimo2(target, tmp_path / f"{count}.gguf", [block] * count)
+        chain = DecoderOptions(ctx_size=512, threads=1, drafters=("mtp",), draft_policy="fixed", draft_max=5)
+        with SpeculativeDecoder(path, None, replace(chain, draft_max=3 if count == 1 else 5)) as decoder:
+            for _ in decoder.generate(PROMPT, max_tokens=40):
+                pass
+            drafted.append([one.drafted for one in decoder.rounds[:-3]])  # the last ones are cut short
+            assert decoder.statistics is not None
+            assert decoder.statistics.drafted_by_position[3:] in ((), (0, 0))  # no longer than there are blocks
+    assert drafted[0] == drafted[1]
+    assert {len(one) for one in drafted[0]} == {3}
+
+
 def test_reading_at_once_and_bit_by_bit_gives_the_same_proposals(loaded: tuple[Context, Head]) -> None:
     """What a head proposes depends on the text, not on the batches in which it caught up or on rejected chains."""
     context, head = loaded
@@ -201,6 +238,19 @@ def test_a_missing_function_is_named(monkeypatch: pytest.MonkeyPatch, target: Pa
         SpeculativeDecoder(target, head)
     assert "ggufspec doctor" in refused.value.hint
     staging.function.cache_clear()
+
+
+def test_an_abort_that_no_header_foretold_is_told_in_llama_cpp_s_words(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan's dry run aborts, in a child, before anything is loaded here."""
+    head = heads.write_eagle3(target, tmp_path / "head.gguf", value_size=HEAD_SIZE // 2)
+    with pytest.raises(ModelError, match="its keys have 64 numbers and its values 32"):
+        plan_pair(Pair("x", target, head))
+    monkeypatch.setattr("ggufspec.models.heads.objections", lambda *_: iter(()))
+    with pytest.raises(WorkerError, match=r"SIGABRT: .*eagle3\.cpp.*GGML_ASSERT") as aborted:
+        plan_pair(Pair("x", target, head))
+    assert "-v shows llama.cpp's log" in aborted.value.hint
 
 
 @pytest.mark.parametrize("wrong", [4096, -1])

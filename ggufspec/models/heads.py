@@ -136,6 +136,8 @@ def objections(target: ModelHeader, head: ModelHeader, kind: Kind) -> Iterator[s
     if absent := staging.missing(kind.drafter):
         yield f"the installed llama.cpp has no {absent}, which {kind.what} needs"
         return
+    if head.key_size != head.value_size:  # an assertion of their graphs: src/models/*.cpp
+        yield f"its keys have {head.key_size} numbers and its values {head.value_size}, and llama.cpp runs equal ones"
     yield from _OBJECTIONS[kind](target, head)
 
 
