@@ -15,7 +15,7 @@ from lab.mimo2 import write_mimo2
 
 Array = npt.NDArray[np.float32]
 
-WIDTH, FFN, HEADS, KV_HEADS, HEAD_SIZE = 320, 896, 5, 1, 64
+WIDTH, FFN, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 320, 896, 5, 1, 64, 4096
 
 
 def mtp_block(seed: int, *, noise: float = 0.02) -> dict[str, Array]:
@@ -62,6 +62,7 @@ def write_eagle3(
     width: int = WIDTH,
     target_width: int = WIDTH,
     value_size: int = HEAD_SIZE,
+    tokens: int = VOCAB,
 ) -> Path:
     """An EAGLE-3 head of random weights for the demo target.
 
@@ -73,6 +74,7 @@ def write_eagle3(
         draft_vocab: tokens that it knows, the first of the target's; 0: all.
         width: of the head.
         target_width: of the rows that it says it reads.
+        tokens: of its vocabulary, the target's and padding that it proposes wherever it can, or fewer.
         value_size: numbers of a value; llama.cpp runs only as many as a key has.
     """
     reader = gguf.GGUFReader(target)
@@ -92,15 +94,22 @@ def write_eagle3(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", target_width)
-    writer.add_uint32("eagle3.vocab_size", 4096)
+    writer.add_uint32("eagle3.vocab_size", tokens)
     for field in reader.fields.values():
         if field.name.startswith("tokenizer."):
             kind, of = field.types[0], field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), kind, of)
-    vocab = draft_vocab or 4096
+            value = field.contents()
+            if isinstance(value, list) and len(value) == VOCAB:
+                value = value[:tokens] + [
+                    f"<pad {i}>" if of == gguf.GGUFValueType.STRING else 1 for i in range(VOCAB, tokens)
+                ]
+            writer.add_key_value(field.name, value, kind, of)
+    vocab = draft_vocab or tokens
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        writer.add_tensor(name, (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float16))
+        values = rng.standard_normal((rows, columns)) / columns**0.5
+        values[VOCAB:] *= 100
+        writer.add_tensor(name, values.astype(np.float16))
 
     def ones(name: str) -> None:
         writer.add_tensor(name, np.ones(width, np.float32))
@@ -109,7 +118,7 @@ def write_eagle3(
     ones("output_norm.weight")
     if own_output:
         matrix("output.weight", vocab, width)
-        matrix("token_embd.weight", 4096, width)
+        matrix("token_embd.weight", tokens, width)
     if draft_vocab:
         writer.add_tensor("d2t", np.arange(draft_vocab, dtype=np.int64))
     ones("blk.0.attn_norm.weight")

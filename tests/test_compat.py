@@ -292,7 +292,7 @@ def test_a_drafter_that_needs_the_targets_hidden_states(name: str) -> None:
     assert bool(verdict.runner) == bool(flag)
 
 
-TINY = header("tiny-llama")
+TINY = header("tiny-llama", size=4096)
 EAGLE3 = {"eagle3.target_layers": (0, 1, 2), "eagle3.target_hidden_size": TINY.embedding}
 LAST = TINY.blocks - 1
 BLOCK = ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")
@@ -348,6 +348,12 @@ BAD_HEADS = {
     "another vocabulary": (replace(TINY, tokenizer=header("tiny-llama", "qwen2").tokenizer), eagle3(), "token"),
     "several blocks": (TINY, replace(eagle3(), blocks=2), "has 2 blocks, and llama.cpp runs EAGLE-3 heads of one"),
     "values of another size": (TINY, replace(eagle3(), value_size=32), "its keys have 64 numbers and its values 32"),
+    "layers that are no numbers": (TINY, eagle3(target_layers=("a", 1, 2)), "reads the layers a, 1, 2"),
+    "embeddings of fewer tokens": (
+        TINY,
+        replace(eagle3(), tensors=(gguf.Tensor("token_embd.weight", "f16", (64, 100), 12800, 0),)),
+        "its embeddings have 100 of",
+    ),
     "ids of another type": (TINY, replace(eagle3(), tensors=(D2T,)), "token ids (d2t) are of the type i32"),
     "ids without an output": (TINY, replace(eagle3(), tensors=(D2T,)), "and no output of its own"),
     "MTP of another architecture": (TINY, mtp(MIMO2), "the target is llama"),

@@ -297,6 +297,23 @@ def test_a_decoder_drafts_with_a_head(files: dict[str, tuple[Path, Path]], kind:
             list(decoder.generate(PROMPT, alone="draft"))
 
 
+@pytest.mark.parametrize("tokens", [4032, 4160])
+def test_a_head_s_vocabulary_may_be_padded_otherwise(target: Path, tmp_path: Path, tokens: int) -> None:
+    """Tokens that one of them lacks are neither proposed to the target nor read by the head."""
+    head = heads.write_eagle3(target, tmp_path / "head.gguf", tokens=tokens)
+    chain = DecoderOptions(
+        ctx_size=512, threads=1, drafters=("eagle3",), draft_policy="fixed", draft_max=3, strict=True
+    )
+    with SpeculativeDecoder(target, head, chain) as decoder:
+        prompt = [*decoder.target.tokenize(PROMPT), 4095, 4040]
+        plain = [one.token for one in decoder.generate(prompt, max_tokens=24, alone="target")]
+        assert [one.token for one in decoder.generate(prompt, max_tokens=24)] == plain
+        assert decoder.statistics is not None
+        assert decoder.statistics.drafted > 0
+        assert all(token < 4096 for one in decoder.rounds for token in one.drafted)
+        assert not [note for note in decoder.notes if "drafts no more" in note]
+
+
 def test_two_draft_files_are_one_too_many() -> None:
     with pytest.raises(UsageError, match=r"eagle3.* needs two draft files"):
         DecoderOptions(drafters=("draft", "eagle3"))

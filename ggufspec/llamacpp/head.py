@@ -147,7 +147,7 @@ class Head:
         """Append pairs of a token and a row to the cache, unless that is the target's.
 
         Args:
-            tokens: (n,) ids; n is at most ``width`` with outputs.
+            tokens: (n,) ids; n is at most ``width`` with outputs. Those that only the target has are read as token 0.
             rows: (n, row_size): each the row before its token, encoded.
             position: of the first pair, behind the last one in the cache.
             outputs: whether logits and rows are wanted; they are of all pairs then.
@@ -167,7 +167,7 @@ class Head:
             part = tokens[start : start + step]
             self._input[: len(part)] = rows[start : start + step]
             for i, token in enumerate(part):
-                batch.token[i] = token
+                batch.token[i] = token if token < self.vocab_size else 0
                 batch.pos[i] = position + start + i
                 batch.logits[i] = outputs
             batch.n_tokens = len(part)

@@ -151,7 +151,7 @@ def _eagle3_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
     trunk = target.blocks - target.nextn_blocks
     if not isinstance(layers, tuple) or len(layers) != 3:
         yield "the head does not say which three layers it reads (eagle3.target_layers)"
-    elif any(not 0 <= layer < trunk for layer in layers):
+    elif any(not isinstance(layer, int) or not 0 <= layer < trunk for layer in layers):
         yield f"the head reads the layers {', '.join(map(str, layers))}, and the target has {trunk} blocks"
     if head.blocks != 1:
         yield f"the head has {head.blocks} blocks, and llama.cpp runs EAGLE-3 heads of one"
@@ -159,6 +159,8 @@ def _eagle3_objections(target: ModelHeader, head: ModelHeader) -> Iterator[str]:
     own = {"token_embd.weight", "output.weight"} & tensors.keys()
     if len(own) < 2 and head.embedding != target.embedding:
         yield f"the head borrows the target's embeddings, of {target.embedding} numbers, its own has {head.embedding}"
+    if (table := tensors.get("token_embd.weight")) and table.shape[-1] != head.tokenizer.size:
+        yield f"its embeddings have {table.shape[-1]:,} of {head.tokenizer.size:,} tokens"
     if (ids := tensors.get("d2t")) and ids.type != "i64":
         yield f"its token ids (d2t) are of the type {ids.type}, and llama.cpp reads i64"
     if ids and "output.weight" not in tensors:

@@ -31,6 +31,7 @@ class HeadDrafter(RowDrafter):
         self.name = name
         self.head = head
         self._target = target
+        self._shared_vocab = min(head.vocab_size, target.vocab_size)
         self._first = 0  # tokens of the text before this one are not in its cache
         self._read = 0  # tokens of the text that it has read with the target's rows, or forgotten
         self._chain: list[int] = []  # tokens read with its own rows, behind these
@@ -68,7 +69,7 @@ class HeadDrafter(RowDrafter):
             logits = self._follow(text[: certain + len(self._chain) + 1], certain)
         if logits is None or not len(logits):
             return None
-        row = rule.penalised(logits[-1], len(text))
+        row = rule.penalised(logits[-1, : self._shared_vocab], len(text))
         return self._candidate(row, rule, len(text))
 
     def catch_up(self, text: Sequence[int], rule: Rule, most: int) -> list[ShadowEvaluation]:
@@ -79,7 +80,7 @@ class HeadDrafter(RowDrafter):
             self._forget(end - most)
         if self.failure or end <= self._read:
             return []
-        rows = self.read(text[:end], ROWS)
+        rows = self.read(text[:end], ROWS)[:, : self._shared_vocab]
         return self._foretold(rows, text, end, rule)
 
     def commit(self, length: int) -> None:
