@@ -103,7 +103,7 @@ def test_it_may_read_the_end_of_a_prompt_only(most):
     seen = drafter.catch_up(prompt, GREEDY, most)
     assert drafter.model.cache == prompt[:-1][-most:]
     assert drafter.pending(len(prompt)) == 1
-    assert len(seen) == min(most, 3)  # of the other places nobody knows what the target would have said
+    assert len(seen) == min(most, 3)  # choices at other places are not known
 
 
 def test_what_came_behind_the_prompt_is_judged_by_the_text():

@@ -160,7 +160,7 @@ def hub_file(name: str, revision: str | None = None, *, draft: bool = False) -> 
 
     Raises:
         GgufspecError: no such repository, none or several files match (lists the choices), or what matches is a head
-            and no target, or a draft of a kind that does not draft here.
+            and no target, or a kind of draft that is not supported.
     """
     if match := re.fullmatch(r"([^/:]+/[^/:]+)/(.+)", name, re.DOTALL):
         repo, file = match[1], match[2]

@@ -32,7 +32,17 @@ from ggufspec.llamacpp.options import Placement
 CLOSE = 0.93  # a second length that reached this share of the best one's speed in the search runs for record too
 EARLY = 64  # tokens in which a policy may learn that speculation does not pay
 WARM_UP = "A decoder that has just been opened"
-KEPT = ("tokens", "prompt_s", "rounds", "plain_rounds", "drafted", "accepted", "lookup_drafted", "lookup_accepted")
+KEPT = (
+    "tokens",
+    "prompt_s",
+    "time_to_first_token_s",
+    "rounds",
+    "plain_rounds",
+    "drafted",
+    "accepted",
+    "lookup_drafted",
+    "lookup_accepted",
+)
 
 Run = dict[str, Any]
 Case = dict[str, Any]
