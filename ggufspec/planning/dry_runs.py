@@ -12,7 +12,6 @@ from typing import Self
 
 from ggufspec import cache
 from ggufspec.llamacpp import dryrun
-from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import (
     HOST,
     ByDevice,
@@ -22,11 +21,11 @@ from ggufspec.planning.memory import (
     hidden_compute_bytes,
     hidden_host_bytes,
     layer_devices,
-    resident,
+    lent_by,
 )
 
-# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026
-_DENSE, _EXPERTS, _RECURRENT = 1.0, 1.05, 1.25
+# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026; of a head tests/test_head_bytes.py
+_DENSE, _EXPERTS, _RECURRENT, _HEAD = 1.0, 1.05, 1.25, 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +114,12 @@ class DryRuns:
             devices = layer_devices(request.header.blocks, request.placement, len(self._cards))
             more = hidden_compute_bytes(request.header, request.context, devices, len(self._cards) + 1)
             return _Entry({name: found[name] + Bytes(compute=size) for name, size in zip(found, more, strict=True)})
-        if request.target is not None:
-            return _Entry({name: Bytes() for name in (HOST, *self._cards)}, limits=limits)
-        used = resident(request.header, request.placement, request.context, self._cards)
-        on_host = 0 if self._session.ready.offload else int(_card_share(request.header) * found[HOST].compute)
+        used = request.resident(self._cards)
+        on_host = 0 if self._session.ready.offload else int(_card_share(request) * found[HOST].compute)
+        lent = lent_by(request, request.target, self._cards) if request.target else ""
         compute = {
-            name: found[name].compute if name in found else on_host if one.total else 0 for name, one in used.items()
+            name: found[name].compute if name in found else on_host if one.total or name == lent else 0
+            for name, one in used.items()
         }
         return _Entry({name: replace(one, compute=compute[name]) for name, one in used.items()}, limits=limits)
 
@@ -142,10 +141,12 @@ def _run(request: Request) -> dryrun.Run:
     return dryrun.Run(request.file, request.placement, request.context, on)
 
 
-def _card_share(header: ModelHeader) -> float:
-    if any(header.recurrent):
+def _card_share(request: Request) -> float:
+    if request.target is not None:
+        return _HEAD
+    if any(request.header.recurrent):
         return _RECURRENT
-    return _EXPERTS if header.experts else _DENSE
+    return _EXPERTS if request.header.experts else _DENSE
 
 
 @functools.lru_cache(maxsize=32)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ggufspec.llamacpp.options import HIDDEN_RING, KV_TYPES, ContextOptions, Placement
 from ggufspec.llamacpp.rewind import way_back
+from ggufspec.models import heads
 from ggufspec.models.header import ModelHeader, block_of
 
 HOST = "CPU"
@@ -80,6 +81,12 @@ class Request:
     context: ContextOptions
     target: Request | None = None
 
+    def resident(self, cards: Sequence[str]) -> ByDevice:
+        """Weights, caches and overhead by device: :func:`resident`, or :func:`resident_head` of a head."""
+        if self.target is None:
+            return resident(self.header, self.placement, self.context, cards)
+        return resident_head(self, self.target, cards)
+
 
 DryRun = Callable[[Sequence[Request]], list[ByDevice | str]]
 """What llama.cpp would allocate for each request, or why it refuses."""
@@ -94,10 +101,8 @@ class Memory:
         self._answers: dict[object, list[ByDevice]] = {}  # by model, context and layout
 
     def resident(self, request: Request) -> ByDevice:
-        """:func:`resident` on these cards; nothing of a head, which only a dry run tells."""
-        if request.target is not None:
-            return {name: Bytes() for name in (HOST, *self._cards)}
-        return resident(request.header, request.placement, request.context, self._cards)
+        """:func:`resident` of a model or of a head on these cards."""
+        return request.resident(self._cards)
 
     def estimates(self, requests: Sequence[Request]) -> list[ByDevice]:
         """What each request takes, or a little more.
@@ -153,6 +158,33 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
     kv = _kv(header, devices, context, len(cards) + 1) if header.regular else [0] * (len(cards) + 1)
     rows = 4 * header.vocabulary * context.width + hidden_host_bytes(header, context)
     return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
+
+
+def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> ByDevice:
+    """The same of a head beside its target: a cache for its own blocks, and no weights where they are the target's.
+
+    Source: ``llama_model::create_memory`` in src/llama-model.cpp.
+    """
+    in_target, count = head.file == target.file, len(cards) + 1
+    read = heads.as_read(head.header if in_target else target.header, head.header)
+    devices = layer_devices(head.header.blocks, head.placement, len(cards))
+    weights = [0] * count
+    if not in_target:
+        sums = _sums(SameHeader(head.header), head.placement.mtp)
+        weights = _weights(sums, devices, head.placement.n_cpu_moe, count)
+    kv = [0] * count
+    if head.header.architecture != "gemma4-assistant":  # which reads the target's
+        kv = _kv(read, devices[head.header.blocks - read.blocks :], head.context, count)
+    rows = 4 * max(head.header.vocabulary, head.header.tokenizer.size) * head.context.width
+    return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
+
+
+def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
+    """The device of the target's output where a head computes with that; empty where it has one of its own."""
+    own = {"token_embd.weight", "output.weight"} <= {tensor.name for tensor in head.header.tensors}
+    if own and head.file != target.file:
+        return ""
+    return (HOST, *cards)[layer_devices(target.header.blocks, target.placement, len(cards))[-1]]
 
 
 def hidden_host_bytes(header: ModelHeader, context: ContextOptions) -> int:

@@ -1,0 +1,93 @@
+"""Bytes of a head where no dry run can be made as on the card: sums, and the CPU's compute buffer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from ggufspec import api
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.llamacpp import devices, dryrun
+from ggufspec.llamacpp.options import Placement
+from ggufspec.models.profile import bundled_folder
+from ggufspec.models.source import read_headers
+from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.memory import HOST, Request
+from tests import heads
+
+KINDS = ("eagle3 that ships", "eagle3", "eagle3 shared", "eagle3 trimmed", "mtp", "mtp chained", "mtp sidecar")
+
+
+class WithoutRpc:
+    """A session of dry runs in this process, as a llama.cpp without RPC makes them: on the CPU alone."""
+
+    def __init__(self) -> None:
+        self._spec = dryrun.Spec(simulated_devices=1)
+        self._opened = dryrun.opened(self._spec, lambda _: None, threading.Event())
+        self._serving = self._opened.__enter__()
+        self.ready = self._serving.ready
+
+    def ask(self, runs: Sequence[dryrun.Run]) -> tuple[dryrun.Answer, ...]:
+        return self._serving.answer(dryrun.Request(tuple(runs)), lambda _: None, threading.Event()).answers
+
+    def close(self) -> None:
+        self._opened.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def files(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """(target, head) of each kind."""
+    folder = tmp_path_factory.mktemp("heads")
+    whole = heads.write_mtp(target, folder / "whole.gguf")
+    chained = heads.write_mtp(target, folder / "chained.gguf", blocks=2)
+    return {
+        "eagle3 that ships": (target, bundled_folder() / "demo" / "demo-eagle3-Q8_0.gguf"),
+        "eagle3": (target, heads.write_eagle3(target, folder / "eagle3.gguf")),
+        "eagle3 shared": (target, heads.write_eagle3(target, folder / "shared.gguf", own_output=False)),
+        "eagle3 trimmed": (target, heads.write_eagle3(target, folder / "trimmed.gguf", draft_vocab=1000)),
+        "mtp": (whole, whole),
+        "mtp chained": (chained, chained),
+        "mtp sidecar": (
+            heads.write_mtp(target, folder / "trunk.gguf", part="trunk"),
+            heads.write_mtp(target, folder / "mtp-head.gguf", part="head"),
+        ),
+    }
+
+
+def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
+    """The head with none, some and all layers of both offloaded."""
+    known = [(one.header, one.metadata_only) for one in read_headers([target, head])]
+    drafter = "eagle3" if "eagle3" in known[1][0].architecture else "mtp"
+    options = DecoderOptions(ctx_size=ctx_size, threads=1, drafters=(drafter,))
+    request = api.plan_request(known[0], known[0] if head == target else known[1], options, 0.7)
+    assert request.draft is not None
+    for layers in (0, 1, 4, 99):
+        on = request.target.at(Placement(layers))
+        yield from (request.draft.at(Placement(own), on) for own in ((layers,) if head == target else (0, 1, 99)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_and_caches_are_sums_and_buffers_are_not_too_small(
+    files: dict[str, tuple[Path, Path]], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [one for ctx_size in (512, 8192) for one in requests(*files[kind], ctx_size)]
+    with DryRuns({"GPU0": "a card"}, simulated=True, rpc=(), folder=tmp_path / "true") as dry_runs:
+        truth = dry_runs(asked)
+    assert not dry_runs.limits
+    monkeypatch.setattr(devices, "has_rpc", lambda: False)
+    limited = DryRuns({"GPU0": "a card"}, simulated=True, rpc=(), folder=tmp_path / "limited")
+    monkeypatch.setattr(limited, "_session", WithoutRpc())
+    with limited:
+        estimates = limited(asked)
+    assert "without RPC" in limited.limits
+    for request, true, estimate in zip(asked, truth, estimates, strict=True):
+        assert not isinstance(true, str)
+        assert not isinstance(estimate, str)
+        assert request.resident(("GPU0",)).keys() == {HOST, "GPU0"}
+        for name in true:
+            one, other = true[name], estimate[name]
+            assert (other.weights, other.kv, other.overhead) == (one.weights, one.kv, one.overhead)
+            assert other.compute >= one.compute
