@@ -18,6 +18,38 @@ Array = npt.NDArray[np.float32]
 WIDTH, FFN, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 320, 896, 5, 1, 64, 4096
 
 
+KINDS = (
+    "mtp",
+    "mtp chained",
+    "mtp sidecar",
+    "mtp hybrid",
+    "mtp assistant",
+    "eagle3",
+    "eagle3 shared",
+    "eagle3 trimmed",
+)
+
+
+def write_all(target: Path, folder: Path) -> dict[str, tuple[Path, Path]]:
+    """(target, head) of each of ``KINDS``."""
+    whole = write_mtp(target, folder / "whole.gguf")
+    chained = write_mtp(target, folder / "chained.gguf", blocks=2)
+    hybrid = write_hybrid(folder / "hybrid.gguf")
+    return {
+        "mtp": (whole, whole),
+        "mtp chained": (chained, chained),
+        "mtp sidecar": (
+            write_mtp(target, folder / "trunk.gguf", part="trunk"),
+            write_mtp(target, folder / "mtp-head.gguf", part="head"),
+        ),
+        "mtp hybrid": (hybrid, hybrid),
+        "mtp assistant": write_gemma4(folder),
+        "eagle3": (target, write_eagle3(target, folder / "eagle3.gguf")),
+        "eagle3 shared": (target, write_eagle3(target, folder / "shared.gguf", own_output=False)),
+        "eagle3 trimmed": (target, write_eagle3(target, folder / "trimmed.gguf", draft_vocab=1000)),
+    }
+
+
 def mtp_block(seed: int, *, noise: float = 0.02) -> dict[str, Array]:
     """A block whose ``eh_proj`` hands the target's row on and whose other matrices are noise: it proposes much of what
     the target says of the token before.

@@ -18,7 +18,7 @@ from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, Request
 from tests import heads
 
-KINDS = ("eagle3 that ships", "eagle3", "eagle3 shared", "eagle3 trimmed", "mtp", "mtp chained", "mtp sidecar")
+SHIPPED = "eagle3 that ships"
 
 
 class WithoutRpc:
@@ -40,21 +40,8 @@ class WithoutRpc:
 @pytest.fixture(scope="module")
 def files(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """(target, head) of each kind."""
-    folder = tmp_path_factory.mktemp("heads")
-    whole = heads.write_mtp(target, folder / "whole.gguf")
-    chained = heads.write_mtp(target, folder / "chained.gguf", blocks=2)
-    return {
-        "eagle3 that ships": (target, bundled_folder() / "demo" / "demo-eagle3-Q8_0.gguf"),
-        "eagle3": (target, heads.write_eagle3(target, folder / "eagle3.gguf")),
-        "eagle3 shared": (target, heads.write_eagle3(target, folder / "shared.gguf", own_output=False)),
-        "eagle3 trimmed": (target, heads.write_eagle3(target, folder / "trimmed.gguf", draft_vocab=1000)),
-        "mtp": (whole, whole),
-        "mtp chained": (chained, chained),
-        "mtp sidecar": (
-            heads.write_mtp(target, folder / "trunk.gguf", part="trunk"),
-            heads.write_mtp(target, folder / "mtp-head.gguf", part="head"),
-        ),
-    }
+    shipped = bundled_folder() / "demo" / "demo-eagle3-Q8_0.gguf"
+    return heads.write_all(target, tmp_path_factory.mktemp("heads")) | {SHIPPED: (target, shipped)}
 
 
 def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
@@ -69,7 +56,7 @@ def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
         yield from (request.draft.at(Placement(own), on) for own in ((layers,) if head == target else (0, 1, 99)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [SHIPPED, *heads.KINDS])
 def test_weights_and_caches_are_sums_and_buffers_are_not_too_small(
     files: dict[str, tuple[Path, Path]], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,16 +35,7 @@ from tests import heads
 from tests.heads import HEAD_SIZE
 
 PROMPT = "import os\n\n\ndef main(argv):\n    parser = "
-KINDS = (
-    "mtp",
-    "mtp chained",
-    "mtp sidecar",
-    "mtp hybrid",
-    "mtp assistant",
-    "eagle3",
-    "eagle3 shared",
-    "eagle3 trimmed",
-)
+KINDS = heads.KINDS
 GOOD = ("hybrid.gguf", "gemma4-assistant.gguf")  # of random weights, and yet right
 
 
@@ -55,23 +46,7 @@ def options(hidden: tuple[int, ...] = ()) -> ContextOptions:
 @pytest.fixture(scope="module")
 def files(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
     """(target, head) of each kind."""
-    folder = tmp_path_factory.mktemp("heads")
-    whole = heads.write_mtp(target, folder / "whole.gguf")
-    chained = heads.write_mtp(target, folder / "chained.gguf", blocks=2)
-    hybrid = heads.write_hybrid(folder / "hybrid.gguf")
-    return {
-        "mtp": (whole, whole),
-        "mtp chained": (chained, chained),
-        "mtp sidecar": (
-            heads.write_mtp(target, folder / "trunk.gguf", part="trunk"),
-            heads.write_mtp(target, folder / "mtp-head.gguf", part="head"),
-        ),
-        "mtp hybrid": (hybrid, hybrid),
-        "mtp assistant": heads.write_gemma4(folder),
-        "eagle3": (target, heads.write_eagle3(target, folder / "eagle3.gguf")),
-        "eagle3 shared": (target, heads.write_eagle3(target, folder / "shared.gguf", own_output=False)),
-        "eagle3 trimmed": (target, heads.write_eagle3(target, folder / "trimmed.gguf", draft_vocab=1000)),
-    }
+    return heads.write_all(target, tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(params=KINDS)

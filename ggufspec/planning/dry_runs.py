@@ -18,6 +18,7 @@ from ggufspec.planning.memory import (
     Bytes,
     Request,
     SameHeader,
+    copied_cache,
     hidden_compute_bytes,
     hidden_host_bytes,
     layer_devices,
@@ -117,8 +118,10 @@ class DryRuns:
         used = request.resident(self._cards)
         on_host = 0 if self._session.ready.offload else int(_card_share(request) * found[HOST].compute)
         lent = lent_by(request, request.target, self._cards) if request.target else ""
+        copied = copied_cache(request, request.target, self._cards) if request.target and on_host else {}
         compute = {
-            name: found[name].compute if name in found else on_host if one.total or name == lent else 0
+            name: (found[name].compute if name in found else on_host if one.total or name == lent else 0)
+            + copied.get(name, 0)
             for name, one in used.items()
         }
         return _Entry({name: replace(one, compute=compute[name]) for name, one in used.items()}, limits=limits)

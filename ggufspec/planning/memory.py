@@ -28,8 +28,9 @@ _ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the comp
 
 # Tensors outside the blocks by the layer that llama.cpp counts them to (src/llama-arch.cpp); the rest is the output's.
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
-_WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.")
+_WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.", "nextn.pre_projection.")
 _WITH_ALL_BLOCKS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
+_READS_CACHE = "gemma4-assistant"  # a head without a cache: it reads that of the target's last two blocks
 _EXPERTS = tuple(f"ffn_{part}_{kind}." for part in ("up", "down", "gate", "gate_up") for kind in ("exps", "chexps"))
 
 
@@ -173,10 +174,22 @@ def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> 
         sums = _sums(SameHeader(head.header), head.placement.mtp)
         weights = _weights(sums, devices, head.placement.n_cpu_moe, count)
     kv = [0] * count
-    if head.header.architecture != "gemma4-assistant":  # which reads the target's
+    if head.header.architecture != _READS_CACHE:
         kv = _kv(read, devices[head.header.blocks - read.blocks :], head.context, count)
     rows = 4 * max(head.header.vocabulary, head.header.tokenizer.size) * head.context.width
     return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
+
+
+def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> dict[str, int]:
+    """By device of a head that reads the target's cache, what it copies where that is on another device."""
+    if head.header.architecture != _READS_CACHE:
+        return {}
+    blocks = target.header.blocks
+    cache = _kv(target.header, range(blocks + 1), target.context, blocks + 1)
+    there = layer_devices(blocks, target.placement, len(cards))
+    devices = {*layer_devices(head.header.blocks, head.placement, len(cards))[:-1]}
+    last = range(max(0, blocks - 2), blocks)
+    return {(HOST, *cards)[one]: sum(cache[block] for block in last if there[block] != one) for one in devices}
 
 
 def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
