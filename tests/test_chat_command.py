@@ -19,6 +19,8 @@ from gguf_files import rewritten
 from processes import PATIENCE_S, SCRIPT, Cli, all_end, eventually, workers
 from screens import Session, flat
 
+from tests import heads
+
 SHORT = ("-n", "12", "-c", "512")
 
 
@@ -415,3 +417,20 @@ def test_no_child_is_left_when_the_terminal_goes(chat: Callable[..., Session]) -
     session.child.close(force=True)
     assert all_end(running)
     assert eventually(lambda: not session.child.isalive())
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_a_chat_with_a_head(cli: Cli, target: Path, kind: str) -> None:
+    """Who drafts is shown and switched; a head does not answer alone, and is not compared as if it did."""
+    pair = ("demo-eagle3",) if kind == "eagle3" else ("-m", heads.write_mtp(target, cli.folder / "w.gguf"))
+    label = {"eagle3": "EAGLE-3 head", "mtp": "MTP head"}[kind]
+    flags = (*SHORT, "--drafter", f"{kind}+lookup", "--draft-policy", "fixed", "--draft-max", "2")
+    lines = ("/settings", "class Stack:", "/ngram off", "/settings", "/compare", "/target", "/settings", "/drafter")
+    done = cli("chat", *pair, *flags, stdin="\n".join(lines), COLUMNS="100")
+    assert (done.code, f"an {label} cannot answer alone" in done.stderr) == (2, True), done.stderr
+    shown = re.findall(r"^drafts +(.+?) *$", done.stderr + done.stdout, re.MULTILINE)
+    assert shown == [f"{label} and n-gram lookup", label]
+    assert "draft-only" not in done.stdout + done.stderr
+    document = cli("chat", *pair, *flags, "--json", stdin="def f(\n/compare\n").document()
+    assert [run["name"] for run in document["turns"][-1]["compared"]] == ["target-only", "speculative"]
+    assert document["turns"][0]["figures"]["drafted"] > 0

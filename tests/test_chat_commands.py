@@ -232,6 +232,15 @@ def test_what_is_not_loaded_cannot_be_switched_to() -> None:
     assert changed("/speculative", changed("/ngram on", ALONE)).drafters == ("lookup",)
 
 
+def test_a_head_cannot_answer_alone() -> None:
+    for head, label in (("mtp", "MTP head"), ("eagle3", "EAGLE-3 head")):
+        with_head = replace(PAIR, loaded=(head, "lookup"))
+        error = refused("/drafter", with_head)
+        assert (error.message, error.hint) == (f"an {label} cannot answer alone", "/target, or /speculative")
+        assert changed("/ngram off", with_head).drafters == (head,)
+        assert changed("/ngram only", with_head).drafters == ("lookup",)
+
+
 @pytest.mark.parametrize(
     ("settings", "drafters", "alone"),
     [

@@ -168,6 +168,8 @@ def test_tinted_by_who_wrote_it() -> None:
     pieces = (("t", "target"), ("d ", "draft"), ("l", "lookup"), ("b\x1b\n", "bonus"))
     assert plain(Tinted(console()), *pieces) == "t\x1b[32md \x1b[0m\x1b[36ml\x1b[0m\x1b[1mb␛\x1b[0m\n"
     assert plain(Tinted(console(no_color=True)), ("d", "draft")) == "\x1b[4md\x1b[0m\n"
+    assert plain(Tinted(console()), ("m", "mtp"), ("e", "eagle3")) == "\x1b[35mm\x1b[0m\x1b[35me\x1b[0m\n"
+    assert plain(Tinted(console(no_color=True)), ("e", "eagle3")) == "\x1b[3;4me\x1b[0m\n"
 
 
 def test_where_an_answer_goes() -> None:

@@ -48,6 +48,13 @@ def made(spell=lambda token: WORDS[token % len(WORDS)], *, tokens=40, name="demo
     return document, trace.rounds
 
 
+def test_every_writer_has_a_colour():
+    document, rounds = made()
+    page = render(document, rounds)
+    for writer in report.WRITERS:
+        assert re.search(rf"\.{writer}\b[^{{}}]*{{ *background:", page), writer
+
+
 def test_every_token_tells_who_wrote_it_and_leads_to_its_round():
     document, rounds = made()
     page = Elements(render(document, rounds))

@@ -63,6 +63,11 @@ class Switches:
         return (*(name for name in others if self.has_draft or not DRAFTERS[name].needs_model), *lookup)
 
     @property
+    def head(self) -> str:
+        """What is loaded as the draft, if it is a head; it cannot answer alone."""
+        return next((name for name in self.loaded if DRAFTERS[name].is_head), "")
+
+    @property
     def draft_policy(self) -> str:
         """``fixed`` where a draft length is set, else ``adaptive``."""
         return "adaptive" if self.gamma is None else "fixed"
@@ -269,6 +274,8 @@ def _with_sampling(settings: Switches, changes: Mapping[str, Any]) -> Switches:
 def _with_mode(settings: Switches, name: str) -> Switches:
     if name == "drafter" and not settings.has_draft:
         raise UsageError("no draft model is loaded", _NEEDS_DRAFT)
+    if name == "drafter" and settings.head:
+        raise UsageError(f"an {DRAFTERS[settings.head].label} cannot answer alone", "/target, or /speculative")
     if name == "speculative" and not settings.drafters:
         raise UsageError("speculation needs a draft model or the n-gram lookup", f"/ngram on, or {_NEEDS_DRAFT}")
     return replace(settings, mode=name)

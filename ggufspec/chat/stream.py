@@ -9,11 +9,14 @@ from rich.text import Text
 
 from ggufspec.chat import markdown
 from ggufspec.display import visible
+from ggufspec.settings import DRAFTERS
 
 NARROW = 20  # columns below which Markdown is no help
-_SOURCE_STYLES = {"draft": "green", "mtp": "green", "eagle3": "green", "lookup": "cyan", "bonus": "bold"}
+_HEADS = tuple(name for name, row in DRAFTERS.items() if row.is_head)
+_SOURCE_STYLES = {"draft": "green", **dict.fromkeys(_HEADS, "magenta"), "lookup": "cyan", "bonus": "bold"}
 _SOURCE_STYLES_WITHOUT_COLOUR = {
-    **dict.fromkeys(("draft", "mtp", "eagle3"), "underline"),
+    "draft": "underline",
+    **dict.fromkeys(_HEADS, "underline italic"),
     "lookup": "italic",
     "bonus": "bold",
 }
@@ -32,7 +35,7 @@ class Plain:
         self._ended = True
 
     def push(self, text: str, source: str) -> None:
-        """Write the next piece, by ``draft``, ``lookup``, ``target`` or ``bonus``."""
+        """Write the next piece, by one of :data:`ggufspec.settings.DRAFTERS`, ``target`` or ``bonus``."""
         if text:
             self._write(text, source)
             self._ended = text.endswith("\n")

@@ -22,6 +22,7 @@ from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatDocument, ChatRun
 from ggufspec.schema.rounds import TracedRound
+from ggufspec.settings import drafter_text, drafters_label
 from ggufspec.worker import Interrupted, Session
 
 if TYPE_CHECKING:
@@ -278,6 +279,8 @@ class Talk:
 
     def _settings(self, _: str) -> None:
         rows = [("mode", chat_commands.mode(self.settings))]
+        if self.settings.mode == "speculative" and self.settings.drafters:
+            rows.append(("drafts", drafters_label(drafter_text(self.settings.drafters))))
         rows += [(f"/{name}", chat_commands.shown(self.settings, name)) for name in chat_commands.SHOWN]
         rows.append(("context", f"{self._used:,} of {self.ctx_size:,} tokens"))
         rows += [(role, str(self.about[role])) for role in ("target", "draft") if self.about.get(role)]
@@ -356,7 +359,11 @@ class Talk:
         if not argument:
             argument, before = self._last_question("compare"), before.undo()
         settings = replace(self.settings, mode="speculative")
-        ways = ["target", *(["draft"] if settings.has_draft else []), *([""] if settings.drafters else [])]
+        ways = [
+            "target",
+            *(["draft"] if settings.has_draft and not settings.head else []),
+            *([""] if settings.drafters else []),
+        ]
         if len(ways) == 1:
             raise UsageError("there is nothing to compare target-only with", "/ngram on")
         asked = replace(before, system=settings.system).ask(argument)
