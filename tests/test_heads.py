@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,6 +240,27 @@ def test_a_head_s_token_that_there_is_not_is_told(target: Path, tmp_path: Path, 
     assert "download it again" in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"target_width": 64}, "made for rows of 64 numbers, and the target's have 320"),
+        ({"layers": (2, 4, 99)}, "reads the layers 2, 4, 99, and the target has 8 blocks"),
+        ({"width": 160, "own_output": False}, "borrows the target's embeddings, of 320 numbers, its own has 160"),
+        ({"tokens": 2048}, "the target has 4,096 tokens, the draft 2,048"),
+    ],
+)
+def test_a_head_of_another_target_is_told_with_what_to_do(
+    cli: Cli, target: Path, tmp_path: Path, made: dict[str, Any], words: str
+) -> None:
+    head = heads.write_eagle3(target, tmp_path / "head.gguf", **made)
+    for command in (("plan",), ("run", "-p", "x")):
+        done = cli(*command, "-m", target, "-md", head, "--json")
+        assert done.code == 1
+        assert f"head.gguf cannot draft for {target.name}: " in done.document()["error"]
+        assert words in done.document()["error"]
+        assert done.document()["hint"] == "choose a head that was made for this target, or --no-draft"
+
+
 def test_a_head_that_is_cut_short_is_told_before_anything_is_loaded(cli: Cli, target: Path, tmp_path: Path) -> None:
     whole = (target.parent / "demo-eagle3-Q8_0.gguf").read_bytes()
     for cut in (len(whole) - 1, len(whole) // 2, 5000):
@@ -295,13 +317,17 @@ def test_two_draft_files_are_one_too_many() -> None:
 
 
 def test_the_dry_run_of_a_head_is_what_a_real_load_takes(files: dict[str, tuple[Path, Path]]) -> None:
-    """On a simulated card: nothing, a part and all of it offloaded; weights in the target's own file count once."""
+    """On the host and on a worker's device: nothing, a part and all of it offloaded, however it is decoded; weights in
+    the target's own file count once.
+    """
     runs = []
-    own, context = options(), options()
+    modes = [options(), replace(options(), flash_attn="off"), replace(options(), ubatch_size=64)]
+    quantised = replace(options(), cache_type_k="q8_0", cache_type_v="q8_0")
+    cases = [(layers, options(), options()) for layers in (0, 4)] + [(99, mode, mode) for mode in modes]
     for kind, (target_path, head_path) in files.items():
         in_target, mtp = head_path == target_path, kind.startswith("mtp")
-        for layers in (0, 4, 99):
-            target = Run(target_path, Placement(layers, mtp=in_target), context)
+        for layers, wanted, own in [*cases, (99, quantised, options())]:  # a head's cache stays f16
+            target = Run(target_path, Placement(layers, mtp=in_target), wanted)
             placement = target.placement if in_target else Placement(layers, mtp=mtp)
             runs += [target, Run(head_path, placement, own, target)]
     dry, real = (ask(Spec((), 1, real=real), runs) for real in (False, True))
