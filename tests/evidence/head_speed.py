@@ -13,7 +13,8 @@ the draft model, each head, adaptive, alone and with the lookup, the head at fix
 ``llama-speculative-simple`` with it at its best length of those. After 32 tokens our best fixed length goes on, and the
 second if it is close. Of the program short answers find these: 2 and 3 are tried, and the neighbour of the better one.
 The better one of two in full counts. Speed is tokens ÷ seconds from the end of the prompt, or the prompt's time
-counted, too. Nothing else must run on the machine.
+counted, too, which is the fairer one: the program's head reads the prompt before that end, ours behind it as far as
+that pays. Nothing else must run on the machine.
 """
 
 from __future__ import annotations
