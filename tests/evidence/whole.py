@@ -25,7 +25,7 @@ import gguf
 import numpy as np
 from common import DEMO, EVIDENCE, MODELS, ROOT, grown_draft, random_draft, save
 from decoder_prompts import KINDS
-from head_speed import grown_heads
+from head_speed import expanded_heads
 from in_step import Case, Decoders, code, geometric_mean, goal, modes_run, name_of, ratio, reported, several
 
 from ggufspec import DecoderOptions, Sampling
@@ -118,7 +118,7 @@ def main() -> None:
     cases: list[Case] = [case for case in known.get("cases", []) if case["settings"] == settings]
     commands = [*known.get("commands", []), " ".join(sys.argv[1:])]
     modes = ["target-only", *arguments.modes]
-    targets = grown_heads(arguments.targets, DEMO / "mtp-demo-Q8_0.gguf", arguments.t)
+    targets = expanded_heads(arguments.targets, DEMO / "mtp-demo-Q8_0.gguf", arguments.t)
     head = random_head(MODELS / "demo-eagle3-1b-F16.gguf")
     began = time.perf_counter()
     for target, files in targets.items():
