@@ -26,6 +26,7 @@ from ggufspec.planning import rehearsed
 from ggufspec.planning.machine_profile import from_catalogue
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import pass_s
+from tests import heads
 
 SHORT = ("-r", "1", "--depth", "16", "-c", "256")
 SECONDS = {1: 0.5, 2: 0.55, 4: 0.7, 8: 1.0}
@@ -318,3 +319,23 @@ def test_two_placements_on_a_card_give_both_speeds(header) -> None:
         found = pass_s(header, Placement(layers), latency.speed, ("GPU0",), depth=16)
         assert found == pytest.approx(seconds, rel=0.05)
     assert latency.batch_latency(5) == {1: 1.0, 4: 1.5}
+
+
+@pytest.mark.parametrize("kind", ["mtp", "mtp chained", "mtp sidecar", "mtp assistant", "eagle3", "eagle3 shared"])
+def test_heads_are_rehearsed(cli: Cli, target: Path, tmp_path: Path, kind: str) -> None:
+    """On dummy weights beside their target's, which are theirs where the blocks are in its file."""
+    on, head = heads.write_all(target, tmp_path)[kind]
+    pair = ("-m", on, *(("--drafter", "mtp") if head == on else ("-md", head)))
+    done = cli("rehearse", *pair, *SHORT, "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert [run["name"] for run in document["runs"]] == ["pair"]
+    run = document["runs"][0]["draft"]
+    assert run["tokens_per_s"]["median"] > 0
+    assert {*run["batch_s"]} == {"1", "2"}
+    planned = cli("plan", *pair, "--json", "-c", "256").document()["options"]["speculative"]["draft"]["bytes"]["CPU"]
+    assert {name: run["bytes"]["CPU"][name] for name in ("weights", "kv")} == {
+        name: planned[name] for name in ("weights", "kv")
+    }
+    assert (run["bytes"]["CPU"]["weights"] == 0) == (head == on)
+    assert len(document["expected"]) == 5

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +18,7 @@ from ggufspec import worker
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.dryrun import allocated
+from ggufspec.llamacpp.head import Head
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.dummy_weights import TOKENS
@@ -29,12 +30,16 @@ _FEWEST_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One model: its file, where it goes, and how many tokens its batches have."""
+    """One model: its file, where it goes, and how many tokens its batches have.
+
+    A ``head`` is on the part before it, whose file may have its blocks.
+    """
 
     path: Path
     placement: Placement
     context: ContextOptions
     widths: tuple[int, ...]
+    head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,11 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         devices.add_rpc_worker(endpoint)
     vram_before = gpus.used_bytes()
     with ExitStack() as stack:
-        loaded = []
+        loaded: list[tuple[Context | Head, Timed]] = []
         for part in spec.parts:
             emit({"event": "loading", "file": part.path.name})
-            loaded.append(_load(part, spec.depth, stack, emit))
+            on = loaded[-1][0] if part.head else None
+            loaded.append(_load(part, spec.depth, stack, emit, on))
         order, until = random.Random(0), time.perf_counter() + spec.seconds
         turns = [(context, timed, width) for context, timed in loaded for width in timed.seconds]
         for done in range(spec.rounds):
@@ -110,18 +116,22 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         )
 
 
-def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> tuple[Context, Timed]:
-    """A model that is loaded, with no batch timed yet."""
+def _load(
+    part: Part, depth: int, stack: ExitStack, emit: worker.Emit, on: Context | Head | None
+) -> tuple[Context | Head, Timed]:
+    """A model that is loaded, with no batch timed yet; a head on its target."""
     began = time.perf_counter()
-    model = stack.enter_context(Model(part.path, part.placement))
-    context = stack.enter_context(closing(Context(model, part.context)))
+    own = on is not None and part.path == on.model.path
+    model = on.model if on is not None and own else stack.enter_context(Model(part.path, part.placement))
+    made = Head(model, on, part.context) if isinstance(on, Context) else Context(model, part.context)
+    context: Context | Head = stack.enter_context(closing(made))
     load_s = time.perf_counter() - began
     emit({"event": "reading", "file": part.path.name})
     depth = max(1, min(depth, context.capacity - max(part.widths)))
     context.decode(_tokens(context, 1), 0)  # pages in
     context.rewind(0)
     began = time.perf_counter()
-    context.decode(_tokens(context, depth), 1)
+    context.decode(_tokens(context, depth), 0 if isinstance(context, Head) else 1)  # of which all have logits or none
     prompt_s = time.perf_counter() - began
     for width in part.widths:  # every graph once
         _batch(context, depth, width)
@@ -132,24 +142,24 @@ def _load(part: Part, depth: int, stack: ExitStack, emit: worker.Emit) -> tuple[
         depth=depth,
         prompt_tokens_per_s=depth / prompt_s,
         seconds={width: [] for width in part.widths},
-        bytes={name: asdict(found) for name, found in allocated(context).items()},
+        bytes={name: asdict(replace(found, weights=0) if own else found) for name, found in allocated(context).items()},
     )
 
 
-def _tokens(context: Context, count: int) -> list[int]:
+def _tokens(context: Context | Head, count: int) -> list[int]:
     """Different tokens, so that a mixture of experts chooses as different ones as it can."""
     different = min(TOKENS, context.vocab_size)
     return [7 * place % different for place in range(1, count + 1)]
 
 
-def _burst(context: Context, depth: int, width: int) -> float:
+def _burst(context: Context | Head, depth: int, width: int) -> float:
     first_s = _batch(context, depth, width)
     return first_s if first_s > _BURST_S else median(_batch(context, depth, width) for _ in range(_BURST))
 
 
-def _batch(context: Context, depth: int, width: int) -> float:
+def _batch(context: Context | Head, depth: int, width: int) -> float:
     """Seconds of one batch with all its logits, as a verification has."""
-    if context.can_rewind:
+    if isinstance(context, Head) or context.can_rewind:
         context.rewind(depth)
         context.mark()
     elif context.length + width > context.capacity:  # a state has no depth

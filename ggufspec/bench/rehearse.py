@@ -97,9 +97,14 @@ def spec(
     widest = stage.context.width
     is_main = stage.name == "pair" or (plan.pair is None and stage.name == "target_only")
     widths = tuple(n for n in sorted({*_WIDTHS, widest}) if n <= widest) if is_main else (1,)
-    parts = [batch_timing.Part(target, stage.target, stage.context, widths)]
-    if stage.draft is not None and draft is not None and plan.request.draft is not None:
-        parts.append(batch_timing.Part(draft, stage.draft, plan.request.draft.context, (1, 2)))
+    subject, request = plan.request.draft, plan.request.target
+    beside = subject if stage.draft is not None and draft is not None else None
+    placement = replace(stage.target, mtp=beside is not None and request.mtp)
+    parts = [batch_timing.Part(target, placement, stage.context, widths)]
+    if beside is not None and draft is not None and stage.draft is not None:
+        is_head = beside.as_read is not None
+        placement = replace(stage.draft, mtp=beside.mtp)
+        parts.append(batch_timing.Part(draft, placement, beside.context, (1, 2), is_head))
     return batch_timing.Spec(tuple(parts), depth, rounds, rpc=tuple(rpc))
 
 

@@ -17,7 +17,6 @@ from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.results import show_models
 from ggufspec.display import of_file
-from ggufspec.errors import UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def rehearse(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "placement", "devices", "draft_max", "context", "repetitions"),
+            *("profile", "files", "hub", "placement", "devices", "drafter", "draft_max", "context", "repetitions"),
             model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
             model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
             repetitions={"default": 9, "help": "Rounds of timing, fewer if they take long."},
@@ -56,11 +55,8 @@ def rehearse(
     pair, rpc = inputs.pair_spec(given), given.rpc or ()
     made_plan = inputs.make_plan(pair, given)
     plan, headers = made_plan.plan, made_plan.headers
-    if plan.request.draft is not None and plan.request.draft.as_read is not None:
-        raise UsageError(
-            f"{plan.request.draft.header.name} is a head: dummy weights have no hidden rows for it to read",
-            "--no-draft rehearses the target; bench measures the head once it is here",
-        )
+    if plan.request.draft is not None and plan.request.draft.in_target:
+        headers = headers[:1]
     with made_plan.dry_runs:
         stages = rehearsal.stages(plan, made_plan.dry_runs)
     if error := rehearsal.lacking(plan, stages[0]):
@@ -136,7 +132,7 @@ def _run(
 
     if error := rehearsal.lacking(plan, stage):
         return RehearsedRun(stage.name, None, None, 0, 0, left_out=error.message)
-    draft = made[1].path if len(made) > 1 else None
+    draft = made[-1].path if plan.request.draft else None
     spec = rehearsal.spec(plan, stage, made[0].path, draft, depth=depth, rounds=rounds, rpc=rpc)
     name = stage.name.replace("_", "-")
     with ui.busy() as say:
@@ -161,8 +157,8 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
     for stage, run in zip(stages, runs, strict=True):
         models = ((question.target, run.target, stage.target), (question.draft, run.draft, stage.draft))
         for subject, model, placement in models:
-            if subject is None or model is None or placement is None:
-                continue
+            if subject is None or model is None or placement is None or subject.as_read is not None:
+                continue  # a head's time is not that of a model of its shape
             context = stage.context if placement is stage.target else subject.context
             seconds = {width: spread.median for width, spread in model.batch_s.items()}
             offloaded = replace(placement, gpu_layers=placement.offloaded(subject.header.blocks))

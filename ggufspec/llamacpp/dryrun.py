@@ -36,6 +36,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.llamacpp.params import context_params, head_params, model_params
 
 if TYPE_CHECKING:
+    from ggufspec.llamacpp.head import Head
     from ggufspec.llamacpp.model import Context
 
 HOST = "CPU"
@@ -283,7 +284,7 @@ class _ComputeBuffers(logging.Handler):
         return {name: Allocated(0, 0, size) for name, size in found.items()}
 
 
-def allocated(context: Context) -> dict[str, Allocated]:
+def allocated(context: Context | Head) -> dict[str, Allocated]:
     """What a context and its model's weights really take on each device, by llama.cpp's own count.
 
     Weights that are mapped from a file count with what lies between them in the file.
