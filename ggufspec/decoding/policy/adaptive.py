@@ -188,8 +188,9 @@ class Adaptive(Policy):
         return count if count >= min(pending, 2 * ROWS) else 0
 
     def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:
-        if name == self._reads_first:
+        if name == self._reads_first:  # what it may take is its own matter; the credit was for finding out
             self._reads_first = ""
+            self._catch_up_s += CONSTANTS.catch_up_credit * self.target.seconds(1)
         else:
             self._catch_up_s += seconds
         self._elapsed_s += seconds
