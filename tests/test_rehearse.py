@@ -334,8 +334,7 @@ def test_heads_are_rehearsed(cli: Cli, target: Path, tmp_path: Path, kind: str) 
     assert run["tokens_per_s"]["median"] > 0
     assert {*run["batch_s"]} == {"1", "2"}
     planned = cli("plan", *pair, "--json", "-c", "256").document()["options"]["speculative"]["draft"]["bytes"]["CPU"]
-    assert {name: run["bytes"]["CPU"][name] for name in ("weights", "kv")} == {
-        name: planned[name] for name in ("weights", "kv")
-    }
+    assert run["bytes"]["CPU"]["weights"] == pytest.approx(planned["weights"], abs=32)  # between tensors of a file
+    assert run["bytes"]["CPU"]["kv"] == planned["kv"]
     assert (run["bytes"]["CPU"]["weights"] == 0) == (head == on)
     assert len(document["expected"]) == 5
