@@ -290,7 +290,7 @@ def test_what_was_measured_goes_before_the_catalogue(tmp_path: Path):
     assert what_if.device(HOST) == there.device(HOST)
     assert "measured once" in what_if.origin
     mixed = expected({"CUDA0": card, "RPC0": None}, folder=tmp_path, threads=2)
-    assert [mixed.device(name).source for name in ("CUDA0", "RPC0")] == ["measured", "catalogue"]
+    assert [mixed.device(name).source for name in ("CUDA0", "RPC0")] == ["measured", "unknown"]
     assert expected({}, folder=tmp_path, threads=2).device(HOST) == there.device(HOST)
     assert expected({"CUDA0": card}, folder=tmp_path, threads=3).device("CUDA0").source == "catalogue"
 

@@ -450,7 +450,7 @@ def from_catalogue(
             bandwidth_bytes_per_s=card.bandwidth_bytes_per_s * _EFFICIENCY[_maker(card)],
             flops_per_s=card.fp16_flops * _CARD_FLOPS,
             layer_s=_CARD_LAYER_S,
-            source="catalogue",
+            source="unknown" if card is _UNKNOWN else "catalogue",
             batch_latencies={"q4_0": dict(_CARD_LATENCY)},
         )
     links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ggufspec.cache import Table
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import MachineProfile, fit, pass_s
+from ggufspec.planning.speed import MachineProfile, MeasuredToken, corrected
 
 if TYPE_CHECKING:
     from ggufspec.planning.plan import Card, Machine, ModelRequest, PlanRequest
@@ -40,6 +38,17 @@ class Point:
     batch_s: dict[int, float]
     machine: str
     date: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%d"))
+
+    @property
+    def context(self) -> ContextOptions:
+        """With these types of the cache."""
+        return ContextOptions(
+            ctx_size=self.depth + 1,
+            width=1,
+            threads=self.threads,
+            cache_type_k=self.cache_type_k,
+            cache_type_v=self.cache_type_v,
+        )
 
 
 def identity(cards: Sequence[Card]) -> str:
@@ -99,24 +108,17 @@ class RehearsedLatency:
 def latency(
     points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
 ) -> RehearsedLatency | None:
-    """What ``points`` say of a model on a machine; None without any.
-
-    On one card two placements give both bandwidths (:func:`ggufspec.planning.speed.fit`); else all devices are scaled
-    alike, by the median of measured ÷ predicted.
-    """
+    """What ``points`` say of a model on a machine (:func:`ggufspec.planning.speed.corrected`); None without any."""
     if not points:
         return None
-    fitted = None
-    if len(cards) == 1:
-        alike = [(p.placement.offloaded(header.blocks), p.batch_s[1]) for p in points if not p.placement.n_cpu_moe]
-        fitted = fit(alike, header, speed, cards[0], points[0].depth)
     batch_latencies = {
         point.placement.offloaded(header.blocks): {n: s / point.batch_s[1] for n, s in point.batch_s.items()}
         for point in points
         if len(point.batch_s) > 1
     }
     date = max(point.date for point in points)
-    return RehearsedLatency(fitted or _scaled(points, header, speed, cards), batch_latencies, date)
+    tokens = [MeasuredToken(p.placement, p.batch_s[1], p.depth, p.context) for p in points]
+    return RehearsedLatency(corrected(tokens, header, speed, cards), batch_latencies, date)
 
 
 def as_rehearsed(request: PlanRequest, machine: Machine, folder: Path, threads: int) -> tuple[PlanRequest, Machine]:
@@ -138,29 +140,3 @@ def as_rehearsed(request: PlanRequest, machine: Machine, folder: Path, threads: 
     )
     origin = "; ".join([machine.speed.origin, *dict.fromkeys(found)])
     return request, replace(machine, speed=replace(machine.speed, origin=origin))
-
-
-def _scaled(
-    points: Sequence[Point], header: ModelHeader, speed: MachineProfile, cards: Sequence[str]
-) -> MachineProfile:
-    factors = []
-    for point in points:
-        context = ContextOptions(
-            ctx_size=point.depth + 1,
-            width=1,
-            threads=point.threads,
-            cache_type_k=point.cache_type_k,
-            cache_type_v=point.cache_type_v,
-        )
-        predicted_s = pass_s(header, point.placement, speed, cards, depth=point.depth, context=context)
-        factors.append(point.batch_s[1] / predicted_s)
-    factor = median(factors)
-    devices = {name: speed.device(name).scaled(factor) for name in (HOST, *cards)}
-    scaled = {name: replace(device, layer_s=device.layer_s * factor) for name, device in devices.items()}
-    return replace(
-        speed,
-        devices=speed.devices | scaled,
-        pass_s=speed.pass_s * factor,
-        crossing_s=speed.crossing_s * factor,
-        link_bytes_per_s=speed.link_bytes_per_s / factor,
-    )

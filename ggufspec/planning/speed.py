@@ -36,7 +36,7 @@ class DeviceProfile:
         bandwidth_bytes_per_s: what reading weights reaches there.
         flops_per_s: what wide batches reach.
         layer_s: fixed cost of a block per pass.
-        source: where the figures are from.
+        source: where the figures are from; "unknown" of a card that is in no catalogue.
         by_type: bandwidth by weight type as ggml spells it, where it is known: unpacking some types costs a CPU more
             than reading them.
         batch_latencies: T(n) / T(1) of the weights by type, then by n; each begins with n = 1.
@@ -45,7 +45,7 @@ class DeviceProfile:
     bandwidth_bytes_per_s: float
     flops_per_s: float
     layer_s: float = 0.0
-    source: Literal["measured", "catalogue", "guess"] = "guess"
+    source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"
     by_type: dict[str, float] = field(default_factory=dict)
     batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)
 
@@ -417,31 +417,73 @@ def break_even_acceptance(
 
 # ---- from measured points --------------------------------------------------------------------------------------------
 
-_MOST_OFF = 0.5  # of a measured time: a point that is further from the line is another machine's
+# How far a device's time may be from the truth, as a standard deviation of its logarithm
+_UNSURE = {"measured": 0.1, "catalogue": 0.2, "guess": 0.6, "unknown": 1.5}
+_UNSURE_POINT = 0.02  # the same of a measured token
+_STEPS = 100
 
 
-def fit(
-    points: Sequence[tuple[int, float]], header: ModelHeader, machine: MachineProfile, card: str, depth: int = 0
-) -> MachineProfile | None:
-    """``machine`` as measured placements of a model show it, or None where they are too few or contradict each other.
+@dataclass(frozen=True, slots=True)
+class MeasuredToken:
+    """Seconds of one target-only token as a placement ran, with ``depth`` tokens in a cache of ``context``'s types."""
 
-    Beside what is fixed, a token's time is linear in the bytes on the host and the bytes on the card. Two points give
-    both bandwidths; more are fitted by least squares of the relative error.
+    placement: Placement
+    token_s: float
+    depth: int = 0
+    context: ContextOptions | None = None
 
-    ``points`` are (offloaded layers as ``-ngl`` counts them, seconds a token) of target-only runs, measured with
-    ``depth`` tokens in the KV cache.
+
+def corrected(
+    points: Sequence[MeasuredToken], header: ModelHeader, machine: MachineProfile, cards: Sequence[str] = ()
+) -> MachineProfile:
+    """``machine`` as measured placements of a model show it; any number of them, and unchanged without one.
+
+    A token's time is a sum over the devices and what is fixed. Each part has an unknown factor; what is likely of it
+    beforehand goes by the source of the figures (``_UNSURE``; fixed costs are as unsure as the least known device). So
+    one point changes the device that is known least, two or more tell the devices apart, and what none of them used
+    stays. The factors are the most likely ones (maximum a posteriori, by Levenberg-Marquardt).
     """
     import numpy as np
 
-    if len({layers for layers, _ in points}) < 2:
-        return None
-    times = np.array([seconds for _, seconds in points])
-    costs = [cost(header, Placement(layers), machine, (card,), depth=depth) for layers, _ in points]
-    left = 1 - np.array([one.fixed_s for one in costs]) / times
-    shares = np.array([[one.devices[name] for name in (HOST, card)] for one in costs]) / times[:, None]
-    scale = np.abs(shares).max(axis=0)
-    factors = np.linalg.lstsq(shares / scale, left, rcond=None)[0] / scale
-    if factors.min() <= 0 or np.abs(shares @ factors - left).max() > _MOST_OFF:
-        return None
-    fitted = {name: machine.device(name).scaled(float(by)) for name, by in zip((HOST, card), factors, strict=True)}
-    return replace(machine, devices=machine.devices | fitted)
+    if not points:
+        return machine
+    names = (HOST, *cards)
+    costs = [cost(header, p.placement, machine, cards, depth=p.depth, context=p.context) for p in points]
+    parts = np.array([[*(one.devices[name] for name in names), one.fixed_s] for one in costs])
+    measured = np.array([point.token_s for point in points])
+    unsure = [_UNSURE[machine.device(name).source] for name in names]
+    scale = np.array([*unsure, max(unsure)])
+
+    def off(logs: Any) -> Any:
+        return np.concatenate([np.log(parts @ np.exp(logs) / measured) / _UNSURE_POINT, logs / scale])
+
+    def descend(logs: Any) -> Any:
+        damping, here = 1.0, off(logs)
+        for _ in range(_STEPS):
+            shares = parts * np.exp(logs)
+            slope = np.vstack([shares / shares.sum(axis=1, keepdims=True) / _UNSURE_POINT, np.diag(1 / scale)])
+            square = slope.T @ slope
+            step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slope.T @ here)
+            there = off(logs + step)
+            is_lower = there @ there < here @ here
+            if is_lower:
+                logs, here = logs + step, there
+            damping *= 0.2 if is_lower else 5.0
+        return logs
+
+    # the sum of exponentials may have a minimum for each part that can explain the points, so start at each
+    starts = [np.zeros(len(scale))]
+    for index in range(len(names)):
+        part = parts[:, index]
+        left = np.median(measured - parts.sum(axis=1) + part)
+        if part.max() > 0 and left > 0:
+            starts.append(np.eye(len(scale))[index] * np.log(left / np.median(part[part > 0])))
+    *factors, fixed = np.exp(min((descend(start) for start in starts), key=lambda logs: off(logs) @ off(logs))).tolist()
+    devices = {name: machine.device(name).scaled(factor) for name, factor in zip(names, factors, strict=True)}
+    return replace(
+        machine,
+        devices=machine.devices | {name: replace(one, layer_s=one.layer_s * fixed) for name, one in devices.items()},
+        pass_s=machine.pass_s * fixed,
+        crossing_s=machine.crossing_s * fixed,
+        link_bytes_per_s=machine.link_bytes_per_s / fixed,
+    )

@@ -1,4 +1,8 @@
-"""Tokens/s of every placement, predicted from two measured ones: :func:`ggufspec.planning.speed.fit` against the truth.
+"""Tokens/s of every placement, predicted from one measured one and from more, against the truth.
+
+:func:`ggufspec.planning.speed.corrected` predicts, with what is known beforehand: both devices measured by the
+calibration, or the host alone and nothing of the card, as of one in no catalogue, or the card alone and of the host the
+usual guess.
 
     .venv/bin/python tests/evidence/speed_prediction.py      # about six minutes on two idle cores
 
@@ -11,8 +15,6 @@ happens on the machine happens to all. Nothing else must run there.
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
 import multiprocessing
 import os
 import random
@@ -23,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import machine_profile
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import DeviceProfile, MachineProfile, fit, pass_s
+from ggufspec.planning.speed import MachineProfile, MeasuredToken, corrected, pass_s
 
 SERVE = "from ggufspec.llamacpp.devices import serve_rpc; serve_rpc('127.0.0.1:{port}', {threads})"
 CARD = "RPC0"
@@ -106,21 +109,29 @@ def measure(
     return samples
 
 
+def known_beforehand(machine: MachineProfile) -> dict[str, MachineProfile]:
+    """The calibration, and the same where one of the devices was not measured."""
+    no_card = machine_profile.expected({CARD: None}, folder=Path("nothing"), threads=1)
+    return {
+        "both measured": machine,
+        "an unknown card": replace(machine, devices=machine.devices | {CARD: no_card.device(CARD)}),
+        "a guessed host": replace(machine, devices=machine.devices | {HOST: machine_profile.guessed_host()}),
+    }
+
+
 def predictions(
     measured: dict[int, float], header: ModelHeader, machine: MachineProfile, depth: int
 ) -> Iterator[dict[str, Any]]:
-    """The other placements from every two and from three, with and without the calibration; the two ends first."""
+    """All placements from none, from each one, from the two ends and from three."""
     counts = sorted(measured)
-    ends, three = (counts[0], counts[-1]), (counts[0], counts[len(counts) // 2], counts[-1])
-    groups = [ends, three, *(pair for pair in itertools.combinations(counts, 2) if pair != ends)]
-    one_byte_a_second = DeviceProfile(1.0, math.inf)
-    bytes_alone = MachineProfile({HOST: one_byte_a_second, CARD: one_byte_a_second}, 0.0, 0.0, math.inf, "bytes alone")
-    for known, name in ((bytes_alone, "bytes alone"), (machine, "the calibration")):
+    ends = (counts[0], counts[-1])
+    groups = [(), *((count,) for count in counts), ends, (counts[0], counts[len(counts) // 2], counts[-1])]
+    for name, known in known_beforehand(machine).items():
         for group in groups:
-            fitted = fit([(count, 1 / measured[count]) for count in group], header, known, CARD, depth)
-            assert fitted is not None
+            points = [MeasuredToken(Placement(count), 1 / measured[count], depth) for count in group]
+            found = corrected(points, header, known, (CARD,))
             predicted = {
-                count: 1 / pass_s(header, Placement(count), fitted, (CARD,), depth=depth)
+                count: 1 / pass_s(header, Placement(count), found, (CARD,), depth=depth)
                 for count in counts
                 if count not in group
             }
@@ -153,10 +164,6 @@ def main() -> None:
         depth = DEPTH + arguments.n // 2
         spreads = {count: spread(samples[count]) for count in layers}
         measured = {count: figures.median for count, figures in spreads.items()}
-        unfitted = {
-            count: 1 / pass_s(header, Placement(count), machine, (CARD,), depth=depth) / measured[count] - 1
-            for count in layers
-        }
         found = list(predictions(measured, header, machine, depth))
         cases.append(
             {
@@ -168,18 +175,17 @@ def main() -> None:
                     count: {"median": s.median, "ci95": s.ci95, "samples": s.samples} for count, s in spreads.items()
                 },
                 "predictions": found,
-                "calibration_alone_relative_errors": unfitted,
             }
         )
         print(f"{kind}, host {threads} and worker {worker_threads} threads")
         for count, figures in spreads.items():
             print(
                 f"  {count:2}/{header.layers} layers  {figures.median:6.2f} t/s "
-                f"(95 % {figures.ci95[0]:.2f} to {figures.ci95[1]:.2f}); by calibration alone {unfitted[count]:+.1%}"
+                f"(95 % {figures.ci95[0]:.2f} to {figures.ci95[1]:.2f})"
             )
         for one in found:
             errors = ", ".join(f"{count}: {error:+.1%}" for count, error in one["relative_errors"].items())
-            print(f"  from {one['points']} with {one['with']}: {errors}", flush=True)
+            print(f"  {one['with']}, from {one['points']}: {errors}", flush=True)
         save("speed-prediction", {"goal": GOAL, "settings": vars(arguments), "cases": cases})
 
 
