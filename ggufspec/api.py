@@ -350,7 +350,7 @@ def make_plan(
     headers = tuple(read[source] for source in (pair.target, pair.draft) if source)
     target, draft = headers[0], headers[1] if pair.draft else None
     warnings = check_pair(target, draft, options.head) if draft else ()
-    acceptance, acceptance_from = given.acceptance, "given with --acceptance"
+    acceptance, acceptance_from = given.acceptance, f"{given.acceptance or 0:.0%} a token, given with --acceptance"
     if acceptance is None:
         acceptance, acceptance_from = expected_acceptance(
             cache_folder(),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ggufspec.display import of_memory
 from ggufspec.reports import plan as report
 from ggufspec.reports import table
-from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.plan import DraftLengthRow, PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 GIB = 2**30
 
@@ -112,3 +112,11 @@ def test_a_sweep_has_a_dash_where_nothing_fits():
         ["–", "–"],
         ["", ""],
     ]
+
+
+def test_draft_lengths_are_in_the_terms_of_a_log():
+    rows = (DraftLengthRow(3, 33.33, 0.51, 0.45, 0.666), DraftLengthRow(16, 9.0, 0.14, None, None))
+    shown = report.draft_lengths(document(model(2**30), model(2**20), draft_lengths=rows))
+    assert shown.rows == (("3", "≈ 33.3", "51%", "45%", "67%"), ("16", "≈ 9.00", "14%", "never", "never"))
+    assert shown.leading == {0}
+    assert max(len(line) for line in table.markdown(shown).splitlines()) <= 100

@@ -14,7 +14,7 @@ from properties import examples
 
 from ggufspec.api import plan_request, with_placement
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import interpret
@@ -129,18 +129,41 @@ def test_layers_that_are_asked_for_are_kept(model):
 
 
 def test_layers_that_do_not_fit_are_refused_with_the_figures(model):
-    with pytest.raises(
-        UsageError, match=r"needs 2\d\.\d\d GiB of GPU0 at least, and the budget is 24\.00 GiB"
-    ) as error:
-        make_plan(ask(model, gpu_layers=81), machine(24))
-    assert "auto" in error.value.hint
+    here = machine(24)
+    fits = make_plan(ask(model, draft=None), here).target_only.target.gpu_layers
+    needs = r"needs 2\d\.\d\d GiB of GPU0 at least, and the budget is 24\.00 GiB"
+    for layers in (81, 99):
+        with pytest.raises(GgufspecError, match=rf"{needs}; {fits} of 81 layers fit") as error:
+            make_plan(ask(model, draft=None, gpu_layers=layers), here)
+        assert error.value.exit_code == 1
+        assert "-ngl auto" in error.value.hint
+    with pytest.raises(GgufspecError, match=rf"{needs}; \d\d of 81 layers fit"):
+        make_plan(ask(model, gpu_layers=99, gpu_layers_draft=99), here)
+
+
+def test_every_draft_length_says_what_it_needs(model):
+    plan = make_plan(ask(model), machine(24))
+    assert {1, 2, 3, 4, 8, 16, plan.pair.draft_length} == {row.draft_length for row in plan.draft_lengths}
+    for row in plan.draft_lengths:
+        chance = row.break_even_acceptance
+        assert row.accepted_share == pytest.approx(
+            sum(0.7**i for i in range(1, row.draft_length + 1)) / row.draft_length
+        )
+        assert (chance is not None and chance < 0.7) == (row.tokens_per_s > plan.target_only.tokens_per_s)
+        if chance is not None:
+            assert chance >= plan.break_even_acceptance - 1e-9  # which is the best length's
+            as_logged = Settings(acceptance=f"{row.break_even_accepted_share!r}@{row.draft_length}").acceptance
+            assert as_logged == pytest.approx(chance, abs=1e-6)  # what a log says is read the same way
+    best = max(plan.draft_lengths, key=lambda row: row.tokens_per_s)
+    assert (best.draft_length, best.tokens_per_s) == (plan.pair.draft_length, pytest.approx(plan.pair.tokens_per_s))
+    assert make_plan(ask(model, draft=None), machine(24)).draft_lengths == ()
 
 
 def test_a_card_too_small_for_anything_is_left_alone(model):
     here = machine(0.3, overhead=200 * 2**20)
     plan = make_plan(ask(model), here)
     assert plan.target_only.target.gpu_layers <= 1
-    with pytest.raises(UsageError, match=r"budget is 0\.00 GiB"):
+    with pytest.raises(GgufspecError, match=r"budget is 0\.00 GiB"):
         make_plan(ask(model), replace(here, headroom_bytes=GIB))
 
 

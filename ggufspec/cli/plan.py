@@ -104,6 +104,12 @@ def _show(document: PlanDocument) -> None:
     for line in report.bars(document, min(out.width, 100)):
         out.print(line)
     out.print(table.terminal(report.options(document)))
+    if document.draft_lengths:
+        out.print(table.terminal(report.draft_lengths(document)))
+        out.print(
+            "Where a log's accepted ÷ drafted tokens are above the break-even of their draft length, the draft pays.",
+            style="dim",
+        )
     if len(document.sweep) > 1:
         out.print(table.terminal(report.sweep(document)))
     elif document.sweep:

@@ -39,6 +39,7 @@ def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: S
         speed=plan.machine.speed.origin,
         notes=plan.notes,
         sweep=tuple(sweep),
+        draft_lengths=plan.draft_lengths,
     )
 
 

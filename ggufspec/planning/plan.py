@@ -14,6 +14,7 @@ from ggufspec.models.header import ModelHeader
 from ggufspec.planning.memory import Bytes, Request
 from ggufspec.planning.rehearsed import RehearsedLatency
 from ggufspec.planning.speed import MachineProfile, pass_s
+from ggufspec.schema.plan import DraftLengthRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ class Plan:
         at_pair: predicted tokens/s of target-only at the pair's placement of the target.
         break_even_acceptance: from which acceptance on the pair wins; None where it never does.
         draft_costs_layers: target layers that the draft's memory would hold.
+        draft_lengths: what some draft lengths reach at the pair's placement, and what they need.
         confirmed: whether llama.cpp's dry run answered.
         notes: what the user should know besides.
     """
@@ -173,6 +175,7 @@ class Plan:
     at_pair: float
     break_even_acceptance: float | None
     draft_costs_layers: int
+    draft_lengths: tuple[DraftLengthRow, ...]
     confirmed: bool
     notes: tuple[str, ...]
 

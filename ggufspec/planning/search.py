@@ -7,17 +7,17 @@ plan is one that llama.cpp confirmed, and one layer more does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, context_hint, load_hint, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
-from ggufspec.planning.speed import Choice, best_length, break_even_acceptance
-from ggufspec.schema.plan import SweepRow
+from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
+from ggufspec.schema.plan import DraftLengthRow, SweepRow
 
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
@@ -25,13 +25,14 @@ _AT_ONCE = 2  # placements that are dry-run together
 _ESTIMATED = 32  # placements that are estimated together
 _MOST_ASKED = 120
 _DRAFT_STEPS = _SWEEP_STEPS = 8
+_LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths of which a plan tells what they need
 
 
 def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
     """Place a pair, and target-only, as fast as the budget allows.
 
     Raises:
-        UsageError: layers that were asked for do not fit the budget.
+        GgufspecError: nothing fits the budget, or the layers that were asked for do not.
         ModelError: llama.cpp refuses what would fit.
     """
     search = _Search(request, machine, dry_run)
@@ -250,8 +251,8 @@ class _Search:
             draft_length=one.choice.length,
         )
 
-    def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> UsageError:
-        """Why nothing fits: the smallest placement that was allowed, against the tightest card."""
+    def too_large(self, target: ModelRequest, draft: ModelRequest | None) -> GgufspecError:
+        """Why nothing fits: the smallest placement that was allowed, against the tightest card; and what would fit."""
         asked = [target.at(self._placements(target)[-1])]
         if draft:
             asked.append(draft.at(self._placements(draft)[-1], asked[0]))
@@ -260,11 +261,21 @@ class _Search:
         card = self.machine.cards[index]
         needed = self._excess(smallest, index) + self.machine.budget_bytes(card)
         what = f"{target.header.name} with {draft.header.name}" if draft else target.header.name
-        hint = "lower -ngl or -ngld (auto finds the most that fits), -c, or use a smaller KV type (-ctk q8_0 -ctv q8_0)"
-        return UsageError(
+        hint, fits = "give more with --vram, or lower --headroom", ""
+        if target.gpu_layers is not None or draft:
+            hint = (
+                "-ngl auto and -ngld auto find the most that fits; or lower -c, or use a smaller KV type "
+                "(-ctk q8_0 -ctv q8_0)"
+            )
+        if target.gpu_layers is not None:
+            free = replace(target, gpu_layers=None)
+            largest = next(self._fitting([(free, draft and replace(draft, gpu_layers=None))], unsure=0.0), None)
+            layers = target.header.layers
+            fits = f"; {largest.placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
+        return GgufspecError(
             f"{what} needs {needed / 2**30:.2f} GiB of {card.name} at least, and the budget is "
-            f"{self.machine.budget_bytes(card) / 2**30:.2f} GiB",
-            hint if target.gpu_layers is not None or draft else "give more with --vram, or lower --headroom",
+            f"{self.machine.budget_bytes(card) / 2**30:.2f} GiB{fits}",
+            hint,
         )
 
     # ---- the answer
@@ -274,19 +285,23 @@ class _Search:
         request, machine = self.request, self.machine
         target, draft = request.target, request.draft
         at_pair, even, costs = target_only.tokens_per_s, None, 0
+        lengths: tuple[DraftLengthRow, ...] = ()
         if pair is not None and draft is not None and pair.draft is not None:
             placed = replace(target, context=pair.context)
             draft_s = self.pass_s(draft, pair.target if draft.in_target else pair.draft, 1)
             at_pair = 1 / self.pass_s(placed, pair.target, 1)
-            even = break_even_acceptance(
-                lambda tokens: self.pass_s(placed, pair.target, tokens),
-                draft_s,
-                target_only.tokens_per_s,
-                most=request.draft_max,
+
+            def target_s(tokens: int) -> float:
+                return self.pass_s(placed, pair.target, tokens)
+
+            even = break_even_acceptance(target_s, draft_s, target_only.tokens_per_s, most=request.draft_max)
+            lengths = tuple(
+                _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)
+                for length in sorted({*_LENGTHS, pair.draft_length})
             )
             blocks = target.header.blocks
             costs = max(0, target_only.target.offloaded(blocks) - pair.target.offloaded(blocks))
-        plan = Plan(request, machine, target_only, pair, at_pair, even, costs, True, tuple(notes))
+        plan = Plan(request, machine, target_only, pair, at_pair, even, costs, lengths, True, tuple(notes))
         return replace(plan, notes=(*notes, *self._warnings(plan)))
 
     def _warnings(self, plan: Plan) -> Iterator[str]:
@@ -299,3 +314,16 @@ class _Search:
         for subject in (self.request.target, self.request.draft):
             if subject and 0 < subject.header.context_length < subject.context.ctx_size:
                 yield f"{subject.header.name} was trained for {subject.header.context_length:,} tokens of context"
+
+
+def _at_length(
+    length: int, target_s: Callable[[int], float], draft_s: float, acceptance: float, rival_tokens_per_s: float
+) -> DraftLengthRow:
+    even = break_even_acceptance(target_s, draft_s, rival_tokens_per_s, most=length, least=length)
+    return DraftLengthRow(
+        draft_length=length,
+        tokens_per_s=best_length(target_s, draft_s, acceptance, most=length, least=length).tokens_per_s,
+        accepted_share=accepted_share(acceptance, length),
+        break_even_accepted_share=None if even is None else accepted_share(even, length),
+        break_even_acceptance=even,
+    )

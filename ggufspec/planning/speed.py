@@ -369,6 +369,11 @@ def expected_tokens(acceptance: float, length: int) -> float:
     return math.fsum(acceptance**i for i in range(length + 1))
 
 
+def accepted_share(acceptance: float, length: int) -> float:
+    """Accepted ÷ drafted tokens at one draft length, as programs log it; ``acceptance`` is the chance of a token."""
+    return (expected_tokens(acceptance, length) - 1) / length
+
+
 def best_length(
     target_pass_s: Callable[[int], float], draft_token_s: float, acceptance: float, most: int = 16, least: int = 0
 ) -> Choice:
@@ -392,17 +397,22 @@ _HALVINGS = 60
 
 
 def break_even_acceptance(
-    target_pass_s: Callable[[int], float], draft_token_s: float, rival_tokens_per_s: float, most: int = 16
+    target_pass_s: Callable[[int], float],
+    draft_token_s: float,
+    rival_tokens_per_s: float,
+    most: int = 16,
+    least: int = 1,
 ) -> float | None:
     """The least acceptance at which drafting, at its best length, is as fast as the rival; None where even 1 is not.
 
     The rival is the best target-only run, whose placement holds more target layers than ``target_pass_s`` does. Not
-    drafting is no answer here, or a draft that costs no layers would always break even at 0.
+    drafting is no answer here, or a draft that costs no layers would always break even at 0. ``least`` = ``most`` asks
+    about one draft length.
     """
     times = functools.cache(target_pass_s)
 
     def wins(acceptance: float) -> bool:
-        return best_length(times, draft_token_s, acceptance, most, least=1).tokens_per_s >= rival_tokens_per_s
+        return best_length(times, draft_token_s, acceptance, most, least).tokens_per_s >= rival_tokens_per_s
 
     if not wins(1.0):
         return None

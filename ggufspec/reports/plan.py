@@ -99,6 +99,30 @@ def options(document: PlanDocument) -> Table:
     return Table("Both options", columns, rows, leading=leading)
 
 
+def draft_lengths(document: PlanDocument) -> Table:
+    """What each draft length needs, in the terms of a program's log and as the chance of a token; the best is bold."""
+    option = document.options["speculative"]
+    rows = tuple(
+        (
+            str(row.draft_length),
+            f"≈ {number(row.tokens_per_s)}",
+            f"{row.accepted_share:.0%}",
+            _share(row.break_even_accepted_share),
+            _share(row.break_even_acceptance),
+        )
+        for row in document.draft_lengths
+    )
+    columns = table.columns("Draft length", "Tokens/s", "Accepted ÷ drafted", "Break-even", "Break-even per token")
+    leading = frozenset(
+        index for index, row in enumerate(document.draft_lengths) if option and row.draft_length == option.draft_length
+    )
+    return Table("Acceptance needed by draft length", columns, rows, leading=leading)
+
+
+def _share(value: float | None) -> str:
+    return "never" if value is None else f"{value:.0%}"
+
+
 def predicted(tokens_per_s: float | None) -> str:
     """Predicted tokens/s; a dash where it does not fit."""
     return "–" if tokens_per_s is None else number(tokens_per_s)

@@ -58,6 +58,22 @@ class SweepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLengthRow:
+    """One draft length at the pair's placement: the speed that is expected, and the acceptance that it takes.
+
+    ``accepted_share`` is accepted ÷ drafted tokens at that length, as programs log it: what is expected.
+    ``break_even_accepted_share`` is the same where the pair is as fast as target-only, ``break_even_acceptance`` the
+    chance of one token there. Both are None where not even a draft that is always right is worth it.
+    """
+
+    draft_length: Count
+    tokens_per_s: Amount
+    accepted_share: Amount
+    break_even_accepted_share: Amount | None
+    break_even_acceptance: Amount | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
     """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways."""
 
@@ -75,4 +91,5 @@ class PlanDocument:
     speed: str
     notes: tuple[str, ...]
     sweep: tuple[SweepRow, ...] = ()
+    draft_lengths: tuple[DraftLengthRow, ...] = ()
     schema: str = field(default="ggufspec/plan@1")
