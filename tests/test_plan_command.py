@@ -180,7 +180,7 @@ def test_a_budget_that_not_even_the_draft_fits(cli: Cli, files) -> None:
     """The draft asked for in whole is refused; left to the plan it stays on the host, and that is said."""
     pair = ("-m", files[0], "-md", files[1], "--vram", "2GiB", "--json")
     refused = cli("plan", *pair, "-ngld", "all")
-    assert refused.code == 2
+    assert refused.code == 1
     assert "llama3-8b-q3_k_l.gguf needs" in refused.document()["error"]
     plan = cli("plan", *pair).document()
     assert plan["options"]["speculative"]["draft"]["gpu_layers"] == 0
