@@ -378,14 +378,18 @@ def with_head(
 ) -> tuple[PairSpec, DecoderOptions]:
     """The pair and the options as they are used: a draft that is a head drafts as one, and none is placed in vain.
 
+    ``-c max`` becomes the target's number.
+
     Raises:
-        UsageError: a head is asked for, and the draft is none.
+        UsageError: a head is asked for, and the draft is none; the target does not say what it was trained for.
         GgufspecError: a header cannot be read, or the head cannot serve the target.
     """
     from ggufspec.models import heads
     from ggufspec.models.source import read_headers
     from ggufspec.models.vocabulary import check_pair
 
+    if not options.ctx_size:
+        options = with_context(options, read_headers([pair.target], None, on_event)[0].header)
     if not options.needs_draft:
         return replace(pair, draft=None), options
     if pair.draft is None and options.head == "mtp":  # in the target's own file
@@ -399,6 +403,17 @@ def with_head(
     kind = heads.require(target.header, draft.header, options.head)
     check_pair(target, draft, options.head)
     return pair, options.with_head(kind.drafter)
+
+
+def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions:
+    """The options with ``-c max`` as the target's number.
+
+    Raises:
+        UsageError: its header has none.
+    """
+    if options.ctx_size or target.context_length:
+        return replace(options, ctx_size=options.ctx_size or target.context_length)
+    raise UsageError(f"{target.name} does not say for which context it was trained", "give a number: -c 8192")
 
 
 def plan_request(

@@ -405,6 +405,16 @@ def _layers(text: str) -> int | str:
     return max(int(wanted), -1)
 
 
+def _tokens(text: str) -> int:
+    """A number of tokens; ``max`` is 0, as llama.cpp has it."""
+    wanted = text.strip().lower()
+    if wanted == "max":
+        return 0
+    if not re.fullmatch(r"-?\d{1,9}", wanted):
+        raise ValueError("is not a number of tokens: 8192, or max")
+    return int(wanted)
+
+
 def _shares(text: str) -> tuple[float, ...]:
     """Numbers, one for each card."""
     if not re.fullmatch(r"\d{1,9}(\.\d+)?(,\d{1,9}(\.\d+)?)*", text) or not re.search(r"[1-9]", text):
@@ -593,14 +603,17 @@ class Settings:
     # ---- context, threads and cache
     ctx_size: int | None = option(
         "-c --ctx-size",
-        "Tokens of context.",
+        "Tokens of context; max, or 0, is all that the target was trained for.",
         "context",
         where="profile sweep python",
+        metavar="N|max",
         variable="CTX_SIZE",
         default=2048,
-        least=2,
+        least=0,
         most=MAX_CONTEXT,
-        usual="-c 2048 is usual",
+        words=("max",),
+        reader=_tokens,
+        usual="-c 8192, or -c max",
         label="context size",
     )
     threads: int | None = option(

@@ -290,6 +290,9 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
         return None
     try:
         decoder = api.decoder_options(profile.settings)
+        if not decoder.ctx_size and target is None:
+            return None
+        decoder = api.with_context(decoder, target.header) if target else decoder
     except GgufspecError:
         return None
 

@@ -31,6 +31,7 @@ from ggufspec.llamacpp.gguf import Gguf
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.head import Head, head_sources
 from ggufspec.llamacpp.model import Context, Model, check_gguf
+from ggufspec.llamacpp.options import beyond_training
 from ggufspec.models import heads
 from ggufspec.models.compat import Vocabulary, judge, vocabulary_mismatch
 from ggufspec.models.files import LocalFile
@@ -175,7 +176,11 @@ class SpeculativeDecoder:
                 require_same_vocabulary(
                     self.target, self.draft, "choose a draft of the target's own family, or --no-draft"
                 )
-            self.options = options = replace(options, threads=self._threads.start())
+            ctx_size = options.ctx_size or self.target.context_train
+            self.options = options = replace(options, threads=self._threads.start(), ctx_size=ctx_size)
+            for role, model in (("target", self.target), ("draft", None if in_target else self.draft)):
+                if model is not None:
+                    self._note(beyond_training(role, model.path.name, model.context_train, ctx_size))
             sources = head_sources(self.draft) if self.draft and options.head else ()
             context_options = replace(options.context(with_draft=draft is not None), hidden=sources)
             self._target = own(closing(Context(self.target, context_options)))

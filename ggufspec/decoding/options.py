@@ -39,7 +39,7 @@ class DecoderOptions:
     """How a pair is placed and decoded; llama.cpp's meanings.
 
     Args:
-        ctx_size: tokens of context, prompt and answer together.
+        ctx_size: tokens of context, prompt and answer together; 0: as many as the target was trained for.
         gpu_layers: layers of the target on the GPU, the output layer included; negative means all.
         gpu_layers_draft: the same of the draft.
         split: shares of the target's offloaded layers for each device; empty leaves it to llama.cpp (free memory).

@@ -139,6 +139,14 @@ def check_rewind(name: str) -> None:
         raise UsageError(f"{name!r} is not a way to take tokens back", "one of " + ", ".join(REWINDS))
 
 
+def beyond_training(role: str, name: str, trained: int, ctx_size: int) -> str:
+    """What a context beyond what a model was trained for does; empty where it is not beyond, or not known."""
+    if not 0 < trained < ctx_size:
+        return ""
+    does = "answers get worse" if role == "target" else "fewer of its drafts are accepted"
+    return f"{name} was trained for {trained:,} tokens of context: beyond them {does}, as no rope scaling is set"
+
+
 def load_hint(reason: str) -> str:
     """What to do when llama.cpp loads no model, by what it said."""
     if any(sign in reason for sign in _CUT):

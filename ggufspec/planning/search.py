@@ -13,7 +13,7 @@ from itertools import islice
 
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
-from ggufspec.llamacpp.options import Placement, context_hint, load_hint, offloaded
+from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, load_hint, offloaded
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
@@ -311,9 +311,12 @@ class _Search:
                 f"{host / 2**30:.1f} GiB stay on the host and {self.machine.memory_bytes / 2**30:.1f} GiB of its "
                 "memory are free: the rest is read from disk at every token"
             )
-        for subject in (self.request.target, self.request.draft):
-            if subject and 0 < subject.header.context_length < subject.context.ctx_size:
-                yield f"{subject.header.name} was trained for {subject.header.context_length:,} tokens of context"
+        for role, subject in (("target", self.request.target), ("draft", self.request.draft)):
+            if subject is None:
+                continue
+            header = subject.header
+            if note := beyond_training(role, header.name, header.context_length, subject.context.ctx_size):
+                yield note
 
 
 def _at_length(
