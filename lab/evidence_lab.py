@@ -14,7 +14,7 @@ from ggufspec.display import gib
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import cards, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.planning import history, machine_profile, plan
+from ggufspec.planning import catalogue, history, machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import ByDevice, Bytes, Memory, Request, resident
 from ggufspec.planning.search import make_plan
@@ -198,7 +198,7 @@ class Lab:
         card, overhead = self.site.card, self.overhead_bytes
         shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
         headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
-        as_card = machine_profile.from_catalogue([cards.find_card(_TYPICAL)], [card.name])
+        as_card = catalogue.from_catalogue([cards.find_card(_TYPICAL)], [card.name])
         return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if self.is_remote else self.speed())
 
     def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:

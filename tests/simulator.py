@@ -24,7 +24,7 @@ from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import Placement
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.planning import machine_profile
+from ggufspec.planning import catalogue
 from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
@@ -92,10 +92,10 @@ class Simulated:
     def __init__(self, case: Case) -> None:
         self.case, self.random = case, random.Random(case.seed)
         card = find_card(case.card)
-        host = machine_profile.guessed_host()
+        host = catalogue.guessed_host()
         host = host.scaled(host.bandwidth_bytes_per_s / case.host_bytes_per_s)
-        known = machine_profile.from_catalogue([card], ["GPU0"])
-        link = machine_profile.link_bytes_per_s(case.pcie, card.pcie_width)
+        known = catalogue.from_catalogue([card], ["GPU0"])
+        link = catalogue.link_bytes_per_s(case.pcie, card.pcie_width)
         known = replace(known, devices=known.devices | {HOST: host}, link_bytes_per_s=link)
         free = card.vram_bytes - int(self.random.uniform(0.3, 0.9) * GIB)
         self.machine = Machine((Card("GPU0", card.name, card.vram_bytes, free),), 128 * GIB, GIB // 4, known)

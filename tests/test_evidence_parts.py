@@ -17,7 +17,7 @@ from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.expansion_file import SHAPES, Model
 from ggufspec.models.header import interpret
-from ggufspec.planning.machine_profile import from_catalogue
+from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.speed import pass_s
 from lab import evidence_bytes, evidence_ways, peers
 from lab.evidence_bytes import largest

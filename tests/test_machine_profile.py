@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import SHAPES, write
 from test_rpc import worker  # noqa: F401
 
 from ggufspec.errors import ModelError
@@ -17,9 +16,10 @@ from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
 from ggufspec.llamacpp.gguf import parse, write_model
-from ggufspec.llamacpp.model import Context, ContextOptions, Model, Placement
-from ggufspec.models.header import ModelHeader, interpret
+from ggufspec.llamacpp.model import Context, ContextOptions, Model
+from ggufspec.models.header import interpret
 from ggufspec.planning import machine_profile
+from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.machine_profile import (
     DummyModel,
     Result,
@@ -27,13 +27,11 @@ from ggufspec.planning.machine_profile import (
     Timing,
     dummy_models,
     expected,
-    from_catalogue,
-    link_bytes_per_s,
     load,
     offload_devices,
 )
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import DeviceProfile, MachineProfile, expected_tokens, pass_s
+from ggufspec.planning.speed import MachineProfile
 
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
@@ -296,84 +294,3 @@ def test_what_was_measured_goes_before_the_catalogue(tmp_path: Path):
 
 
 # ---- the catalogue against what is public
-
-
-@pytest.fixture(scope="module")
-def llama3_70b(tmp_path_factory: pytest.TempPathFactory) -> ModelHeader:
-    path = write(tmp_path_factory.mktemp("70b") / "model.gguf", SHAPES["llama3-70b-q3_k_s"])
-    with path.open("rb") as file:
-        return interpret(path.name, [parse(file.read(2**24))], path.stat().st_size)
-
-
-def llama2_7b_q4_0(folder: Path) -> ModelHeader:
-    """Llama-2-7B in 4 bits: 3.56 GiB, the model of llama.cpp's public tables."""
-    width, ffn, vocabulary = 4096, 11008, 32000
-    block = {"attn_q": width, "attn_k": width, "attn_v": width, "attn_output": width, "ffn_gate": ffn, "ffn_up": ffn}
-    tensors = [("token_embd.weight", "q4_0", (width, vocabulary)), ("output.weight", "q6_K", (width, vocabulary))]
-    for i in range(32):
-        tensors += [(f"blk.{i}.{name}.weight", "q4_0", (width, rows)) for name, rows in block.items()]
-        tensors += [(f"blk.{i}.ffn_down.weight", "q4_0", (ffn, width))]
-    keys = {"block_count": 32, "context_length": 4096, "embedding_length": width, "feed_forward_length": ffn}
-    keys |= {"attention.head_count": 32, "vocab_size": vocabulary}
-    metadata = {"general.architecture": "llama", "tokenizer.ggml.model": "none"}
-    path = folder / "llama2.gguf"
-    write_model(path, metadata | {f"llama.{key}": value for key, value in keys.items()}, tensors)
-    with path.open("rb") as file:
-        return interpret(path.name, [parse(file.read(2**20))], path.stat().st_size)
-
-
-@pytest.mark.parametrize(
-    ("card", "tokens_per_s"),
-    [("RTX 4090", 187.7), ("RTX 3090", 167.3), ("RX 7900 XTX", 136.0)],
-)
-def test_single_stream_figures_of_cards_are_met_within_a_tenth(card: str, tokens_per_s: float, tmp_path: Path):
-    """Sources beside ``_EFFICIENCY``; 128 tokens are generated, so that 64 are in the cache on average."""
-    there = from_catalogue([find_card(card)], ["GPU0"])
-    model = llama2_7b_q4_0(tmp_path)
-    assert model.weight_bytes() / 2**30 == pytest.approx(3.56, rel=0.01)
-    assert 1 / pass_s(model, Placement(-1), there, ("GPU0",), depth=64) == pytest.approx(tokens_per_s, rel=0.1)
-
-
-def test_the_case_that_started_this_project(llama3_70b: ModelHeader):
-    """Llama-3-70B Q3_K_S on a 4090: 45 of 80 layers ran at 2.01 t/s; 13 more were reckoned to reach about 3.1."""
-    there = from_catalogue([find_card("RTX 4090")], ["GPU0"])
-
-    def seconds(layers: int, tokens: int = 1) -> float:
-        return pass_s(llama3_70b, Placement(layers), there, ("GPU0",), tokens=tokens, depth=512)
-
-    assert 1 / seconds(45) == pytest.approx(2.01, rel=0.1)
-    assert 1 / seconds(58) == pytest.approx(3.1, rel=0.1)
-    assert seconds(45, 4) / seconds(45) == pytest.approx(2.4, rel=0.15)  # by its own figures
-    # 81 rounds of three drafted tokens, 71 % of which were kept, took 98.6 s
-    draft_s = 8.0 / 2 * 1e9 / (1008e9 * 0.8) + 1e-3
-    per_round = 3 * draft_s + seconds(45, 4)
-    assert (1 + 3 * 0.71) / per_round == pytest.approx(2.58, rel=0.1)
-    assert expected_tokens(0.71, 3) / per_round < 1 / seconds(58)
-
-
-def test_a_catalogue_machine_says_so():
-    there = from_catalogue([find_card("RTX 4090"), find_card("RTX 3060 12GB")])
-    assert list(there.devices) == [HOST, "RTX 4090", "RTX 3060 12GB"]
-    assert there.origin == "from the catalogue; this machine's speed is not measured (plan --calibrate does)"
-    assert [device.source for device in there.devices.values()] == ["guess", "catalogue", "catalogue"]
-    here = replace(
-        there, origin="measured on a day", pass_s=7.0, devices={HOST: DeviceProfile(9e9, 1e9, 0.0, "measured")}
-    )
-    beside = from_catalogue([find_card("RTX 4090")], ["GPU0"], here)
-    assert beside.device(HOST).bandwidth_bytes_per_s == 9e9
-    assert beside.pass_s == 7.0
-    assert beside.origin == "from the catalogue; the host measured on a day"
-
-
-@pytest.mark.parametrize("name", ["RTX 4090", "RX 7900 XTX", "Arc B580", "Pro W7900"])
-def test_no_card_reaches_its_data_sheet(name: str):
-    card = find_card(name)
-    device = from_catalogue([card], ["GPU0"]).device("GPU0")
-    assert 0.3 * card.bandwidth_bytes_per_s < device.bandwidth_bytes_per_s < card.bandwidth_bytes_per_s
-    assert device.flops_per_s < card.fp16_flops
-
-
-def test_links_by_generation_and_lanes():
-    assert link_bytes_per_s(4, 16) == pytest.approx(25.2e9, rel=0.01)
-    assert link_bytes_per_s(3, 8) == pytest.approx(6.3e9, rel=0.01)
-    assert link_bytes_per_s(None, None) == link_bytes_per_s(4, 16)

@@ -12,7 +12,7 @@ import shapes
 from processes import Cli, plain, rest
 from server import serving
 
-from ggufspec.planning import machine_profile
+from ggufspec.planning import catalogue, machine_profile
 
 TARGET, DRAFT = "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf"
 CARD = ("--gpu", "RTX 4090")
@@ -48,9 +48,7 @@ def files(tmp_path_factory):
 def test_what_was_measured_on_a_busy_machine_is_measured_again(cli: Cli, command: tuple[str, ...]) -> None:
     """One thread, which others always leave: that the machine of the tests is busy tells nothing here."""
     folder = Path(cli.environment["HOME"], ".cache", "ggufspec")
-    speed = replace(
-        machine_profile.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs"
-    )
+    speed = replace(catalogue.from_catalogue([]), origin="measured once", disturbed="other programs used 1.0 CPUs")
     machine_profile._keep(folder, speed, machine_profile.identity(1))
     done = cli(*command, "--json")
     assert "this machine was measured while other programs used 1.0 CPUs: it is measured again" in done.stderr

@@ -23,7 +23,7 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights
 from ggufspec.models.source import read_headers
 from ggufspec.planning import rehearsed
-from ggufspec.planning.machine_profile import from_catalogue
+from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import pass_s
 from tests import heads

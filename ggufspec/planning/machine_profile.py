@@ -30,6 +30,7 @@ from ggufspec.hardware.cards import Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, from_catalogue, link_bytes_per_s
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceProfile, MachineProfile
 
@@ -275,7 +276,7 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
     return MachineProfile(
         devices=speeds,
         pass_s=pass_s,
-        crossing_s=median(beyond) if beyond else _CROSSING_S,
+        crossing_s=median(beyond) if beyond else CROSSING_S,
         link_bytes_per_s=link_bytes_per_s,
         origin=origin,
         streams=any(not is_remote(name) for name in cards),
@@ -353,7 +354,7 @@ def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) ->
     """
     kept = _kept(folder)
     here = kept.speed if kept and replace(kept.identity, devices=()) == identity(threads) else None
-    wanted = {name: card or _UNKNOWN for name, card in cards.items()}
+    wanted = {name: card or UNKNOWN for name, card in cards.items()}
     speed = from_catalogue(list(wanted.values()), list(wanted), here)
     if kept and here:
         measured = [
@@ -398,86 +399,6 @@ def _keep(folder: Path, speed: MachineProfile, of: Identity) -> None:
     cache.write(_file(folder), _Kept(of, speed))
 
 
-# ---- from the catalogue ----------------------------------------------------------------------------------------------
-
-# Share of the data sheet's bandwidth that weights are read at, fixed costs aside. With them the single-stream figures
-# of Llama-2-7B Q4_0 (3.56 GiB, 32 blocks) follow: RTX 4090 188 t/s, RTX 3090 167, RTX 3050 6GB 38
-# (www.reddit.com/r/LocalLLaMA/comments/1ghvwsj, llama.cpp b4008, CUDA), RX 7900 XTX 129 to 144 (llama.cpp issue 20934,
-# ROCm). Of Intel's cards public figures run from a quarter to three quarters: a guess.
-_EFFICIENCY = {"NVIDIA": 0.8, "AMD": 0.57, "Intel": 0.5}
-_CARD_LAYER_S, _CARD_FLOPS, _LINK = 20e-6, 0.4, 0.8  # kernel launches of a block; shares of the data sheet's rates
-_PASS_S, _CROSSING_S = 2e-4, 3e-5
-_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-
-# T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp issue 15802
-_CARD_LATENCY = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
-# A desktop with two channels of DDR4 or DDR5: 8B at 4 bits runs at 6 to 11 t/s on DDR4-3200. Q3_K is slow to unpack:
-# 0.58 is what Llama-3-70B Q3_K_S at 45 of 80 layers beside a 4090 implies at 2.01 t/s.
-_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S = 50e9, 0.5e12, 3e-5
-_HOST_SHARES = {"f16": 1.0, "q8_0": 1.0, "q4_0": 1.0, "q4_K": 0.9, "q6_K": 0.9, "q3_K": 0.58}
-# Measured on two cores with AVX-512, models of a billion parameters
-_HOST_LATENCY = {
-    "f16": {1: 1.0, 2: 1.27, 3: 1.38, 4: 1.42, 8: 1.92, 16: 2.94, 32: 4.6},
-    "q8_0": {1: 1.0, 2: 1.83, 3: 2.17, 4: 2.53, 8: 3.19, 16: 4.69, 32: 8.06},
-    "q4_0": {1: 1.0, 2: 1.74, 3: 2.1, 4: 1.44, 5: 2.26, 8: 1.74, 16: 2.7, 32: 5.33},
-    "q4_K": {1: 1.0, 2: 1.8, 4: 2.5, 8: 3.2, 16: 4.7, 32: 8.1},
-}
-
-
-_UNKNOWN = Card("unknown", 8 * 2**30, 300e9, 4, 8, 20e12)  # a modest card of some years ago
-
-
-def guessed_host() -> DeviceProfile:
-    """A desktop of today with two memory channels."""
-    by_type = {kind: _HOST_BYTES_PER_S * share for kind, share in _HOST_SHARES.items()}
-    batch_latencies = {kind: dict(batch_latency) for kind, batch_latency in _HOST_LATENCY.items()}
-    return DeviceProfile(_HOST_BYTES_PER_S, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, batch_latencies)
-
-
-def from_catalogue(
-    cards: Sequence[Card], names: Sequence[str] = (), here: MachineProfile | None = None
-) -> MachineProfile:
-    """The speeds of cards that are not here, by their data sheets.
-
-    Args:
-        cards: the cards, in llama.cpp's order.
-        names: what the devices are called in placements; the cards' own names without them.
-        here: the profile of the machine that they would be put into; a usual desktop without it.
-    """
-    speeds = {HOST: here.device(HOST) if here else guessed_host()}
-    for name, card in zip(names or [card.name for card in cards], cards, strict=True):
-        speeds[name] = DeviceProfile(
-            bandwidth_bytes_per_s=card.bandwidth_bytes_per_s * _EFFICIENCY[_maker(card)],
-            flops_per_s=card.fp16_flops * _CARD_FLOPS,
-            layer_s=_CARD_LAYER_S,
-            source="unknown" if card is _UNKNOWN else "catalogue",
-            batch_latencies={"q4_0": dict(_CARD_LATENCY)},
-        )
-    links = [link_bytes_per_s(card.pcie_generation, card.pcie_width) for card in cards]
-    host_words = f"the host {here.origin}" if here else "this machine's speed is not measured (plan --calibrate does)"
-    origin = f"from the catalogue; {host_words}" if cards or not here else here.origin
-    return MachineProfile(
-        devices=speeds,
-        pass_s=here.pass_s if here else _PASS_S,
-        crossing_s=_CROSSING_S,
-        link_bytes_per_s=min(links, default=link_bytes_per_s(4, 16)),
-        origin=origin,
-        streams=bool(cards),
-        memory_bytes=here.memory_bytes if here else None,
-    )
-
-
-def link_bytes_per_s(generation: int | None, lanes: int | None) -> float:
-    """What a PCIe link reaches; what a card does not tell is taken for generation 4 and 16 lanes."""
-    return _LINK * _LANE_BYTES_PER_S.get(generation or 4, 1.969e9) * (lanes or 16)
-
-
 def _link_here() -> float:
     here = gpus.gpus()
     return min((link_bytes_per_s(c.pcie_generation, c.pcie_width) for c in here), default=link_bytes_per_s(4, 16))
-
-
-def _maker(card: Card) -> str:
-    if card.name.startswith(("RX ", "Pro W")):
-        return "AMD"
-    return "Intel" if card.name.startswith("Arc ") else "NVIDIA"

@@ -23,6 +23,8 @@ from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST, SameHeader, layer_devices
 
 STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
+# Kernel launches of a block besides those of a dense block with attention: fitted, see planning.catalogue
+ROUTING, RECURRENCE = 1.0, 1.0
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
 
 BatchLatency = Mapping[int, float]
@@ -304,7 +306,8 @@ def cost(
     for name, cache, count in placed.blocks:
         speed = machine.device(name)
         seconds[name] += count * cache.read_bytes(depth + tokens, types) / speed.bandwidth_bytes_per_s
-        fixed_s += count * speed.layer_s
+        launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)
+        fixed_s += count * speed.layer_s * launches
     if placed.crossings:
         numbers = (placed.crossings - 1) * header.embedding + header.vocabulary  # the last hands the logits over
         fixed_s += placed.crossings * machine.crossing_s + 4.0 * tokens * numbers / machine.link_bytes_per_s
