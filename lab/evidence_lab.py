@@ -169,7 +169,7 @@ class Lab:
     def overhead_bytes(self) -> int:
         """What the planner adds for the driver's own share: what was seen before, or a guess."""
         card = self.site.card
-        return 0 if self.is_remote else history.known_overhead(self.cache, card.description)
+        return 0 if self.is_remote else history.known_overhead(self.cache, card.description, card.name)
 
     def learn_overhead(self, seen_bytes: int) -> None:
         """Keep the most that the driver was seen to take for itself."""
@@ -177,7 +177,7 @@ class Lab:
         if not card.driver:
             return
         known = self.overhead_bytes
-        if known == history.DEFAULT_OVERHEAD_BYTES or seen_bytes > known:
+        if history.is_guessed(known) or seen_bytes > known:
             history.record_overhead(self.cache, card.description, seen_bytes)
             self._plans.clear()
 

@@ -90,6 +90,24 @@ def test_a_card_that_is_used_by_vulkan_is_used() -> None:
     assert found(LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (replace(CUDA, name="Vulkan0"), CPU))) == ()
 
 
+def test_a_card_without_nvml_says_what_is_not_known() -> None:
+    radeon = replace(CUDA, name="Vulkan0", description="AMD Radeon RX 7900 XTX")
+    llama = LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (radeon, CPU))
+    texts = [finding.text for finding in examine(llama, MACHINE, NO_DRIVER)]
+    assert "llama.cpp uses AMD Radeon RX 7900 XTX" in texts
+    (text,) = (text for text in texts if "NVML" in text)
+    assert "of AMD Radeon RX 7900 XTX memory is what llama.cpp counts" in text
+    assert "energy, throttled clocks and other programs on it are not known" in text
+
+
+def test_a_card_of_software_is_none() -> None:
+    pretended = replace(CUDA, name="Vulkan0", description="llvmpipe (LLVM 15.0.6, 256 bits)")
+    llama = LlamaCpp("1", ("Vulkan", "RPC", "CPU"), (pretended, CPU))
+    (finding,) = (f for f in examine(llama, MACHINE, NO_DRIVER) if f.level != "ok")
+    assert finding.text == "llvmpipe (LLVM 15.0.6, 256 bits) is a program on the CPU, not a card: plans leave it alone"
+    assert any("no GPU" in f.text for f in examine(llama, MACHINE, NO_DRIVER))
+
+
 def test_built_without_rpc() -> None:
     (finding,) = found(replace(LLAMA_CUDA, backends=("CUDA", "CPU")))
     assert (finding.level, finding.fix) == ("warning", "scripts/bootstrap")

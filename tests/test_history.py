@@ -3,9 +3,11 @@
 import pytest
 
 from ggufspec.planning.history import (
-    DEFAULT_OVERHEAD_BYTES,
+    CUDA_OVERHEAD_BYTES,
     PRIOR_ACCEPTANCE,
+    VULKAN_OVERHEAD_BYTES,
     expected_acceptance,
+    is_guessed,
     known_overhead,
     record_acceptance,
     record_overhead,
@@ -82,12 +84,27 @@ def test_a_damaged_file_is_as_none(tmp_path, text):
 
 
 def test_overheads_are_kept_by_card(tmp_path):
-    assert known_overhead(tmp_path, "RTX 4090") == DEFAULT_OVERHEAD_BYTES == 450 * 2**20
+    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == CUDA_OVERHEAD_BYTES
     record_overhead(tmp_path, "RTX 4090", 300)
     record_overhead(tmp_path, "RTX 3090", -5)
-    assert known_overhead(tmp_path, "RTX 4090") == 300
-    assert known_overhead(tmp_path, "RTX 3090") == 0
+    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == 300
+    assert known_overhead(tmp_path, "RTX 3090", "CUDA1") == 0
     record_overhead(tmp_path, "RTX 4090", 350)
-    assert known_overhead(tmp_path, "RTX 4090") == 350  # the last that was recorded
+    assert known_overhead(tmp_path, "RTX 4090", "CUDA0") == 350  # the last that was recorded
     (tmp_path / "overheads.json").write_text('{"RTX 4090": [1], "RTX 3090": {"580; 0.3.36": 400}}')
-    assert known_overhead(tmp_path, "RTX 4090") == known_overhead(tmp_path, "RTX 3090") == DEFAULT_OVERHEAD_BYTES
+    assert (
+        known_overhead(tmp_path, "RTX 4090", "CUDA0")
+        == known_overhead(tmp_path, "RTX 3090", "CUDA1")
+        == CUDA_OVERHEAD_BYTES
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "size_bytes"), [("Vulkan0", VULKAN_OVERHEAD_BYTES), ("RPC12", 0), ("new", CUDA_OVERHEAD_BYTES)]
+)
+def test_each_backend_has_its_guess(tmp_path, device, size_bytes):
+    assert known_overhead(tmp_path, "a card", device) == size_bytes
+    assert is_guessed(size_bytes) == (size_bytes > 0)
+    record_overhead(tmp_path, "a card", 77)
+    assert known_overhead(tmp_path, "a card", device) == 77
+    assert not is_guessed(77)

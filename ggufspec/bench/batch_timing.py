@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from ggufspec import worker
-from ggufspec.hardware import gpus, host
+from ggufspec.hardware import host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.head import Head
@@ -91,7 +91,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     """Time in this process; events ``loading``, ``reading`` (the prompt) and ``round`` tell how far it is."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    vram_before = gpus.used_bytes()
+    vram_before = devices.used_bytes()
     with ExitStack() as stack:
         loaded: list[tuple[Context | Head, Timed]] = []
         for part in spec.parts:
@@ -111,7 +111,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         return Result(
             parts=tuple(timed for _, timed in loaded),
             ram_bytes=host.resident_bytes(),
-            vram_bytes=max(0, gpus.used_bytes() - vram_before),
+            vram_bytes=max(0, devices.used_bytes() - vram_before),
             finished=not stopping.is_set(),
         )
 

@@ -33,13 +33,14 @@ def record_results(spec: Spec, results: Sequence[Result]) -> None:
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
-    """Write what the driver of the only card took beyond the plan's bytes."""
+    """Write what the driver of the only card took beyond the plan's bytes; nothing where the driver counts nothing."""
     option = resolved.plan.options["speculative"] if resolved.plan else None
-    seen = survey()
-    if option is None or option.draft is None or not results or len(seen.cards) != 1 or len(resolved.cards) != 1:
+    if option is None or option.draft is None or not results or len(resolved.cards) != 1 or len(survey().cards) > 1:
         return
-    result, planned = results[0], (option.target, option.draft)
+    assert resolved.plan is not None
+    name, result, planned = resolved.cards[0], results[0], (option.target, option.draft)
+    card = next(device.description for device in resolved.plan.devices if device.name == name)
     ran = [model.gpu_layers for model in (result.target, result.draft) if model is not None]
-    known = sum(sum(model.bytes[resolved.cards[0]].values()) for model in planned)
+    known = sum(sum(model.bytes[name].values()) for model in planned)
     if ran == [model.gpu_layers for model in planned] and result.vram_bytes > known:
-        history.record_overhead(cache_folder(), seen.cards[0].name, result.vram_bytes - known)
+        history.record_overhead(cache_folder(), card, result.vram_bytes - known)

@@ -11,7 +11,7 @@ from ggufspec import plain, worker
 from ggufspec.bench import trial
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import paired_ratios
-from ggufspec.bench.summary import busy_notes, notes_of, speed, summarise
+from ggufspec.bench.summary import busy_notes, notes_of, speed, summarise, unwatched_notes
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus
 from ggufspec.models.files import locate
@@ -115,7 +115,7 @@ class Trials:
     def notes(self) -> tuple[str, ...]:
         """What the decoders had to say, and whether other programs were at work."""
         results = [result for by_repetition in self.results.values() for result in by_repetition.values()]
-        return (*notes_of(results), *busy_notes(results))
+        return (*notes_of(results), *busy_notes(results), *unwatched_notes(results))
 
 
 class CardWatch:

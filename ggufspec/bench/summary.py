@@ -98,6 +98,15 @@ def busy_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
     return (f"{used}: an idle machine reaches more tokens/s; ratios compare trials that alternate",)
 
 
+def unwatched_notes(results: Iterable[trial.Result]) -> tuple[str, ...]:
+    """A sentence for each card that did the work and is not in NVML."""
+    cards = {card for result in results if result.target.gpu_layers for card in result.unwatched}
+    return tuple(
+        f"{card}: its energy, throttled clocks and other programs on it are not known, since NVML has NVIDIA's alone"
+        for card in sorted(cards)
+    )
+
+
 def machine() -> dict[str, object]:
     """The machine and the versions that a figure belongs to."""
     return {

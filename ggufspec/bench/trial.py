@@ -66,7 +66,10 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured. ``vram_bytes`` is what all cards' use rose by; ``finished`` is False after a stop.
+    """What was measured. ``finished`` is False after a stop.
+
+    ``vram_bytes`` is what all cards' use rose by; without NVML, as far as the backend counts it. ``unwatched`` are the
+    cards then.
 
     ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
     all cards used from the first prompt to the last token, where NVML counts it, and ``others_cpus`` the CPUs that
@@ -84,6 +87,7 @@ class Result:
     notes: tuple[str, ...] = ()
     energy_j: float | None = None
     others_cpus: float = 0.0
+    unwatched: tuple[str, ...] = ()
 
 
 def prompt_speed(answers: Iterable[Answer]) -> float:
@@ -175,7 +179,7 @@ def run(
     """
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    vram_before = gpus.used_bytes()
+    vram_before = devices.used_bytes()
     began = time.perf_counter()
     with opened(spec, emit, stopping) as engine:
         load_s = time.perf_counter() - began
@@ -196,12 +200,13 @@ def run(
             draft=engine.draft,
             load_s=load_s,
             peak_rss_bytes=host.peak_rss_bytes(),
-            vram_bytes=max(0, gpus.used_bytes() - vram_before),
+            vram_bytes=max(0, devices.used_bytes() - vram_before),
             finished=not stopping.is_set(),
             drafters=engine.drafters,
             notes=tuple(engine.notes),
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
             others_cpus=cpu_after.others_since(cpu_before),
+            unwatched=() if gpus.gpus() else tuple(card.description.strip() for card in devices.local_cards()),
         )
 
 

@@ -95,7 +95,7 @@ def measure_if_due(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
 def _show(document: PlanDocument) -> None:
     from rich.text import Text
 
-    from ggufspec.planning.history import DEFAULT_OVERHEAD_BYTES
+    from ggufspec.planning.history import is_guessed
     from ggufspec.reports import plan as report
     from ggufspec.reports import table
 
@@ -119,7 +119,7 @@ def _show(document: PlanDocument) -> None:
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
     out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")
-    if any(device.overhead_bytes == DEFAULT_OVERHEAD_BYTES for device in document.devices):
+    if any(is_guessed(device.overhead_bytes) for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
     if document.draft is not None or document.options["speculative"] is not None:
         out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")

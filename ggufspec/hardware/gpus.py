@@ -22,6 +22,9 @@ _LIBRARY_NOT_FOUND = 12
 _THROTTLING = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat, by hardware", 0x80: "power brake"}
 
 
+# Vulkan drivers that are programs on the CPU: Mesa's, Google's, Microsoft's
+_SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader", "basic render driver")
+
 Answer = TypeVar("Answer")
 
 
@@ -36,6 +39,14 @@ class Survey:
     problems: tuple[str, ...]
     driver: str | None
     cuda: tuple[int, int] | None = None
+
+
+def is_software(description: str) -> bool:
+    """Whether a program on the CPU acts as the card of this description: slower than the CPU, with its memory.
+
+    llama.cpp shows one only where GGML_VK_VISIBLE_DEVICES names it: ggml/src/ggml-vulkan/ggml-vulkan.cpp.
+    """
+    return any(name in description.lower() for name in _SOFTWARE)
 
 
 def gpus() -> list[Gpu]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.hardware import installation
+from ggufspec.hardware import gpus, installation
 from ggufspec.llamacpp.library import load
 
 # enum ggml_backend_dev_type
@@ -28,6 +28,16 @@ class Device:
     kind: str
     free_bytes: int
     total_bytes: int
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
+        return self.name.startswith("RPC")
+
+    @property
+    def is_software(self) -> bool:
+        """Whether it is none of the hardware: :func:`ggufspec.hardware.gpus.is_software`."""
+        return gpus.is_software(self.description)
 
 
 def devices() -> list[Device]:
@@ -48,6 +58,23 @@ def devices() -> list[Device]:
             )
         )
     return found
+
+
+def local_cards() -> list[Device]:
+    """The cards of this machine that layers are offloaded to: integrated ones only where there is no other."""
+    found = [d for d in devices() if d.kind in ("gpu", "igpu") and not d.is_remote and not d.is_software]
+    return [d for d in found if d.kind == "gpu"] or found
+
+
+def used_bytes() -> int:
+    """Memory in use on this machine's cards: NVML's count, or each backend's own where NVML knows no card.
+
+    A backend counts what it can see. Some see only their own process, and some always tell the same, as Vulkan without
+    VK_EXT_memory_budget does: only a rise says something, and none may mean that nothing was counted.
+    """
+    if gpus.gpus():
+        return gpus.used_bytes()
+    return sum(max(0, device.total_bytes - device.free_bytes) for device in local_cards())
 
 
 def has_gpu() -> bool:

@@ -75,8 +75,22 @@ def _key(target: str, draft: str) -> str:
     return f"{target} + {draft}"
 
 
-# CUDA's context, cuBLAS, graphs and pools; others reserve 250 to 500 MiB for them. A guess until it is measured.
-DEFAULT_OVERHEAD_BYTES = 450 * 2**20
+# What a backend takes of a card beside what llama.cpp counts: CUDA's context, cuBLAS, graphs and pools. Guesses until
+# they are measured; others reserve 250 to 500 MiB for them. Without NVML free memory is asked of the backend itself,
+# which has its context by then, so that there the overhead is without it.
+CUDA_OVERHEAD_BYTES = 450 * 2**20
+ROCM_OVERHEAD_BYTES = 450 * 2**20
+VULKAN_OVERHEAD_BYTES = 450 * 2**20
+METAL_OVERHEAD_BYTES = 450 * 2**20
+SYCL_OVERHEAD_BYTES = 450 * 2**20
+_DEFAULT_OVERHEADS = {
+    "CUDA": CUDA_OVERHEAD_BYTES,
+    "ROCm": ROCM_OVERHEAD_BYTES,
+    "Vulkan": VULKAN_OVERHEAD_BYTES,
+    "MTL": METAL_OVERHEAD_BYTES,
+    "SYCL": SYCL_OVERHEAD_BYTES,
+    "RPC": 0,  # the worker's own, which has it before anything is loaded
+}
 
 
 def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
@@ -84,10 +98,20 @@ def record_overhead(folder: Path, card: str, size_bytes: int) -> None:
     _overheads(folder).put(card, max(0, size_bytes))
 
 
-def known_overhead(folder: Path, card: str) -> int:
-    """Bytes that were recorded for a card, or ``DEFAULT_OVERHEAD_BYTES``."""
+def known_overhead(folder: Path, card: str, device: str) -> int:
+    """Bytes that were recorded for a card, or its backend's guess; ``device`` is what ggml calls it, CUDA0 say."""
     known = _overheads(folder).get(card)
-    return DEFAULT_OVERHEAD_BYTES if known is None else known
+    return default_overhead(device) if known is None else known
+
+
+def default_overhead(device: str) -> int:
+    """The guess for a device as ggml calls it: the backend's name and a number."""
+    return _DEFAULT_OVERHEADS.get(device.rstrip("0123456789"), CUDA_OVERHEAD_BYTES)
+
+
+def is_guessed(overhead_bytes: int) -> bool:
+    """Whether an overhead is a backend's guess."""
+    return overhead_bytes > 0 and overhead_bytes in _DEFAULT_OVERHEADS.values()
 
 
 def _overheads(folder: Path) -> Table[int]:

@@ -16,6 +16,8 @@ from ggufspec.planning.plan import Card, Machine
 from ggufspec.schema.doctor import Gpu
 
 DEFAULT_HEADROOM_BYTES = 256 * 2**20
+# What cards that are not NVIDIA's are usually run with, by architecture
+_BACKENDS = {"RDNA2": "ROCm", "RDNA3": "ROCm", "RDNA4": "ROCm", "Arc": "SYCL", "Apple": "MTL"}
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -48,7 +50,8 @@ def simulated_cards(
     for index in range(count):
         size = vram[index] if index < len(vram) else known[index].vram_bytes
         name = known[index].name if known else "any card"
-        made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name)))
+        backend = _BACKENDS.get(known[index].architecture, "CUDA") if known else "CUDA"
+        made.append(Card(f"GPU{index}", name, size, size, known_overhead(folder, name, backend)))
     named = {card.name: known[index] if known else None for index, card in enumerate(made)}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
     return Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed, simulated=True)
@@ -61,8 +64,8 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
     """
     found = [d for d in installed.inspect(tuple(rpc)).devices if d.kind in ("gpu", "igpu")]
-    workers = [device for device in found if device.name.startswith("RPC")]
-    local = [device for device in found if device not in workers]
+    workers = [device for device in found if device.is_remote]
+    local = [device for device in found if not device.is_remote and not device.is_software]
     if any(device.kind == "gpu" for device in local):  # src/llama.cpp: integrated ones only where there is no other
         local = [device for device in local if device.kind == "gpu"]
     seen = {gpu.name: gpu for gpu in gpus.gpus()}
@@ -74,8 +77,7 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
 
 def _card(device: Device, gpu: Gpu | None, folder: Path) -> Card:
     """NVML's figures where it knows the card: asked before this process has anything on it."""
-    remote = device.name.startswith("RPC")
-    overhead = 0 if remote else known_overhead(folder, device.description)
+    overhead = 0 if device.is_remote else known_overhead(folder, device.description, device.name)
     if gpu is None:
         return Card(device.name, device.description, device.total_bytes, device.free_bytes, overhead)
     return Card(device.name, gpu.name, gpu.total_bytes, gpu.free_bytes, overhead)

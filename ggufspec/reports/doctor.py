@@ -7,7 +7,7 @@ from typing import Literal
 
 from ggufspec.display import gib
 from ggufspec.hardware import installation
-from ggufspec.hardware.gpus import Survey
+from ggufspec.hardware.gpus import Survey, is_software
 from ggufspec.hardware.host import TOLERATED_CPUS
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
@@ -56,7 +56,18 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     if "RPC" not in llama.backends:
         text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))
-    gpus = [device for device in llama.devices if device.kind in ("gpu", "igpu")]
+    offered = [device for device in llama.devices if device.kind in ("gpu", "igpu")]
+    gpus = [device for device in offered if not is_software(device.description)]
+    if pretended := [device.description.strip() for device in offered if device not in gpus]:
+        text = f"{_listed(pretended)} is a program on the CPU, not a card: plans leave it alone"
+        yield Finding("warning", text, "unset GGML_VK_VISIBLE_DEVICES")
+    unwatched = [d.description.strip() for d in gpus if not any(card.name in d.description for card in survey.cards)]
+    if unwatched:
+        yield Finding(
+            "ok",
+            f"NVML has NVIDIA's cards alone: of {_listed(unwatched)} memory is what llama.cpp counts; energy, "
+            "throttled clocks and other programs on it are not known",
+        )
     if gpus:
         yield Finding("ok", f"llama.cpp uses {_listed(device.description.strip() for device in gpus)}")
     elif not survey.cards:

@@ -37,7 +37,7 @@ from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.planning import machine_profile
+from ggufspec.planning import catalogue, machine_profile
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MachineProfile, MeasuredToken, corrected, pass_s
 
@@ -115,7 +115,7 @@ def known_beforehand(machine: MachineProfile) -> dict[str, MachineProfile]:
     return {
         "both measured": machine,
         "an unknown card": replace(machine, devices=machine.devices | {CARD: no_card.device(CARD)}),
-        "a guessed host": replace(machine, devices=machine.devices | {HOST: machine_profile.guessed_host()}),
+        "a guessed host": replace(machine, devices=machine.devices | {HOST: catalogue.guessed_host()}),
     }
 
 

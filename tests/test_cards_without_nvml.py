@@ -1,0 +1,88 @@
+"""Cards that NVML does not know: their memory by llama.cpp's count, what a bench learns of it, what is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ggufspec.bench import history as bench_history
+from ggufspec.bench.summary import unwatched_notes
+from ggufspec.hardware.gpus import Survey, is_software
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.devices import Device
+from ggufspec.planning import survey
+from ggufspec.planning.history import VULKAN_OVERHEAD_BYTES, known_overhead
+
+GIB, MIB = 2**30, 2**20
+RADEON = Device("Vulkan0", "AMD Radeon RX 7900 XTX", "gpu", 23 * GIB, 24 * GIB)
+INTEGRATED = Device("Vulkan1", "Intel UHD", "igpu", 7 * GIB, 8 * GIB)
+SOFTWARE = Device("Vulkan2", "llvmpipe (LLVM 15.0.6, 256 bits)", "gpu", 2 * GIB, 2 * GIB)
+REMOTE = Device("RPC0", "127.0.0.1:50052", "gpu", 4 * GIB, 8 * GIB)
+CPU = Device("CPU", "AMD EPYC", "cpu", 20 * GIB, 24 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("here", "cards"),
+    [
+        ([REMOTE, RADEON, INTEGRATED, CPU], [RADEON]),
+        ([INTEGRATED, CPU], [INTEGRATED]),
+        ([SOFTWARE, CPU], []),
+        ([REMOTE, CPU], []),
+    ],
+)
+def test_local_cards_are_what_layers_are_offloaded_to(monkeypatch, here: list[Device], cards: list[Device]) -> None:
+    monkeypatch.setattr(devices, "devices", lambda: here)
+    monkeypatch.setattr(devices.gpus, "gpus", list)
+    assert devices.local_cards() == cards
+    assert devices.used_bytes() == sum(card.total_bytes - card.free_bytes for card in cards)
+
+
+def test_nvml_is_asked_where_it_knows_a_card(monkeypatch) -> None:
+    monkeypatch.setattr(devices, "devices", lambda: [RADEON])
+    monkeypatch.setattr(devices.gpus, "gpus", lambda: [SimpleNamespace(used_bytes=5)])
+    assert devices.used_bytes() == 5
+
+
+def test_a_card_of_software_is_none_to_a_plan(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(survey.installed, "inspect", lambda _: SimpleNamespace(devices=(SOFTWARE, CPU)))
+    monkeypatch.setattr(survey.gpus, "gpus", list)
+    assert survey.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards == ()
+    monkeypatch.setattr(survey.installed, "inspect", lambda _: SimpleNamespace(devices=(RADEON, INTEGRATED, CPU)))
+    (card,) = survey.here((), headroom_bytes=0, folder=tmp_path, threads=2).cards
+    assert (card.name, card.free_bytes, card.overhead_bytes) == ("Vulkan0", 23 * GIB, VULKAN_OVERHEAD_BYTES)
+    assert not is_software("NVIDIA GeForce RTX 4090")
+
+
+def measured(rise: int, gpu_layers: int = 33) -> SimpleNamespace:
+    models = {"target": SimpleNamespace(gpu_layers=gpu_layers), "draft": SimpleNamespace(gpu_layers=2)}
+    return SimpleNamespace(vram_bytes=rise, unwatched=(RADEON.description,), **models)
+
+
+@pytest.mark.parametrize(
+    ("rise", "learned"),
+    [(630 * MIB, 130 * MIB), (0, VULKAN_OVERHEAD_BYTES), (499 * MIB, VULKAN_OVERHEAD_BYTES)],
+    ids=["counted", "not counted", "less than llama.cpp's own bytes"],
+)
+def test_a_bench_teaches_what_the_driver_takes(monkeypatch, tmp_path: Path, rise: int, learned: int) -> None:
+    monkeypatch.setattr(bench_history, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(bench_history, "survey", lambda: Survey((), (), None))
+    models = [SimpleNamespace(gpu_layers=n, bytes={"Vulkan0": {"weights": 250 * MIB}}) for n in (33, 2)]
+    plan = SimpleNamespace(
+        options={"speculative": SimpleNamespace(target=models[0], draft=models[1])},
+        devices=(SimpleNamespace(name="Vulkan0", description=RADEON.description),),
+    )
+    resolved = SimpleNamespace(plan=plan, cards=("Vulkan0",))
+    bench_history.record_overhead(resolved, [measured(rise, gpu_layers=9)])  # not as it was planned
+    assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == VULKAN_OVERHEAD_BYTES
+    bench_history.record_overhead(resolved, [measured(rise)])
+    assert known_overhead(tmp_path, RADEON.description, "Vulkan0") == learned
+
+
+def test_what_is_not_known_of_a_card_is_noted_where_it_did_the_work() -> None:
+    (note,) = unwatched_notes([measured(1), measured(1)])
+    assert note.startswith(
+        "AMD Radeon RX 7900 XTX: its energy, throttled clocks and other programs on it are not known"
+    )
+    assert unwatched_notes([measured(1, gpu_layers=0)]) == ()
