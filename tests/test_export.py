@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from processes import Cli
 
 from ggufspec.cli.export import Program
@@ -238,13 +240,119 @@ def test_lm_studios_share_gives_the_blocks_back() -> None:
             assert int(float(share or "") * blocks) == round(float(share or "") * blocks) == layers - 1
 
 
+HOSTILE = '/models/it\'s a $HOME \\\\ "big" one: [x] & é.gguf'
+
+
+def ini(text: str) -> dict[str, dict[str, str]]:
+    """Sections of an INI file as llama.cpp's common/preset.cpp reads them: nothing is quoted, ; and # end a value."""
+    found: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        bare = re.split("[;#]", line)[0].strip()
+        if bare.startswith("["):
+            section = found.setdefault(bare[1 : bare.index("]")], {})
+        elif bare:
+            key, _, value = bare.partition("=")
+            assert re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_.-]*", key.strip())
+            section[key.strip()] = value.strip()
+    return found
+
+
+def swap(text: str) -> dict[str, list[str]]:
+    """Commands by model of a llama-swap configuration, with the rules that its config-schema.json has for our keys."""
+    read = yaml.safe_load(text)
+    assert set(read) == {"models"}
+    for model in read["models"].values():
+        assert set(model) == {"cmd"}
+        assert isinstance(model["cmd"], str)
+        assert re.findall(r"\$\{[^}]*\}", model["cmd"]) == ["${PORT}"]
+        assert not any(line.lstrip().startswith("#") or line.endswith("\\") for line in model["cmd"].splitlines())
+    return {name: shlex.split(model["cmd"]) for name, model in read["models"].items()}
+
+
+def test_a_preset() -> None:
+    lines = export("models-preset", replace(TWO_CARDS, name="a pair", rpc=("a:1",))).text.splitlines()
+    assert [line for line in lines if not line.startswith("; ")] == [
+        "[a pair]",
+        "model = /models/big one.gguf",
+        "n-gpu-layers = 45",
+        "tensor-split = 3,1",
+        "ctx-size = 4352",
+        "batch-size = 512",
+        "ubatch-size = 512",
+        "cache-type-k = q8_0",
+        "cache-type-v = q8_0",
+        "flash-attn = on",
+        "threads = 8",
+        "swa-full = true",
+        "fit = off",
+        "rpc = a:1",
+        "parallel = 1",
+        "model-draft = /models/small.gguf",
+        "n-gpu-layers-draft = all",
+        "device-draft = CUDA1",
+        "cache-type-k-draft = f16",
+        "cache-type-v-draft = f16",
+        "spec-type = draft-simple",
+        "spec-draft-n-max = 3",
+    ]
+
+
+@pytest.mark.parametrize("settings", [PAIR, ALONE, IN_HUB, TWO_CARDS, changed(PAIR, n_cpu_moe=7)])
+def test_files_of_a_server_have_its_options(settings: Settings) -> None:
+    settings = replace(settings, name='it\'s: "mine" é')
+    wanted = command("llama-server", settings)
+    assert swap(export("llama-swap", settings).text) == {
+        settings.name: ["llama-server", "--port", "${PORT}", *wanted[1:]]
+    }
+    ((name, values),) = ini(export("models-preset", replace(settings, name="it's mine")).text).items()
+    assert name == "it's mine"
+    switches = [word for word in wanted if word in ("--swa-full", "--no-mmproj")]
+    assert len(values) == (len(wanted) - 1 - len(switches)) // 2 + len(switches)
+    assert all(len(key) > 2 for key in values)
+    assert [word for word in wanted[2:] if word == "true" or word in values.values()]
+    assert [values[word.lstrip("-")] for word in switches] == ["true"] * len(switches)
+
+
+def test_odd_names_reach_the_server() -> None:
+    odd = replace(PAIR, target=ModelFile(HOSTILE))
+    assert flag(swap(export("llama-swap", odd).text)["model"], "-m") == HOSTILE
+    assert ini(export("models-preset", odd).text)["model"]["model"] == HOSTILE
+
+
+@pytest.mark.parametrize("name", ["/m/a\nb.gguf", "/m/a;b.gguf", "/m/a #1.gguf", "/m/a.gguf ", "/m/\x1b[31m.gguf"])
+def test_what_a_preset_cannot_say(name: str) -> None:
+    for settings in (replace(PAIR, target=ModelFile(name)), replace(PAIR, draft=ModelFile(name))):
+        with pytest.raises(UsageError, match="preset cannot say"):
+            export("models-preset", settings)
+
+
+@pytest.mark.parametrize("name", ["*", "a]b", "repo:q4_0", "a\nb", " a"])
+def test_what_a_preset_cannot_be_named(name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be named"):
+        export("models-preset", replace(PAIR, name=name))
+
+
+@pytest.mark.parametrize("name", ["/m/a\n#b.gguf", "/m/${env.HOME}.gguf", "/m/\x07.gguf"])
+def test_what_llama_swap_cannot_be_given(name: str) -> None:
+    for settings in (replace(PAIR, target=ModelFile(name)), replace(PAIR, name=name)):
+        with pytest.raises(UsageError, match="llama-swap cannot be given"):
+            export("llama-swap", settings)
+
+
+def test_the_plan_says_why() -> None:
+    why = "The draft costs 12 target layers."
+    for program, sign in (("models-preset", ";"), ("llama-swap", "#"), ("ollama", "#")):
+        assert export(program, replace(PAIR, why=why)).text.startswith(f"{sign} {why}\n")
+    assert export("llama-server", replace(PAIR, why=why)).notes[0] == why
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_program(program: str) -> None:
     made = export(program, PAIR)
     assert made.text.strip() == made.text
     assert made.notes
     assert all(line.strip() == line and "\n" not in line for line in made.notes)
-    assert (program == "ollama") is (made.arguments == ())
+    assert (program in ("ollama", "models-preset", "llama-swap")) is (made.arguments == ())
     if made.arguments:
         assert shlex.split(made.text.splitlines()[-1]) == list(made.arguments)
 
@@ -283,6 +391,22 @@ def test_the_document(cli: Cli, target: Path) -> None:
     assert (document["schema"], document["to"]) == ("ggufspec/export@1", "llama-bench")
     assert shlex.split(document["text"]) == document["arguments"]
     assert any("no draft" in line for line in document["notes"])
+
+
+def test_what_does_not_pay_is_left_out(cli: Cli) -> None:
+    """A plan that finds target-only faster exports that, unless a drafter is asked for."""
+    card = ("--vram", "1GiB", "--acceptance", "0.01")
+    alone = cli("export", "demo", *card)
+    assert alone.code == 0
+    assert "-md" not in shlex.split(alone.stdout)
+    assert "drafting does not pay here: " in alone.stderr
+    assert "break-even acceptance" in alone.stderr
+    kept = cli("export", "demo", *card, "--drafter", "draft")
+    assert flag(shlex.split(kept.stdout), "--spec-type") == "draft-simple"
+    pays = cli("export", "demo", "--vram", "1GiB", "--acceptance", "0.95", "--to", "llama-swap")
+    assert "-md" in swap(pays.stdout)["demo"]
+    simple = cli("export", "demo", *card, "--to", "llama-speculative-simple")
+    assert "-md" in shlex.split(simple.stdout)
 
 
 def test_a_file(cli: Cli, tmp_path: Path) -> None:

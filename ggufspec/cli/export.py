@@ -24,6 +24,8 @@ class Program(StrEnum):
 
     LLAMA_SERVER = "llama-server"
     LLAMA_CLI = "llama-cli"
+    MODELS_PRESET = "models-preset"
+    LLAMA_SWAP = "llama-swap"
     LLAMA_BENCH = "llama-bench"
     LLAMA_SPECULATIVE_SIMPLE = "llama-speculative-simple"
     OLLAMA = "ollama"
@@ -32,7 +34,9 @@ class Program(StrEnum):
 
 def export(
     *,
-    to: Annotated[Program, typer.Option("--to", help="The program that is to run it.")] = Program.LLAMA_SERVER,
+    to: Annotated[
+        Program, typer.Option("--to", metavar="PROGRAM", help=f"The program that is to run it: {', '.join(Program)}.")
+    ] = Program.LLAMA_SERVER,
     hub: Annotated[
         bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
     ] = False,
@@ -43,7 +47,7 @@ def export(
         Settings,
         takes(
             *("profile", "files", "hub", "target-only", "simulated", "placement", "devices", "drafter", "draft_max"),
-            "context",
+            *("acceptance", "context"),
             model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
             model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
         ),
@@ -51,11 +55,14 @@ def export(
 ) -> int:
     """Print a pair's placement as settings of another program.
 
-    What the program has no setting for is noted on standard error.
+    models-preset is an INI section for llama-server --models-preset, llama-swap a configuration in YAML. Where the plan
+    finds that drafting does not pay, target-only is exported; --drafter draft or mtp keeps the drafter. Notes on
+    standard error say what the program has no setting for.
     """
     from dataclasses import replace
 
     from ggufspec.files import check_writable, write_whole
+    from ggufspec.reports.export import ALWAYS_AS_A_PAIR
     from ggufspec.reports.export import Settings as Exported
     from ggufspec.reports.export import export as exported
     from ggufspec.schema.base import to_json
@@ -68,13 +75,19 @@ def export(
     resolved = inputs.resolve(pair, replace(given, draft_policy="fixed"))  # other programs have no other
     if not resolved.pair.needs_draft:  # as its profile has it: tuning found that it does not pay
         pair = replace(pair, draft=None)
+    plan, options, why = resolved.plan, resolved.pair, resolved.plan.why if resolved.plan else ""
+    if plan and plan.choice == "target-only" and options.drafters and not given.drafter and to not in ALWAYS_AS_A_PAIR:
+        pair, options = replace(pair, draft=None), replace(resolved.alone, drafters=())
+        why = f"drafting does not pay here: {why}"
     settings = Exported(
         _file(pair.target, hub),
         _file(pair.draft, hub) if pair.draft else None,
-        resolved.pair,
+        options,
         blocks=_blocks(pair) if to is Program.LM_STUDIO else 0,
         devices=() if given.gpu or given.vram else resolved.cards,
         rpc=given.rpc or (),
+        name=pair.name,
+        why=why,
     )
     made = exported(to.value, settings)
     text = to_json(made) if ui.flags().json else made.text

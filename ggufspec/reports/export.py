@@ -1,16 +1,18 @@
 """A placed pair as settings of other programs. Pure: settings in, command lines and files out.
 
 The layers, the cells of context and the KV types are the plan's own; what a program cannot be told is in the notes.
-Sources: llama.cpp common/arg.cpp, common/speculative.cpp and tools/llama-bench/llama-bench.cpp;
-Ollama llm/llama_server.go and parser/parser.go; LM Studio's lms, src/subcommands/load.ts.
+Sources: llama.cpp common/arg.cpp, common/preset.cpp, common/speculative.cpp and tools/llama-bench/llama-bench.cpp;
+llama-swap config-schema.json and internal/config; Ollama llm/llama_server.go and parser/parser.go; LM Studio's lms,
+src/subcommands/load.ts.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ggufspec.decoding.options import DecoderOptions
@@ -19,7 +21,17 @@ from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.schema.export import ExportDocument
 
 _WITH_CHAT = ("llama-server", "llama-cli")
-PROGRAMS = (*_WITH_CHAT, "llama-bench", "llama-speculative-simple", "ollama", "lm-studio")
+PROGRAMS = (
+    *_WITH_CHAT,
+    "models-preset",
+    "llama-swap",
+    "llama-bench",
+    "llama-speculative-simple",
+    "ollama",
+    "lm-studio",
+)
+ALWAYS_AS_A_PAIR = ("llama-bench", "llama-speculative-simple")  # these measure a plan's two ways
+Lines = Callable[["Settings"], Iterator[str]]
 _ALL = 999  # Ollama reads a negative number as "choose for me"
 _RATIO_STEPS = 10_000
 _ANOTHER_NAME = "give the file another name: ln -s"
@@ -44,6 +56,8 @@ class Settings:
         blocks: of the target; LM Studio takes a share of them.
         devices: names that layers can be offloaded to, in llama.cpp's order; needed where a draft is on one of several.
         rpc: endpoints of RPC workers, whose devices come first.
+        name: of the pair, by which a server of several models offers it.
+        why: what was planned, for the file's comments; empty without a plan.
     """
 
     target: ModelFile
@@ -52,6 +66,8 @@ class Settings:
     blocks: int = 0
     devices: tuple[str, ...] = ()
     rpc: tuple[str, ...] = ()
+    name: str = "model"
+    why: str = ""
 
     @property
     def placement(self) -> Placement:
@@ -75,18 +91,24 @@ def export(program: str, settings: Settings) -> ExportDocument:
     Raises:
         UsageError: the program cannot be told something that decides whether it runs.
     """
-    if program == "ollama":
-        notes = tuple(_ollama_notes(settings))
-        return ExportDocument(program, "\n".join([*(f"# {note}" for note in notes), *_modelfile(settings)]), (), notes)
+    if program in _FILES:
+        sign, lines, more = _FILES[program]
+        notes = (*_why(settings), *more(settings))
+        return ExportDocument(program, "\n".join([*(f"{sign} {note}" for note in notes), *lines(settings)]), (), notes)
+    window: list[str] = []
     if program == "lm-studio":
-        command, notes = _lms_load(settings), tuple(_lm_studio_notes(settings))
-        text = "\n".join([*_lm_studio_window(settings), shlex.join(command)])
-        return ExportDocument(program, text, tuple(command), notes)
-    if program == "llama-bench":
-        command, notes = _llama_bench(settings), tuple(_bench_notes(settings))
+        command, window, notes = _lms_load(settings), _lm_studio_window(settings), _lm_studio_notes(settings)
+    elif program == "llama-bench":
+        command, notes = _llama_bench(settings), _bench_notes(settings)
     else:
-        command, notes = _llama(program, settings), tuple(_llama_notes(program, settings))
-    return ExportDocument(program, shlex.join(command), tuple(command), notes)
+        command, notes = _llama(program, settings), _llama_notes(program, settings)
+    text = "\n".join([*window, shlex.join(command)])
+    return ExportDocument(program, text, tuple(command), (*_why(settings), *notes))
+
+
+def _why(settings: Settings) -> Iterator[str]:
+    if settings.why:
+        yield settings.why
 
 
 # ---- llama.cpp's programs --------------------------------------------------------------------------------------------
@@ -94,37 +116,45 @@ def export(program: str, settings: Settings) -> ExportDocument:
 
 def _llama(program: str, settings: Settings) -> list[str]:
     """The command of a program with llama.cpp's common options."""
-    placement, context, options = settings.placement, settings.context, settings.options
+    return [program, *_flat(_options(program, settings))]
+
+
+def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
+    """llama.cpp's common options: (flag, value), or the flag of a switch."""
+    context = settings.context
     has_chat = program in _WITH_CHAT
-    command = [program, *_file(settings.target), "-ngl", _layers(placement)]
-    if placement.split:
-        command += ["-ts", ",".join(map(_number, placement.split))]
-    if placement.n_cpu_moe:
-        command += ["--n-cpu-moe", str(placement.n_cpu_moe)]
+    yield from _file(settings.target)
+    yield from _placed(settings.placement)
     batch = context.batch if has_chat else context.cells  # llama-speculative-simple reads the prompt in one batch
-    command += ["-c", str(context.cells), "-b", str(batch), "-ub", str(context.computed)]
-    # --fit would move what is not set, the split say
-    command += [*_cache(context), "-t", str(context.threads), "--swa-full", "--fit", "off"]
+    yield from (("-c", str(context.cells)), ("-b", str(batch)), ("-ub", str(context.computed)))
+    yield from _cache(context)
+    yield from (("-t", str(context.threads)), ("--swa-full",))
+    yield "--fit", "off"  # which would move what is not set, the split say
     if settings.rpc:
-        command += ["--rpc", ",".join(settings.rpc)]
+        yield "--rpc", ",".join(settings.rpc)
     if has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
-        command.append("--no-mmproj")
+        yield ("--no-mmproj",)
     if program == "llama-server":  # one slot, since every slot more would want its own context
-        command += ["-np", "1"]
-    if not settings.drafts:
-        if not has_chat:
-            raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
-        return command
-    if settings.draft:
-        command += ["-hfd", settings.draft.repo] if settings.draft.repo else []
-        command += ["-md", settings.draft.name, "-ngld", _layers(options.draft_placement)]
-    device = _only_device(settings)
+        yield "-np", "1"
+    if settings.drafts:
+        yield from _draft(settings)
+    elif not has_chat:
+        raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
+
+
+def _draft(settings: Settings) -> Iterator[tuple[str, str]]:
+    """What drafts and where it is."""
+    options, draft, device = settings.options, settings.draft, _only_device(settings)
+    if draft:
+        if draft.repo:
+            yield "-hfd", draft.repo
+        yield from (("-md", draft.name), ("-ngld", _layers(options.draft_placement)))
     if device is not None and _splits_differ(settings):
-        command += ["-devd", device]
-    of_draft = options.draft_context()
-    command += ["-ctkd", of_draft.cache_type_k, "-ctvd", of_draft.cache_type_v]
+        yield "-devd", device
+    context = options.draft_context()
+    yield from (("-ctkd", context.cache_type_k), ("-ctvd", context.cache_type_v))
     # common_speculative_type_from_name_map in common/speculative.cpp
-    return [*command, "--spec-type", f"draft-{options.head or 'simple'}", "--spec-draft-n-max", str(options.draft_max)]
+    yield from (("--spec-type", f"draft-{options.head or 'simple'}"), ("--spec-draft-n-max", str(options.draft_max)))
 
 
 def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
@@ -146,12 +176,13 @@ def _llama_bench(settings: Settings) -> list[str]:
         raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
     if "," in target.name:
         raise UsageError(f"llama-bench splits {target.name!r} at the comma", _ANOTHER_NAME)
-    command = ["llama-bench", *_file(target), "-ngl", str(max(placement.gpu_layers, -1))]
+    command = ["llama-bench", *_flat(_file(target)), "-ngl", str(max(placement.gpu_layers, -1))]
     if placement.split:
         command += ["-ts", "/".join(map(_number, placement.split))]
     if placement.n_cpu_moe:
         command += ["-ncmoe", str(placement.n_cpu_moe)]
-    command += ["-b", str(context.batch), "-ub", str(context.computed), *_cache(context), "-t", str(context.threads)]
+    command += ["-b", str(context.batch), "-ub", str(context.computed), *_flat(_cache(context))]
+    command += ["-t", str(context.threads)]
     return command + (["-rpc", ",".join(settings.rpc)] if settings.rpc else [])
 
 
@@ -171,12 +202,23 @@ def _hub_notes(settings: Settings) -> Iterator[str]:
         yield "files are taken from the hub as they are there today: llama.cpp names no revision"
 
 
-def _file(target: ModelFile) -> list[str]:
-    return ["-hf", target.repo, "-hff", target.name] if target.repo else ["-m", target.name]
+def _file(target: ModelFile) -> Iterator[tuple[str, str]]:
+    if target.repo:
+        yield "-hf", target.repo
+    yield "-hff" if target.repo else "-m", target.name
 
 
-def _cache(context: ContextOptions) -> list[str]:
-    return ["-ctk", context.cache_type_k, "-ctv", context.cache_type_v, "-fa", context.flash_attn]
+def _placed(placement: Placement) -> Iterator[tuple[str, str]]:
+    """Where the target's layers and tensors are, for all programs but llama-bench."""
+    yield "-ngl", _layers(placement)
+    if placement.split:
+        yield "-ts", ",".join(map(_number, placement.split))
+    if placement.n_cpu_moe:
+        yield "--n-cpu-moe", str(placement.n_cpu_moe)
+
+
+def _cache(context: ContextOptions) -> Iterator[tuple[str, str]]:
+    yield from (("-ctk", context.cache_type_k), ("-ctv", context.cache_type_v), ("-fa", context.flash_attn))
 
 
 def _layers(placement: Placement) -> str:
@@ -202,6 +244,84 @@ def _splits_differ(settings: Settings) -> bool:
         return True
     pairs = itertools.zip_longest(target, draft, fillvalue=0.0)
     return not all(math.isclose(of_target / sum(target), of_draft / sum(draft)) for of_target, of_draft in pairs)
+
+
+def _flat(options: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    return itertools.chain.from_iterable(options)
+
+
+# ---- files of llama-server's options -----------------------------------------------------------------------------
+
+# common/arg.cpp; what is not here is long already
+_LONG = {
+    "-m": "model",
+    "-hf": "hf-repo",
+    "-hff": "hf-file",
+    "-ngl": "n-gpu-layers",
+    "-ts": "tensor-split",
+    "-c": "ctx-size",
+    "-b": "batch-size",
+    "-ub": "ubatch-size",
+    "-ctk": "cache-type-k",
+    "-ctv": "cache-type-v",
+    "-fa": "flash-attn",
+    "-t": "threads",
+    "-np": "parallel",
+    "-hfd": "hf-repo-draft",
+    "-md": "model-draft",
+    "-ngld": "n-gpu-layers-draft",
+    "-devd": "device-draft",
+    "-ctkd": "cache-type-k-draft",
+    "-ctvd": "cache-type-v-draft",
+}
+
+
+def _preset(settings: Settings) -> Iterator[str]:
+    """A section of the INI file that ``llama-server --models-preset FILE`` takes.
+
+    A value ends before the first ``;`` or ``#``, and nothing can be quoted; a name has no ``]``, and behind a colon it
+    is made upper case; ``*`` means all models. Source: common/preset.cpp.
+    """
+    if not _is_plain(settings.name) or settings.name == "*" or set(settings.name) & set("]:"):
+        raise UsageError(f"a preset cannot be named {settings.name!r}", _ANOTHER_NAME)
+    yield f"[{settings.name}]"
+    for flag, *value in _options("llama-server", settings):
+        text = value[0] if value else "true"
+        if not _is_plain(text) or set(text) & set(";#"):
+            raise UsageError(f"a preset cannot say {text!r}", _ANOTHER_NAME)
+        yield f"{_LONG.get(flag, flag.lstrip('-'))} = {text}"
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and text == text.strip()
+
+
+def _preset_notes(settings: Settings) -> Iterator[str]:
+    yield "llama-server --models-preset FILE; sections of several pairs go into one file"
+    yield "--models-max 1 keeps one model loaded at a time: the plan gives all memory to each"
+    yield from _llama_notes("llama-server", settings)
+
+
+def _swap(settings: Settings) -> Iterator[str]:
+    """llama-swap's configuration: a command of llama-server by the name that a request asks for.
+
+    A string in double quotes of JSON is one of YAML, too. ``${…}`` is a macro wherever it is, and a line of ``cmd``
+    that begins with ``#`` a comment. Source: llama-swap internal/config/macros.go and commands.go.
+    """
+    options = [shlex.join(option) for option in _options("llama-server", settings)]
+    for text in (settings.name, *options):
+        if not text.isprintable() or "${" in text:
+            raise UsageError(f"llama-swap cannot be given {text!r}", _ANOTHER_NAME)
+    yield "models:"
+    yield f"  {json.dumps(settings.name, ensure_ascii=False)}:"
+    yield "    cmd: |"
+    yield from (f"      {line}" for line in ("llama-server --port ${PORT}", *options))
+
+
+def _swap_notes(settings: Settings) -> Iterator[str]:
+    yield "llama-swap --config FILE; models of several pairs go under one models:"
+    yield "a model that takes longer than 120 s to load needs healthCheckTimeout: SECONDS beside models:"
+    yield from _llama_notes("llama-server", settings)
 
 
 # ---- Ollama ----------------------------------------------------------------------------------------------------------
@@ -294,3 +414,13 @@ def _lm_studio_notes(settings: Settings) -> Iterator[str]:
     if settings.draft:
         yield "the draft is chosen in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
     yield from _device_notes("LM Studio", settings)
+
+
+# ---- which programs take a file --------------------------------------------------------------------------------------
+
+# name: (how a comment begins, the file's lines, notes)
+_FILES: dict[str, tuple[str, Lines, Lines]] = {
+    "models-preset": (";", _preset, _preset_notes),
+    "llama-swap": ("#", _swap, _swap_notes),
+    "ollama": ("#", _modelfile, _ollama_notes),
+}
