@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
@@ -222,6 +223,63 @@ def test_the_printed_text_in_a_shell(
         timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_preset_in_the_router(cli: Cli, programs: Path, cards: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two sections in one file: the router lists both, and loads the first as the exported command would."""
+    folder = tmp_path / "it's a folder, $HOME & [more]"
+    folder.mkdir()
+    target, draft = (shutil.copy(path, folder / path.name) for path in pair)
+    flags = ("--to", "models-preset", "-ngl", "4", "-ngld", "1", "-ts", "1,0", "--rpc", cards)
+    presets = tmp_path / "presets.ini"
+    exported = [
+        cli("export", "-m", target, "-md", draft, *flags),
+        cli("export", "-m", shutil.copy(pair[0], folder / "alone.gguf"), *flags),
+    ]
+    assert [one.code for one in exported] == [0, 0]
+    presets.write_text("".join(one.stdout for one in exported))
+    process = subprocess.Popen(
+        [programs / "llama-server", "--models-preset", presets, "--host", "127.0.0.1", "--port", "0", "-v"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=tmp_path,
+        env=os.environ | {"HF_HOME": str(tmp_path / "home")},
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    try:
+        _, address = _until_listening(process.stdout)
+        drain = threading.Thread(target=process.stdout.read, daemon=True)
+        drain.start()
+        with urllib.request.urlopen(f"{address}/models", timeout=PATIENCE_S) as answer:
+            listed = {model["id"]: model["status"] for model in json.load(answer)["data"]}
+        assert set(listed) == {target.stem, "alone"}
+        started = listed[target.stem]["args"]
+        for name, value in {
+            "--model": str(target),
+            "--model-draft": str(draft),
+            "--n-gpu-layers": "4",
+            "--n-gpu-layers-draft": "1",
+            "--tensor-split": "1,0",
+            "--rpc": cards,
+            "--spec-type": "draft-simple",
+        }.items():
+            assert started[started.index(name) + 1] == value
+        assert "--swa-full" in started
+        assert "--spec-type" not in listed["alone"]["args"]
+        body = {"model": target.stem, "prompt": "def f(", "n_predict": 16, "temperature": 0}
+        request = urllib.request.Request(
+            f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            timings = json.load(answer)["timings"]
+        assert timings["predicted_n"] > 0
+        assert timings["draft_n"] > 0
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
 
 
 def test_hub_names(cli: Cli, programs: Path, cards: str, pair: tuple[Path, Path], tmp_path: Path) -> None:
