@@ -149,7 +149,11 @@ def margin(row: Logits, tokens: tuple[int, int], sampling: Sampling, text: Seque
 
 def _read(context: Context, text: Sequence[int], start: int, first: int, step: int) -> Logits:
     """(n, vocab) logits after each token from ``start`` on, read ``first`` tokens and then ``step`` at a time."""
-    context.rewind(start)
+    if start >= min(context.floor, context.length):
+        context.rewind(start)
+    else:  # of a sliding window
+        context.rewind(0)
+        context.decode(text[:start], 0)
     context.mark()
     rows: list[Logits] = []
     while context.length < len(text):

@@ -16,7 +16,7 @@ from ggufspec.models.profile import Pair
 from ggufspec.schema.base import Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
 from ggufspec.schema.plan import PlanDocument
-from ggufspec.settings import is_lossy
+from ggufspec.settings import OPTIONS, is_lossy
 
 ENGINES = ("own", "hook")
 MODES = ("target_only", "draft_only", "speculative")
@@ -129,7 +129,10 @@ class Bench:
     def _check_own(self, progress: Callable[[int], None]) -> None:
         """Text with a draft and without, in strict mode, placed alike."""
         spec = self.experiment.spec
-        strict = replace(spec, options=replace(spec.options, strict=True, accept="exact"))
+        # Strict mode keeps whole caches where a model has windows, for which a long context may leave no room
+        longest = max(len(prompt.encode()) for prompt in spec.prompts) + _CHECK_TOKENS
+        ctx_size = min(spec.options.ctx_size, max(OPTIONS["ctx_size"].default, longest))
+        strict = replace(spec, options=replace(spec.options, strict=True, accept="exact", ctx_size=ctx_size))
         try:
             self.own = self._check(trial.measure, strict, progress)
         except GgufspecError as error:

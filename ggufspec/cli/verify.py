@@ -88,7 +88,7 @@ def verify(
     own_head = any(parse_drafters(name)[:1] == ("mtp",) for name in checked) and pair.draft is None
     longest = max(policy.draft_max for policy in EVERY_POLICY)
     widest = "both" if pair.draft else "mtp+lookup" if own_head else "lookup"
-    resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest))
+    resolved = inputs.resolve(pair, replace(given, drafter=widest, draft_max=longest, strict=True))  # takes the most
     if prompts is not None and prompts > len(PROMPTS):
         raise UsageError(f"--prompts {prompts}: there are {len(PROMPTS)} bundled prompts", "--seeds gives more answers")
     named = (drafter_text(with_head(parse_drafters(name), resolved.pair.head)) for name in checked)
@@ -96,7 +96,7 @@ def verify(
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
-        options=resolved.pair,
+        options=replace(resolved.pair, strict=False),
         drafters=tuple(dict.fromkeys(named)),
         rules=rules,
         prompts=tuple(prompt.text for prompt in PROMPTS[:count]),

@@ -461,7 +461,7 @@ class SpeculativeDecoder:
         """
         pairs = zip(self._held.get(name, ())[:has_read], prompt[:-1], strict=False)
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return same if same == has_read or context.rewind_kind == "exact" else 0
+        return same if same == has_read or (context.rewind_kind == "exact" and same >= context.floor) else 0
 
     def _note(self, *notes: str) -> None:
         """Add those that are not empty, each once."""

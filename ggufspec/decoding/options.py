@@ -169,6 +169,8 @@ class DecoderOptions:
             cache_type_v=self.cache_type_v,
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
+            # The order of a window's cells depends on what was drafted, and rounding on the order
+            swa_full=self.strict,
             rewind=width - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
         )
@@ -181,6 +183,7 @@ class DecoderOptions:
             threads=self.threads or physical_cores(),
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
+            swa_full=bool(self.head),
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by=REWIND_BY["draft"],
         )

@@ -64,6 +64,7 @@ class Head:
 
     can_pad = False
     rewind_kind = "exact"
+    floor = 0
 
     def __init__(self, model: Model, target: Context, options: ContextOptions) -> None:
         self._handle: Any = None

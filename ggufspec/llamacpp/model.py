@@ -21,7 +21,7 @@ from ggufspec.llamacpp.hidden import hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
 from ggufspec.llamacpp.params import context_params, model_params
-from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, architecture_of, choose
+from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, Windowed, architecture_of, choose
 
 Logits = npt.NDArray[np.float32]
 
@@ -227,8 +227,9 @@ class Context:
 
     ``length`` tokens are in it; :meth:`decode` appends, :meth:`rewind` takes the newest away.
 
-    An attention cache can be rewound to any length. A recurrent or hybrid memory can be if ``options.rewind`` asks for
-    it, and then to what is in doubt: see :mod:`ggufspec.llamacpp.rewind`.
+    An attention cache can be rewound to any length, one with a sliding window to :attr:`floor`. A recurrent or hybrid
+    memory can be if ``options.rewind`` asks for it, and then to what is in doubt: see
+    :mod:`ggufspec.llamacpp.rewind`.
 
     Attributes:
         can_rewind: whether tokens can be taken back, so that the model may be in a pair.
@@ -419,6 +420,9 @@ class Context:
                 return Snapshots(lib, handle, count)
             case "checkpoint":
                 return Checkpoint(lib, handle, options.rewind, options.again_max)
+        window = 0 if options.swa_full else lib.llama_model_n_swa(self.model._handle)
+        if possible and window:
+            return Windowed(lib, handle, window)
         return self._memory if possible else Impossible(lib, handle)
 
     def close(self) -> None:

@@ -79,7 +79,9 @@ class ContextOptions:
         n_batch: most tokens in one call while a prompt is read.
         ubatch_size: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
             buffers depends; 0: all of a call. A verification is never divided.
-        swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back.
+        swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back. If
+            not, they keep their window and a micro-batch, so that the last batch can, and ``rewind`` tokens that came
+            one by one (:class:`ggufspec.llamacpp.rewind.Windowed`).
         rewind: most tokens of one batch that are to be taken back. An attention cache can always do that and costs
             nothing; a recurrent or hybrid memory takes more room for it. 0: such a memory only grows.
         rewind_by: how a recurrent memory does it, one of ``REWINDS``. Only a checkpoint goes back through several
@@ -117,8 +119,8 @@ class ContextOptions:
 
     @property
     def computed(self) -> int:
-        """Tokens that are computed at once."""
-        return min(max(self.ubatch_size, self.width), self.batch) if self.ubatch_size else self.batch
+        """Tokens that are computed at once; a window has room for so many beyond itself."""
+        return min(max(self.ubatch_size, self.width, self.rewind), self.batch) if self.ubatch_size else self.batch
 
 
 def check_kv_type(name: str) -> None:

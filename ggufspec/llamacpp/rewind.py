@@ -119,6 +119,29 @@ class Exact:
         self.held += len(tokens) + padding
 
 
+class Windowed(Exact):
+    """A cache whose sliding-window layers keep the window and a micro-batch of cells, not the whole context.
+
+    llama.cpp overwrites a cell only where it is outside the window of the next token, as it stood before the batch, the
+    oldest first. So the last batch can be taken back, and as many tokens of several batches as a micro-batch has.
+    Further back cells of the window are gone, and llama.cpp would go there without a word.
+
+    Source: ``find_slot`` and ``apply_ubatch`` in src/llama-kv-cache.cpp; the cells are those of
+    src/llama-kv-cache-iswa.cpp.
+    """
+
+    def __init__(self, lib: Any, handle: Any, window: int) -> None:
+        super().__init__(lib, handle)
+        self._window = window
+
+    def floor(self) -> int:
+        first = self._lib.llama_memory_seq_pos_min(self._memory, _TEXT)  # of the windowed layers
+        return first + self._window - 1 if first > 0 else 0
+
+    def cut(self, length: int) -> bool:
+        return length >= min(self.floor(), self.held) and super().cut(length)
+
+
 class Impossible(Exact):
     """A recurrent state for which nothing is kept: the text grows, or starts again."""
 

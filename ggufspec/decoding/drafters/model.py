@@ -36,8 +36,9 @@ class ModelDrafter(RowDrafter):
         self.failure, self._prompt, self._choices = "", len(prompt), choices
         end = len(prompt) - 1
         cached = min(same, self.has_read, end)
-        if self._first < cached and end - self._first <= self.model.capacity:
-            self.model.rewind(cached - self._first)
+        kept = cached - self._first
+        if kept > 0 and end - self._first <= self.model.capacity and kept >= min(self.model.floor, self.model.length):
+            self.model.rewind(kept)
         else:
             self.model.rewind(0)
             self._first = max(0, end - self.model.capacity)
