@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 OnEvent = Callable[[dict[str, Any]], None]
 Fetch = Callable[[Sequence["HubFile"], str], Sequence[Path]]  # files of what it names, fetched where they are not here
 
+CONTEXT_GIVEN = "given with -c"
 _LOOK_BYTES = 2**16
 
 
@@ -257,6 +258,7 @@ class PlanResult:
     pair: PairSpec
     headers: tuple[Known, ...]
     acceptance_from: str
+    context_from: str
     dry_runs: DryRuns
 
     def described(self) -> dict[str, Any]:
@@ -270,16 +272,23 @@ class PlanResult:
         named |= {"draft": str(self.pair.draft) if self.pair.draft else None}
         return named | {f"{role}_shape": shape for role, shape in zip(("target", "draft"), shapes, strict=False)}
 
-    def document(self, *, sweep: bool = False) -> PlanDocument:
-        """The document of ``plan --json``; with ``sweep`` both ways over the target's layers: eight steps, the ends
-        and what was chosen.
+    def document(self, *, sweep: bool = False, contexts: bool = False) -> PlanDocument:
+        """The document of ``plan --json``.
+
+        Args:
+            sweep: with both ways over the target's layers: eight steps, the ends and what was chosen.
+            contexts: with other contexts beside the plan's, unless that was given.
         """
         from ggufspec.planning import search
         from ggufspec.planning.describe import document
 
         with self.dry_runs:
             rows = search.sweep(self.plan, self.dry_runs) if sweep else ()
-        return document(self.plan, self.described(), self.acceptance_from, rows)
+            beside = (
+                search.contexts(self.plan, self.dry_runs) if contexts and self.context_from != CONTEXT_GIVEN else ()
+            )
+        sources = {"acceptance_from": self.acceptance_from, "context_from": self.context_from}
+        return document(self.plan, self.described(), sources, rows, beside)
 
 
 def _shape(header: ModelHeader) -> str:
@@ -370,7 +379,10 @@ def make_plan(
     if dry_runs.limits:
         warnings = (*warnings, f"{dry_runs.limits}: bytes are estimates; `ggufspec doctor` says how to build one")
     plan = replace(plan, notes=(*plan.notes, *warnings), confirmed=not dry_runs.limits)
-    return PlanResult(plan, pair, headers, acceptance_from, dry_runs)
+    context_from = (
+        CONTEXT_GIVEN if given.ctx_size is not None else "of its profile" if wanted.ctx_size else "the default"
+    )
+    return PlanResult(plan, pair, headers, acceptance_from, context_from, dry_runs)
 
 
 def with_head(
@@ -601,7 +613,7 @@ def plan_pair(
         "allow_kv": tuple(allow_kv) or None,
     }
     given = of_keywords(options, settings, **simulated)
-    return make_plan(spec_of(pair), given, on_event=on_event, verbose=verbose).document(sweep=sweep)
+    return make_plan(spec_of(pair), given, on_event=on_event, verbose=verbose).document(sweep=sweep, contexts=True)
 
 
 def load_pair(

@@ -214,7 +214,7 @@ def test_without_a_network_the_reason_is_told(far: Cli) -> None:
         ({"gpu_layers": "many"}, "'many' is not a number of layers", "45, all or auto"),
         ({"ubatch_size": 4097}, "--ubatch-size 4097 is out of range: 0 to 4096", "1 to 4096"),
         ({"cache_type_k": "q9"}, "there is no key cache type 'q9'", "f16"),
-        ({"ctx_size": 1}, "--ctx-size 1 is out of range", "-c 2048"),
+        ({"ctx_size": -1}, "--ctx-size -1 is out of range", "-c max"),
         ({"acceptance": 1.5}, "--acceptance 1.5 is out of range: 0 to 1", "0.7"),
         ({"vram": "much"}, "'much' is not a memory size", "24GiB"),
         ({"gpu": "RTX 9999 Ti"}, "RTX 9999 Ti", ""),

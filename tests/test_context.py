@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from processes import Cli
+import shapes
+from processes import Cli, plain
 
 from ggufspec import SpeculativeDecoder, api
 from ggufspec.decoding.options import DecoderOptions
@@ -59,3 +61,51 @@ def test_beyond_the_training_is_a_warning_that_says_what_it_does(cli: Cli, train
     done = cli("run", "demo", "--no-draft", "-c", str(trained + 1), "-p", "import", "-n", "2")
     assert done.code == 0
     assert "beyond them answers get worse, as no rope scaling is set" in done.stderr
+
+
+# ---- other contexts beside the plan's --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name = "llama3-8b-q3_k_l"
+    return shapes.write(tmp_path_factory.mktemp("llama") / f"{name}.gguf", shapes.SHAPES[name], tokenizer=True)
+
+
+def test_other_contexts_stand_beside_a_plan_without_one(cli: Cli, llama: Path) -> None:
+    plan = cli("plan", "-m", llama, "--vram", "8GiB", "--json").document()
+    rows = {row["ctx_size"]: row for row in plan["contexts"]}
+    assert list(rows) == [2048, 4096, 32768, 131072]
+    assert rows[2048]["target_layers"] == plan["target"]["gpu_layers"]
+    layers = [row["target_layers"] for row in rows.values()]
+    assert layers == sorted(layers, reverse=True)
+    assert layers[-1] < layers[0]
+    assert all(row["full_tokens_per_s"] < row["empty_tokens_per_s"] for row in rows.values())
+    speed = plan["predicted"]["target_only_tokens_per_s"]
+    assert rows[2048]["full_tokens_per_s"] < speed < rows[2048]["empty_tokens_per_s"]
+    assert plan["predicted"]["depth"] == 1024
+    assert plan["settings"]["context_from"] == "the default"
+    alone = cli("plan", "-m", llama, "--vram", "8GiB", "-c", "32768", "--json").document()
+    assert alone["contexts"] == []
+    assert alone["settings"]["context_from"] == "given with -c"
+    assert alone["target"]["gpu_layers"] == rows[32768]["target_layers"]
+
+
+def test_the_table_of_contexts(cli: Cli, llama: Path) -> None:
+    shown = plain(cli("plan", "-m", llama, "--vram", "8GiB", COLUMNS="80").stdout)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"32,768 +yes +\d+/33 +f16 +[\d.]+ +[\d.]+", shown)
+    assert "2,048 tokens of context (the default); its speeds are with 1,024" in " ".join(shown.split())
+
+
+def test_a_context_that_does_not_fit_is_a_row(cli: Cli, llama: Path) -> None:
+    plan = cli("plan", "-m", llama, "--vram", "8GiB", "-ngl", "all", "-ctk", "q8_0", "-ctv", "q8_0", "--json")
+    rows = {row["ctx_size"]: row for row in plan.document()["contexts"]}
+    assert (rows[4096]["fits"], rows[4096]["cache_type_k"]) == (True, "q8_0")
+    assert (rows[131072]["fits"], rows[131072]["target_layers"]) == (False, None)
+
+
+def test_no_context_beyond_the_training_is_shown(cli: Cli, trained: int) -> None:
+    rows = cli("plan", "demo", "-c", "max", "--json").document()
+    assert rows["contexts"] == []
+    assert [row["ctx_size"] for row in cli("plan", "demo", "--json").document()["contexts"]] == [trained]

@@ -156,7 +156,7 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
         (("--vram", "24G", "-ub", "4097"), ("--ubatch-size 4097 is out of range", "1 to 4096")),
         (("--vram", "24G", "-ub", "many"), ("--ubatch-size", "is not a whole number")),
         (("--vram", "24G", "-ngl", "all"), ("needs", "the budget is 23.75 GiB", "auto")),
-        (("--vram", "24G", "-c", "0"), ("--ctx-size 0 is out of range", "-c 2048")),
+        (("--vram", "24G", "-c", "-5"), ("--ctx-size -5 is out of range", "-c max")),
         (("--vram", "24G", "--acceptance", "2"), ("--acceptance",)),
         (("--vram", "24G", "--allow-kv", "q9_9"), ("q9_9", "q8_0")),
         (("--vram", "24G", "--n-cpu-moe", "3"), ("no experts", "--n-cpu-moe")),

@@ -42,7 +42,7 @@ def plan(
     spec = inputs.pair_spec(given)
     options = api.decoder_options(given.over(spec.settings))
     (measure_machine if calibrate else measure_if_due)(options.threads, physical_cores(), given.rpc or ())
-    document = inputs.make_plan(spec, given).document(sweep=sweep)
+    document = inputs.make_plan(spec, given).document(sweep=sweep, contexts=True)
     ui.result(document, lambda: _show(document))
     return 0
 
@@ -110,6 +110,8 @@ def _show(document: PlanDocument) -> None:
             "Where a log's accepted ÷ drafted tokens are above the break-even of their draft length, the draft pays.",
             style="dim",
         )
+    if document.contexts:
+        out.print(table.terminal(report.contexts(document)))
     if len(document.sweep) > 1:
         out.print(table.terminal(report.sweep(document)))
     elif document.sweep:
@@ -119,6 +121,7 @@ def _show(document: PlanDocument) -> None:
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
     out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")
+    out.print(f"The plan is for {report.context(document)}.", style="dim")
     if any(is_guessed(device.overhead_bytes) for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
     if document.draft is not None or document.options["speculative"] is not None:

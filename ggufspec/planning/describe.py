@@ -8,11 +8,19 @@ from dataclasses import asdict
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning.memory import HOST, Bytes
 from ggufspec.planning.plan import ModelRequest, Plan, PlannedRun
-from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
+from ggufspec.schema.plan import ContextRow, PlanDocument, PlannedDevice, PlannedModel, PlannedOption, SweepRow
 
 
-def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: Sequence[SweepRow] = ()) -> PlanDocument:
-    """The plan of ``pair`` as ``ggufspec/plan@1``; ``acceptance_from`` says where the expected acceptance is from."""
+def document(
+    plan: Plan,
+    pair: dict[str, object],
+    sources: dict[str, str],
+    sweep: Sequence[SweepRow] = (),
+    contexts: Sequence[ContextRow] = (),
+) -> PlanDocument:
+    """The plan of ``pair`` as ``ggufspec/plan@1``; ``sources`` say where the expected acceptance is from, and the
+    context.
+    """
     chosen = _option(plan, plan.chosen)
     request = plan.request
     return PlanDocument(
@@ -30,15 +38,17 @@ def document(plan: Plan, pair: dict[str, object], acceptance_from: str, sweep: S
             "target_only_at_pair_tokens_per_s": plan.at_pair if plan.pair else None,
             "break_even_acceptance": plan.break_even_acceptance,
             "acceptance": request.acceptance if request.draft else None,
+            "depth": request.target.usual_depth,
         },
         choice=plan.choice,
         why=plan.why(),
-        settings=asdict(plan.chosen.context) | {"acceptance_from": acceptance_from, "draft_max": request.draft_max},
+        settings=asdict(plan.chosen.context) | sources | {"draft_max": request.draft_max},
         draft_costs_layers=plan.draft_costs_layers,
         confirmed=plan.confirmed,
         speed=plan.machine.speed.origin,
         notes=plan.notes,
         sweep=tuple(sweep),
+        contexts=tuple(contexts),
         draft_lengths=plan.draft_lengths,
     )
 

@@ -101,15 +101,20 @@ class ModelRequest:
         layers = min(placement.offloaded(self.header.blocks), self.as_read.layers)
         return self.as_read, replace(placement, gpu_layers=layers)
 
-    def pass_s(self, machine: Machine, placement: Placement, tokens: int) -> float:
-        """Predicted seconds of a batch, half of the context filled."""
+    @property
+    def usual_depth(self) -> int:
+        """The tokens in the cache that predictions are for where no depth is named: half of the context."""
+        return self.context.ctx_size // 2
+
+    def pass_s(self, machine: Machine, placement: Placement, tokens: int, depth: int | None = None) -> float:
+        """Predicted seconds of a batch with ``depth`` tokens in the cache, by default :attr:`usual_depth`."""
         layers = placement.offloaded(self.header.blocks)
         return pass_s(
             *self.read_at(placement),
             self.speed_on(machine),
             machine.card_names,
             tokens=tokens,
-            depth=self.context.ctx_size // 2,
+            depth=self.usual_depth if depth is None else depth,
             context=self.context,
             batch_latency=self.rehearsed.batch_latency(layers) if self.rehearsed else None,
         )

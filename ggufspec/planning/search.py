@@ -7,6 +7,7 @@ plan is one that llama.cpp confirmed, and one layer more does not fit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +18,7 @@ from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, 
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
-from ggufspec.schema.plan import DraftLengthRow, SweepRow
+from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
@@ -77,6 +78,57 @@ def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
     ]
 
 
+CONTEXTS = (4096, 32768, 131072)  # tokens that plans are shown for side by side
+
+
+def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
+    """The plan at ``CONTEXTS``, at its own context, and at the most that the target was trained for.
+
+    Each row is a plan of its own, of the option that is faster with half of that context filled.
+    """
+    request, blocks = plan.request, plan.request.target.header.blocks
+    planned, trained = request.target.context.ctx_size, request.target.header.context_length
+    most = max(planned, trained) if trained else max(planned, *CONTEXTS)
+    sizes = sorted({planned, most, *(size for size in CONTEXTS if size <= most)})
+    rows = []
+    for size in sizes:
+        asked = _at_context(request, size)
+        search = _Search(asked, plan.machine, dry_run)
+        option = plan.chosen if size == planned else search.fastest()
+        if option is None:
+            rows.append(ContextRow(size, fits=False))
+            continue
+        host = option.used(HOST).total
+        placed = replace(asked.target if option.draft else asked.target_only, context=option.context)
+        draft = asked.draft if option.draft else None
+        empty, full = (search.choice(placed, option.target, draft, option.draft, depth) for depth in (0, size))
+        rows.append(
+            ContextRow(
+                size,
+                fits=host <= plan.machine.memory_bytes,
+                target_layers=option.target.offloaded(blocks),
+                n_cpu_moe=option.target.n_cpu_moe,
+                draft_layers=option.draft.offloaded(draft.header.blocks) if draft and option.draft else None,
+                cache_type_k=option.context.cache_type_k,
+                cache_type_v=option.context.cache_type_v,
+                host_bytes=host,
+                empty_tokens_per_s=empty.tokens_per_s,
+                full_tokens_per_s=full.tokens_per_s,
+            )
+        )
+    return rows
+
+
+def _at_context(request: PlanRequest, ctx_size: int) -> PlanRequest:
+    def at(subject: ModelRequest) -> ModelRequest:
+        return replace(subject, context=replace(subject.context, ctx_size=ctx_size))
+
+    draft = at(request.draft) if request.draft else None
+    alone = at(request.target_only)
+    target = alone if request.target is request.target_only else at(request.target)
+    return replace(request, target=target, target_only=alone, draft=draft)
+
+
 def _with_kv_types(request: PlanRequest) -> Iterator[ModelRequest]:
     yield request.target
     for cache_type_k, cache_type_v in request.kv_types:
@@ -111,23 +163,29 @@ class _Search:
 
     # ---- what is known of a placement
 
-    def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int) -> float:
-        """Predicted seconds of a batch."""
+    def pass_s(self, subject: ModelRequest, placement: Placement, tokens: int, depth: int | None = None) -> float:
+        """Predicted seconds of a batch; ``depth`` as of :meth:`ModelRequest.pass_s`."""
         context = subject.context
-        key = (id(subject.as_read or subject.header), placement, context.cache_type_k, context.cache_type_v, tokens)
+        types = context.cache_type_k, context.cache_type_v
+        key = (id(subject.as_read or subject.header), placement, types, tokens, depth)
         if key not in self._passes:
-            self._passes[key] = subject.pass_s(self.machine, placement, tokens)
+            self._passes[key] = subject.pass_s(self.machine, placement, tokens, depth)
         return self._passes[key]
 
     def choice(
-        self, target: ModelRequest, at: Placement, draft: ModelRequest | None, draft_at: Placement | None
+        self,
+        target: ModelRequest,
+        at: Placement,
+        draft: ModelRequest | None,
+        draft_at: Placement | None,
+        depth: int | None = None,
     ) -> Choice:
         """The best draft length there and what it yields; for target-only, length 0."""
         if draft is None or draft_at is None:
-            return Choice(0, 1 / self.pass_s(target, at, 1))
+            return Choice(0, 1 / self.pass_s(target, at, 1, depth))
         return best_length(
-            lambda tokens: self.pass_s(target, at, tokens),
-            self.pass_s(draft, at if draft.in_target else draft_at, 1),
+            lambda tokens: self.pass_s(target, at, tokens, depth),
+            self.pass_s(draft, at if draft.in_target else draft_at, 1, depth),
             self.request.acceptance,
             most=self.request.draft_max,
             least=1,
@@ -158,6 +216,16 @@ class _Search:
             hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
             raise ModelError(f"{request.header.name}: {reason}", hint)
         return None
+
+    def fastest(self) -> PlannedRun | None:
+        """The faster of both options where they fit; None where nothing does or llama.cpp refuses."""
+        request, found = self.request, list[PlannedRun | None]()
+        with contextlib.suppress(ModelError):
+            found.append(self.best([(request.target_only, None)]))
+        if request.draft is not None:
+            with contextlib.suppress(ModelError):
+                found.append(self.best([(target, request.draft) for target in _with_kv_types(request)]))
+        return max(filter(None, found), key=lambda option: option.tokens_per_s, default=None)
 
     def best_estimate(self, target: ModelRequest, draft: ModelRequest | None) -> float | None:
         """Tokens/s of the fastest option that fits by estimate, or None."""

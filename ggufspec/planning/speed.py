@@ -135,9 +135,11 @@ _OTHER_FAMILY = 0.5  # as far as a factor of 2^0.5 in bits
 
 def _nearest(kind: str, known: Mapping[str, object]) -> str:
     """The type of ``known`` that ``kind`` is most like: itself, else one of about its bits and of its family."""
-    if kind in known or not known:
-        return kind
+    return kind if kind in known or not known else _nearest_of(kind, tuple(known))
 
+
+@functools.cache
+def _nearest_of(kind: str, known: tuple[str, ...]) -> str:
     def distance(other: str) -> float:
         bits = abs(math.log2(BITS.get(other, 4.5) / BITS.get(kind, 4.5)))
         return bits + _OTHER_FAMILY * (_family(kind) != _family(other))

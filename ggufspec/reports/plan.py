@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ggufspec.display import number, of_memory
+from ggufspec.display import counted, number, of_memory
 from ggufspec.reports import table
 from ggufspec.reports.table import Table
 from ggufspec.schema.plan import PlanDocument, PlannedDevice, PlannedModel, PlannedOption
@@ -123,15 +123,41 @@ def _share(value: float | None) -> str:
     return "never" if value is None else f"{value:.0%}"
 
 
+def context(document: PlanDocument) -> str:
+    """The plan's context, where that is from, and how much of it is filled where a speed is predicted."""
+    settings, depth = document.settings, document.predicted["depth"]
+    tokens = counted(settings["ctx_size"], "token")
+    return f"{tokens} of context ({settings['context_from']}); its speeds are with {depth:,.0f} of them in the cache"
+
+
+def contexts(document: PlanDocument) -> Table:
+    """The faster option at several contexts; the plan's own is bold."""
+    rows, leading = [], set()
+    for index, row in enumerate(document.contexts):
+        if row.ctx_size == document.settings["ctx_size"]:
+            leading.add(index)
+        speeds = (row.empty_tokens_per_s, row.full_tokens_per_s)
+        fits = "yes" if row.fits else "no" if row.host_bytes is None else f"no: {of_memory(row.host_bytes)} of RAM"
+        layers = "–" if row.target_layers is None else _count(row.target_layers, document.target.layers, row.n_cpu_moe)
+        draft = "" if row.draft_layers is None else str(row.draft_layers)
+        types = "/".join(dict.fromkeys(filter(None, (row.cache_type_k, row.cache_type_v))))
+        rows.append((f"{row.ctx_size:,}", fits, layers, draft, types, *map(predicted, speeds)))
+    columns = table.columns("Context", table.word("Fits"), "Target", "Draft", "KV", "t/s empty", "t/s full")
+    return Table("Other contexts", columns, tuple(rows), leading=frozenset(leading))
+
+
 def predicted(tokens_per_s: float | None) -> str:
     """Predicted tokens/s; a dash where it does not fit."""
     return "–" if tokens_per_s is None else number(tokens_per_s)
 
 
+def _count(gpu_layers: int, blocks: int, n_cpu_moe: int) -> str:
+    text = f"{gpu_layers}/{blocks + 1}"
+    return f"{text}, experts of {n_cpu_moe} on CPU" if n_cpu_moe else text
+
+
 def _layers(model: PlannedModel) -> str:
-    text = f"{model.gpu_layers}/{model.layers + 1}"
-    if model.n_cpu_moe:
-        text += f", experts of {model.n_cpu_moe} on CPU"
+    text = _count(model.gpu_layers, model.layers, model.n_cpu_moe)
     types = dict.fromkeys((model.cache_type_k, model.cache_type_v))
     return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
 

@@ -74,8 +74,30 @@ class DraftLengthRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ContextRow:
+    """The faster option with so many tokens of context, and its predicted tokens/s with none and all of them filled.
+
+    ``fits`` is False where the cards cannot hold it, and the rest is None then, or where the host cannot.
+    """
+
+    ctx_size: Count
+    fits: bool
+    target_layers: Count | None = None
+    n_cpu_moe: Count = 0
+    draft_layers: Count | None = None
+    cache_type_k: str = ""
+    cache_type_v: str = ""
+    host_bytes: Count | None = None
+    empty_tokens_per_s: Amount | None = None
+    full_tokens_per_s: Amount | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
-    """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways."""
+    """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways.
+
+    ``predicted`` is with ``depth`` tokens in the cache; ``contexts`` are there where no context was asked for.
+    """
 
     pair: dict[str, Any]
     devices: tuple[PlannedDevice, ...]
@@ -91,5 +113,6 @@ class PlanDocument:
     speed: str
     notes: tuple[str, ...]
     sweep: tuple[SweepRow, ...] = ()
+    contexts: tuple[ContextRow, ...] = ()
     draft_lengths: tuple[DraftLengthRow, ...] = ()
     schema: str = field(default="ggufspec/plan@1")
