@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "c0ffee" * 6 + "0123"
 ENDLESS_CHUNK = bytes(1 << 16)
@@ -121,6 +121,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.pieces(self.served.raw[path])
             elif path in self.served.files:
                 self.file(path, self.served.files[path])
+            elif path == "/api/models":
+                self.search(parse_qs(urlsplit(self.path).query))
             elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
                 self.tree(match[1])
             elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -142,6 +144,14 @@ class Handler(BaseHTTPRequestHandler):
         self.head(200, {"Content-Length": str(len(body)), "Content-Type": "application/json"})
         self.wfile.write(body)
         return None
+
+    def search(self, query: dict[str, list[str]]) -> None:
+        """Repositories whose names have all the words, in the order in which they were added."""
+        words = query["search"][0].lower().split()
+        found = [{"id": repo} for repo in self.served.repos if all(word in repo.lower() for word in words)]
+        body = json.dumps(found[: int(query["limit"][0])]).encode()
+        self.head(200, {"Content-Length": str(len(body)), "Content-Type": "application/json"})
+        self.wfile.write(body)
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
         commit = self.served.commits[0] if revision == "main" else revision

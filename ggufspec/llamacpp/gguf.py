@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,10 +40,12 @@ _SCALARS: dict[int, Any] = {
 }
 _STRING, _ARRAY = 8, 9
 _COUNTS = struct.Struct("<8xQQ")  # tensors and keys, after the magic and the version
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _LONGEST_ARRAY = 4096  # of longer ones, the vocabulary's, only the lengths are read
 _LONGEST_TEXT = 65536  # chat templates are shorter
 _MOST_NUMBERS = 1 << 18  # of all arrays together: one per block, in a few keys
 _MOST_TOKENS = 1 << 21  # vocabularies have 262,144 at most
+_lock = threading.Lock()
 _MOST_ENTRIES = 65536  # keys, and tensors: each takes a hundred times its bytes in the file
 
 
@@ -88,10 +91,12 @@ def _parsed(data: bytes) -> Iterator[int]:
     lib = _ggml()
     if len(data) >= _COUNTS.size and max(_COUNTS.unpack_from(data)) > _MOST_ENTRIES:
         raise ModelError(f"the header claims more than {_MOST_ENTRIES:,} keys or tensors", "download it again")
-    forget_complaints()
-    handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
+    with _lock:  # complaints are the process's
+        forget_complaints()
+        handle = lib.gguf_init_from_buffer(data, len(data), _Params(True, None))
+        reason = "" if handle else complaints() or "it gave no reason"
     if not handle:
-        raise ModelError(f"llama.cpp refuses the header: {complaints() or 'it gave no reason'}", "download it again")
+        raise ModelError(f"llama.cpp refuses the header: {reason}", "download it again")
     try:
         yield handle
     finally:
@@ -151,6 +156,51 @@ def _tensor(handle: int, index: int) -> Tensor:
         size_bytes=lib.gguf_get_tensor_size(handle, index),
         offset=lib.gguf_get_tensor_offset(handle, index),
     )
+
+
+_SIZES = {kind: ctypes.sizeof(scalar) for kind, scalar in _SCALARS.items()}
+
+
+def extent(data: bytes) -> tuple[dict[str, tuple[int, int]], int] | None:
+    """Where a header's keys are, and where it ends before its padding; None if ``data`` has not all of it.
+
+    Only lengths are looked at, in the order of the file: what llama.cpp refuses may have an extent.
+
+    Returns:
+        (begin, end) of each key with its value, and the end of the last tensor's description.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        tensors, keys = _COUNTS.unpack_from(data)
+        at = _COUNTS.size
+        for _ in range(keys):
+            begin, after = at, _after_text(data, at)
+            at = _after_value(data, after + 4, *_U32.unpack_from(data, after))
+            found[data[begin + 8 : after].decode("utf-8", "replace")] = begin, at
+        for _ in range(tensors):
+            at = _after_text(data, at)
+            at += 4 + 8 * _U32.unpack_from(data, at)[0] + 4 + 8  # dimensions, type, offset
+    except (struct.error, KeyError, OverflowError):
+        return None
+    return (found, at) if at <= len(data) else None
+
+
+def _after_text(data: bytes, at: int) -> int:
+    return at + 8 + int(_U64.unpack_from(data, at)[0])
+
+
+def _after_value(data: bytes, at: int, kind: int) -> int:
+    if kind == _STRING:
+        return _after_text(data, at)
+    if kind != _ARRAY:
+        return at + _SIZES[kind]
+    (item,), (count,) = _U32.unpack_from(data, at), _U64.unpack_from(data, at + 4)
+    at += 12
+    if item != _STRING:
+        return at + int(count) * _SIZES[item]
+    for _ in range(count):
+        at = _after_text(data, at)
+    return at
 
 
 def tokens(data: bytes) -> list[bytes]:

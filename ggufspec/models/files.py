@@ -126,7 +126,7 @@ def locate(source: Source) -> ModelFiles:
     """
     source = plain(source)
     if isinstance(source, HubFile):
-        return _downloaded(source) or _on_hub(source)
+        return downloaded(source) or _on_hub(source)
     if is_url(source):
         files = tuple(map(probe, _part_urls(source)))
         return ModelFiles(unsigned(files[0].url), locator(source), files)
@@ -175,7 +175,7 @@ def _here(paths: Sequence[Path]) -> tuple[LocalFile, ...]:
     return tuple(map(LocalFile.at, paths))
 
 
-def _downloaded(source: HubFile) -> ModelFiles | None:
+def downloaded(source: HubFile) -> ModelFiles | None:
     """The parts in the hub's own cache, if all are present."""
     cached = [hub.cached_file(source.repo, name, source.revision) for name in part_names(source.file)]
     paths = [path for path in cached if path is not None]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ggufspec import __version__, files, foreign
 from ggufspec.errors import GgufspecError, ModelError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import httpx2
 
 Answer = TypeVar("Answer")
+Entry = TypeVar("Entry")
 
 _NAME = "ggufspec"  # for the hub
 _TIMEOUT_S = 15.0
@@ -33,7 +34,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANT = re.compile(r"(?i)(?:^|[-._/])((?:UD-)?(?:I?Q\d+_[A-Z0-9_]+|TQ\d_0|MXFP4(?:_MOE)?|BF16|F16|F32))(?=$|[-./])")
-_USUAL_QUANT = "Q4_K_M"
+USUAL_QUANT = "Q4_K_M"
 
 
 class UnreachableError(GgufspecError):
@@ -201,15 +202,50 @@ def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
     return tuple(sorted(file for file in _names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
 
 
-def _names(repo: str, revision: str | None) -> list[str]:
-    """The files of a repository; those in the cache if the hub is unreachable."""
+def sizes(repo: str, revision: str | None = None) -> dict[str, int]:
+    """The files of a repository as the hub lists them, and their bytes.
 
-    def ask() -> list[str]:
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: there is no such repository.
+    """
+
+    def ask() -> dict[str, int]:
         with _explained(repo, "", revision):
             return _list(repo, revision)
 
+    return with_retries(ask)
+
+
+def search(words: str, most: int) -> list[str]:
+    """Repositories of the hub that have GGUF files and match ``words``, the most downloaded first.
+
+    Raises:
+        UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
+        ModelError: the hub answers with something else.
+    """
+    from urllib.parse import urlencode
+
+    from huggingface_hub import constants
+
+    asked = urlencode({"search": words, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": most})
+
+    def ask() -> list[str]:
+        with _explained(f"a search for {words!r}", "", None):
+            found, _ = _asked(
+                f"{constants.ENDPOINT}/api/models?{asked}",
+                f"a search for {words!r}",
+                lambda body: [str(entry["id"]) for entry in body],
+            )
+        return found[:most]
+
+    return with_retries(ask)
+
+
+def _names(repo: str, revision: str | None) -> list[str]:
+    """The files of a repository; those in the cache if the hub is unreachable."""
     try:
-        return with_retries(ask)
+        return [*sizes(repo, revision)]
     except UnreachableError:
         names = _cached_names(repo, revision)
         if not names:
@@ -217,37 +253,67 @@ def _names(repo: str, revision: str | None) -> list[str]:
         return names
 
 
-def _list(repo: str, revision: str | None) -> list[str]:
-    """The files of a repository; the hub divides a long list into pages."""
+def _list(repo: str, revision: str | None) -> dict[str, int]:
+    """The files of a repository, and their bytes; the hub divides a long list into pages."""
     from urllib.parse import quote, urlsplit
 
     from huggingface_hub import constants
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    def named(body: Any) -> list[tuple[str, int]]:
+        return [(str(one["path"]), int(one.get("size", 0))) for one in body if one["type"] == "file"]
+
+    validate_repo_id(repo)
+    url = f"{constants.ENDPOINT}/api/models/{repo}/tree/{quote(revision or 'main', safe='')}?recursive=True"
+    found: dict[str, int] = {}
+    for _ in range(_MOST_PAGES):
+        some, url = _asked(url, f"the files of {repo}", named)
+        found |= some
+        if urlsplit(url)[:2] != urlsplit(constants.ENDPOINT)[:2]:  # nobody else is to get the user's token
+            return found
+    raise ModelError(f"{repo} has more files than a list of them can have", f"name the file: {repo}/FILE")
+
+
+def _asked(url: str, what: str, read: Callable[[Any], list[Entry]]) -> tuple[list[Entry], str]:
+    """What ``read`` makes of the JSON that the hub answers, and the URL of the next page, or empty."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,
         get_session,
         hf_raise_for_status,
-        validate_repo_id,
     )
 
-    validate_repo_id(repo)
     headers = build_hf_headers(library_name=_NAME, library_version=__version__)
-    url = f"{constants.ENDPOINT}/api/models/{repo}/tree/{quote(revision or 'main', safe='')}?recursive=True"
-    names: list[str] = []
-    for _ in range(_MOST_PAGES):
-        response = get_session().get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
-        hf_raise_for_status(response)
-        try:
-            names += [str(entry["path"]) for entry in response.json() if entry["type"] == "file"]
-        except (ValueError, TypeError, KeyError, RecursionError):  # a captive portal answered
-            what = "a web page" if response.content[:256].lstrip()[:1] == b"<" else "something else"
-            raise ModelError(
-                f"asked for the files of {repo} the hub answers with {what}",
-                "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
-            ) from None
-        url = response.links.get("next", {}).get("url", "")
-        if urlsplit(url)[:2] != urlsplit(constants.ENDPOINT)[:2]:  # nobody else is to get the user's token
-            return names
-    raise ModelError(f"{repo} has more files than a list of them can have", f"name the file: {repo}/FILE")
+    response = get_session().get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+    hf_raise_for_status(response)
+    try:
+        found = read(response.json())
+    except (ValueError, TypeError, KeyError, RecursionError):  # a captive portal answered
+        other = "a web page" if response.content[:256].lstrip()[:1] == b"<" else "something else"
+        raise ModelError(
+            f"asked for {what} the hub answers with {other}",
+            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+        ) from None
+    return found, response.links.get("next", {}).get("url", "")
+
+
+def models(files: Iterable[str]) -> dict[str, list[str]]:
+    """The models among a repository's files, heads included: all parts of each in order, by their common name. Pure."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.endswith(".gguf") and "mmproj" not in file.lower():
+            found.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
+    return found
+
+
+def quant_of(file: str) -> str:
+    """The quantisation that a file's name ends with, ``Q4_K_M`` say; empty without one. Pure."""
+    match = _QUANT.search(_SPLIT.sub("", file.removesuffix(".gguf")))
+    return match[1].upper() if match else ""
+
+
+def no_gguf(repo: str) -> ModelError:
+    """The error for a repository without a GGUF file."""
+    return ModelError(f"{repo} has no GGUF file", f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf")
 
 
 def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) -> tuple[str, ...]:
@@ -259,43 +325,40 @@ def choose(repo: str, files: Sequence[str], quant: str, *, draft: bool = False) 
     Raises:
         ModelError: there is none, or more than one.
     """
-    every: dict[str, list[str]] = {}
-    for file in sorted(files):
-        if file.endswith(".gguf") and "mmproj" not in file.lower():
-            every.setdefault(_SPLIT.sub("", file.removesuffix(".gguf")), []).append(file)
+    every = models(files)
     if not every:
-        raise ModelError(f"{repo} has no GGUF file", f"https://huggingface.co/models?search={repo.split('/')[-1]}+gguf")
+        raise no_gguf(repo)
     for parts in every.values():
         if quant in parts:
             return tuple(parts)
     heads = {stem: parts for stem, parts in every.items() if sidecar(parts[0])}
-    models = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
-    if not models:
+    left = {stem: parts for stem, parts in every.items() if stem not in heads} or (heads if draft else {})
+    if not left:
         there = ", ".join(parts[0] for parts in heads.values())
         raise ModelError(f"{repo} has heads and no target: {there}", f"-hf TARGET -hfd {repo}")
     kind, _, of_kind = quant.partition("-")
-    what, usual = "model", _USUAL_QUANT if len(models) > 1 else ""
+    what, usual = "model", USUAL_QUANT if len(left) > 1 else ""
     if draft and kind in SIDECARS:
-        models = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
+        left = {stem: parts for stem, parts in heads.items() if sidecar(parts[0]) is SIDECARS[kind]}
         what, usual, quant = f"{kind} head", "", of_kind
-        if not models:
+        if not left:
             own = "--drafter mtp takes blocks of the target's own file; " if kind == "mtp" else ""
             there = f"; its heads are {', '.join(parts[0] for parts in heads.values())}" if heads else ""
             raise ModelError(f"{repo} has no {kind}-….gguf{there}", f"{own}see {page(repo)}/tree/main")
     wanted = quant or usual
     pattern = re.compile(rf"(?i)(?:^|[-._/]){re.escape(wanted)}(?=$|[-./])")
-    found = [parts for stem, parts in models.items() if not wanted or pattern.search(stem)]
+    found = [parts for stem, parts in left.items() if not wanted or pattern.search(stem)]
     if len(found) == 1:
         return tuple(found[0])
-    quants = sorted({match[1].upper() for stem in models if (match := _QUANT.search(stem))})
+    quants = sorted({match[1].upper() for stem in left if (match := _QUANT.search(stem))})
     in_quant = f" in {wanted}" if wanted else ""
     if found:
         raise ModelError(
             f"{repo} has {len(found)} {what}s{in_quant}: " + ", ".join(parts[0] for parts in found),
             f"name the file: {repo}:{found[0][0]}",
         )
-    near = difflib.get_close_matches(wanted.upper(), quants, n=1) or quants[:1] or [next(iter(models.values()))[0]]
-    there = ", ".join(quants or list(models))
+    near = difflib.get_close_matches(wanted.upper(), quants, n=1) or quants[:1] or [next(iter(left.values()))[0]]
+    there = ", ".join(quants or list(left))
     of = f"{kind}-" if what != "model" and quants else ""
     raise ModelError(f"{repo} has no {what}{in_quant}; it has {there}", f"for example {repo}:{of}{near[0]}")
 
@@ -376,6 +439,13 @@ def asked_pause_s(headers: Mapping[str, str]) -> float:
         if match := re.fullmatch(pattern, headers.get(name, "")):
             return float(match[1])
     return 0.0
+
+
+def url(repo: str, file: str, revision: str) -> str:
+    """Where the hub serves a file of a revision."""
+    from huggingface_hub import hf_hub_url
+
+    return hf_hub_url(repo, file, revision=revision)
 
 
 def page(repo: str) -> str:

@@ -29,6 +29,7 @@ MOST_HEADER_BYTES = 64 << 20
 """Limit on the header, of all parts of a split model together. Llama 3 has 8 MB."""
 
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
+_LARGE = 16 << 20  # a header of so many bytes that is still refused may not be one that needs more
 MAX_MEMORY = 4 << 30  # of address space, beyond that of the child with llama.cpp loaded
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _AGAIN = "download it again"
@@ -172,21 +173,26 @@ def _read(found: ModelFiles, folder: Path, progress: Callable[[str, int], None])
         prefixes.append(prefix)
         read += count
     name = found.files[0].name
-    _check_split(name, parts)
+    check_split(name, parts)
     header = interpret(name, parts, sum(file.size_bytes for file in found.files))
     header_cache.save(folder, found, header, prefixes)
     return read
 
 
 def read_prefix(
-    file: LocalFile | RemoteFile, most: int = MOST_HEADER_BYTES, progress: Callable[[int], None] | None = None
+    file: LocalFile | RemoteFile,
+    most: int = MOST_HEADER_BYTES,
+    progress: Callable[[int], None] | None = None,
+    data: bytes = b"",
 ) -> tuple[gguf.Gguf, bytes, int]:
     """Read a file's first bytes until the header is complete: (parsed, its bytes, number of bytes read).
+
+    ``data`` are those that are read already.
 
     Raises:
         ModelError: it is not a GGUF file, cut short, damaged, or its header is larger than ``most``.
     """
-    data, wanted = b"", _FIRST_BYTES
+    wanted = _FIRST_BYTES
     while True:
         wanted = min(wanted, file.size_bytes, most)
         data += file.read(len(data), wanted - len(data))
@@ -200,6 +206,8 @@ def read_prefix(
         except ModelError as error:
             if wanted == file.size_bytes:
                 what = f"{file.name} is cut short within its header, or damaged"
+            elif wanted > _LARGE and gguf.extent(data):
+                what = f"the header of {file.name} is whole and not accepted"
             elif wanted == most:
                 what = f"{file.name} has no complete header in its first {most:,} bytes"
             else:
@@ -222,7 +230,7 @@ def _looks_like(data: bytes) -> str:
     return " but a web page" if start.startswith((b"<!doctype", b"<html")) else ""
 
 
-def _check_split(name: str, parts: Sequence[gguf.Gguf]) -> None:
+def check_split(name: str, parts: Sequence[gguf.Gguf]) -> None:
     """Check that parts belong to one model. Source: llama_model_loader in src/llama-model-loader.cpp."""
     again = "download all parts again"
     for index, part in enumerate(parts):
