@@ -398,7 +398,6 @@ def with_head(
     """
     from ggufspec.models import heads
     from ggufspec.models.source import read_headers
-    from ggufspec.models.vocabulary import check_pair
 
     if not options.ctx_size:
         options = with_context(options, read_headers([pair.target], None, on_event)[0].header)
@@ -411,10 +410,24 @@ def with_head(
     draft = read_headers([pair.draft], None, on_event)[0]
     if not options.head and heads.kind_of(draft.header) is None:
         return pair, options
-    target = read_headers([pair.target], None, on_event)[0]
-    kind = heads.require(target.header, draft.header, options.head)
-    check_pair(target, draft, options.head)
-    return pair, options.with_head(kind.drafter)
+    return pair, drafting(read_headers([pair.target], None, on_event)[0], draft, options)
+
+
+def drafting(target: Known, draft: Known, options: DecoderOptions) -> DecoderOptions:
+    """The options with which a draft drafts for a target: as a head if it is one.
+
+    Raises:
+        UsageError: a head is asked for, and the draft is none.
+        ModelError: the draft cannot serve the target.
+    """
+    from ggufspec.models import heads
+    from ggufspec.models.vocabulary import check_pair
+
+    head = options.head
+    if head or heads.kind_of(draft.header):
+        options = options.with_head(heads.require(target.header, draft.header, head).drafter)
+    check_pair(target, draft, head)
+    return options
 
 
 def with_context(options: DecoderOptions, target: ModelHeader) -> DecoderOptions:

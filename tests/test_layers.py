@@ -19,6 +19,7 @@ LAYERS = (  # top to bottom
     "tune",
     "verify",
     "bench",
+    "ranking",
     "api",
     "decoding",
     "planning",

@@ -108,11 +108,14 @@ _register(
     plan,
     "ggufspec plan llama3-70b --gpu 'RTX 4090'",
     "ggufspec plan -m TARGET.gguf -md DRAFT.gguf --vram 24GiB -c 8192 --sweep",
+    "ggufspec plan -hf USER/REPO --draft-repo USER/SMALL-REPO",
+    "ggufspec plan --search 'qwen3 coder' --gpu 'RTX 4090'",
 )
 _register(
     pull,
     "ggufspec pull llama3-70b --dry-run",
     "ggufspec pull -hf USER/REPO:Q4_K_M -hfd USER/SMALL-REPO:Q8_0 -y",
+    "ggufspec pull -hf USER/REPO --row 3",
     confirms=True,
 )
 _register(

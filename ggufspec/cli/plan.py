@@ -10,9 +10,11 @@ from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.results import show_models
+from ggufspec.errors import UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
+    from ggufspec.models.repository import Repository
     from ggufspec.schema.plan import PlanDocument
 
 
@@ -22,6 +24,13 @@ def plan(
         bool, typer.Option("--calibrate", help="Measure this machine's speed first, in 10 to 20 seconds; it is kept.")
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
+    search: Annotated[
+        str | None, typer.Option("--search", metavar="WORDS", help="Rank models of repositories that the hub finds.")
+    ] = None,
+    draft_repo: Annotated[
+        str | None,
+        typer.Option("--draft-repo", metavar="USER/REPO", help="Rank the drafts of this repository beside the target."),
+    ] = None,
     given: Annotated[
         Settings,
         takes(
@@ -35,15 +44,68 @@ def plan(
     """Show what fits, how fast it is, and whether the draft pays.
 
     Says where each layer goes, too. Needs no download: headers are read from the hub by range, a few MB. Needs no card:
-    --gpu or --vram names one.
+    --gpu or --vram names one. -hf USER/REPO without a QUANT ranks all models of the repository.
     """
+    from ggufspec import ranking
     from ggufspec.hardware.host import physical_cores
 
+    check_ranked(given, search, draft_repo)
+    with ui.busy() as show:
+        show("asking the hub")
+        among = ranking.several(given.hf_repo)
+    if among or search is not None or draft_repo is not None:
+        if sweep:
+            raise UsageError("--sweep is of one pair, and several are ranked", "name the files: -hf USER/REPO:QUANT")
+        return rank(given, among, search, draft_repo, calibrate=calibrate)
     spec = inputs.pair_spec(given)
     options = api.decoder_options(given.over(spec.settings))
     (measure_machine if calibrate else measure_if_due)(options.threads, physical_cores(), given.rpc or ())
     document = inputs.make_plan(spec, given).document(sweep=sweep, contexts=True)
     ui.result(document, lambda: _show(document))
+    return 0
+
+
+def check_ranked(given: Settings, search: str | None, draft_repo: str | None) -> None:
+    """Refuse what has no meaning beside ``--search`` or ``--draft-repo``.
+
+    Raises:
+        UsageError: there is such an option.
+    """
+    names = [given.pair, given.model, given.hf_repo]
+    if search is not None and any(names):
+        raise UsageError("both --search and a target are given", "give one of them")
+    if search is not None and not search.strip():
+        raise UsageError("--search has no words", "--search 'qwen3 8b'")
+    if draft_repo is not None and (given.model_draft or given.hf_repo_draft):
+        raise UsageError("both --draft-repo and a draft are given", "give one of them")
+
+
+def rank(
+    given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
+) -> int:
+    """The models of a repository, or of those that a search finds: :func:`ggufspec.ranking.rank`."""
+    from rich.text import Text
+
+    from ggufspec import ranking
+    from ggufspec.hardware.host import physical_cores
+    from ggufspec.reports import ranking as report
+    from ggufspec.reports import table
+
+    threads = api.decoder_options(given).threads
+    (measure_machine if calibrate else measure_if_due)(threads, physical_cores(), given.rpc or ())
+    with inputs.planning() as on_event:
+        document = ranking.rank(
+            given, among, words=search, draft_repo=draft_repo, on_event=on_event, verbose=ui.flags().verbose
+        )
+    out = ui.out()
+
+    def show() -> None:
+        for one in report.tables(document, out.width):
+            out.print(table.terminal(one, out.width))
+        for line, style in report.lines(document):
+            out.print(Text(line, style=style))
+
+    ui.result(document, show)
     return 0
 
 

@@ -33,6 +33,10 @@ def pull(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show files, sizes, what is here and the free disk; download nothing.")
     ] = False,
+    row: Annotated[
+        int | None,
+        typer.Option("--row", metavar="N", help="The target is this row of the table that plan -hf USER/REPO prints."),
+    ] = None,
     given: Annotated[Settings, takes("profile", "hub")],
 ) -> int:
     """Download a pair's files into the Hugging Face cache. All of them are verified.
@@ -41,6 +45,9 @@ def pull(
     """
     from ggufspec.models import download
 
+    if row is not None:
+        given = replace(given, hf_repo=_of_row(given.hf_repo, row))
+        ui.note(f"row {row} is {given.hf_repo}")
     sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft, revision)
     again = command(given.pair, given.hf_repo, given.hf_repo_draft, revision)
     with ui.busy() as say:
@@ -57,6 +64,24 @@ def pull(
     for file in document.heads if given.hf_repo and not ui.flags().json else ():
         ui.note(_offered(str(given.hf_repo).partition(":")[0], file))
     return 0
+
+
+def _of_row(repo: str | None, row: int) -> str:
+    """The model of a row, as ``-hf`` names it.
+
+    Raises:
+        UsageError: no repository is given, or with a file; no table of it was printed, or it has no such row.
+    """
+    from ggufspec.models.repository import last_read
+
+    if repo is None or ":" in repo or repo.count("/") != 1:
+        raise UsageError("--row is of a repository's table", "ggufspec pull -hf USER/REPO --row 3")
+    found = last_read(repo)
+    if found is None:
+        raise UsageError(f"no table of {repo} was printed here", f"ggufspec plan -hf {repo}")
+    if not 1 <= row <= len(found.models):
+        raise UsageError(f"the table of {repo} has {counted(len(found.models), 'row')}", f"ggufspec plan -hf {repo}")
+    return f"{repo}:{found.models[row - 1].file}"
 
 
 def _heads(repo: str | None, revision: str | None, order: Order) -> tuple[str, ...]:

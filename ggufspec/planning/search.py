@@ -27,6 +27,7 @@ _ESTIMATED = 32  # placements that are estimated together
 _MOST_ASKED = 120
 _DRAFT_STEPS = _SWEEP_STEPS = 8
 _LENGTHS = (1, 2, 3, 4, 8, 16)  # draft lengths of which a plan tells what they need
+_SHORTEST, _STEP = 1024, 256  # contexts that are looked at
 
 
 def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
@@ -36,7 +37,26 @@ def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
         GgufspecError: nothing fits the budget, or the layers that were asked for do not.
         ModelError: llama.cpp refuses what would fit.
     """
-    search = _Search(request, machine, dry_run)
+    return _plan(_Search(request, machine, dry_run), request)
+
+
+def estimate(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
+    """:func:`make_plan` by estimates alone: what is dry-run are a few placements, and not the one that is found."""
+    return replace(_plan(_Search(request, machine, dry_run, confirms=False), request), confirmed=False)
+
+
+def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) -> int | None:
+    """The longest context that the model was trained for and with which all its layers fit on the cards, by estimate.
+
+    A longer one counts where the request has it. None without a card, and where not even the shortest fits.
+    """
+    layers, most = subject.header.layers, max(subject.header.context_length, subject.context.ctx_size)
+    search = _Search(PlanRequest(subject, subject, None, 0.0, 1), machine, dry_run)
+    found = [search.longest(subject, split, most) for split in search.splits(subject, layers)] if machine.cards else []
+    return max(found, default=0) or None
+
+
+def _plan(search: _Search, request: PlanRequest) -> Plan:
     target_only = search.best([(request.target_only, None)])
     if target_only is None:
         raise search.too_large(request.target_only, None)
@@ -156,8 +176,10 @@ class _Candidate:
 
 
 class _Search:
-    def __init__(self, request: PlanRequest, machine: Machine, dry_run: DryRun) -> None:
-        self.request, self.machine = request, machine
+    """``confirms``: whether what is found is one that llama.cpp confirmed, or one that fits by estimate."""
+
+    def __init__(self, request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool = True) -> None:
+        self.request, self.machine, self.confirms = request, machine, confirms
         self._memory = Memory(machine.card_names, dry_run)
         self._passes: dict[object, float] = {}
 
@@ -199,6 +221,9 @@ class _Search:
         Raises:
             ModelError: llama.cpp refuses what would fit.
         """
+        if not self.confirms:
+            one = next(self._fitting(subjects, unsure=0.0), None)
+            return self._planned(one, self._memory.estimates(one.requests())) if one else None
         left = self._fitting(subjects, unsure=_UNSURE)
         asked, refusal = 0, None
         while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
@@ -237,7 +262,8 @@ class _Search:
         """What may fit, the fastest first; what is far slower is not even estimated."""
         candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
         left = iter(sorted(candidates, key=self._rank, reverse=True))
-        while some := list(islice(left, _ESTIMATED)):
+        at_once = _ESTIMATED if self.confirms else _AT_ONCE
+        while some := list(islice(left, at_once)):
             requests = [one.requests() for one in some]
             estimates = iter(self._memory.estimates([request for pair in requests for request in pair]))
             for one, pair in zip(some, requests, strict=True):
@@ -277,13 +303,40 @@ class _Search:
             counts = [offloaded(subject.gpu_layers, layers)]
         found = []
         for count in counts:
-            for split in self._splits(subject, count):
+            for split in self.splits(subject, count):
                 found.append(Placement(count, split, subject.n_cpu_moe or 0))
                 if subject.header.experts and subject.n_cpu_moe is None and count == layers:
                     found += [Placement(count, split, blocks) for blocks in range(1, subject.header.blocks + 1)]
         return found
 
-    def _splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
+    def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:
+        """The longest context up to ``most`` with which all layers fit, in whole cells; 0 where none does.
+
+        Compute buffers grow with the context: those of the next power of two count.
+        """
+        placement = Placement(subject.header.layers, split)
+        steps = [
+            1 << power for power in range(_SHORTEST.bit_length() - 1, max(most, 2).bit_length()) if 1 << power < most
+        ]
+        steps.append(most)
+        sized = [replace(subject, context=replace(subject.context, ctx_size=size)) for size in steps]
+        buffers = self._memory.estimates([one.at(placement) for one in sized])
+        longest = 0
+        for size, buffer in zip(steps, buffers, strict=True):
+            if self._within([buffer]):
+                longest = size
+                continue
+            low, high = longest // _STEP, size // _STEP  # the first fits, the other does not
+            while subject.header.regular and high - low > 1:
+                middle = (low + high) // 2
+                at = replace(subject, context=replace(subject.context, ctx_size=middle * _STEP))
+                used = self._memory.resident(at.at(placement))
+                found = {name: replace(one, compute=buffer[name].compute) for name, one in used.items()}
+                low, high = (middle, high) if self._within([found]) else (low, middle)
+            return max(longest, low * _STEP)
+        return longest
+
+    def splits(self, subject: ModelRequest, count: int) -> list[tuple[float, ...]]:
         """Layers for each card: by budget, and with a few taken from the last, which has the output matrix too."""
         cards = self.machine.cards
         if subject.split or len(cards) < 2 or count < len(cards):

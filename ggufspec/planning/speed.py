@@ -216,6 +216,11 @@ def _layers(same: SameHeader) -> tuple[tuple[Counter[tuple[str, bool]], Counter[
     return found
 
 
+@functools.lru_cache(maxsize=32)
+def _tables(same: SameHeader) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in same.header.tensors if block_of(tensor) is None and _is_table(tensor))
+
+
 def _is_table(tensor: Tensor) -> bool:
     return tensor.name.startswith(_TABLES)
 
@@ -237,7 +242,7 @@ def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _
             path += [HOST, device]
     path.append(HOST)
     run = range(header.blocks - header.nextn_blocks)
-    tables = [tensor for tensor in header.tensors if block_of(tensor) is None and _is_table(tensor)]
+    tables = _tables(same)
     return _Placed(
         weights=tuple(_Weights(*key, size, numbers[key]) for key, size in size_bytes.items()),
         blocks=tuple((*key, count) for key, count in Counter((devices[i], _cache(header, i)) for i in run).items()),

@@ -1,0 +1,84 @@
+"""Ranks models that differ in their quantisation alone: what fits, how fast, at how many bits per weight. Pure.
+
+Weights and caches are sums over each model's own tensors; compute buffers do not depend on the weights' types, so that
+one model's dry runs serve all of its shape (tests/test_ranking.py compares them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+from ggufspec.models.header import ModelHeader
+from ggufspec.planning.memory import HOST, ByDevice, DryRun, Request
+from ggufspec.planning.plan import Plan
+
+# Mean KL divergence from F16 in nats: tools/perplexity/README.md in llama.cpp, "LLaMA 3 8b Scoreboard" (Wikitext-2).
+# Without an importance matrix where the table has that row, else with one (WT 10m).
+DIVERGENCE = {"Q8_0": 0.0014, "Q6_K": 0.0055, "Q5_K_M": 0.0108, "Q5_K_S": 0.0166, "Q5_1": 0.0180, "Q5_0": 0.0222}
+DIVERGENCE |= {"Q4_K_M": 0.0313, "Q4_K_S": 0.0431, "Q4_1": 0.0717, "Q4_0": 0.0719, "IQ4_NL": 0.0357, "IQ4_XS": 0.0363}
+DIVERGENCE |= {"Q3_K_L": 0.0872, "Q3_K_M": 0.1019, "Q3_K_S": 0.2282, "IQ3_M": 0.1025, "IQ3_S": 0.1113}
+DIVERGENCE |= {"IQ3_XS": 0.1387, "IQ3_XXS": 0.1836, "Q2_K": 0.4451, "Q2_K_S": 0.4034, "IQ2_M": 0.3260}
+DIVERGENCE |= {"IQ2_S": 0.4392, "IQ2_XS": 0.5463, "IQ2_XXS": 0.8120, "IQ1_M": 1.3931, "IQ1_S": 2.2546}
+DIVERGENCE_SOURCE = "mean KL divergence from F16 of Llama 3 8B, in nats: llama.cpp, tools/perplexity/README.md"
+
+
+def bits_per_weight(header: ModelHeader) -> float:
+    """Of all tensors together."""
+    return 8 * header.weight_bytes() / sum(prod(tensor.shape) for tensor in header.tensors)
+
+
+def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: Sequence[str]) -> DryRun:
+    """Dry runs of models by those of a model of their shape, whose metadata-only file is that of their request.
+
+    Args:
+        dry_run: is asked about the models of ``shapes`` alone.
+        shapes: (header, metadata-only file) of one model of each shape.
+        cards: names of the devices, in llama.cpp's order.
+    """
+    by_file = {file: header for header, file in shapes}
+
+    def of_shape(one: Request) -> Request:
+        on = of_shape(one.target) if one.target else None
+        return replace(one, header=by_file.get(one.file, one.header), target=on)
+
+    def asked(requests: Sequence[Request]) -> list[ByDevice | str]:
+        answers = dry_run([of_shape(one) for one in requests])
+        return [
+            answer if isinstance(answer, str) else _with_weights(answer, one.resident(cards))
+            for one, answer in zip(requests, answers, strict=True)
+        ]
+
+    return asked
+
+
+def _with_weights(answer: ByDevice, own: ByDevice) -> ByDevice:
+    return {name: replace(used, weights=own[name].weights) for name, used in answer.items()}
+
+
+def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", "no"]:
+    """Whether all layers fit on the cards, or without a card into memory; ``no`` is more than memory has room for, too.
+
+    ``largest_context`` is that of :func:`ggufspec.planning.search.largest_context`: a plan need not use all the room.
+    """
+    if plan.machine.cards and (largest_context or 0) >= plan.request.target_only.context.ctx_size:
+        return "whole"
+    if plan.target_only.used(HOST).total > plan.machine.memory_bytes:
+        return "no"
+    return "partly" if plan.machine.cards else "whole"
+
+
+def pareto(rows: Sequence[tuple[float, float, float | None]]) -> list[bool]:
+    """Which of (tokens/s, bits per weight, divergence) have no other that is as fast and as good, and one of both more.
+
+    Of two that have a published divergence the lower one is better, otherwise the one of more bits.
+    """
+
+    def beats(other: tuple[float, float, float | None], one: tuple[float, float, float | None]) -> bool:
+        better = other[1] - one[1] if other[2] is None or one[2] is None else one[2] - other[2]
+        return other[0] >= one[0] and better >= 0 and (other[0] > one[0] or better > 0)
+
+    return [not any(beats(other, one) for other in rows) for one in rows]

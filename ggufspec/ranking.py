@@ -1,0 +1,406 @@
+"""Every model of a repository, or of those that a search of the hub finds, on one machine: ``ggufspec plan -hf REPO``.
+
+Headers are read in part (:mod:`ggufspec.models.repository`); what fits and how fast is by estimate
+(:mod:`ggufspec.planning.quantisations`). A model that cannot be read has a row with the reason.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ggufspec import api
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.models.hub import quant_of
+from ggufspec.schema.ranking import RankedDraft, RankedModel, RankedRepository, RankingDocument
+from ggufspec.settings import Settings
+
+if TYPE_CHECKING:
+    from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.models.header import ModelHeader
+    from ggufspec.models.hub import HubFile
+    from ggufspec.models.repository import ReadModel, Repository
+    from ggufspec.models.source import Known
+    from ggufspec.planning.memory import DryRun
+    from ggufspec.planning.plan import Machine, Plan
+
+MOST_REPOSITORIES = 5  # of a search
+_MOST_OF_EACH = 4  # models of each
+_MOST_BITS = 8.5  # Q8_0's, beyond which nothing is gained that is published
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """A model with its header and a file of its shape for dry runs, or why it has none."""
+
+    repo: str
+    file: str
+    name: str
+    size_bytes: int
+    header: ModelHeader | None = None
+    like: Known | None = None
+    error: str = ""
+    hint: str = ""
+
+    @property
+    def read(self) -> tuple[ModelHeader, Path]:
+        """What a plan takes.
+
+        Raises:
+            ModelError: there is an ``error``.
+        """
+        if self.header is None or self.like is None:
+            raise ModelError(self.error, self.hint)
+        return self.header, self.like.metadata_only
+
+
+@dataclass
+class _Found:
+    """Models, and the repositories that they are of."""
+
+    subjects: list[_Subject] = field(default_factory=list)
+    repositories: list[RankedRepository] = field(default_factory=list)
+    bytes_read: int = 0
+
+    @property
+    def readable(self) -> list[_Subject]:
+        """Those with a header."""
+        return [one for one in self.subjects if one.header is not None]
+
+
+def several(repo: str | None) -> Repository | None:
+    """The repository that ``-hf`` names if it has several models and none of them is named; otherwise None.
+
+    Raises:
+        GgufspecError: there is no such repository, or no GGUF file in it.
+    """
+    from ggufspec.models import hub, repository
+
+    if repo is None or ":" in repo or repo.count("/") != 1:
+        return None
+    try:
+        found = repository.look(repo)
+    except hub.UnreachableError:  # what is downloaded of it can be planned
+        return None
+    return found if len(found.models) > 1 else None
+
+
+def rank(
+    given: Settings,
+    among: Repository | None = None,
+    *,
+    words: str | None = None,
+    draft_repo: str | None = None,
+    on_event: api.OnEvent | None = None,
+    verbose: bool = False,
+) -> RankingDocument:
+    """Rank the models of a repository, or of those that a search finds, or the one that is named.
+
+    Args:
+        given: the command line.
+        among: the repository, as :func:`several` finds it.
+        words: search the hub for them.
+        draft_repo: rank the drafts of this repository, for the target that is named, or the best one.
+        on_event: gets headers as they are read.
+        verbose: show llama.cpp's log of the dry runs.
+
+    Raises:
+        GgufspecError: nothing is found, nothing can be read, or the draft cannot serve the targets.
+    """
+    from ggufspec.cache import cache_folder
+    from ggufspec.hardware.host import physical_cores
+    from ggufspec.planning.dry_runs import DryRuns
+    from ggufspec.planning.quantisations import sharing
+
+    options = api.decoder_options(given)
+    where = api.machine(given, options.threads or physical_cores())
+    targets = _targets(given, among, words, where, on_event)
+    drafts = _of_repository(draft_repo, on_event) if draft_repo else _named_draft(given, on_event)
+    likes = {one.like.metadata_only: one.like for one in targets.readable + drafts.readable if one.like}
+    dry_runs = DryRuns(
+        where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
+    )
+    with dry_runs:
+        shared = sharing(dry_runs, [(like.header, file) for file, like in likes.items()], where.card_names)
+        ranking = _Ranking(given, options, where, shared)
+        return ranking.document(targets, drafts, is_list=draft_repo is not None)
+
+
+# ---- what there is to rank -------------------------------------------------------------------------------------------
+
+
+def _targets(
+    given: Settings, among: Repository | None, words: str | None, where: Machine, on_event: api.OnEvent | None
+) -> _Found:
+    from ggufspec.models import hub, repository
+
+    if words is not None:
+        names = hub.search(words, MOST_REPOSITORIES)
+        if not names:
+            raise ModelError(f"the hub has no GGUF repository for {words!r}", "fewer or other words")
+        found = _Found()
+        for name in names:
+            try:
+                some = _few(repository.look(name), sum(where.budget_bytes(card) for card in where.cards))
+                _add(found, some, on_event)
+            except hub.OfflineError:
+                raise
+            except GgufspecError as error:
+                found.subjects.append(_Subject(name, "", name, 0, error=error.message, hint=error.hint))
+        if not found.readable:
+            raise ModelError(found.subjects[0].error, found.subjects[0].hint)
+        return found
+    if among is not None:
+        return _add(_Found(), among, on_event)
+    spec = api.spec_of_files(given, on_event, no_draft=True)
+    return _of_source(spec.target, given.hf_repo or spec.name, on_event)
+
+
+def _of_repository(repo: str, on_event: api.OnEvent | None) -> _Found:
+    from ggufspec.models import repository
+
+    if repo.count("/") != 1 or ":" in repo:
+        raise UsageError(f"{repo!r} is not a repository of the hub", "--draft-repo USER/REPO; -hfd names one draft")
+    return _add(_Found(), repository.look(repo), on_event)
+
+
+def _add(found: _Found, some: Repository, on_event: api.OnEvent | None) -> _Found:
+    """``found`` with the models of one more repository.
+
+    Raises:
+        GgufspecError: none of them can be read.
+    """
+    from ggufspec.models import repository
+
+    if not some.models:
+        raise ModelError(
+            f"{some.repo} has heads and no target: {', '.join(some.heads)}", f"-hf TARGET -hfd {some.repo}"
+        )
+    some, models = repository.read(some, on_event)
+    found.repositories.append(RankedRepository(some.repo, some.commit, some.heads, some.left_out))
+    found.subjects += [_subject(some, one) for one in models]
+    found.bytes_read += sum(one.bytes_read for one in models)
+    return found
+
+
+def _subject(of: Repository, one: ReadModel) -> _Subject:
+    model = one.model
+    return _Subject(of.repo, model.file, of.named(model), model.size_bytes, one.header, one.like, one.error, one.hint)
+
+
+def _few(of: Repository, budget_bytes: int) -> Repository:
+    """The models of a repository that are worth reading: the largest below the cards' memory, and one above it."""
+    below = [model for model in of.models if model.size_bytes <= budget_bytes]
+    start = max(0, min(len(below) - _MOST_OF_EACH + 1, len(of.models) - _MOST_OF_EACH))
+    return replace(of, models=of.models[start : start + _MOST_OF_EACH])
+
+
+def _named_draft(given: Settings, on_event: api.OnEvent | None) -> _Found:
+    from ggufspec.models.hub import hub_file
+
+    if given.hf_repo_draft:
+        return _of_source(hub_file(given.hf_repo_draft, draft=True), given.hf_repo_draft, on_event)
+    return _of_source(given.model_draft, given.model_draft, on_event) if given.model_draft else _Found()
+
+
+def _of_source(source: str | Path | HubFile, name: str, on_event: api.OnEvent | None) -> _Found:
+    """A model that is named: its header is read whole."""
+    from ggufspec.models.source import read_headers
+
+    known = read_headers([source], None, on_event)[0]
+    file = str(getattr(source, "file", source))
+    repo = str(getattr(source, "repo", ""))
+    subject = _Subject(repo, file, name, known.header.size_bytes, known.header, known)
+    return _Found([subject], bytes_read=known.bytes_read)
+
+
+# ---- the ranking -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Ranking:
+    """The models and drafts of one call; ``notes`` and ``acceptances`` fill while they are ranked."""
+
+    given: Settings
+    options: DecoderOptions
+    machine: Machine
+    dry_run: DryRun
+    notes: list[str] = field(default_factory=list)
+    acceptances: dict[float, str] = field(default_factory=dict)
+    _options: dict[tuple[str, str], DecoderOptions] = field(default_factory=dict)
+
+    def document(self, targets: _Found, drafts: _Found, *, is_list: bool) -> RankingDocument:
+        """Rank them. ``is_list``: the drafts are ranked, too, beside the best target, and the fastest counts."""
+        from ggufspec.planning.quantisations import DIVERGENCE_SOURCE
+
+        draft = None if is_list or not drafts.subjects else drafts.subjects[0]
+        models = self._models(targets, draft)
+        target = _best(targets.subjects, models)
+        rows: tuple[RankedDraft, ...] = ()
+        if is_list:
+            rows, draft = self._drafts(target, drafts)
+            models = self._models(targets, draft) if draft else models
+        cards = {
+            card.name: {"description": card.description, "budget_bytes": self.machine.budget_bytes(card)}
+            for card in self.machine.cards
+        }
+        settings = {name: getattr(self.options, name) for name in ("ctx_size", "cache_type_k", "cache_type_v")}
+        settings["divergence_from"] = DIVERGENCE_SOURCE
+        if self.acceptances:
+            settings["acceptance"], settings["acceptance_from"] = next(iter(self.acceptances.items()))
+        return RankingDocument(
+            repositories=(*targets.repositories, *drafts.repositories),
+            devices=cards,
+            rows=models,
+            target=target.name,
+            draft=draft.name if draft else None,
+            drafts=rows,
+            next=self._next(target, draft),
+            settings=settings,
+            speed=self.machine.speed.origin,
+            bytes_read=targets.bytes_read + drafts.bytes_read,
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+    def _models(self, targets: _Found, draft: _Subject | None) -> tuple[RankedModel, ...]:
+        """A row for each target.
+
+        Raises:
+            GgufspecError: there is none with more than a reason; it is the first one's.
+        """
+        from ggufspec.planning.quantisations import pareto
+
+        rows, first = [], None
+        for number, subject in enumerate(targets.subjects, 1):
+            row = RankedModel(
+                number, subject.repo, subject.file, subject.name, subject.size_bytes, quant_of(subject.file)
+            )
+            try:
+                rows.append(self._model(row, subject, draft))
+            except GgufspecError as error:
+                first = first or error
+                rows.append(replace(row, error=error.message, hint=error.hint))
+        points = {number: (*_point(row), row.divergence) for number, row in enumerate(rows) if not row.error}
+        if first and not points:
+            raise first
+        marked = dict(zip(points, pareto([*points.values()]), strict=True))
+        return tuple(replace(row, pareto=marked.get(number, False)) for number, row in enumerate(rows))
+
+    def _model(self, row: RankedModel, subject: _Subject, draft: _Subject | None) -> RankedModel:
+        from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, fits
+        from ggufspec.planning.search import largest_context
+
+        plan = self._plan(subject, draft)
+        header, alone = plan.request.target.header, plan.target_only
+        longest = largest_context(plan.request.target_only, self.machine, self.dry_run)
+        return replace(
+            row,
+            bits_per_weight=bits_per_weight(header),
+            divergence=DIVERGENCE.get(row.quant),
+            fits=fits(plan, longest),
+            gpu_layers=alone.target.offloaded(header.blocks),
+            layers=header.blocks,
+            n_cpu_moe=alone.target.n_cpu_moe,
+            target_only_tokens_per_s=alone.tokens_per_s,
+            speculative_tokens_per_s=plan.pair.tokens_per_s if plan.pair else None,
+            break_even_acceptance=plan.break_even_acceptance,
+            largest_context=longest,
+        )
+
+    def _drafts(self, target: _Subject, drafts: _Found) -> tuple[tuple[RankedDraft, ...], _Subject | None]:
+        """A row for each draft beside the target, and the fastest."""
+        from ggufspec.planning.quantisations import bits_per_weight
+
+        rows = []
+        for number, subject in enumerate(drafts.subjects, 1):
+            row = RankedDraft(
+                number, subject.repo, subject.file, subject.name, subject.size_bytes, quant_of(subject.file)
+            )
+            try:
+                plan = self._plan(target, subject)
+                if plan.pair is None or plan.pair.draft is None or plan.request.draft is None:
+                    raise ModelError("it does not fit beside the target", "")
+                header = plan.request.draft.header
+                row = replace(
+                    row,
+                    bits_per_weight=bits_per_weight(header),
+                    gpu_layers=plan.pair.draft.offloaded(header.blocks),
+                    layers=header.blocks,
+                    tokens_per_s=plan.pair.tokens_per_s,
+                    draft_length=plan.pair.draft_length,
+                    costs_layers=plan.draft_costs_layers,
+                    break_even_acceptance=plan.break_even_acceptance,
+                )
+            except GgufspecError as error:
+                row = replace(row, error=error.message, hint=error.hint)
+            rows.append(row)
+        fastest = max(rows, key=lambda row: row.tokens_per_s or 0.0)
+        if fastest.tokens_per_s is None:
+            self.notes.append(f"no draft of {fastest.repo} serves {target.name}: {fastest.error}")
+            return tuple(rows), None
+        return tuple(rows), drafts.subjects[fastest.number - 1]
+
+    def _plan(self, subject: _Subject, draft: _Subject | None) -> Plan:
+        """A target, with the draft or with MTP blocks of its own where it has some, by estimate.
+
+        Raises:
+            GgufspecError: one of them has no header, the draft cannot serve the target, or nothing fits.
+        """
+        from ggufspec.cache import cache_folder
+        from ggufspec.models import heads
+        from ggufspec.planning.history import expected_acceptance
+        from ggufspec.planning.search import estimate
+
+        target = subject.read
+        options = api.with_context(self.options, target[0])
+        beside = draft.read if draft else None
+        if draft:
+            options = replace(self._drafting(subject, draft), ctx_size=options.ctx_size)
+        elif self.given.drafter is None and heads.in_target(target[0]):
+            options, beside = options.with_head("mtp"), target
+        acceptance, origin = self.given.acceptance or 0.0, "given with --acceptance"
+        if beside and self.given.acceptance is None:
+            acceptance, origin = expected_acceptance(cache_folder(), target[0].fingerprint, beside[0].fingerprint, None)
+        if beside:
+            self.acceptances.setdefault(acceptance, origin)
+        request = api.plan_request(target, beside, options, acceptance, self.given)
+        plan = estimate(request, self.machine, self.dry_run)
+        self.notes += [note for note in plan.notes if beside and plan.pair is None]
+        return plan
+
+    def _drafting(self, subject: _Subject, draft: _Subject) -> DecoderOptions:
+        """The options with this draft, a head or not. Vocabularies are those of the headers that were read whole."""
+        assert subject.like is not None
+        assert draft.like is not None
+        key = subject.like.origin, draft.like.origin
+        if key not in self._options:
+            self._options[key] = api.drafting(subject.like, draft.like, self.options)
+        return self._options[key]
+
+    def _next(self, target: _Subject, draft: _Subject | None) -> str:
+        words = ["ggufspec", "plan", "-hf" if target.repo else "-m", target.name]
+        if draft:
+            words += ["-hfd" if draft.repo else "-md", draft.name]
+        for flag, values in (("--gpu", self.given.gpu), ("--vram", self.given.vram)):
+            words += [word for value in values or () for word in (flag, value)]
+        return shlex.join(words)
+
+
+def _point(row: RankedModel) -> tuple[float, float]:
+    """Tokens/s of the faster way, and bits per weight."""
+    speeds = (row.target_only_tokens_per_s or 0.0, row.speculative_tokens_per_s or 0.0)
+    return max(speeds), row.bits_per_weight or 0.0
+
+
+def _best(subjects: Sequence[_Subject], rows: Sequence[RankedModel]) -> _Subject:
+    """What to look at next: the most bits per weight of those that fit whole, up to Q8_0; else the fastest."""
+    whole = [row for row in rows if row.fits == "whole"]
+    fair = [row for row in rows if not row.error]
+    if whole:
+        found = max(whole, key=lambda row: (min(_point(row)[1], _MOST_BITS), _point(row)[0]))
+    else:
+        found = max(fair, key=_point)
+    return subjects[found.number - 1]

@@ -1,0 +1,524 @@
+"""Every model of a repository: headers read in part, what fits of each, drafts, searches, rows that fail."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import repositories
+import shapes
+from processes import Cli, Finished, plain, rest
+from repositories import SMALL
+from server import COMMIT, Server, serving
+
+from ggufspec.llamacpp import gguf
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.models import shared_headers
+from ggufspec.models.files import LocalFile, ModelFiles
+from ggufspec.models.repository import Repository, RepositoryModel
+from ggufspec.models.source import Known, read_headers
+from ggufspec.planning.dry_runs import DryRuns
+from ggufspec.planning.memory import Request
+from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, pareto, sharing
+
+REPO = "user/Small-GGUF"
+MIXES = ("Q2_K", "Q4_K_M", "Q6_K", "Q8_0", "F16")
+CARD = ("--vram", "1GiB")  # headroom and the driver take 0.7 GiB at most
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in five quantisations."""
+    made = tmp_path_factory.mktemp("small")
+    repositories.write(made, "Small", SMALL, MIXES)
+    return made
+
+
+@pytest.fixture
+def hub() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def online(cli: Cli, hub: Server, folder: Path) -> Callable[..., Finished]:
+    """The command line with the hub, which has the repository."""
+    hub.add_repo(REPO, folder)
+    return lambda *words: cli(*words, HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="0")
+
+
+def here(path: Path) -> ModelFiles:
+    return ModelFiles(str(path), f"file {path}", (LocalFile.at(path),))
+
+
+def read_whole(paths: list[Path], folder: Path) -> list[Known]:
+    return read_headers(paths, folder)
+
+
+# ---- headers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_header_that_is_read_in_part_is_the_one_that_is_read_whole(folder: Path, tmp_path: Path) -> None:
+    paths = sorted(folder.glob("*.gguf"))
+    known = read_whole(paths, tmp_path)
+    found = shared_headers.read_headers([here(path) for path in paths], known[1].sparse)
+    assert [one.header for one in found] == [one.header for one in known]
+    assert max(one.bytes_read for one in found) < 200_000
+    assert min(path.stat().st_size for path in paths) > 2_000_000
+    assert [one.header.fingerprint for one in found if one.header] == [one.header.fingerprint for one in known]
+
+
+def other_vocabulary(path: Path) -> Path:
+    return repositories.write_one(path, SMALL._replace(vocabulary=8192), "Q4_0", shapes.bpe(8192))
+
+
+def one_token_longer(path: Path) -> Path:
+    vocabulary = shapes.bpe(SMALL.vocabulary)
+    vocabulary["tokenizer.ggml.tokens"][9000] += "s"
+    return repositories.write_one(path, SMALL, "Q4_0", vocabulary)
+
+
+def longer_behind(path: Path) -> Path:
+    more = {"tokenizer.chat_template.tools": "{{ tools }}" * 40_000}
+    return repositories.write_one(path, SMALL, "Q4_0", shapes.bpe(SMALL.vocabulary) | more)
+
+
+def longer_before(path: Path) -> Path:
+    more = {"general.description": "words " * 20_000}
+    return repositories.write_one(path, SMALL, "Q4_0", more | shapes.bpe(SMALL.vocabulary))
+
+
+def without_vocabulary(path: Path) -> Path:
+    return repositories.write_one(path, SMALL, "Q4_0", shapes.NO_TOKENIZER)
+
+
+def other_shape(path: Path) -> Path:
+    return repositories.write_one(path, SMALL._replace(blocks=6), "Q4_0", shapes.bpe(SMALL.vocabulary), tied=True)
+
+
+@pytest.mark.parametrize(
+    "write", [other_vocabulary, one_token_longer, longer_behind, longer_before, without_vocabulary, other_shape]
+)
+def test_a_header_that_is_not_like_the_known_one_is_right_as_well(
+    folder: Path, tmp_path: Path, write: Callable[[Path], Path]
+) -> None:
+    path = write(tmp_path / "other.gguf")
+    like, known = read_whole([folder / "Small-Q8_0.gguf", path], tmp_path / "cache")
+    (found,) = shared_headers.read_headers([here(path)], like.sparse)
+    assert found.header == known.header
+
+
+def test_bytes_at_the_end_of_a_file_are_not_taken_for_weights(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "Small-Q6_K.gguf"
+    shutil.copyfile(folder / path.name, path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 4096)
+    like = read_whole([folder / "Small-Q8_0.gguf"], tmp_path / "cache")[0]
+    (found,) = shared_headers.read_headers([here(path)], like.sparse)
+    assert found.header is None
+    assert "is cut short" in found.error
+
+
+def test_the_extent_of_a_header(folder: Path) -> None:
+    data = (folder / "Small-Q8_0.gguf").read_bytes()[: 4 << 20]
+    extent = gguf.extent(data)
+    assert extent is not None
+    places, end = extent
+    parsed = gguf.parse(data)
+    assert places.keys() == parsed.metadata.keys() | parsed.lengths.keys()
+    assert end <= parsed.data_offset < end + 32
+    assert gguf.extent(data[: end - 1]) is None
+    assert gguf.extent(data[:20]) is None
+    assert gguf.extent(b"GGUF" + bytes([3, 0, 0, 0]) + b"\xff" * 4096) is None
+
+
+# ---- one model for all of its shape ---------------------------------------------------------------------------------
+
+
+def test_compute_buffers_are_those_of_any_model_of_the_shape(folder: Path, tmp_path: Path) -> None:
+    """Beside each other: every model's own dry run, and that of one of them for all."""
+    known = read_whole(sorted(folder.glob("*.gguf")), tmp_path)
+    like, context = known[0], ContextOptions(2048, 16, 1)
+    with DryRuns({"GPU0": "any card"}, simulated=True, rpc=(), folder=tmp_path) as dry_runs:
+        shared = sharing(dry_runs, [(like.header, like.metadata_only)], ("GPU0",))
+        for layers in (0, 3, 5):
+            own = [Request(one.header, one.metadata_only, Placement(layers), context) for one in known]
+            assert shared([replace(one, file=like.metadata_only) for one in own]) == dry_runs(own)
+
+
+def test_bits_per_weight(folder: Path, tmp_path: Path) -> None:
+    bits = {one.header.name: bits_per_weight(one.header) for one in read_whole([*folder.glob("*.gguf")], tmp_path)}
+    assert 16 <= bits["Small-F16.gguf"] < 16.1
+    assert 8.5 <= bits["Small-Q8_0.gguf"] < 8.6
+    assert bits["Small-Q2_K.gguf"] < bits["Small-Q4_K_M.gguf"] < bits["Small-Q6_K.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ([(10, 4, None), (8, 5, None), (8, 4.5, None)], [True, True, False]),
+        ([(10, 4.25, 0.036), (9, 4.5, 0.072)], [True, False]),  # IQ4_XS and Q4_0: fewer bits, and better
+        ([(10, 4, 0.1), (10, 4, 0.1)], [True, True]),
+        ([(10, 4, None), (10, 4, 0.1), (12, 3, None)], [True, True, True]),
+        ([], []),
+    ],
+)
+def test_what_no_other_row_beats(rows: list[Any], best: list[bool]) -> None:
+    assert pareto(rows) == best
+
+
+def test_the_published_figures_fall_with_the_bits() -> None:
+    order = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "Q2_K_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "Q5_K_M", "Q6_K"]
+    found = [DIVERGENCE[name] for name in [*order, "Q8_0"]]
+    assert found == sorted(found, reverse=True)
+
+
+def test_a_model_is_named_by_its_quantisation_where_that_is_enough() -> None:
+    models = tuple(
+        RepositoryModel((file,), (1,)) for file in ("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "a-UD-Q4_K_XL.gguf", "odd.gguf")
+    )
+    repository = Repository("u/r", None, models)
+    assert [repository.named(model) for model in models] == [
+        "u/r:a-Q4_K_M.gguf",
+        "u/r:b-Q4_K_M.gguf",
+        "u/r:UD-Q4_K_XL",
+        "u/r:odd.gguf",
+    ]
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_all_models_of_a_repository(online: Callable[..., Finished], hub: Server, folder: Path) -> None:
+    done = online("plan", "-hf", REPO, *CARD, "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert document["schema"] == "ggufspec/ranking@1"
+    rows = document["rows"]
+    assert [row["number"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["quant"] for row in rows] == list(MIXES)  # the smallest first
+    assert [row["bytes"] for row in rows] == [(folder / row["file"]).stat().st_size for row in rows]
+    assert {row["fits"] for row in rows} == {"whole"}
+    assert all(0 <= row["gpu_layers"] <= row["layers"] + 1 == 5 for row in rows)
+    assert [row["divergence"] for row in rows] == [DIVERGENCE.get(mix) for mix in MIXES]
+    speeds = [row["target_only_tokens_per_s"] for row in rows]
+    assert speeds == sorted(speeds, reverse=True)
+    assert document["repositories"][0]["commit"] == COMMIT
+    assert document["next"] == f"ggufspec plan -hf {REPO}:Q8_0 --vram 1GiB"
+    assert document["bytes_read"] == sum(hub.sent.values()) < 3e6
+    hub.sent.clear()
+    again = online("plan", "-hf", REPO, *CARD, "--json").document()
+    assert sum(hub.sent.values()) == again["bytes_read"] == 0
+    assert again["rows"] == rows
+
+
+def test_a_row_is_what_a_plan_of_its_model_says(online: Callable[..., Finished]) -> None:
+    """And with the longest context all layers fit, with 256 tokens more they do not, to an estimate's margin."""
+    card = ("--vram", "800MiB", "-ctk", "f32", "-ctv", "f32", "--json")
+    rows = online("plan", "-hf", REPO, *card).document()["rows"]
+    for row in (rows[0], rows[3]):
+        plan = online("plan", "-hf", row["name"], *card).document()
+        assert plan["target"]["gpu_layers"] == row["gpu_layers"]
+        assert plan["predicted"]["target_only_tokens_per_s"] == pytest.approx(row["target_only_tokens_per_s"])
+    longest = rows[0]["largest_context"]
+    assert 2048 < longest < 131_072
+    for context, all_fit in ((longest, True), (int(1.1 * longest), False)):
+        plan = online("plan", "-hf", rows[0]["name"], *card, "-c", str(context)).document()
+        assert (plan["target"]["gpu_layers"] == 5) == all_fit
+
+
+def test_a_repository_with_one_model_has_a_plan(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
+    repositories.write(tmp_path, "One", SMALL, ["Q8_0"])
+    hub.add_repo("user/One-GGUF", tmp_path)
+    assert online("plan", "-hf", "user/One-GGUF", *CARD, "--json").document()["schema"] == "ggufspec/plan@1"
+
+
+def test_run_takes_the_usual_quantisation_as_before(online: Callable[..., Finished]) -> None:
+    done = online("run", "-hf", REPO, "-p", "x", "-n", "1")
+    assert f"{REPO}/Small-Q4_K_M.gguf" in done.stderr  # which is not here
+
+
+@pytest.mark.parametrize(("columns", "colour"), [(80, True), (120, False)])
+def test_the_table_in_a_terminal(
+    cli: Cli, hub: Server, tmp_path: Path, folder: Path, columns: int, colour: bool
+) -> None:
+    """Long names, too."""
+    for path in folder.glob("*.gguf"):
+        name = path.name.replace("Small", "A-Model.With-a-Very-Long-Name.Instruct-2507-Abliterated-v1.1.i1")
+        (tmp_path / name).symlink_to(path)
+    hub.add_repo(REPO, tmp_path)
+    more = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"} | ({} if colour else {"NO_COLOR": "1"})
+    child = cli.terminal("plan", "-hf", REPO, "--vram", "800MiB", columns=columns, **more)
+    shown = rest(child)
+    assert child.exitstatus == 0, shown
+    assert ("\x1b[32m" in shown) == colour
+    lines = plain(shown).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(re.search(r"\b2 +(◆ +)?Q4_K_M .* whole +≈ ", line) for line in lines)
+    assert any(re.search(r"\d +◆ +\w+ .* MB ", line) for line in lines)
+    assert any("KLD" in line and "Context" in line for line in lines)
+    assert any(line.startswith(f"next: ggufspec plan -hf {REPO}:") for line in lines)
+
+
+# ---- drafts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drafts(hub: Server, tmp_path: Path) -> str:
+    """A repository of drafts."""
+    small = SMALL._replace(blocks=1, ffn=256)
+    repositories.write(tmp_path / "drafts", "Tiny", small, ("Q4_0", "Q8_0", "F16"))
+    hub.add_repo("user/Tiny-GGUF", tmp_path / "drafts")
+    return "user/Tiny-GGUF"
+
+
+def test_every_model_with_a_draft(online: Callable[..., Finished], drafts: str) -> None:
+    document = online("plan", "-hf", REPO, "-hfd", f"{drafts}:Q8_0", "--acceptance", "0.9", *CARD, "--json").document()
+    assert document["draft"] == f"{drafts}:Q8_0"
+    assert document["settings"]["acceptance"] == 0.9
+    assert document["next"].endswith(f"-hfd {drafts}:Q8_0 --vram 1GiB")
+    row = document["rows"][1]
+    plan = online("plan", "-hf", row["name"], "-hfd", f"{drafts}:Q8_0", "--acceptance", "0.9", *CARD, "--json")
+    predicted = plan.document()["predicted"]
+    assert row["speculative_tokens_per_s"] == pytest.approx(predicted["speculative_tokens_per_s"])
+    assert row["break_even_acceptance"] == pytest.approx(predicted["break_even_acceptance"], abs=1e-6)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_drafts_of_a_repository(online: Callable[..., Finished], drafts: str, named: bool) -> None:
+    target = f"{REPO}:Q6_K" if named else REPO
+    done = online("plan", "-hf", target, "--draft-repo", drafts, *CARD, "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert document["target"] == f"{REPO}:{'Q6_K' if named else 'Q8_0'}"
+    assert len(document["rows"]) == (1 if named else 5)
+    rows = document["drafts"]
+    assert [row["quant"] for row in rows] == ["Q4_0", "Q8_0", "F16"]
+    fastest = max(rows, key=lambda row: row["tokens_per_s"])
+    assert document["draft"] == fastest["name"]
+    assert all(row["speculative_tokens_per_s"] for row in document["rows"])
+    shown = online("plan", "-hf", target, "--draft-repo", drafts, *CARD)
+    assert "Break-even" in shown.stdout
+    assert f"next: {document['next']}" in " ".join(shown.stdout.split())
+
+
+def test_drafts_of_another_vocabulary_say_so(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
+    other = SMALL._replace(vocabulary=4096)
+    repositories.write(tmp_path, "Other", other, ("Q4_0", "Q8_0"))
+    hub.add_repo("user/Other-GGUF", tmp_path)
+    done = online("plan", "-hf", REPO, "--draft-repo", "user/Other-GGUF", *CARD, "--json")
+    document = done.document()
+    assert document["draft"] is None
+    assert all("cannot draft for" in row["error"] for row in document["drafts"])
+    assert len(document["rows"]) == 5
+
+
+# ---- a search ------------------------------------------------------------------------------------------------------
+
+
+def test_a_search(online: Callable[..., Finished], hub: Server, drafts: str) -> None:
+    hub.repos["other/Small-gated-GGUF"] = {
+        name: replace(served, token="secret", gated=True) for name, served in hub.repos[REPO].items()
+    }
+    done = online("plan", "--search", "small gguf", "--vram", "800MiB", "--json")
+    assert done.code == 0, done.stderr
+    document = done.document()
+    assert [one["repo"] for one in document["repositories"]] == [REPO]
+    assert {row["repo"] for row in document["rows"]} == {REPO, "other/Small-gated-GGUF"}
+    assert len([row for row in document["rows"] if row["repo"] == REPO]) == 4
+    assert "is gated" in document["rows"][-1]["error"]
+    assert [asked for asked in hub.asked() if "Tiny" in asked] == []
+    shown = online("plan", "--search", "small gguf", "--vram", "800MiB")
+    assert "is gated" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "message"),
+    [
+        (("--search", "nothing like it"), {}, "the hub has no GGUF repository for 'nothing like it'"),
+        (("--search", "small"), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids requests"),
+        (("--search", " "), {}, "--search has no words"),
+        (("--search", "x", "-hf", REPO), {}, "both --search and a target are given"),
+        (("-hf", REPO, "--draft-repo", "user/x", "-hfd", "user/y"), {}, "both --draft-repo and a draft are given"),
+        (("-hf", REPO, "--draft-repo", "user/x:Q8_0"), {}, "'user/x:Q8_0' is not a repository of the hub"),
+        (("-hf", REPO, "--draft-repo", "user/nothing"), {}, "there is no repository user/nothing"),
+        (("-hf", REPO, "--sweep"), {}, "--sweep is of one pair"),
+        (("-hf", "user/nothing"), {}, "there is no repository user/nothing"),
+        (("-hf", REPO), {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids requests"),
+    ],
+)
+def test_what_cannot_be_ranked(
+    cli: Cli,
+    hub: Server,
+    online: Callable[..., Finished],
+    words: tuple[str, ...],
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    done = cli("plan", *words, **({"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"} | environment))
+    assert done.code in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- rows that fail ------------------------------------------------------------------------------------------------
+
+
+def unknown_type(path: Path, folder: Path) -> None:
+    """The first tensor's type is one that ggml does not have."""
+    data = bytearray((folder / "Small-Q6_K.gguf").read_bytes())
+    place = data.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 2 * 8
+    data[place : place + 4] = (250).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def web_page(path: Path, folder: Path) -> None:
+    path.write_text("<!doctype html><title>Sign in</title>" + " " * 100_000)
+
+
+def cut_short(path: Path, folder: Path) -> None:
+    path.write_bytes((folder / "Small-Q6_K.gguf").read_bytes()[:1_000_000])
+
+
+def cut_in_the_header(path: Path, folder: Path) -> None:
+    path.write_bytes((folder / "Small-Q6_K.gguf").read_bytes()[:100_000])
+
+
+def empty(path: Path, folder: Path) -> None:
+    path.write_bytes(b"")
+
+
+def imatrix(path: Path, folder: Path) -> None:
+    shapes.write_file(path, {"general.type": "imatrix"}, ())
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (unknown_type, "type"),
+        (web_page, "is not a GGUF file but a web page"),
+        (cut_short, "is cut short"),
+        (cut_in_the_header, "is cut short"),
+        (empty, "is not a GGUF file: it is empty"),
+        (imatrix, "the header names no architecture"),
+    ],
+)
+def test_one_bad_file_is_a_row_with_the_reason(
+    online: Callable[..., Finished],
+    hub: Server,
+    folder: Path,
+    tmp_path: Path,
+    damage: Callable[[Path, Path], None],
+    reason: str,
+) -> None:
+    """The one that would be read first."""
+    for mix in ("Q2_K", "Q8_0"):
+        (tmp_path / f"Small-{mix}.gguf").symlink_to(folder / f"Small-{mix}.gguf")
+    for mix in ("Q4_K_M", "Q5_K_M"):
+        damage(tmp_path / f"Small-{mix}.gguf", folder)
+    hub.add_repo("user/Bad-GGUF", tmp_path)
+    done = online("plan", "-hf", "user/Bad-GGUF", *CARD, "--json")
+    assert done.code == 0, done.stderr
+    rows = {row["quant"]: row for row in done.document()["rows"]}
+    for mix in ("Q4_K_M", "Q5_K_M"):
+        assert reason in rows[mix]["error"]
+        assert rows[mix]["target_only_tokens_per_s"] is None
+    assert rows["Q2_K"]["fits"] == rows["Q8_0"]["fits"] == "whole"
+    shown = online("plan", "-hf", "user/Bad-GGUF", *CARD)
+    assert reason in " ".join(shown.stdout.split())
+
+
+def test_a_repository_with_split_files(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        shapes.write_split(tmp_path / name, shapes.SHAPES["tiny-llama"], 3 if name == "a" else 2)
+    for path in [*tmp_path.glob("*/*.gguf")]:
+        path.rename(tmp_path / path.name.replace("tiny-llama", f"{path.parent.name}-Q4_K_M"))
+    next(tmp_path.glob("b-*-00002-of-00002.gguf")).unlink()
+    repositories.write(tmp_path, "c", SMALL, ["Q8_0"])
+    hub.add_repo("user/Split-GGUF", tmp_path)
+    rows = online("plan", "-hf", "user/Split-GGUF", *CARD, "--json").document()["rows"]
+    found = {row["file"][0]: row for row in rows}
+    assert len(rows) == 3
+    assert found["a"]["bytes"] == sum(path.stat().st_size for path in tmp_path.glob("a-*"))
+    assert found["a"]["fits"] == "whole"
+    assert "b-Q4_K_M-00002-of-00002.gguf" in found["b"]["error"]
+
+
+def test_heads_and_projectors_are_no_models(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
+    repositories.write(tmp_path, "Small", SMALL, ("Q4_K_M", "Q8_0"))
+    for name in ("mmproj-Small-F16.gguf", "mtp-Small-Q8_0.gguf"):
+        shutil.copyfile(tmp_path / "Small-Q8_0.gguf", tmp_path / name)
+    hub.add_repo("user/Heads-GGUF", tmp_path)
+    document = online("plan", "-hf", "user/Heads-GGUF", *CARD, "--json").document()
+    assert [row["file"] for row in document["rows"]] == ["Small-Q4_K_M.gguf", "Small-Q8_0.gguf"]
+    assert document["repositories"][0]["heads"] == ["mtp-Small-Q8_0.gguf"]
+    shown = online("plan", "-hf", "user/Heads-GGUF", *CARD).stdout
+    assert "-hfd user/Heads-GGUF:mtp-Small-Q8_0.gguf" in shown
+
+
+def test_of_hundreds_of_models_the_smaller_ones_are_ranked(
+    online: Callable[..., Finished], hub: Server, tmp_path: Path
+) -> None:
+    repositories.write(tmp_path, "Small", SMALL, ["Q4_K_M"])
+    for number in range(300):
+        (tmp_path / f"Small-v{number:03}-Q8_0.gguf").symlink_to(tmp_path / "Small-Q4_K_M.gguf")
+    hub.add_repo("user/Many-GGUF", tmp_path)
+    done = online("plan", "-hf", "user/Many-GGUF", *CARD)
+    assert done.code == 0, done.stderr
+    assert "has 261 larger models more" in " ".join(done.stdout.split())
+    assert sum(hub.sent.values()) < 40e6
+
+
+def test_a_gated_repository(online: Callable[..., Finished], hub: Server) -> None:
+    hub.repos[REPO] = {name: replace(served, token="secret", gated=True) for name, served in hub.repos[REPO].items()}
+    done = online("plan", "-hf", REPO, *CARD)
+    assert done.code == 1
+    assert f"{REPO} is gated" in done.stderr
+
+
+def test_a_repository_without_a_model(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
+    hub.add_repo("user/Nothing", tmp_path)
+    done = online("plan", "-hf", "user/Nothing", *CARD)
+    assert done.code == 1
+    assert "user/Nothing has no GGUF file" in done.stderr
+
+
+def test_without_the_hub_the_last_table_is_ranked(cli: Cli, hub: Server, online: Callable[..., Finished]) -> None:
+    rows = online("plan", "-hf", REPO, *CARD, "--json").document()["rows"]
+    offline = cli("plan", "-hf", REPO, *CARD, "--json", HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="1")
+    assert offline.document()["rows"] == rows
+
+
+# ---- pull ----------------------------------------------------------------------------------------------------------
+
+
+def test_pull_takes_the_number_of_a_row(online: Callable[..., Finished], folder: Path) -> None:
+    online("plan", "-hf", REPO, *CARD)
+    done = online("pull", "-hf", REPO, "--row", "3", "--dry-run", "--json")
+    assert [file["file"] for file in done.document()["files"]] == ["Small-Q6_K.gguf"]
+    done = online("pull", "-hf", REPO, "--row", "3", "--dry-run")
+    assert f"row 3 is {REPO}:Small-Q6_K.gguf" in done.stderr
+    assert (folder / "Small-Q6_K.gguf").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-hf", REPO, "--row", "6"), f"the table of {REPO} has 5 rows"),
+        (("-hf", REPO, "--row", "0"), f"the table of {REPO} has 5 rows"),
+        (("-hf", "user/Other", "--row", "1"), "no table of user/Other was printed here"),
+        (("-hf", f"{REPO}:Q8_0", "--row", "1"), "--row is of a repository's table"),
+        (("demo", "--row", "1"), "--row is of a repository's table"),
+    ],
+)
+def test_a_row_that_is_not_there(online: Callable[..., Finished], words: tuple[str, ...], message: str) -> None:
+    online("plan", "-hf", REPO, *CARD)
+    done = online("pull", *words, "--dry-run")
+    assert done.code == 2
+    assert message in done.stderr
