@@ -55,6 +55,7 @@ Fetch = Callable[[Sequence["HubFile"], str], Sequence[Path]]  # files of what it
 
 CONTEXT_GIVEN = "given with -c"
 _LOOK_BYTES = 2**16
+_PLACEMENT = names(group="placement")
 
 
 # ---- which pair ------------------------------------------------------------------------------------------------------
@@ -205,8 +206,7 @@ def decoder_options(wanted: Settings) -> DecoderOptions:
 
     if wanted.lookup_corpus is not None:
         _check_text(wanted.lookup_corpus)  # a typo is not to cost the time to load the models
-    placed = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe")
-    same = [name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS and name not in placed]
+    same = [name for name in DecoderOptions.__dataclass_fields__ if name in OPTIONS and name not in _PLACEMENT]
     options = wanted.given(same)
     if wanted.drafter is not None:
         options["drafters"] = parse_drafters(wanted.drafter)
@@ -348,6 +348,7 @@ def make_plan(
     from ggufspec.planning import rehearsed, search
     from ggufspec.planning.dry_runs import DryRuns
     from ggufspec.planning.history import expected_acceptance
+    from ggufspec.planning.memory import check_overrides
 
     wanted = given.over(pair.settings)
     options = options or decoder_options(wanted)
@@ -367,6 +368,7 @@ def make_plan(
             draft.header.fingerprint if draft else "",
             pair.settings.acceptance,
         )
+    check_overrides(target.header, wanted.override_tensor or (), where.card_names)
     both = [(known.header, known.metadata_only) for known in headers]
     asked = plan_request(both[0], both[1] if draft else None, options, acceptance, wanted)
     if not where.simulated:
@@ -458,17 +460,28 @@ def plan_request(
         wanted: layers where they are fixed, cache types that the plan may choose, the longest draft.
 
     Raises:
-        UsageError: ``n_cpu_moe`` for a model without experts.
+        UsageError: ``n_cpu_moe`` for a model without experts, ``n_cpu_ffn`` for one without another feed-forward.
     """
     from ggufspec.models import heads
+    from ggufspec.planning.memory import check_part
     from ggufspec.planning.plan import ModelRequest, PlanRequest
 
-    if wanted.n_cpu_moe and not target[0].experts:
-        raise UsageError(f"{target[0].name} has no experts to keep on the CPU", "leave --n-cpu-moe away")
+    if wanted.n_cpu_moe:
+        check_part(target[0], "experts", "--n-cpu-moe")
+    if wanted.n_cpu_ffn:
+        check_part(target[0], "ffn", "--n-cpu-ffn")
     longest = wanted.draft_max or DRAFT_MAX
     widest = replace(options, draft_max=longest)
     layers, split = layers_of(wanted.gpu_layers), wanted.tensor_split or ()
-    fixed = ModelRequest(*target, widest.context(with_draft=draft is not None), layers, split, wanted.n_cpu_moe)
+    fixed = ModelRequest(
+        *target,
+        widest.context(with_draft=draft is not None),
+        layers,
+        split,
+        wanted.n_cpu_moe,
+        wanted.n_cpu_ffn,
+        wanted.override_tensor or (),
+    )
     beside = ModelRequest(*draft, options.draft_context(), layers_of(wanted.gpu_layers_draft)) if draft else None
     if draft and beside and options.head:
         in_target, mtp = draft[1] == target[1], options.head == "mtp"
@@ -519,6 +532,8 @@ def resolve(
         GgufspecError: as :func:`make_plan`, whose arguments these are.
     """
     from ggufspec.hardware.host import physical_cores
+    from ggufspec.models.source import read_headers
+    from ggufspec.planning.memory import check_overrides
 
     wanted = given.over(pair.settings)
     pair, options = with_head(pair, options or decoder_options(wanted), on_event)
@@ -528,18 +543,24 @@ def resolve(
         gpu_layers=layers or 0,
         split=wanted.tensor_split or (),
         n_cpu_moe=wanted.n_cpu_moe or 0,
+        n_cpu_ffn=wanted.n_cpu_ffn or 0,
+        override_tensor=wanted.override_tensor or (),
         gpu_layers_draft=draft_layers or 0,
     )
     all_given = layers is not None and (draft_layers is not None or pair.draft is None)
-    if all_given and not rival:
+    if all_given and not rival and not wanted.override_tensor:
         return Resolved(fixed, fixed)
     where = machine(wanted, options.threads or physical_cores())
+    if wanted.override_tensor:
+        check_overrides(read_headers([pair.target], None, on_event)[0].header, wanted.override_tensor, where.card_names)
+        if all_given and not rival:
+            return Resolved(fixed, fixed)
     if not where.cards:
         return Resolved(fixed, fixed)
     if all_given:  # only the rival is left to plan
-        free = replace(pair.settings, gpu_layers=None, n_cpu_moe=None)
+        free = replace(pair.settings, **dict.fromkeys(_PLACEMENT))
         pair = replace(pair, draft=None, settings=free)
-        given = replace(given, gpu_layers=None, tensor_split=None, n_cpu_moe=None)
+        given = replace(given, **dict.fromkeys(_PLACEMENT))
     planned = replace(options, drafters=()) if all_given else options
     made = make_plan(pair, given, where=where, options=planned, on_event=on_event, verbose=verbose)
     document, cards = made.document(), where.card_names
@@ -561,6 +582,8 @@ def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: in
         gpu_layers=option.target.gpu_layers,
         split=option.target.split,
         n_cpu_moe=option.target.n_cpu_moe,
+        n_cpu_ffn=option.target.n_cpu_ffn,
+        override_tensor=option.target.override_tensor,
         gpu_layers_draft=draft.gpu_layers if draft else 0,
         draft_split=draft.split if draft else (),
         draft_max=draft_max or planned or options.draft_max,

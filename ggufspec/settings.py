@@ -275,10 +275,10 @@ class Option:
     tune: bool = False  # whether ``tune`` searches it
     chat: str = ""  # the switch of a chat that changes it; empty for none
     python: bool = False  # whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
+    repeated: bool = False  # whether the flag may be given several times, as that of a tuple without a reader may
     # :func:`table` fills in:
     name: str = ""  # the field's
     kind: type = str  # the field's without None: ``int``, ``float``, ``str``, ``bool``, ``Path``
-    repeated: bool = False  # whether the flag may be given several times
 
     @property
     def flag(self) -> str:
@@ -308,12 +308,10 @@ class Option:
         if value is None or self.kind is bool:
             return value
         if self.repeated:
-            return (str(value),) if isinstance(value, str | int) else tuple(map(str, value))
+            texts = (str(value),) if isinstance(value, str | int) else tuple(map(str, value))
+            return tuple(one for text in texts for one in self._read(text)) if self.reader else texts
         if self.reader is not None and isinstance(value, str):
-            try:
-                value = self.reader(value)
-            except ValueError as error:
-                raise UsageError(f"{self.flags[-1]} {value!r} {error}", self.usual) from None
+            value = self._read(value)
         elif self.kind in (str, Path) and self.reader is None:
             value = self.kind(value)
         elif self.kind in (int, float) and value not in self.words:
@@ -325,6 +323,13 @@ class Option:
         if isinstance(value, int | float) and not self._is_within(value):
             raise UsageError(f"{self.flags[-1]} {_shown(value)} is out of range: {self._range()}", self.usual)
         return value
+
+    def _read(self, text: str) -> Any:
+        assert self.reader is not None
+        try:
+            return self.reader(text)
+        except ValueError as error:
+            raise UsageError(f"{self.flags[-1]} {text!r} {error}", self.usual) from None
 
     def _number(self, value: Any) -> Any:
         try:
@@ -422,6 +427,27 @@ def _shares(text: str) -> tuple[float, ...]:
     return tuple(float(share) for share in text.split(","))
 
 
+# Of Python's regular expressions, and not of ECMAScript's, which llama.cpp has (std::regex)
+_NOT_ECMASCRIPT = re.compile(r"\(\?(?![:=!])|\\[AZ]|[*+?}]\+")
+_MAX_PATTERN = 200
+
+
+def _overrides(text: str) -> tuple[str, ...]:
+    """``PATTERN=DEVICE`` of each, with commas between them: parse_tensor_buffer_overrides in common/arg.cpp."""
+    found = tuple(one.strip() for one in text.split(","))
+    for one in found:
+        pattern, _, device = one.partition("=")
+        if not pattern or not device or len(pattern) > _MAX_PATTERN:
+            raise ValueError("is not PATTERN=DEVICE")
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"is no regular expression: {error}") from None
+        if other := _NOT_ECMASCRIPT.search(pattern):
+            raise ValueError(f"has {other[0]!r}, which llama.cpp's regular expressions have not")
+    return found
+
+
 def _types(text: str) -> tuple[str, ...]:
     """Cache types with commas between them."""
     return tuple(OPTIONS["cache_type_k"].check(name.strip()) for name in text.split(",") if name.strip())
@@ -511,6 +537,26 @@ class Settings:
         least=0,
         usual="--n-cpu-moe 10",
         label="CPU expert blocks",
+    )
+    n_cpu_ffn: int | None = option(
+        "--n-cpu-ffn",
+        "Keep the dense feed-forward weights of the first N blocks on the CPU, their attention and cache on the GPU.",
+        "placement",
+        where="profile sweep python",
+        shown="auto",
+        least=0,
+        usual="--n-cpu-ffn 10",
+        label="CPU feed-forward blocks",
+    )
+    override_tensor: tuple[str, ...] | None = option(
+        "-ot --override-tensor",
+        "Target tensors and the device that they are on, whatever the other options say; may be repeated.",
+        "placement",
+        where="profile python repeated",
+        metavar="PATTERN=DEVICE",
+        reader=_overrides,
+        usual="-ot 'ffn_.*_exps=CPU'; devices are named as in `ggufspec plan`",
+        label="tensors elsewhere",
     )
     headroom: str | None = option(
         "--headroom", "Memory to leave free on each card.", "devices", where="python", metavar="SIZE", shown="256MiB"
@@ -829,7 +875,7 @@ def table(record: type[Any]) -> dict[str, Option]:
             row,
             name=one.name,
             kind=str if several else kinds[0],
-            repeated=several and row.reader is None,
+            repeated=row.repeated or (several and row.reader is None),
             label=row.label or one.name.replace("_", " "),
         )
     return rows

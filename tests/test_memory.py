@@ -17,6 +17,7 @@ from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, layout, resident, total
+from ggufspec.settings import Settings
 
 RECORD = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "memory.json"
 TINY = [name for name in SHAPES if name.startswith("tiny-")]
@@ -56,6 +57,36 @@ def test_sums_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
     context = ContextOptions(600, 9, 1, flash_attn="off")
     placements = [Placement(n, n_cpu_moe=e) for n in (3, 5) for e in (1, 4)]
     check_sums([Request(*models["tiny-moe"], placement, context) for placement in placements], tmp_path)
+
+
+OVERRIDES = {
+    "tiny-llama": ("ffn_down=CPU", "blk\\.[12]\\.attn=RPC0", "output.weight=CPU"),
+    "tiny-moe": ("_exps=RPC0",),
+    "tiny-nextn": ("blk\\.0\\.=CPU,ffn_.*_shexp=CPU",),
+    "tiny-tied": ("token_embd=RPC0",),
+    "llama3.2-1b": ("rope_freqs=CPU", "attn_[kv]=CPU"),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_sums_of_single_tensors_elsewhere_are_the_dry_run(models: dict[str, Model], tmp_path: Path, name: str) -> None:
+    context = ContextOptions(600, 9, 1, flash_attn="on")
+    given = Settings(override_tensor=OVERRIDES[name]).override_tensor or ()
+    placements = [Placement(n, override_tensor=given, n_cpu_moe=e, n_cpu_ffn=e) for n in (0, 3, 99) for e in (0, 2)]
+    check_sums([Request(*models[name], placement, context) for placement in placements], tmp_path)
+
+
+def test_sums_of_feed_forwards_on_the_host_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
+    context = ContextOptions(600, 9, 1)
+    placements = [Placement(n, n_cpu_ffn=blocks) for n in (2, 5) for blocks in (1, 3, 99)]
+    named = ("tiny-llama", "tiny-nextn", "tiny-swa")
+    check_sums([Request(*models[name], at, context) for name in named for at in placements], tmp_path)
+
+
+def test_tensors_of_either_card_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
+    given = ("ffn_up=RPC1", "ffn_gate=RPC0", "ffn=CPU")
+    placements = [Placement(n, (1.0, 1.0), override_tensor=given) for n in (0, 3, 5)]
+    check_sums([Request(*models["tiny-llama"], at, ContextOptions(600, 9, 1)) for at in placements], tmp_path, cards=2)
 
 
 def test_sums_of_two_cards_are_the_dry_run(models: dict[str, Model], tmp_path: Path) -> None:
@@ -105,6 +136,25 @@ def test_a_real_load_is_the_dry_run(models: dict[str, Model]) -> None:
         assert dryrun.ask(dryrun.Spec((), 1), runs) == dryrun.ask(dryrun.Spec((), 1, real=True), runs)
 
 
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    [
+        ("tiny-llama", Placement(5, n_cpu_ffn=2)),
+        ("tiny-moe", Placement(5, n_cpu_moe=2, override_tensor=("blk\\.3\\.attn=CPU",))),
+        ("tiny-llama", Placement(2, override_tensor=("ffn_(up|down)=card", "output=CPU"))),
+    ],
+)
+def test_a_real_load_of_single_tensors_elsewhere_is_the_dry_run(
+    models: dict[str, Model], name: str, placement: Placement
+) -> None:
+    context = ContextOptions(512, 9, 1, flash_attn="on")
+    runs = [dryrun.Run(models[name][1].with_name(f"{name}.gguf"), placement, context)]
+    dry, real = (dryrun.ask(dryrun.Spec((), 1, real=real, names=("card",)), runs)[0] for real in (False, True))
+    assert dry == real
+    found = resident(models[name][0], placement, context, ("card",))
+    assert [found["card"].weights, found[HOST].weights] == [real.devices[one].weights for one in ("RPC0", HOST)]
+
+
 def counting(seen: list[Request], compute: int = 7) -> DryRun:
     def run(requests: Sequence[Request]) -> list[ByDevice | str]:
         seen.extend(requests)
@@ -128,7 +178,7 @@ def test_a_dense_model_takes_a_handful_of_dry_runs(models: dict[str, Model]) -> 
 
 def test_blocks_of_different_kinds_are_not_taken_for_alike(models: dict[str, Model]) -> None:
     header, _ = models["jamba-mini"]
-    assert len({layout(header, Placement(count), 1) for count in range(header.layers + 1)}) > 10
+    assert len({layout(header, Placement(count), ("card",)) for count in range(header.layers + 1)}) > 10
 
 
 def test_a_refusal_is_an_estimate_without_compute_buffers(models: dict[str, Model]) -> None:

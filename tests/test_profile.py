@@ -113,8 +113,9 @@ def test_an_unknown_key_with_no_near_one_gets_all_of_its_table(load):
     error = refused(load, GOOD.replace("ctx_size = 512", "zzz = 1"))
     assert "unknown key 'settings.zzz'" in error.message
     assert (
-        error.hint == "known keys: n_cpu_moe, acceptance, drafter, draft_policy, draft_max, ctx_size, threads, "
-        "cache_type_k, cache_type_v, flash_attn, ubatch_size"
+        error.hint
+        == "known keys: n_cpu_moe, n_cpu_ffn, override_tensor, acceptance, drafter, draft_policy, draft_max, "
+        "ctx_size, threads, cache_type_k, cache_type_v, flash_attn, ubatch_size"
     )
 
 

@@ -23,6 +23,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
+from ggufspec.settings import OPTIONS
 
 if TYPE_CHECKING:
     from ggufspec.decoding.hook import DraftModel
@@ -51,8 +52,11 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
         raise UsageError("--strict needs our own loop: Llama chooses its own batch sizes", own)
     if options.lookup_corpus is not None:
         raise UsageError("--lookup-corpus needs our own loop: the hook looks up in the text only", own)
-    if options.n_cpu_moe:
-        raise UsageError("Llama cannot keep experts on the CPU (--n-cpu-moe, or n_cpu_moe of the profile)", own)
+    for name in ("n_cpu_moe", "n_cpu_ffn", "override_tensor"):
+        if getattr(options, name):
+            raise UsageError(
+                f"Llama cannot place single tensors ({OPTIONS[name].flags[-1]}, or {name} of the profile)", own
+            )
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:

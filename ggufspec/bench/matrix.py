@@ -28,7 +28,7 @@ from ggufspec.settings import Settings, names, parse_drafters, with_head
 
 WORDS = MTP, LOOKUP, NONE = "mtp", "lookup", "none"  # instead of a draft's file; MTP blocks are the target's own
 _ONE_OF_THEM = "compare one of them at a time"
-_PLACEMENT = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe")
+_PLACEMENT = names(group="placement")
 
 
 @dataclass(frozen=True, slots=True)

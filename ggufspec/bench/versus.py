@@ -122,7 +122,12 @@ class Bench:
             return alone(spec)
         assert spec.draft is not None
         options = replace(
-            spec.options, gpu_layers=spec.options.gpu_layers_draft, split=spec.options.draft_split, n_cpu_moe=0
+            spec.options,
+            gpu_layers=spec.options.gpu_layers_draft,
+            split=spec.options.draft_split,
+            n_cpu_moe=0,
+            n_cpu_ffn=0,
+            override_tensor=(),
         )
         return alone(replace(spec, target=spec.draft, options=options))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ggufspec.models.profile import Pair
     from ggufspec.schema.sweep import SweepDocument
 
-_AT_EACH = ("gpu_layers", "n_cpu_moe")  # values that target-only runs at too
+_AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # values that target-only runs at too
 
 
 def check(swept: Swept | None, *, sweep: bool) -> None:

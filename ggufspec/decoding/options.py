@@ -45,6 +45,8 @@ class DecoderOptions:
         split: shares of the target's offloaded layers for each device; empty leaves it to llama.cpp (free memory).
         draft_split: the same of the draft.
         n_cpu_moe: the target's expert tensors of the first so many blocks stay on the CPU.
+        n_cpu_ffn: the same of its dense feed-forward tensors.
+        override_tensor: ``PATTERN=DEVICE`` of its tensors that are elsewhere than these options say.
         threads: CPU threads; 0 means the physical cores, and fewer while other programs use the CPUs
             (:mod:`ggufspec.decoding.threads`).
         cache_type_k: type of the target's key cache, f16 or q8_0 say.
@@ -67,6 +69,8 @@ class DecoderOptions:
     split: tuple[float, ...] = ()
     draft_split: tuple[float, ...] = ()
     n_cpu_moe: int = 0
+    n_cpu_ffn: int = 0
+    override_tensor: tuple[str, ...] = ()
     threads: int = 0
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
@@ -93,7 +97,13 @@ class DecoderOptions:
     @property
     def placement(self) -> Placement:
         """Where the target's layers are."""
-        return Placement(self.gpu_layers, self.split, self.n_cpu_moe)
+        return Placement(
+            self.gpu_layers,
+            self.split,
+            self.n_cpu_moe,
+            n_cpu_ffn=self.n_cpu_ffn,
+            override_tensor=self.override_tensor,
+        )
 
     @property
     def draft_placement(self) -> Placement:

@@ -77,6 +77,21 @@ def used_bytes() -> int:
     return sum(max(0, device.total_bytes - device.free_bytes) for device in local_cards())
 
 
+def buffer_type(device: str) -> int:
+    """The handle of where a device's weights are. Source: parse_tensor_buffer_overrides in common/arg.cpp.
+
+    Raises:
+        UsageError: there is no such device.
+    """
+    lib = _ggml()
+    found = lib.ggml_backend_dev_by_name(device.encode())
+    if not found:
+        raise UsageError(f"there is no device {device!r} for tensors", "ggufspec doctor lists the devices")
+    lib.ggml_backend_dev_buffer_type.argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_dev_buffer_type.restype = ctypes.c_void_p
+    return int(lib.ggml_backend_dev_buffer_type(found))
+
+
 def has_gpu() -> bool:
     """Whether layers can be offloaded: a GPU or an RPC worker is there."""
     return any(device.kind in ("gpu", "igpu") for device in devices())

@@ -32,14 +32,13 @@ from ggufspec import worker
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp import devices, library
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import HOST, ContextOptions, Placement, parse_override
 from ggufspec.llamacpp.params import context_params, head_params, model_params
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.head import Head
     from ggufspec.llamacpp.model import Context
 
-HOST = "CPU"
 CANNOT_LOAD = "llama.cpp cannot load it"  # begins an answer's error; others are of the context
 
 
@@ -61,12 +60,14 @@ class Run:
 class Spec:
     """The devices: those of this machine and of ``rpc`` workers, or so many ``simulated_devices``.
 
-    ``real`` loads the weights and allocates everything, to compare dry runs with the truth.
+    ``real`` loads the weights and allocates everything, to compare dry runs with the truth. ``names`` are what
+    placements call the devices that layers are offloaded to, where that is not llama.cpp's own name of them.
     """
 
     rpc: tuple[str, ...] = ()
     simulated_devices: int = 0
     real: bool = False
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,7 @@ class _Serving:
         self._dry = not spec.real
         self._on_host = bool(spec.simulated_devices and not ready.offload)
         self._logged = _ComputeBuffers(ready.offload) if ready.limits else None
+        self._named = dict(zip(spec.names, ready.offload, strict=False))
 
     def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
         """Make the runs; a model that several in a row have is loaded once."""
@@ -208,7 +210,8 @@ class _Serving:
     @contextlib.contextmanager
     def _model(self, path: Path, placement: Placement) -> Iterator[Any]:
         lib = load()
-        params, _alive = model_params(lib, Placement(mtp=placement.mtp) if self._on_host else placement)
+        placement = Placement(mtp=placement.mtp) if self._on_host else self._here(placement)
+        params, _alive = model_params(lib, placement)
         params.no_alloc = self._dry
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         if self._dry and not self.ready.offload:  # repacked weights crash a dry run without a device
@@ -221,6 +224,12 @@ class _Serving:
             yield model
         finally:
             lib.llama_model_free(model)
+
+    def _here(self, placement: Placement) -> Placement:
+        """``placement`` with llama.cpp's names of the devices."""
+        pairs = map(parse_override, placement.override_tensor)
+        here = tuple(f"{pattern}={self._named.get(device, device)}" for pattern, device in pairs)
+        return replace(placement, override_tensor=here)
 
     def _answer(self, model: Any, options: ContextOptions) -> Answer:
         lib = load()

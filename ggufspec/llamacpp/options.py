@@ -22,6 +22,10 @@ FLASH_ATTENTION = ("auto", "on", "off")
 REWINDS = ("auto", "snapshots", "checkpoint")
 REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's chain is several batches
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
+HOST = "CPU"
+# Names of a block's feed-forward tensors, behind "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+DENSE_FFN = r"\.ffn_(up|down|gate)\."
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
 HIDDEN_RING = 2048  # tokens whose hidden rows are kept: a head that lags behind by more begins anew
@@ -53,12 +57,27 @@ class Placement:
         split: share of the offloaded layers for each device; empty: by the devices' free memory.
         n_cpu_moe: the expert tensors of the first so many blocks stay on the CPU (llama.cpp's ``--n-cpu-moe``).
         mtp: whether the file's MTP blocks are loaded; without a head on them they would only take memory.
+        n_cpu_ffn: the same of the dense feed-forward tensors (``--n-cpu-ffn``).
+        override_tensor: ``PATTERN=DEVICE``, tensors and where they are whatever the other options say (``-ot``).
     """
 
     gpu_layers: int = 0
     split: tuple[float, ...] = ()
     n_cpu_moe: int = 0
     mtp: bool = False
+    n_cpu_ffn: int = 0
+    override_tensor: tuple[str, ...] = ()
+
+    @property
+    def overrides(self) -> tuple[tuple[str, str], ...]:
+        """(pattern, device) of tensors that are elsewhere than their layer, in order: the first that is found in a
+        tensor's name decides. Source: ``llama_model_loader::create_tensor`` in src/llama-model-loader.cpp.
+        """
+        first_blocks = ((EXPERTS, self.n_cpu_moe), (DENSE_FFN, self.n_cpu_ffn))
+        return (
+            *map(parse_override, self.override_tensor),
+            *((rf"blk\.{i}{part}", HOST) for part, count in first_blocks for i in range(min(count, MAX_BLOCKS))),
+        )
 
     def offloaded(self, blocks: int) -> int:
         """How many of ``blocks`` + 1 layers are offloaded."""
@@ -121,6 +140,12 @@ class ContextOptions:
     def computed(self) -> int:
         """Tokens that are computed at once; a window has room for so many beyond itself."""
         return min(max(self.ubatch_size, self.width, self.rewind), self.batch) if self.ubatch_size else self.batch
+
+
+def parse_override(text: str) -> tuple[str, str]:
+    """(pattern, device) of ``PATTERN=DEVICE``; divided at the first = as llama.cpp does (common/arg.cpp)."""
+    pattern, _, device = text.partition("=")
+    return pattern, device
 
 
 def check_kv_type(name: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
+from ggufspec.llamacpp.devices import buffer_type
 from ggufspec.llamacpp.options import (
-    MAX_BLOCKS,
     SLACK,
     ContextOptions,
     Placement,
@@ -81,7 +81,8 @@ class _TensorOverride(ctypes.Structure):
 def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
     """(llama.cpp's parameters for ``placement``, what must stay alive until the model is loaded).
 
-    Source: llama.cpp common/common.h, llm_ffn_exps_block_regex.
+    Raises:
+        UsageError: a tensor is to be on a device that is not here.
     """
     params = lib.llama_model_default_params()
     params.load_mtp = placement.mtp
@@ -91,16 +92,11 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
         shares = (ctypes.c_float * lib.llama_max_devices())(*placement.split)
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
         alive.append(shares)
-    if placement.n_cpu_moe:
-        to_cpu = lib._lib.ggml_backend_cpu_buffer_type
-        to_cpu.restype = ctypes.c_void_p
-        blocks = min(placement.n_cpu_moe, MAX_BLOCKS)
-        overrides = (_TensorOverride * (blocks + 1))()
-        for block in range(blocks):
-            pattern = rf"blk\.{block}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-            overrides[block] = _TensorOverride(pattern.encode(), to_cpu())
-        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-        alive.append(overrides)
+    if overrides := placement.overrides:
+        listed = (_TensorOverride * (len(overrides) + 1))()  # the last, of zeros, ends the list
+        listed[:-1] = [_TensorOverride(pattern.encode(), buffer_type(device)) for pattern, device in overrides]
+        params.tensor_buft_overrides = ctypes.cast(listed, ctypes.c_void_p)
+        alive.append(listed)
     return params, alive
 
 

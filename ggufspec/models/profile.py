@@ -98,7 +98,11 @@ def _check(row: Option) -> AfterValidator:
 
 def settings_model(rows: Iterable[Option]) -> type[BaseModel]:
     """What ``[settings]`` may have: a key for each of the rows that profiles have."""
-    fields: dict[str, Any] = {row.name: (Annotated[row.kind, _check(row)] | None, None) for row in rows if row.profile}
+    fields: dict[str, Any] = {
+        row.name: (Annotated[list[str] if row.repeated else row.kind, _check(row)] | None, None)
+        for row in rows
+        if row.profile
+    }
     return create_model("Settings", __base__=_Keys, **fields)
 
 

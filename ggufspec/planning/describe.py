@@ -89,6 +89,8 @@ def _model(
         layers=subject.header.blocks,
         split=placement.split,
         n_cpu_moe=placement.n_cpu_moe,
+        n_cpu_ffn=placement.n_cpu_ffn,
+        override_tensor=placement.override_tensor,
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
         bytes={name: asdict(used) for name, used in by_device.items()},

@@ -59,7 +59,7 @@ class DryRuns:
         self._cards = tuple(cards)
         self._devices = [dryrun.build(), len(cards) if simulated else list(cards.items()), list(rpc)]
         self._folder = folder / "dry-runs"
-        spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0)
+        spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards)
         self._session = dryrun.Session(spec, verbose=verbose)
         self._known: dict[str, dict[str, _Entry]] = {}  # by model
 

@@ -8,19 +8,32 @@ for 34 models in docs/evidence/memory.json; see docs/decisions/026-compute-buffe
 from __future__ import annotations
 
 import functools
+import re
 import struct
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from ggufspec.llamacpp.options import HIDDEN_RING, KV_TYPES, ContextOptions, Placement
+from ggufspec.errors import UsageError
+from ggufspec.llamacpp import options
+from ggufspec.llamacpp.gguf import Tensor
+from ggufspec.llamacpp.options import (
+    DENSE_FFN,
+    EXPERTS,
+    HIDDEN_RING,
+    KV_TYPES,
+    ContextOptions,
+    Placement,
+    parse_override,
+)
 from ggufspec.llamacpp.rewind import way_back
 from ggufspec.models import heads
 from ggufspec.models.header import ModelHeader, block_of
 
-HOST = "CPU"
+HOST = options.HOST
 
 _ALIGNMENT = 32  # of ggml's buffers
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
@@ -31,7 +44,7 @@ _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd
 _WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.", "nextn.pre_projection.")
 _WITH_ALL_BLOCKS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 _READS_CACHE = "gemma4-assistant"  # a head without a cache: it reads that of the target's last two blocks
-_EXPERTS = tuple(f"ffn_{part}_{kind}." for part in ("up", "down", "gate", "gate_up") for kind in ("exps", "chexps"))
+_PARTS = {"experts": re.compile(EXPERTS), "ffn": re.compile(DENSE_FFN)}  # what the first blocks may keep on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +143,7 @@ class Memory:
             own = request.file == request.target.file
             there = layer_devices(request.target.header.blocks, request.target.placement, len(self._cards))
             return None if own else placement, there[-(header.nextn_blocks + 1) :], there[0]
-        return layout(header, placement, len(self._cards)) if header.regular else placement
+        return layout(header, placement, self._cards) if header.regular else placement
 
     def _estimate(self, request: Request, answers: Sequence[ByDevice]) -> ByDevice:
         if answers and (request.target is not None or not request.header.regular):
@@ -155,7 +168,7 @@ def resident(header: ModelHeader, placement: Placement, context: ContextOptions,
         Caches of an architecture that is not ``regular`` are left out.
     """
     devices = layer_devices(header.blocks, placement, len(cards))
-    weights = _weights(_sums(SameHeader(header), placement.mtp), devices, placement.n_cpu_moe, len(cards) + 1)
+    weights = _weights(header, placement, devices, cards)
     kv = _kv(header, devices, context, len(cards) + 1) if header.regular else [0] * (len(cards) + 1)
     rows = 4 * header.vocabulary * context.width + hidden_host_bytes(header, context)
     return {name: Bytes(weights[i], kv[i], overhead=0 if i else rows) for i, name in enumerate((HOST, *cards))}
@@ -169,10 +182,7 @@ def resident_head(head: Request, target: Request, cards: Sequence[str] = ()) -> 
     in_target, count = head.file == target.file, len(cards) + 1
     read = heads.as_read(head.header if in_target else target.header, head.header)
     devices = layer_devices(head.header.blocks, head.placement, len(cards))
-    weights = [0] * count
-    if not in_target:
-        sums = _sums(SameHeader(head.header), head.placement.mtp)
-        weights = _weights(sums, devices, head.placement.n_cpu_moe, count)
+    weights = [0] * count if in_target else _weights(head.header, head.placement, devices, cards)
     kv = [0] * count
     if head.header.architecture != _READS_CACHE:
         kv = _kv(read, devices[head.header.blocks - read.blocks :], head.context, count)
@@ -233,23 +243,88 @@ def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, .
     )
 
 
-def layout(header: ModelHeader, placement: Placement, cards: int) -> object:
+@functools.lru_cache(maxsize=64)
+def parts(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[str, ...]:
+    """What decides where each tensor of a model is, for :func:`part_device`.
+
+    A device's name where an override names the tensor; ``experts`` or ``ffn`` of a block, which the first blocks may
+    keep on the host; empty for the rest, which is where its layer is. The first pattern that is found in the name
+    counts: src/llama-model-loader.cpp, ``create_tensor``.
+    """
+    overrides = [(re.compile(pattern), device) for pattern, device in map(parse_override, override_tensor)]
+
+    def part(tensor: Tensor) -> str:
+        for pattern, device in overrides:
+            if pattern.search(tensor.name):
+                return device
+        if block_of(tensor) is None:
+            return ""
+        return next((part for part, pattern in _PARTS.items() if pattern.search(tensor.name)), "")
+
+    return tuple(map(part, same.header.tensors))
+
+
+def part_device(part: str, layer: int, device: int, placement: Placement, cards: Sequence[str]) -> int:
+    """The device of a part of a layer; ``device`` is the layer's, 0 the host."""
+    if part in ("", "experts", "ffn"):
+        kept = {"": 0, "experts": placement.n_cpu_moe, "ffn": placement.n_cpu_ffn}[part]
+        return 0 if layer < kept else device
+    return 1 + cards.index(part) if part in cards else 0
+
+
+def check_part(header: ModelHeader, part: str, flag: str) -> None:
+    """Raise UsageError unless the model has weights of a part, ``experts`` or ``ffn``, that ``flag`` would keep."""
+    if part in parts(SameHeader(header), ()):
+        return
+    if part == "experts":
+        raise UsageError(f"{header.name} has no experts to keep on the CPU", f"leave {flag} away")
+    raise UsageError(
+        f"{header.name} has no dense feed-forward weights to keep on the CPU",
+        f"leave {flag} away; --n-cpu-moe N keeps experts there",
+    )
+
+
+def check_overrides(header: ModelHeader, override_tensor: Sequence[str], cards: Sequence[str]) -> None:
+    """Check ``PATTERN=DEVICE`` against a model and the devices that there are.
+
+    Raises:
+        UsageError: a pattern is found in no tensor's name, or a device is not there.
+    """
+    for pattern, device in map(parse_override, override_tensor):
+        if device not in (HOST, *cards):
+            raise UsageError(
+                f"-ot {pattern}={device} names a device that is not here",
+                f"devices: {', '.join((HOST, *cards))}; -ot '{pattern}=CPU'",
+            )
+        if not any(re.search(pattern, tensor.name) for tensor in header.tensors):
+            names = dict.fromkeys(tensor.name.removeprefix("blk.0.") for tensor in header.tensors)
+            some = [name.removesuffix(".weight") for name in names if not name.startswith("blk.")]
+            example = "ffn_.*_exps" if header.experts else "ffn_(up|down)"
+            raise UsageError(
+                f"-ot {pattern}={device} is found in no tensor's name of {header.name}",
+                f"-ot '{example}=CPU'; a block's tensors and the others are {', '.join(some)}",
+            )
+
+
+def layout(header: ModelHeader, placement: Placement, cards: Sequence[str]) -> object:
     """What the compute buffers of a placement depend on; equal layouts have about equal buffers.
 
-    For each run of blocks on one device: the device, its experts' device, the kinds of its blocks, of its first and of
+    For each run of blocks on one device: the device, those of its parts, the kinds of its blocks, of its first and of
     its last one, and how many they are, up to ``_ALIKE_FROM``.
     """
-    kinds = _sums(SameHeader(header), placement.mtp).kinds
-    devices = layer_devices(header.blocks, placement, cards)
+    sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
+    devices = layer_devices(header.blocks, placement, len(cards))
 
-    def where(block: int) -> tuple[int, int]:
-        return devices[block], 0 if block < placement.n_cpu_moe else devices[block]
+    def where(block: int) -> tuple[int, ...]:
+        device = devices[block]
+        own = sorted(part for part in sums.blocks[block] if part)
+        return device, *(part_device(part, block, device, placement, cards) for part in own)
 
     runs = []
-    for device, run in groupby(range(len(kinds)), where):
-        some = [kinds[block] for block in run]
+    for device, run in groupby(range(len(sums.kinds)), where):
+        some = [sums.kinds[block] for block in run]
         runs.append((device, some[0], some[-1], frozenset(some), min(len(some), _ALIKE_FROM)))
-    return tuple(runs), devices[-1]
+    return tuple(runs), devices[-1], placement.override_tensor
 
 
 def _single(value: float) -> float:
@@ -280,38 +355,37 @@ class SameHeader:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Bytes of a model's weights by where they go, and the kind of each block that is computed, as a number."""
+    """Bytes of a model's weights by where they go, and the kind of each block that is computed, as a number.
 
-    blocks: tuple[int, ...]
-    experts: tuple[int, ...]
+    Blocks have them by part (:func:`parts`). ``outside`` has (place, part, bytes) of the other tensors. ``tied`` is the
+    embedding if it is the output too, where that is copied to a card; an override has both in one place.
+    """
+
+    blocks: tuple[Counter[str], ...]
     kinds: tuple[int, ...]
-    input: int
-    output: int
+    outside: tuple[tuple[str, str, int], ...]
     tied: int
-    with_block_0: int
-    with_all_blocks: int
 
 
 @functools.lru_cache(maxsize=32)
-def _sums(same: SameHeader, mtp: bool) -> _Sums:
+def _sums(same: SameHeader, mtp: bool, override_tensor: tuple[str, ...]) -> _Sums:
     header = same.header
     main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp does not load the others
-    blocks, experts = [0] * main, [0] * main
+    blocks: list[Counter[str]] = [Counter() for _ in range(main)]
     shapes: list[set[object]] = [{header.windowed[i], ("recurrent", header.recurrent[i])} for i in range(main)]
-    outside = {"input": 0, "output": 0, "with_block_0": 0, "with_all_blocks": 0}
+    outside: Counter[tuple[str, str]] = Counter()
     tied = 0
-    for tensor in header.tensors:
+    for tensor, part in zip(header.tensors, parts(same, override_tensor), strict=True):
         size, block = padded(tensor.size_bytes, _ALIGNMENT), block_of(tensor)
         if block is None:
-            outside[_place(tensor.name, header.architecture)] += size
-            tied += size if tensor.name == "token_embd.weight" and header.tied else 0
+            outside[_place(tensor.name, header.architecture), part] += size
+            tied += size if tensor.name == "token_embd.weight" and header.tied and not part else 0
         elif block < main:
-            name = tensor.name.split(".", 2)[2]
-            shapes[block].add((name, tensor.shape))
-            (experts if name.startswith(_EXPERTS) else blocks)[block] += size
+            shapes[block].add((tensor.name.split(".", 2)[2], tensor.shape, part))
+            blocks[block][part] += size
     numbers: dict[object, int] = {}
     kinds = tuple(numbers.setdefault(frozenset(some), len(numbers)) for some in shapes)
-    return _Sums(tuple(blocks), tuple(experts), kinds, tied=tied, **outside)
+    return _Sums(tuple(blocks), kinds, tuple((*key, size) for key, size in outside.items()), tied)
 
 
 def _place(name: str, architecture: str) -> str:
@@ -322,18 +396,19 @@ def _place(name: str, architecture: str) -> str:
     return "with_block_0" if name.startswith(_WITH_BLOCK_0) and not architecture.startswith("lfm2") else "output"
 
 
-def _weights(sums: _Sums, devices: Sequence[int], n_cpu_moe: int, count: int) -> list[int]:
+def _weights(header: ModelHeader, placement: Placement, devices: Sequence[int], cards: Sequence[str]) -> list[int]:
     """Source: ``create_tensor`` in src/llama-model-loader.cpp."""
-    found = [sums.input, *[0] * (count - 1)]
-    main = len(sums.blocks)
-    for i in range(main):
-        found[devices[i]] += sums.blocks[i]
-        found[0 if i < n_cpu_moe else devices[i]] += sums.experts[i]
-    output = devices[-1]
-    found[output] += sums.output + (sums.tied if output else 0)
-    found[devices[0]] += sums.with_block_0
-    for device in set(devices[:main]):
-        found[device] += sums.with_all_blocks
+    sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
+    found = [0] * (len(cards) + 1)
+    for i, block in enumerate(sums.blocks):
+        for part, size in block.items():
+            found[part_device(part, i, devices[i], placement, cards)] += size
+    layers = {"input": {0}, "output": {devices[-1]}, "with_block_0": {devices[0]}}
+    layers["with_all_blocks"] = {*devices[: len(sums.blocks)]}
+    for place, part, size in sums.outside:
+        for device in {part_device(part, 0, device, placement, cards) for device in layers[place]}:
+            found[device] += size
+    found[devices[-1]] += sums.tied if devices[-1] else 0
     return found
 
 

@@ -77,6 +77,8 @@ class ModelRequest:
     gpu_layers: int | None = None
     split: tuple[float, ...] = ()
     n_cpu_moe: int | None = None
+    n_cpu_ffn: int | None = None
+    override_tensor: tuple[str, ...] = ()
     rehearsed: RehearsedLatency | None = None
     as_read: ModelHeader | None = None
     in_target: bool = False
@@ -98,8 +100,14 @@ class ModelRequest:
         """What a pass reads, as a model of its own, and where that is."""
         if self.as_read is None:
             return self.header, placement
-        layers = min(placement.offloaded(self.header.blocks), self.as_read.layers)
-        return self.as_read, replace(placement, gpu_layers=layers)
+        before = self.header.blocks - self.as_read.blocks  # whose numbers the head's blocks do not have
+        return self.as_read, replace(
+            placement,
+            gpu_layers=min(placement.offloaded(self.header.blocks), self.as_read.layers),
+            n_cpu_moe=max(0, placement.n_cpu_moe - before),
+            n_cpu_ffn=max(0, placement.n_cpu_ffn - before),
+            override_tensor=(),
+        )
 
     @property
     def usual_depth(self) -> int:

@@ -15,7 +15,7 @@ from itertools import islice
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, load_hint, offloaded
-from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request
+from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
@@ -155,6 +155,15 @@ def _with_kv_types(request: PlanRequest) -> Iterator[ModelRequest]:
         context = replace(request.target.context, cache_type_k=cache_type_k, cache_type_v=cache_type_v)
         if context != request.target.context:
             yield replace(request.target, context=context)
+
+
+def _partly_on_host(subject: ModelRequest, at: Placement) -> list[Placement]:
+    """Full offload but for the experts of some blocks, or of a dense model their feed-forward weights."""
+    header, counts = subject.header, range(1, subject.header.blocks + 1)
+    if header.experts:
+        return [replace(at, n_cpu_moe=count) for count in counts] if subject.n_cpu_moe is None else []
+    free = subject.n_cpu_ffn is None and subject.gpu_layers is None and "ffn" in parts(SameHeader(header), ())
+    return [replace(at, n_cpu_ffn=count) for count in counts] if free else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +313,16 @@ class _Search:
         found = []
         for count in counts:
             for split in self.splits(subject, count):
-                found.append(Placement(count, split, subject.n_cpu_moe or 0))
-                if subject.header.experts and subject.n_cpu_moe is None and count == layers:
-                    found += [Placement(count, split, blocks) for blocks in range(1, subject.header.blocks + 1)]
+                at = Placement(
+                    count,
+                    split,
+                    subject.n_cpu_moe or 0,
+                    n_cpu_ffn=subject.n_cpu_ffn or 0,
+                    override_tensor=subject.override_tensor,
+                )
+                found.append(at)
+                if count == layers and subject is not self.request.draft:
+                    found += _partly_on_host(subject, at)
         return found
 
     def longest(self, subject: ModelRequest, split: tuple[float, ...], most: int) -> int:

@@ -14,13 +14,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor
 from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of
-from ggufspec.planning.memory import HOST, SameHeader, layer_devices
+from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_device, parts
 
 STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
 # Kernel launches of a block besides those of a dense block with attention: fitted, see planning.catalogue
@@ -155,6 +155,14 @@ def _family(kind: str) -> str:
 # ---- what a model reads ----------------------------------------------------------------------------------------------
 
 
+class _Kind(NamedTuple):
+    """Weights of one type, of experts or not, that are together wherever a layer is: :func:`memory.parts`."""
+
+    type: str
+    experts: bool
+    part: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Weights:
     """Matrices of one type on one device; of the experts a token reads only some."""
@@ -198,21 +206,21 @@ class _Placed:
 
 
 @functools.lru_cache(maxsize=32)
-def _layers(same: SameHeader) -> tuple[tuple[Counter[tuple[str, bool]], Counter[tuple[str, bool]]], ...]:
-    """(bytes, numbers) that a pass may read of each layer by (type, whether of experts); the output comes last.
+def _layers(same: SameHeader, override_tensor: tuple[str, ...]) -> tuple[Mapping[_Kind, tuple[int, int]], ...]:
+    """(bytes, numbers) that a pass may read of each layer by kind; the output comes last.
 
     NextN blocks have none: a pass does not run them (src/llama-hparams.cpp, n_layer).
     """
     header = same.header
-    found = tuple((Counter[tuple[str, bool]](), Counter[tuple[str, bool]]()) for _ in range(header.layers))
-    for tensor in header.tensors:
+    found: tuple[dict[_Kind, tuple[int, int]], ...] = tuple({} for _ in range(header.layers))
+    for tensor, part in zip(header.tensors, parts(same, override_tensor), strict=True):
         block = block_of(tensor)
         is_output = block is None and ((tensor.name == "token_embd.weight" and header.tied) or not _is_table(tensor))
         if is_output or (block is not None and block < header.blocks - header.nextn_blocks):
-            size_bytes, numbers = found[header.blocks if block is None else block]
-            key = (tensor.type, "exps." in tensor.name)
-            size_bytes[key] += tensor.size_bytes
-            numbers[key] += math.prod(tensor.shape)
+            layer = found[header.blocks if block is None else block]
+            key = _Kind(tensor.type, "exps." in tensor.name, part)
+            size_bytes, numbers = layer.get(key, (0, 0))
+            layer[key] = size_bytes + tensor.size_bytes, numbers + math.prod(tensor.shape)
     return found
 
 
@@ -229,23 +237,28 @@ def _is_table(tensor: Tensor) -> bool:
 def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _Placed:
     header = same.header
     names = (HOST, *cards)
-    devices = [names[device] for device in layer_devices(header.blocks, placement, len(cards))]
+    devices = layer_devices(header.blocks, placement, len(cards))
     size_bytes, numbers = Counter[tuple[str, str, bool]](), Counter[tuple[str, str, bool]]()
-    path = [HOST]
-    for layer, ((layer_bytes, layer_numbers), device) in enumerate(zip(_layers(same), devices, strict=True)):
+    path = [0]
+    for layer, (kinds, device) in enumerate(zip(_layers(same, placement.override_tensor), devices, strict=True)):
         path.append(device)
-        for (kind, of_experts), size in layer_bytes.items():
-            where = HOST if of_experts and layer < placement.n_cpu_moe else device
-            size_bytes[where, kind, of_experts] += size
-            numbers[where, kind, of_experts] += layer_numbers[kind, of_experts]
-        if layer < placement.n_cpu_moe and any(of_experts for _, of_experts in layer_bytes):
-            path += [HOST, device]
-    path.append(HOST)
+        elsewhere = set[int]()
+        for kind, (size, count) in kinds.items():
+            there = part_device(kind.part, layer, device, placement, cards)
+            size_bytes[names[there], kind.type, kind.experts] += size
+            numbers[names[there], kind.type, kind.experts] += count
+            elsewhere |= {there} - {device}
+        for there in elsewhere:
+            path += [there, device]
+    path.append(0)
     run = range(header.blocks - header.nextn_blocks)
     tables = _tables(same)
     return _Placed(
         weights=tuple(_Weights(*key, size, numbers[key]) for key, size in size_bytes.items()),
-        blocks=tuple((*key, count) for key, count in Counter((devices[i], _cache(header, i)) for i in run).items()),
+        blocks=tuple(
+            (names[device], cache, count)
+            for (device, cache), count in Counter((devices[i], _cache(header, i)) for i in run).items()
+        ),
         table_bytes=sum(tensor.size_bytes for tensor in tables),
         row_bytes=sum(tensor.size_bytes / math.prod(tensor.shape[1:]) for tensor in tables),
         crossings=sum(a != b for a, b in itertools.pairwise(path)),

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import DENSE_FFN, EXPERTS, HOST, ContextOptions, Placement, parse_override
 from ggufspec.schema.export import ExportDocument
 
 _WITH_CHAT = ("llama-server", "llama-cli")
@@ -124,14 +124,14 @@ def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
     context = settings.context
     has_chat = program in _WITH_CHAT
     yield from _file(settings.target)
-    yield from _placed(settings.placement)
+    if settings.rpc:  # before -ot, which may name these devices
+        yield "--rpc", ",".join(settings.rpc)
+    yield from _placed(settings)
     batch = context.batch if has_chat else context.cells  # llama-speculative-simple reads the prompt in one batch
     yield from (("-c", str(context.cells)), ("-b", str(batch)), ("-ub", str(context.computed)))
     yield from _cache(context)
     yield from (("-t", str(context.threads)), ("--swa-full",))
     yield "--fit", "off"  # which would move what is not set, the split say
-    if settings.rpc:
-        yield "--rpc", ",".join(settings.rpc)
     if has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
         yield ("--no-mmproj",)
     if program == "llama-server":  # one slot, since every slot more would want its own context
@@ -157,8 +157,27 @@ def _draft(settings: Settings) -> Iterator[tuple[str, str]]:
     yield from (("--spec-type", f"draft-{options.head or 'simple'}"), ("--spec-draft-n-max", str(options.draft_max)))
 
 
+def _overrides(settings: Settings) -> Iterator[str]:
+    """``PATTERN=BUFFER`` of the placement; a worker's is named by its endpoint: ggml/src/ggml-rpc/ggml-rpc.cpp."""
+    workers = [device for device in settings.devices if device.startswith("RPC")]
+    names = {}
+    if len(workers) == len(settings.rpc):
+        names = {device: f"RPC0[{endpoint}]" for device, endpoint in zip(workers, settings.rpc, strict=True)}
+    for pattern, device in map(parse_override, settings.placement.override_tensor):
+        yield f"{pattern}={names.get(device, device)}"
+
+
+def _override_notes(settings: Settings) -> Iterator[str]:
+    there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
+    if unknown := sorted(there - {*settings.devices}):
+        yield f"-ot names {', '.join(unknown)}, cards that are not here: write llama.cpp's names, CUDA0 say"
+    if len(settings.rpc) > 1 and any(device.startswith("RPC") for device in there):
+        yield "-ot names a worker's device by its endpoint: llama-server --list-devices --rpc … says how many it has"
+
+
 def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
     yield from _hub_notes(settings)
+    yield from _override_notes(settings)
     if program in _WITH_CHAT:
         yield f"{program} keeps old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
     else:
@@ -179,15 +198,22 @@ def _llama_bench(settings: Settings) -> list[str]:
     command = ["llama-bench", *_flat(_file(target)), "-ngl", str(max(placement.gpu_layers, -1))]
     if placement.split:
         command += ["-ts", "/".join(map(_number, placement.split))]
+    if settings.rpc:  # before -ot, which may name these devices
+        command += ["-rpc", ",".join(settings.rpc)]
+    overrides = [*_overrides(settings)]
+    if placement.n_cpu_ffn:  # it has no option for that
+        overrides.append(_first_blocks(DENSE_FFN, placement.n_cpu_ffn))
+    if overrides:
+        command += ["-ot", ";".join(overrides)]
     if placement.n_cpu_moe:
         command += ["-ncmoe", str(placement.n_cpu_moe)]
     command += ["-b", str(context.batch), "-ub", str(context.computed), *_flat(_cache(context))]
-    command += ["-t", str(context.threads)]
-    return command + (["-rpc", ",".join(settings.rpc)] if settings.rpc else [])
+    return [*command, "-t", str(context.threads)]
 
 
 def _bench_notes(settings: Settings) -> Iterator[str]:
     yield from _hub_notes(settings)
+    yield from _override_notes(settings)
     yield (
         "its context is as long as its test, so that it takes less memory than the plan; "
         f"-p 0 -n 128 -d {max(settings.context.cells - 128, 0)} fills the plan's {settings.context.cells} cells first"
@@ -208,13 +234,26 @@ def _file(target: ModelFile) -> Iterator[tuple[str, str]]:
     yield "-hff" if target.repo else "-m", target.name
 
 
-def _placed(placement: Placement) -> Iterator[tuple[str, str]]:
+def _placed(settings: Settings) -> Iterator[tuple[str, str]]:
     """Where the target's layers and tensors are, for all programs but llama-bench."""
+    placement = settings.placement
     yield "-ngl", _layers(placement)
     if placement.split:
         yield "-ts", ",".join(map(_number, placement.split))
+    if placement.override_tensor:  # all in one: presets would put --n-cpu-moe first, and the first pattern decides
+        of_blocks = ((EXPERTS, placement.n_cpu_moe), (DENSE_FFN, placement.n_cpu_ffn))
+        on_host = (_first_blocks(part, count) for part, count in of_blocks if count)
+        yield "-ot", ",".join((*_overrides(settings), *on_host))
+        return
     if placement.n_cpu_moe:
         yield "--n-cpu-moe", str(placement.n_cpu_moe)
+    if placement.n_cpu_ffn:
+        yield "--n-cpu-ffn", str(placement.n_cpu_ffn)
+
+
+def _first_blocks(part: str, count: int) -> str:
+    """``PATTERN=CPU`` of a part of the first blocks."""
+    return rf"blk\.({'|'.join(map(str, range(count)))}){part}={HOST}"
 
 
 def _cache(context: ContextOptions) -> Iterator[tuple[str, str]]:
@@ -355,7 +394,15 @@ def _ollama_notes(settings: Settings) -> Iterator[str]:
     yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
     if placement.n_cpu_moe:
         yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} blocks on the CPU"
+    yield from _tensor_notes("Ollama", settings)
     yield from _device_notes("Ollama", settings)
+
+
+def _tensor_notes(program: str, settings: Settings) -> Iterator[str]:
+    if count := settings.placement.n_cpu_ffn:
+        yield f"{program} cannot keep the feed-forward weights of {count} blocks on the CPU"
+    if settings.placement.override_tensor:
+        yield f"{program} has no -ot: tensors are where their layer is"
 
 
 def _device_notes(program: str, settings: Settings) -> Iterator[str]:
@@ -413,6 +460,7 @@ def _lm_studio_notes(settings: Settings) -> Iterator[str]:
         yield f"a file outside LM Studio's folder: {shlex.join(['lms', 'import', settings.target.name])}"
     if settings.draft:
         yield "the draft is chosen in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
+    yield from _tensor_notes("LM Studio", settings)
     yield from _device_notes("LM Studio", settings)
 
 

@@ -23,6 +23,9 @@ PARTS = (
 )
 
 
+_SHORT = 24  # columns for patterns of -ot
+
+
 def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
     """Bytes of one device by part, as a comparison has them: ``target weights``, ``draft kv``, …, ``overhead``."""
     found = {"overhead": device.overhead_bytes}
@@ -158,6 +161,11 @@ def _count(gpu_layers: int, blocks: int, n_cpu_moe: int) -> str:
 
 def _layers(model: PlannedModel) -> str:
     text = _count(model.gpu_layers, model.layers, model.n_cpu_moe)
+    if model.n_cpu_ffn:
+        text += f", feed-forward of {model.n_cpu_ffn} on CPU"
+    if model.override_tensor:
+        patterns = " ".join(model.override_tensor)
+        text += f", -ot {patterns}" if len(patterns) <= _SHORT else f", {len(model.override_tensor)} of -ot"
     types = dict.fromkeys((model.cache_type_k, model.cache_type_v))
     return text if [*types] == ["f16"] else f"{text}, KV {'/'.join(types)}"
 

@@ -23,6 +23,8 @@ class PlannedModel:
     cache_type_k: str
     cache_type_v: str
     bytes: dict[str, dict[str, Count]]
+    n_cpu_ffn: Count = 0
+    override_tensor: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class TunedSetting:
     flash_attn: str
     threads: Count
     ubatch_size: Count
+    n_cpu_ffn: Count = 0
+    override_tensor: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

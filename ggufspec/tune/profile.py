@@ -127,9 +127,10 @@ def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
         "draft_policy": setting.draft_policy if setting.drafted else None,
         "draft_max": setting.draft_max if setting.drafted else None,
     }
-    for name in ("cache_type_k", "cache_type_v", "flash_attn", "n_cpu_moe", "ubatch_size"):
+    for name in ("cache_type_k", "cache_type_v", "flash_attn", "n_cpu_moe", "n_cpu_ffn", "ubatch_size"):
         value = getattr(setting, name)
         found[name] = None if value == getattr(usual, name) else value
+    found["override_tensor"] = [*setting.override_tensor] or None
     return found
 
 

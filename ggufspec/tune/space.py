@@ -217,6 +217,8 @@ class _Space:
                                     flash_attn=flash,
                                     threads=threads,
                                     ubatch_size=micro,
+                                    n_cpu_ffn=self.request.target.n_cpu_ffn or 0,
+                                    override_tensor=self.request.target.override_tensor,
                                 )
                             )
 
@@ -268,6 +270,12 @@ class _Space:
                 if micro := next(fits, 0):
                     yield *where, micro
 
+    def _at(self, layers: int, experts: int) -> Placement:
+        """The target with the experts of so many blocks on the CPU; what else is asked for holds everywhere."""
+        target = self.request.target
+        at = Placement(layers, self.splits[0], experts)
+        return replace(at, n_cpu_ffn=target.n_cpu_ffn or 0, override_tensor=target.override_tensor)
+
     # ---- memory
 
     def _as_options(self, s: TunedSetting) -> DecoderOptions:
@@ -279,6 +287,8 @@ class _Space:
             split=target_split,
             draft_split=draft_split,
             n_cpu_moe=s.n_cpu_moe,
+            n_cpu_ffn=s.n_cpu_ffn,
+            override_tensor=s.override_tensor,
             threads=0 if self.options.threads == 0 and s.threads == self.cores else s.threads,
             cache_type_k=s.cache_type_k,
             cache_type_v=s.cache_type_v,
@@ -314,7 +324,7 @@ class _Space:
         model = self.request.target if draft else self.request.target_only
         context = replace(options.context(with_draft=draft is not None), hidden=model.context.hidden)
         model = replace(model, context=context)
-        requests = [model.at(Placement(layers, self.splits[0], experts)) for layers, experts in placed]
+        requests = [model.at(self._at(layers, experts)) for layers, experts in placed]
         besides: list[list[ByDevice]] = [[] for _ in requests]
         if draft is not None:
             at, draft = Placement(draft_layers, self.splits[1]), replace(draft, context=options.draft_context())
@@ -378,7 +388,7 @@ class _Space:
     def _candidate(self, s: TunedSetting) -> Candidate:
         kv = (s.cache_type_k, s.cache_type_v)
         slower = (self.cores / s.threads) ** _FEWER_THREADS_COST
-        at = Placement(s.gpu_layers, self.splits[0], s.n_cpu_moe)
+        at = self._at(s.gpu_layers, s.n_cpu_moe)
         acceptance = self._acceptance(s.drafter)
         draft_token = _Time()
         if drafts_with_file(s.drafter) and self.request.draft is not None:
