@@ -405,7 +405,7 @@ class _Search:
                 "(-ctk q8_0 -ctv q8_0)"
             )
         if target.gpu_layers is not None:
-            free = replace(target, gpu_layers=None)
+            free = replace(target, gpu_layers=None, n_cpu_ffn=target.n_cpu_ffn or 0)
             largest = next(self._fitting([(free, draft and replace(draft, gpu_layers=None))], unsure=0.0), None)
             layers = target.header.layers
             fits = f"; {largest.placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
