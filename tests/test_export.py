@@ -156,6 +156,23 @@ def test_shares_keep_the_precision_of_a_float() -> None:
     assert flag(command("llama-server", settings), "-ts") == "0.333333333,0.666666667"
 
 
+def test_tensors_elsewhere() -> None:
+    settings = changed(PAIR, n_cpu_ffn=2)
+    assert flag(command("llama-server", settings), "--n-cpu-ffn") == "2"
+    assert flag(command("llama-bench", settings), "-ot") == r"blk\.(0|1)\.ffn_(up|down|gate)\.=CPU"
+    two = changed(
+        replace(settings, devices=("RPC0", "RPC1", "CUDA0"), rpc=("a:1",)), override_tensor=("up=RPC1", "q=CPU")
+    )
+    arguments = command("llama-server", two)
+    assert flag(arguments, "-ot") == r"up=RPC1[a:1],q=CPU,blk\.(0|1)\.ffn_(up|down|gate)\.=CPU"
+    assert arguments.index("--rpc") < arguments.index("-ot")
+    assert flag(arguments, "--n-cpu-ffn") is None
+    assert flag(command("llama-bench", replace(two, rpc=("a:1", "b:1"))), "-ot").startswith("up=RPC0[b:1];q=CPU;blk")
+    assert note("llama-server", changed(PAIR, override_tensor=("up=GPU0",)), "GPU0")
+    for program, words in (("ollama", "Ollama has no -ot"), ("lm-studio", "feed-forward weights of 2")):
+        assert note(program, two, words)
+
+
 def test_experts_and_workers() -> None:
     settings = replace(changed(PAIR, n_cpu_moe=12), rpc=("10.0.0.2:50052", "b:1"))
     arguments = command("llama-cli", settings)

@@ -124,14 +124,16 @@ def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
     context = settings.context
     has_chat = program in _WITH_CHAT
     yield from _file(settings.target)
-    if settings.rpc:  # before -ot, which may name these devices
-        yield "--rpc", ",".join(settings.rpc)
-    yield from _placed(settings)
+    yield from _placed(settings.placement)
     batch = context.batch if has_chat else context.cells  # llama-speculative-simple reads the prompt in one batch
     yield from (("-c", str(context.cells)), ("-b", str(batch)), ("-ub", str(context.computed)))
     yield from _cache(context)
     yield from (("-t", str(context.threads)), ("--swa-full",))
     yield "--fit", "off"  # which would move what is not set, the split say
+    if settings.rpc:
+        yield "--rpc", ",".join(settings.rpc)
+    if settings.placement.override_tensor:  # may name these devices
+        yield "-ot", ",".join(_overrides(settings))
     if has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
         yield ("--no-mmproj",)
     if program == "llama-server":  # one slot, since every slot more would want its own context
@@ -158,21 +160,28 @@ def _draft(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _overrides(settings: Settings) -> Iterator[str]:
-    """``PATTERN=BUFFER`` of the placement; a worker's is named by its endpoint: ggml/src/ggml-rpc/ggml-rpc.cpp."""
+    """``PATTERN=BUFFER`` of the placement; a worker's is named by its endpoint: ggml/src/ggml-rpc/ggml-rpc.cpp.
+
+    The first pattern that is found decides, and presets would put ``--n-cpu-moe`` before ``-ot``: so all are in one.
+    """
+    placement = settings.placement
     workers = [device for device in settings.devices if device.startswith("RPC")]
     names = {}
-    if len(workers) == len(settings.rpc):
+    if len(settings.rpc) == 1:
+        names = {device: f"RPC{index}[{settings.rpc[0]}]" for index, device in enumerate(workers)}
+    elif len(workers) == len(settings.rpc):
         names = {device: f"RPC0[{endpoint}]" for device, endpoint in zip(workers, settings.rpc, strict=True)}
-    for pattern, device in map(parse_override, settings.placement.override_tensor):
+    for pattern, device in map(parse_override, placement.override_tensor):
         yield f"{pattern}={names.get(device, device)}"
+    for part, count in ((EXPERTS, placement.n_cpu_moe), (DENSE_FFN, placement.n_cpu_ffn)):
+        if count:
+            yield rf"blk\.({'|'.join(map(str, range(count)))}){part}={HOST}"
 
 
 def _override_notes(settings: Settings) -> Iterator[str]:
     there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
     if unknown := sorted(there - {*settings.devices}):
         yield f"-ot names {', '.join(unknown)}, cards that are not here: write llama.cpp's names, CUDA0 say"
-    if len(settings.rpc) > 1 and any(device.startswith("RPC") for device in there):
-        yield "-ot names a worker's device by its endpoint: llama-server --list-devices --rpc … says how many it has"
 
 
 def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
@@ -200,12 +209,9 @@ def _llama_bench(settings: Settings) -> list[str]:
         command += ["-ts", "/".join(map(_number, placement.split))]
     if settings.rpc:  # before -ot, which may name these devices
         command += ["-rpc", ",".join(settings.rpc)]
-    overrides = [*_overrides(settings)]
-    if placement.n_cpu_ffn:  # it has no option for that
-        overrides.append(_first_blocks(DENSE_FFN, placement.n_cpu_ffn))
-    if overrides:
-        command += ["-ot", ";".join(overrides)]
-    if placement.n_cpu_moe:
+    if placement.override_tensor or placement.n_cpu_ffn:  # it has no --n-cpu-ffn
+        command += ["-ot", ";".join(_overrides(settings))]
+    elif placement.n_cpu_moe:
         command += ["-ncmoe", str(placement.n_cpu_moe)]
     command += ["-b", str(context.batch), "-ub", str(context.computed), *_flat(_cache(context))]
     return [*command, "-t", str(context.threads)]
@@ -234,26 +240,17 @@ def _file(target: ModelFile) -> Iterator[tuple[str, str]]:
     yield "-hff" if target.repo else "-m", target.name
 
 
-def _placed(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Where the target's layers and tensors are, for all programs but llama-bench."""
-    placement = settings.placement
+def _placed(placement: Placement) -> Iterator[tuple[str, str]]:
+    """Where the target's layers are, for all programs but llama-bench."""
     yield "-ngl", _layers(placement)
     if placement.split:
         yield "-ts", ",".join(map(_number, placement.split))
-    if placement.override_tensor:  # all in one: presets would put --n-cpu-moe first, and the first pattern decides
-        of_blocks = ((EXPERTS, placement.n_cpu_moe), (DENSE_FFN, placement.n_cpu_ffn))
-        on_host = (_first_blocks(part, count) for part, count in of_blocks if count)
-        yield "-ot", ",".join((*_overrides(settings), *on_host))
+    if placement.override_tensor:  # -ot has them all
         return
     if placement.n_cpu_moe:
         yield "--n-cpu-moe", str(placement.n_cpu_moe)
     if placement.n_cpu_ffn:
         yield "--n-cpu-ffn", str(placement.n_cpu_ffn)
-
-
-def _first_blocks(part: str, count: int) -> str:
-    """``PATTERN=CPU`` of a part of the first blocks."""
-    return rf"blk\.({'|'.join(map(str, range(count)))}){part}={HOST}"
 
 
 def _cache(context: ContextOptions) -> Iterator[tuple[str, str]]:

@@ -38,7 +38,7 @@ from ggufspec.llamacpp.devices import add_rpc_worker
 target, draft, endpoint, options = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.DEBUG, format="%(message)s")
 add_rpc_worker(endpoint)
-options |= {name: tuple(options[name]) for name in ("split", "draft_split")}
+options |= {name: tuple(options[name]) for name in ("split", "draft_split", "override_tensor")}
 SpeculativeDecoder(Path(target), Path(draft) if draft else None, DecoderOptions(**options)).close()
 """
 ONE_CARD = ((1.0, 0.0), (1.0, 0.0))  # (split, draft_split)
@@ -51,6 +51,10 @@ PLACES = {
     "two cards": DecoderOptions(2048, 7, -1, (3.0, 1.0), (3.0, 1.0), threads=1),
     "the draft on the second card": DecoderOptions(2048, 7, -1, (3.0, 1.0), (0.0, 1.0), threads=1),
     "experts that a dense model has not": DecoderOptions(2048, 5, 2, *ONE_CARD, n_cpu_moe=3, threads=1),
+    "feed-forwards on the CPU": DecoderOptions(2048, -1, 2, *ONE_CARD, n_cpu_ffn=3, threads=1),
+    "tensors elsewhere": DecoderOptions(
+        2048, -1, 2, *ONE_CARD, n_cpu_ffn=3, override_tensor=("ffn_up=RPC1", "attn_k=CPU"), threads=1
+    ),
     "a quantised cache": DecoderOptions(
         2048, 5, 2, *ONE_CARD, threads=1, cache_type_k="q8_0", cache_type_v="q8_0", flash_attn="on", draft_max=7
     ),
