@@ -184,6 +184,8 @@ class SpeculativeDecoder:
             sources = head_sources(self.draft) if self.draft and options.head else ()
             context_options = replace(options.context(with_draft=draft is not None), hidden=sources)
             self._target = own(closing(Context(self.target, context_options)))
+            if drafts and self._target.rewind_kind == "snapshots":  # as many as there are states
+                self._most_drafted = options.draft_max
             self._draft = self._head = None
             self._head_kind = options.head
             if self.draft and options.head:

@@ -22,6 +22,7 @@ from ggufspec.settings import (
 
 STRICT_IMPOSSIBLE = "strict mode is impossible"  # how the errors begin by which commands go on without it
 ROWS = 16  # logits of one call that drafters are judged by: the least width of a pair's contexts
+_PADDED_TO = 4  # tokens of a batch in strict mode: docs/decisions/003
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -181,7 +182,7 @@ class DecoderOptions:
             ubatch_size=self.ubatch_size,
             # The order of a window's cells depends on what was drafted, and rounding on the order
             swa_full=self.strict,
-            rewind=width - 1 if drafts else 0,
+            rewind=-(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
         )
 

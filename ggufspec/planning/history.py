@@ -76,9 +76,10 @@ def _key(target: str, draft: str) -> str:
 
 
 # What a backend takes of a card beside what llama.cpp counts: CUDA's context, cuBLAS, graphs and pools. Guesses until
-# they are measured; others reserve 250 to 500 MiB for them. Without NVML free memory is asked of the backend itself,
-# which has its context by then, so that there the overhead is without it.
-CUDA_OVERHEAD_BYTES = 450 * 2**20
+# they are measured. Of CUDA 113 to 301 MiB were seen (docs/predictions.md), of the others nothing: their users reserve
+# 250 to 500 MiB. Without NVML free memory is asked of the backend itself, which has its context by then, so that there
+# the overhead is without it.
+CUDA_OVERHEAD_BYTES = 240 * 2**20
 ROCM_OVERHEAD_BYTES = 450 * 2**20
 VULKAN_OVERHEAD_BYTES = 450 * 2**20
 METAL_OVERHEAD_BYTES = 450 * 2**20
