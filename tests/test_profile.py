@@ -162,7 +162,7 @@ def test_a_missing_table_is_named(load):
         ("ctx_size = 512", 'ctx_size = "512"', "settings.ctx_size"),
         ("ctx_size = 512", "ctx_size = 512.0", "settings.ctx_size"),
         ("ctx_size = 512", "ctx_size = true", "settings.ctx_size"),
-        ("ctx_size = 512", "ctx_size = 1", "settings.ctx_size"),
+        ("ctx_size = 512", "ctx_size = -1", "settings.ctx_size"),
         ("ctx_size = 512", "draft_max = 0", "settings.draft_max"),
         ('name = "mine"', "name = 1", "name"),
         ("gpu_layers = -1", 'gpu_layers = "all"', "draft.gpu_layers"),
@@ -182,7 +182,7 @@ def test_a_value_of_the_wrong_kind_is_named(load, old, new, key):
         ("ctx_size = 512", 'ctx_size = "512"', "14: settings.ctx_size: "),
         ('why = "a test"', "why = 1", "3: why: "),
         ("gpu_layers = -1", '"gpu_layers" = "all"', "11: draft.gpu_layers: "),
-        ("ctx_size = 512", "# ctx_size = 1\nctx_size = 1", "15: settings.ctx_size: "),
+        ("ctx_size = 512", "# ctx_size = -1\nctx_size = -1", "15: settings.ctx_size: "),
         ("[settings]\nctx_size = 512", "settings.ctx_size = 1", "13: unknown key 'draft.settings'"),
         (
             '[target]\nfile = "target.gguf"',
@@ -347,14 +347,20 @@ def test_there_are_bundled_profiles():
 
 
 CATALOGUE = {
-    *("demo", "llama3-70b", "llama3.3-70b", "llama3.1-70b", "llama3.1-8b", "llama3.2-3b", "gemma-7b", "gemma3-27b"),
+    *("demo", "qwen3.8-27b", "qwen3.8-27b-10gb", "qwen3.6-27b", "gemma-4-12b", "gemma-4-31b", "devstral-24b"),
     *("qwen2.5-coder-32b", "qwen2.5-coder-14b", "qwen2.5-coder-7b", "qwen3-32b", "qwen3-14b", "mistral-small-24b"),
-    *("gpt2-xl", "gpt2-large", "r1-qwen-32b", "r1-llama-70b"),
+    *("llama3.3-70b", "llama3.1-8b"),
 }
+OFF = {"gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3.6-35b-a3b"}  # drafting does not pay there
+REFERENCE = {"llama3-70b", "llama3.2-3b", "gemma3-27b", "gpt2-xl", "r1-qwen-32b"}
 
 
-def test_the_catalogue_has_the_well_known_pairs():
-    assert set(bundled()) >= CATALOGUE
+def test_the_catalogue_has_what_people_run_and_says_where_drafting_is_off():
+    loaded = {name: load_profile(profile.bundled_folder() / f"{name}.toml") for name in bundled()}
+    assert set(loaded) >= CATALOGUE | OFF | REFERENCE
+    assert {name for name, one in loaded.items() if one.group == "reference"} == REFERENCE
+    assert {name for name, one in loaded.items() if one.settings.drafter == "none"} == OFF
+    assert all(loaded[name].why.startswith("Off: ") for name in OFF)
 
 
 @pytest.mark.parametrize("name", bundled())
@@ -365,9 +371,10 @@ def test_every_bundled_profile_says_where_it_is_from(name):
     assert comment.startswith("# ")
     assert all(line.startswith("#") for line in comment.splitlines())
     assert loaded.why.endswith(".")
-    for model in (loaded.target, loaded.draft):
+    if loaded.target.repo is not None:
+        assert loaded.source.startswith("https://")
+    for model in filter(None, (loaded.target, loaded.draft)):
         assert model.file.endswith(".gguf")
-        assert model.repo is None or f"https://huggingface.co/{model.repo}" in loaded.source
     if loaded.settings.acceptance is not None:  # a figure has its arithmetic beside it
         assert f"an acceptance of {loaded.settings.acceptance} a token" in comment
 
@@ -376,8 +383,12 @@ def test_every_bundled_profile_says_where_it_is_from(name):
 def test_every_bundled_profile_is_good(name):
     loaded = load_profile(profile.bundled_folder() / f"{name}.toml")
     assert loaded.name == name
-    assert loaded.draft is not None
-    assert (loaded.target.repo is None) == (loaded.draft.repo is None)
+    if loaded.draft is None:
+        assert loaded.settings.drafter in ("mtp", "lookup", "none")
+    else:
+        assert (loaded.target.repo is None) == (loaded.draft.repo is None)
+    for model in filter(None, (loaded.target, loaded.draft)):
+        assert model.repo is None or model.size_bytes
 
 
 def test_the_demo_pair_is_here():

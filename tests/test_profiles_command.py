@@ -93,7 +93,7 @@ def test_the_list_asks_nobody(cli: Cli, hub) -> None:
     memory = document["budgets"].pop("CPU")
     assert not document["budgets"]
     assert all(row["fits"] in ("whole", "no") and row["fits_layers"] is None for row in rows.values())
-    assert rows["llama3.1-70b"]["fits"] == ("whole" if memory > 46e9 else "no")
+    assert rows["llama3.3-70b"]["fits"] == ("whole" if memory > 46e9 else "no")
     assert rows["gpt2-xl"]["fits"] == ("whole" if memory > 3e9 else "no")
 
 
@@ -137,10 +137,30 @@ def test_a_draft_is_below_its_target(cli: Cli, columns: str) -> None:
     assert "Meta-Llama-3-8B-Instruct.Q3_K_L" in lines[at + 1]
     assert lines[at].split()[-2:] in (["fits", "whole"], ["too", "large"])
     pairs = len(BUNDLED)
-    assert len([line for line in lines if line.strip()]) == 2 + pairs * 2  # no name is folded
+    assert len([line for line in lines if line.strip()]) == 3 + pairs * 2  # no name is folded
+    reference = next(i for i, line in enumerate(lines) if line.split() == ["reference"])
+    assert reference < at
+    assert all(line.split()[0] not in ("demo", "qwen3-14b") for line in lines[reference:] if line.strip())
+    for name, words in (("qwen3.8-27b ", "its own MTP block"), ("gpt-oss-20b", "no draft: it does not pay")):
+        assert words in lines[next(i for i, line in enumerate(lines) if line.strip().startswith(name)) + 1]
     longest = next(line for line in lines if "mistral-small-24b" in line)
     assert ("…" in longest) == (columns == "80")
     assert "Q4_K_M" in longest
+
+
+def test_what_fits_on_a_card_that_is_not_here(cli: Cli) -> None:
+    rows = {name: cli("profiles", "list", "--vram", name, "--json").document() for name in ("8GiB", "24GiB")}
+    fits = {name: {row["name"]: row["fits"] for row in rows[name]["profiles"]} for name in rows}
+    assert fits["8GiB"]["qwen2.5-coder-7b"] == fits["24GiB"]["qwen3.8-27b"] == "whole"
+    assert fits["8GiB"]["qwen3.8-27b-10gb"] != "whole"
+    models = {row["name"]: row["target"] for row in rows["24GiB"]["profiles"]}
+    assert [models[name]["approximate"] for name in ("qwen3.8-27b", "qwen3-14b")] == [False, True]
+    shown = cli("profiles", "list", "--gpu", "RTX 4090")
+    assert "RTX 4090" in shown.stdout.splitlines()[1]
+    assert "≈ 9.0 GB" in shown.stdout
+    assert "unchecked" in shown.stderr
+    refused = cli("profiles", "list", "--gpu", "RTX 9999")
+    assert (refused.code, refused.stdout) == (2, "")
 
 
 def test_sizes_of_a_profile_are_not_needed(cli: Cli, mine: Path) -> None:
@@ -182,7 +202,7 @@ def test_show(cli: Cli) -> None:
     for words in (
         "bartowski/Llama-3.2-1B-Instruct-GGUF/Llama-3.2-1B-Instruct-Q8_0.gguf",
         "0.89",
-        "(1.3 GB, 17 layers, by the profile)",
+        "(≈ 1.3 GB, 17 layers, by the profile, unchecked)",
     ):
         assert words in shown
     unknown = cli("profiles", "show", "dmeo", "--json")

@@ -31,7 +31,7 @@ from ggufspec.cli.tune import tune
 from ggufspec.cli.verify import verify
 from ggufspec.cli.worker import worker
 from ggufspec.errors import GgufspecError, StopError
-from ggufspec.settings import Flags
+from ggufspec.settings import Flags, Settings
 
 app = typer.Typer(
     name="ggufspec",
@@ -163,6 +163,7 @@ _register(
 _register(
     list_profiles,
     "ggufspec profiles list",
+    "ggufspec profiles list --gpu 'RTX 4060 Ti 16GB'",
     "ggufspec profiles list --json",
     on=profiles,
     name="list",
@@ -199,7 +200,7 @@ _register(
 )
 def profiles_top(context: typer.Context) -> int:
     """List, show, make, remove and check named pairs."""
-    return list_profiles() if context.invoked_subcommand is None else 0
+    return list_profiles(given=Settings()) if context.invoked_subcommand is None else 0
 
 
 app.add_typer(profiles)

@@ -32,22 +32,23 @@ _HELP = "A profile's name."
 Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=profile_names)]
 
 
-def list_profiles() -> int:
-    """List the profiles, and what fits on this machine. Yours are marked with a star.
+def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
+    """List the profiles, and what fits on this machine or on a card that is not here. Yours are marked with a star.
 
-    Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's.
-    Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
+    Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's,
+    which are unchecked. Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
     """
     from ggufspec.models.profile import find, known_profiles, user_folder
     from ggufspec.reports import profiles as report
     from ggufspec.reports import table
     from ggufspec.schema.profiles import ProfilesDocument
 
-    machine = _machine()
-    shown = tuple(_row(find(name), machine) for name in known_profiles())
+    machine = _machine(given)
+    rows = [_row(find(name), machine) for name in known_profiles()]
+    shown = tuple(sorted(rows, key=lambda row: (row.group, row.name)))
     document = ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
-    out = ui.out()
-    ui.result(document, lambda: out.print(table.terminal(report.listing(document, out.width))))
+    out, there = ui.out(), " + ".join((*(given.gpu or ()), *(given.vram or ())))
+    ui.result(document, lambda: out.print(table.terminal(report.listing(document, out.width, there))))
     if ui.flags().json:
         return 0
     for row in shown:
@@ -55,6 +56,8 @@ def list_profiles() -> int:
             ui.note(row.error)
     if any(row.fits == "unknown" for row in shown):
         ui.note("? is not known until its headers are read: ggufspec plan NAME, or ggufspec profiles check NAME")
+    if any(model and model.repo and not model.read for row in shown for model in (row.target, row.draft)):
+        ui.note("files of the hub are unchecked, and ≈ sizes rounded, until ggufspec profiles check NAME has read them")
     return 0
 
 
@@ -193,12 +196,14 @@ def check(
 # ---- what is known without asking the hub ---------------------------------------------------------------------------
 
 
-def _machine() -> Machine | None:
-    """This machine, or None where llama.cpp cannot say what it has."""
+def _machine(given: Settings = Settings()) -> Machine | None:
+    """This machine, or with the cards that are given; None where llama.cpp cannot say what it has."""
     from ggufspec.hardware.host import physical_cores
 
     try:
-        return api.machine(Settings(), physical_cores())
+        return api.machine(given, physical_cores())
+    except UsageError:  # no such card
+        raise
     except GgufspecError as error:
         ui.note(f"what fits here is not known: {error.message}")
         return None
@@ -232,6 +237,7 @@ def _row(path: Path, machine: Machine | None, known: tuple[Known | None, Known |
         settings={name: getattr(profile.settings, name) for name in names(profile=True)},
         fits=fits.answer if fits else "unknown",
         fits_layers=fits.layers if fits else None,
+        group=profile.group,
     )
 
 
@@ -244,7 +250,9 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
         from ggufspec.models.expanded import file_name
 
         file = file_name(Path(file).stem, source.expand)
-    return ProfileModel(source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None)
+    return ProfileModel(
+        source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None, source.approximate
+    )
 
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:

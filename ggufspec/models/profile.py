@@ -66,7 +66,8 @@ class ModelSource(_Strict):
     (:mod:`ggufspec.models.expanded`).
 
     Sizes are for the list of profiles, which works offline: bytes of the file, layers as ``-ngl`` counts them, and
-    bytes of the f16 KV cache per token. A cached header takes precedence.
+    bytes of the f16 KV cache per token. A cached header takes precedence. ``approximate`` says that the bytes were
+    computed from the model's shape, or published in a few digits only.
     """
 
     file: str
@@ -75,6 +76,7 @@ class ModelSource(_Strict):
     revision: str | None = None
     gpu_layers: int | None = None
     size_bytes: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    approximate: bool = False
     layers: Annotated[int, Field(ge=2, le=_MOST)] | None = None
     cache_bytes: Annotated[int, Field(ge=0, le=_MOST)] | None = None
 
@@ -140,11 +142,15 @@ class Tuned(_Strict):
 
 
 class Profile(_Strict):
-    """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin."""
+    """One TOML file. ``why`` is the purpose of the pairing, ``source`` its origin.
+
+    ``group`` sets apart what is kept for its published figures and not for use.
+    """
 
     name: Annotated[str, AfterValidator(_named)]
     why: str
     source: str
+    group: Literal["", "reference"] = ""
     target: ModelSource
     draft: ModelSource | None = None
     settings: Annotated[Settings, GetPydanticSchema(_settings)] = Field(default_factory=Settings)

@@ -21,6 +21,9 @@ FITS = {
     "no": "too large",
     "unknown": "unknown until its header is read",
 }
+_FIT = len("≈ 51/81 layers")  # columns of what fits
+# Drafters without a draft file
+_WITHOUT_FILE = {"mtp": "its own MTP block", "lookup": "n-grams, no draft", "none": "no draft: it does not pay"}
 
 
 def _here(row: ProfileRow) -> str:
@@ -31,18 +34,31 @@ def _here(row: ProfileRow) -> str:
     return f"{about}{row.fits_layers}/{row.target.layers} layers"
 
 
-def listing(document: ProfilesDocument, width: int) -> Table:
-    """Two rows for each profile, its draft below its target; the user's own have a star."""
-    room = max(16, width - max((len(row.name) for row in document.profiles), default=0) - 30)
-    rows = []
+def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
+    """Two rows for each profile, what drafts below its target; the user's own have a star.
+
+    Those for reference come last, below a row that says so. ``there`` names a card that is not here.
+    """
+    room = max(16, width - max((len(row.name) for row in document.profiles), default=0) - 31)
+    rows: list[tuple[str, ...]] = []
+    groups: list[int] = []
     for row in document.profiles:
+        if row.group and not groups:
+            groups.append(len(rows))
+            rows.append((row.group, "", "", ""))
         here = "no profile" if row.error else "?" if row.fits == "unknown" else _here(row)
         models = [model for model in (row.target, row.draft) if model]
-        names = (shortened(base_name(model.file), room) for model in models)
-        sizes = (of_file(model.size_bytes) for model in models)
+        names = [shortened(base_name(model.file), room) for model in models]
+        sizes = [_size(model) for model in models]
+        if row.draft is None and (drafter := row.settings.get("drafter")):
+            names.append(_WITHOUT_FILE.get(drafter, drafter))
         rows.append((row.name + ("*" if row.mine else ""), "\n".join(names), "\n".join(sizes), here))
-    columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word("Here"))
-    return Table("Profiles", columns, tuple(rows))
+    columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word(shortened(there or "Here", _FIT)))
+    return Table("Profiles", columns, tuple(rows), leading=frozenset(groups), groups=frozenset(groups))
+
+
+def _size(model: ProfileModel) -> str:
+    return ("≈ " if model.approximate and not model.read else "") + of_file(model.size_bytes)
 
 
 def checks(document: CheckDocument) -> Table:
@@ -88,6 +104,6 @@ def _source(model: ProfileModel | None) -> str:
     where = f"{model.repo}/{model.file}" if model.repo else model.file
     where += f"@{model.revision}" if model.revision else ""
     layers = f"{model.layers} layers" if model.layers else ""
-    source = "" if model.read or not model.size_bytes else "by the profile"
-    known = ", ".join(filter(None, (of_file(model.size_bytes), layers, source)))
+    source = "" if model.read or not model.size_bytes else "by the profile, unchecked"
+    known = ", ".join(filter(None, (_size(model), layers, source)))
     return f"{where}  ({known})" if known else where

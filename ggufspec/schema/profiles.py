@@ -11,7 +11,7 @@ class ProfileModel:
     """One model of a profile.
 
     ``size_bytes`` and ``layers`` are from its header where that was read, else from the profile; ``read`` says which.
-    None is not known.
+    None is not known. ``approximate``: the profile's bytes are computed or rounded.
     """
 
     repo: str | None
@@ -21,6 +21,7 @@ class ProfileModel:
     size_bytes: int | None
     layers: int | None
     read: bool = False
+    approximate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class ProfileRow:
     """One profile. ``fits`` is ``whole``, ``partly``, ``no`` (not even with the host's memory) or ``unknown``.
 
     ``fits_layers`` are the target's layers that fit on this machine's cards beside the whole draft, as ``-ngl`` counts
-    them; None without a card. ``error`` says why a file is not a profile.
+    them; None without a card. ``error`` says why a file is not a profile. ``group`` is ``reference`` for what is kept
+    for its published figures and not for use.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ProfileRow:
     fits: str
     fits_layers: int | None = None
     error: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
