@@ -371,6 +371,8 @@ def make_plan(
     check_overrides(target.header, wanted.override_tensor or (), where.card_names)
     both = [(known.header, known.metadata_only) for known in headers]
     asked = plan_request(both[0], both[1] if draft else None, options, acceptance, wanted)
+    if wanted.mmproj:
+        where = beside_mmproj(wanted, where, target.header, verbose=verbose)
     if not where.simulated:
         asked, where = rehearsed.as_rehearsed(asked, where, cache_folder(), threads)
     dry_runs = DryRuns(
@@ -385,6 +387,25 @@ def make_plan(
         CONTEXT_GIVEN if given.ctx_size is not None else "of its profile" if wanted.ctx_size else "the default"
     )
     return PlanResult(plan, pair, headers, acceptance_from, context_from, dry_runs)
+
+
+def beside_mmproj(wanted: Settings, where: Machine, target: ModelHeader, *, verbose: bool = False) -> Machine:
+    """The machine with ``--mmproj`` on the card that llama.cpp puts it on, or on the host.
+
+    That is the first card of this machine in ggml's order, and an RPC worker's only without one: clip_ctx in
+    tools/mtmd/clip.cpp.
+
+    Raises:
+        GgufspecError: the projector is not there, it is none, or it is another model's.
+    """
+    from ggufspec.models import mmproj
+
+    assert wanted.mmproj is not None
+    local = [name for name in where.card_names if not name.startswith("RPC")]
+    card = "" if wanted.no_mmproj_offload else next(iter((*local, *where.card_names)), "")
+    used = mmproj.measure(wanted.mmproj, card, simulated=where.simulated, rpc=where.rpc, verbose=verbose)
+    mmproj.check(used, target)
+    return where.with_mmproj(card, used.card_bytes, used.host_bytes)
 
 
 def with_head(

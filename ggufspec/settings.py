@@ -558,6 +558,18 @@ class Settings:
         usual="-ot 'ffn_.*_exps=CPU'; devices are named as in `ggufspec plan`",
         label="tensors elsewhere",
     )
+    mmproj: str | None = option(
+        "-mm --mmproj",
+        "Leave room for this image projector, which llama-server loads beside the target: a file, a URL, or USER/REPO, "
+        "whose mmproj-….gguf it is. ggufspec itself reads no images.",
+        "vision",
+        where="profile",
+        metavar="FILE|REPO",
+        usual="--mmproj mmproj-F16.gguf",
+    )
+    no_mmproj_offload: bool | None = option(
+        "--no-mmproj-offload", "The projector stays on the CPU.", "vision", where="profile"
+    )
     headroom: str | None = option(
         "--headroom", "Memory to leave free on each card.", "devices", where="python", metavar="SIZE", shown="256MiB"
     )

@@ -68,7 +68,7 @@ def test_the_other_option_is_drawn_on_the_cards_only():
 
 
 @given(
-    st.lists(st.integers(0, 40 * GIB), min_size=6, max_size=6),
+    st.lists(st.integers(0, 40 * GIB), min_size=len(report.PARTS), max_size=len(report.PARTS)),
     st.integers(10, 200),
 )
 def test_the_columns_add_up(sizes, width):

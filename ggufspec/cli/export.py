@@ -47,7 +47,7 @@ def export(
         Settings,
         takes(
             *("profile", "files", "hub", "target-only", "simulated", "placement", "devices", "drafter", "draft_max"),
-            *("acceptance", "context"),
+            *("acceptance", "context", "vision"),
             model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
             model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
         ),
@@ -88,6 +88,8 @@ def export(
         rpc=given.rpc or (),
         name=pair.name,
         why=why,
+        mmproj=_projector(given.over(pair.settings), hub),
+        mmproj_offload=not given.over(pair.settings).no_mmproj_offload,
     )
     made = exported(to.value, settings)
     text = to_json(made) if ui.flags().json else made.text
@@ -100,6 +102,16 @@ def export(
             if output is not None or note not in made.text:
                 ui.note(note)
     return 0
+
+
+def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
+    from ggufspec.models import mmproj
+    from ggufspec.models.files import is_url
+    from ggufspec.reports.export import ModelFile
+
+    if not wanted.mmproj:
+        return None
+    return ModelFile(wanted.mmproj) if is_url(wanted.mmproj) else _file(mmproj.source(wanted.mmproj), hub)
 
 
 def _blocks(pair: PairSpec) -> int:

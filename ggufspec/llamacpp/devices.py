@@ -60,6 +60,24 @@ def devices() -> list[Device]:
     return found
 
 
+def handle_of(name: str) -> int:
+    """Ggml's handle of a device.
+
+    Raises:
+        UsageError: no device is called so.
+    """
+    handle: int | None = _ggml().ggml_backend_dev_by_name(name.encode())
+    if not handle:
+        raise UsageError(f"there is no device {name}", f"the devices here: {', '.join(d.name for d in devices())}")
+    return handle
+
+
+def name_of(handle: int) -> str:
+    """What ggml calls a device; of the CPU it is CPU."""
+    name: bytes = _ggml().ggml_backend_dev_name(handle)
+    return name.decode()
+
+
 def local_cards() -> list[Device]:
     """The cards of this machine that layers are offloaded to: integrated ones only where there is no other."""
     found = [d for d in devices() if d.kind in ("gpu", "igpu") and not d.is_remote and not d.is_software]

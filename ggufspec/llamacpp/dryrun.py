@@ -313,6 +313,14 @@ def _add_simulated_devices(count: int) -> None:
     raise GgufspecError("the worker that simulates a card does not start", "ggufspec doctor")
 
 
+def simulated_device() -> str:
+    """The name of a device that stands for a card that is not here; empty where this llama.cpp has no RPC."""
+    if not devices.has_rpc():
+        return ""
+    _add_simulated_devices(1)
+    return _offload()[-1]
+
+
 def _offload() -> tuple[str, ...]:
     return tuple(device.name for device in devices.devices() if device.kind in ("gpu", "igpu"))
 
@@ -320,7 +328,7 @@ def _offload() -> tuple[str, ...]:
 # ---- llama_memory_breakdown: a std::map<buffer type, three sizes> by value ---------------------------------------
 
 
-class _Map(ctypes.Structure):
+class Map(ctypes.Structure):
     """std::map as it lies in memory, 48 bytes with libstdc++, 24 with libc++: five or fewer words are read."""
 
     _fields_: ClassVar = [("words", ctypes.c_size_t * 6)]
@@ -335,11 +343,9 @@ _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"  # as GCC and Cla
 def _breakdown(context: Any) -> dict[str, Allocated]:
     lib = load()._lib
     function = getattr(lib, _BREAKDOWN)
-    function.restype, function.argtypes = _Map, [ctypes.c_void_p]
-    words = function(context).words
+    function.restype, function.argtypes = Map, [ctypes.c_void_p]
+    nodes = map_nodes(function(context), 4)
     found: dict[str, Allocated] = {}
-    nodes = list(_nodes(words[_ROOT]))
-    assert len(nodes) == words[_COUNT], "std::map is laid out otherwise here"
     for buffer_type, *sizes in nodes:
         name = _device_of(buffer_type)
         before = found.get(name, Allocated(0, 0, 0))
@@ -355,17 +361,20 @@ def _device_of(buffer_type: int) -> str:
     device.restype, device.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     if lib.ggml_backend_buft_is_host(buffer_type) or not (owner := device(buffer_type)):
         return HOST
-    naming = lib.ggml_backend_dev_name
-    naming.restype, naming.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    name: bytes = naming(owner)
-    return name.decode()
+    return devices.name_of(owner)
 
 
-def _nodes(address: int) -> Iterator[tuple[int, int, int, int]]:
-    """(buffer type, weights, context, compute) of every node under ``address``."""
+def map_nodes(found: Map, count: int) -> list[tuple[int, ...]]:
+    """The first ``count`` words of every key and its value."""
+    nodes = list(_nodes(found.words[_ROOT], count))
+    assert len(nodes) == found.words[_COUNT], "std::map is laid out otherwise here"
+    return nodes
+
+
+def _nodes(address: int, count: int) -> Iterator[tuple[int, ...]]:
     if not address:
         return
-    words = (ctypes.c_size_t * 8).from_address(address)
-    yield from _nodes(words[_LEFT])
-    yield (words[_VALUE], words[_VALUE + 1], words[_VALUE + 2], words[_VALUE + 3])
-    yield from _nodes(words[_RIGHT])
+    words = (ctypes.c_size_t * (_VALUE + count)).from_address(address)
+    yield from _nodes(words[_LEFT], count)
+    yield tuple(words[_VALUE : _VALUE + count])
+    yield from _nodes(words[_RIGHT], count)

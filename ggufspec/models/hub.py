@@ -186,7 +186,7 @@ def find_quant(repo: str, quant: str = "", revision: str | None = None, *, draft
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
         ModelError: no such repository, or none or several files match; lists the choices.
     """
-    chosen = choose(repo, _names(repo, revision), quant, draft=draft)
+    chosen = choose(repo, names(repo, revision), quant, draft=draft)
     for file in chosen:
         check_names(repo, file, revision)
     return chosen
@@ -199,7 +199,7 @@ def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
         ModelError: there is no such repository.
     """
-    return tuple(sorted(file for file in _names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
+    return tuple(sorted(file for file in names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
 
 
 def sizes(repo: str, revision: str | None = None) -> dict[str, int]:
@@ -242,15 +242,15 @@ def search(words: str, most: int) -> list[str]:
     return with_retries(ask)
 
 
-def _names(repo: str, revision: str | None) -> list[str]:
+def names(repo: str, revision: str | None = None) -> list[str]:
     """The files of a repository; those in the cache if the hub is unreachable."""
     try:
         return [*sizes(repo, revision)]
     except UnreachableError:
-        names = _cached_names(repo, revision)
-        if not names:
+        found = _cached_names(repo, revision)
+        if not found:
             raise
-        return names
+        return found
 
 
 def _list(repo: str, revision: str | None) -> dict[str, int]:

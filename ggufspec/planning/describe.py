@@ -62,13 +62,15 @@ def _devices(plan: Plan) -> list[PlannedDevice]:
             total_bytes=card.total_bytes,
             free_bytes=card.free_bytes,
             budget_bytes=machine.budget_bytes(card),
-            used_bytes=chosen.used(card.name).total + card.overhead_bytes,
+            used_bytes=chosen.used(card.name).total + card.overhead_bytes + card.mmproj_bytes,
             overhead_bytes=card.overhead_bytes,
+            mmproj_bytes=card.mmproj_bytes,
         )
         for card in machine.cards
     ]
     free = machine.memory_bytes
-    return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, chosen.used(HOST).total, 0)]
+    used = chosen.used(HOST).total + machine.mmproj_bytes
+    return [*rows, PlannedDevice(HOST, "memory of this machine", free, free, free, used, 0, machine.mmproj_bytes)]
 
 
 def _option(plan: Plan, option: PlannedRun) -> PlannedOption:

@@ -19,13 +19,17 @@ from ggufspec.schema.plan import DraftLengthRow
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A device that layers can be offloaded to. ``overhead_bytes`` is what its driver takes for a process."""
+    """A device that layers can be offloaded to.
+
+    ``overhead_bytes`` is what its driver takes for a process, ``mmproj_bytes`` what an image projector takes there.
+    """
 
     name: str
     description: str
     total_bytes: int
     free_bytes: int
     overhead_bytes: int = 0
+    mmproj_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Machine:
         speed: how fast it is.
         simulated: whether the cards are not here.
         rpc: endpoints of the workers among them.
+        mmproj_bytes: what an image projector takes of the RAM.
     """
 
     cards: tuple[Card, ...]
@@ -47,6 +52,12 @@ class Machine:
     speed: MachineProfile
     simulated: bool = False
     rpc: tuple[str, ...] = ()
+    mmproj_bytes: int = 0
+
+    def with_mmproj(self, card: str, card_bytes: int, host_bytes: int) -> Machine:
+        """The same with an image projector beside the target, on ``card`` and on the host."""
+        cards = tuple(replace(one, mmproj_bytes=card_bytes) if one.name == card else one for one in self.cards)
+        return replace(self, cards=cards, mmproj_bytes=host_bytes)
 
     def budget_bytes(self, card: Card) -> int:
         """What a plan may use of a card, its overhead included."""

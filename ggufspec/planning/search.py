@@ -374,7 +374,9 @@ class _Search:
     def _excess(self, parts: Sequence[ByDevice], index: int, unsure: float = 0.0) -> int:
         """Bytes over the budget of one card; ``unsure`` of the compute buffers may not be there."""
         card = self.machine.cards[index]
-        used = sum((part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes))
+        used = sum(
+            (part.get(card.name, Bytes()) for part in parts), Bytes(overhead=card.overhead_bytes + card.mmproj_bytes)
+        )
         return used.total - int(unsure * used.compute) - self.machine.budget_bytes(card)
 
     def _planned(self, one: _Candidate, parts: Sequence[ByDevice]) -> PlannedRun:
@@ -442,7 +444,7 @@ class _Search:
         return replace(plan, notes=(*notes, *self._warnings(plan)))
 
     def _warnings(self, plan: Plan) -> Iterator[str]:
-        host = plan.chosen.used(HOST).total
+        host = plan.chosen.used(HOST).total + self.machine.mmproj_bytes
         if host > self.machine.memory_bytes:
             yield (
                 f"{host / 2**30:.1f} GiB stay on the host and {self.machine.memory_bytes / 2**30:.1f} GiB of its "

@@ -58,6 +58,8 @@ class Settings:
         rpc: endpoints of RPC workers, whose devices come first.
         name: of the pair, by which a server of several models offers it.
         why: what was planned, for the file's comments; empty without a plan.
+        mmproj: an image projector for llama-server and llama-cli.
+        mmproj_offload: whether it goes to the card.
     """
 
     target: ModelFile
@@ -68,6 +70,8 @@ class Settings:
     rpc: tuple[str, ...] = ()
     name: str = "model"
     why: str = ""
+    mmproj: ModelFile | None = None
+    mmproj_offload: bool = True
 
     @property
     def placement(self) -> Placement:
@@ -134,7 +138,12 @@ def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
         yield "--rpc", ",".join(settings.rpc)
     if settings.placement.override_tensor:  # may name these devices
         yield "-ot", ",".join(_overrides(settings))
-    if has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
+    if has_chat and settings.mmproj:
+        address = _address(settings.mmproj)
+        yield "--mmproj-url" if "://" in address else "--mmproj", address
+        if not settings.mmproj_offload:
+            yield ("--no-mmproj-offload",)
+    elif has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
         yield ("--no-mmproj",)
     if program == "llama-server":  # one slot, since every slot more would want its own context
         yield "-np", "1"
@@ -238,6 +247,10 @@ def _file(target: ModelFile) -> Iterator[tuple[str, str]]:
     if target.repo:
         yield "-hf", target.repo
     yield "-hff" if target.repo else "-m", target.name
+
+
+def _address(file: ModelFile) -> str:
+    return f"https://huggingface.co/{file.repo}/resolve/main/{file.name}" if file.repo else file.name
 
 
 def _placed(placement: Placement) -> Iterator[tuple[str, str]]:

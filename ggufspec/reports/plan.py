@@ -18,6 +18,7 @@ PARTS = (
     ("draft", "▓", "magenta", ("draft weights",)),
     ("KV", "▒", "cyan", ("target kv", "draft kv")),
     ("compute", "░", "yellow", ("target compute", "draft compute")),
+    ("mmproj", "▪", "green", ("mmproj",)),
     ("overhead", "•", "red", ("overhead",)),
     ("free", "·", "dim", ()),
 )
@@ -28,7 +29,7 @@ _SHORT = 24  # columns for patterns of -ot
 
 def bytes_by_part(option: PlannedOption, device: PlannedDevice) -> dict[str, int]:
     """Bytes of one device by part, as a comparison has them: ``target weights``, ``draft kv``, …, ``overhead``."""
-    found = {"overhead": device.overhead_bytes}
+    found = {"overhead": device.overhead_bytes, "mmproj": device.mmproj_bytes}
     for role, model in (("target", option.target), ("draft", option.draft)):
         for kind, size in (model.bytes.get(device.name, {}) if model else {}).items():
             key = kind if kind == "overhead" else f"{role} {kind}"

@@ -29,7 +29,7 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """One device and what the plan uses of it."""
+    """One device and what the plan uses of it; ``mmproj_bytes`` are an image projector's, for which it leaves room."""
 
     name: str
     description: str
@@ -38,6 +38,7 @@ class PlannedDevice:
     budget_bytes: Count
     used_bytes: Count
     overhead_bytes: Count
+    mmproj_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

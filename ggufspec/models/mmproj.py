@@ -1,0 +1,145 @@
+"""The image projector beside a target: found by name, its header read by range, and what it takes of a card.
+
+llama.cpp's parser and its graph of the projector run in a child process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec import worker
+from ggufspec.errors import ModelError, WorkerError
+from ggufspec.files import scratch
+from ggufspec.llamacpp import devices, dryrun, gguf, mmproj
+from ggufspec.llamacpp.library import load
+from ggufspec.models import hub
+from ggufspec.models.files import ModelFiles, Source, is_url, locate
+from ggufspec.models.header import ModelHeader
+from ggufspec.models.source import MAX_MEMORY, read_prefix
+
+_USUAL = ("f16", "bf16", "q8_0", "f32")  # of several in one repository
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A projector; its graph is on ``device``, or on the CPU. Without ``device`` being here it is simulated."""
+
+    found: ModelFiles
+    device: str = ""
+    simulated: bool = False
+    rpc: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A projector: what it takes of the card and of the host, and the widths that its output may have."""
+
+    name: str
+    card_bytes: int
+    host_bytes: int
+    widths: tuple[int, ...]
+
+
+def source(text: str) -> Source:
+    """The file that ``--mmproj`` names: a path, a URL, ``USER/REPO`` or ``USER/REPO/FILE``.
+
+    Raises:
+        GgufspecError: no such repository, or it has no projector.
+    """
+    if is_url(text) or Path(text).exists() or text.count("/") not in (1, 2) or text.startswith((".", "/", "~")):
+        return text
+    repo, _, file = text.partition("/")[0] + "/" + text.split("/")[1], "", "/".join(text.split("/")[2:])
+    return hub.HubFile(repo, file) if file else hub.HubFile(repo, choose(repo, hub.names(repo)))
+
+
+def choose(repo: str, files: Sequence[str]) -> str:
+    """The projector of a repository, F16 of several. Pure.
+
+    Raises:
+        ModelError: there is none.
+    """
+    found = sorted(file for file in files if file.endswith(".gguf") and "mmproj" in file.lower())
+    if not found:
+        raise ModelError(f"{repo} has no mmproj-….gguf", f"see {hub.page(repo)}/tree/main")
+    for kind in _USUAL:
+        for file in found:
+            if kind in file.lower().removesuffix(".gguf").replace(".", "-").split("-"):
+                return file
+    return found[0]
+
+
+def measure(
+    text: str, device: str = "", *, simulated: bool = False, rpc: tuple[str, ...] = (), verbose: bool = False
+) -> Result:
+    """What the projector that ``--mmproj`` names takes.
+
+    Args:
+        text: as given.
+        device: that its graph runs on, as llama.cpp calls it; empty: the CPU.
+        simulated: whether the device is not here.
+        rpc: workers, one of whose devices it may be.
+        verbose: let llama.cpp's log through.
+
+    Raises:
+        ModelError: it is not there, damaged, or no projector.
+        GgufspecError: there is no network.
+    """
+    found = locate(source(text))
+    try:
+        return worker.call(__name__, Spec(found, device, simulated, rpc), Result, verbose=verbose)
+    except WorkerError as error:
+        raise WorkerError(f"llama.cpp died over {found.origin}: {error.message}", "download it again") from None
+
+
+def check(projector: Result, target: ModelHeader) -> None:
+    """Refuse the projector of another model.
+
+    Raises:
+        ModelError: nothing in it is as wide as the target's embeddings.
+    """
+    if target.embedding not in projector.widths:
+        raise ModelError(
+            f"{projector.name} is the mmproj of another model: {target.name} has embeddings of {target.embedding}, and "
+            f"it makes {max(projector.widths, default=0)}",
+            "take the mmproj from the target's own repository: --mmproj USER/REPO",
+        )
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
+    """Read the header and ask llama.cpp, in this process."""
+    del emit, stopping
+    load()
+    file = spec.found.files[0]
+    with worker.limited_memory(MAX_MEMORY):
+        part, prefix, _ = read_prefix(file)
+    if part.metadata.get("general.architecture") != "clip":
+        raise ModelError(f"{file.name} is no mmproj", "an mmproj is a file beside the model's: mmproj-….gguf")
+    for endpoint in spec.rpc:
+        devices.add_rpc_worker(endpoint)
+    device = spec.device
+    if spec.simulated and device:
+        device = dryrun.simulated_device()
+    with scratch() as folder:
+        path = folder / "mmproj.gguf"
+        gguf.write_metadata_only([prefix], path)
+        try:
+            used = mmproj.memory(path, device)
+        except ModelError as error:
+            raise ModelError(f"{file.name}: {error.message}", error.hint) from None
+    card = used.get(device, 0) if device else 0
+    if spec.device and not device:  # no RPC to simulate a card with: the CPU's figures stand for it
+        return Result(file.name, sum(used.values()), 0, _widths(part))
+    return Result(file.name, card, sum(used.values()) - card, _widths(part))
+
+
+def _widths(part: gguf.Gguf) -> tuple[int, ...]:
+    """What may be the width of its output: clip_n_mmproj_embd in tools/mtmd/clip.cpp takes it from here or there."""
+    keys = (part.metadata.get(f"clip.{kind}.projection_dim") for kind in ("vision", "audio"))
+    found = {value for value in keys if isinstance(value, int)}
+    for tensor in part.tensors:
+        if not tensor.name.startswith(("v.blk.", "a.blk.", "v.patch", "v.position")):
+            found |= set(tensor.shape)
+    return tuple(sorted(found))
