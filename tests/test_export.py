@@ -64,7 +64,7 @@ def note(program: str, settings: Settings, words: str) -> bool:
 def test_the_server() -> None:
     assert shlex.join(command("llama-server", PAIR)) == (
         "llama-server -m '/models/big one.gguf' -ngl 45 -c 4352 -b 512 -ub 512 -ctk q8_0 -ctv q8_0 -fa on -t 8 "
-        "--swa-full --fit off -np 1 -md /models/small.gguf -ngld all -ctkd f16 -ctvd f16 "
+        "--fit off -np 1 -md /models/small.gguf -ngld all -ctkd f16 -ctvd f16 "
         "--spec-type draft-simple --spec-draft-n-max 3"
     )
 
@@ -118,6 +118,16 @@ def test_cells_and_batch_are_those_of_our_own_context(ctx_size: int) -> None:
     params = context_params(load(), settings.context)
     assert settings.context.cells == -(-params.n_ctx // 256) * 256
     assert settings.context.batch == params.n_batch == params.n_ubatch
+
+
+def test_windows_keep_the_whole_context_as_the_plan_has_it() -> None:
+    """Only strict mode asks for that; two programs cannot be told."""
+    whole = changed(PAIR, strict=True)
+    assert "--swa-full" in command("llama-server", whole)
+    assert "--swa-full" not in command("llama-server", PAIR)
+    for program in ("llama-bench", "ollama"):
+        assert note(program, whole, "--swa-full")
+        assert not note(program, PAIR, "--swa-full")
 
 
 def test_two_cards() -> None:
@@ -300,7 +310,6 @@ def test_a_preset() -> None:
         "cache-type-v = q8_0",
         "flash-attn = on",
         "threads = 8",
-        "swa-full = true",
         "fit = off",
         "rpc = a:1",
         "parallel = 1",
@@ -314,7 +323,9 @@ def test_a_preset() -> None:
     ]
 
 
-@pytest.mark.parametrize("settings", [PAIR, ALONE, IN_HUB, TWO_CARDS, changed(PAIR, n_cpu_moe=7)])
+@pytest.mark.parametrize(
+    "settings", [PAIR, ALONE, IN_HUB, TWO_CARDS, changed(PAIR, n_cpu_moe=7), changed(PAIR, strict=True)]
+)
 def test_files_of_a_server_have_its_options(settings: Settings) -> None:
     settings = replace(settings, name='it\'s: "mine" é')
     wanted = command("llama-server", settings)

@@ -448,6 +448,6 @@ def _sizes(header: ModelHeader) -> dict[str, int]:
     numbers = sum(
         header.keys(block) + (0 if header.latent else header.values(block))
         for block in range(header.blocks)
-        if header.cached[block]
+        if header.cached[block] and not header.windowed[block]
     )
     return {"size_bytes": header.size_bytes, "layers": header.layers, "cache_bytes": 2 * numbers}

@@ -66,8 +66,8 @@ class ModelSource(_Strict):
     (:mod:`ggufspec.models.expanded`).
 
     Sizes are for the list of profiles, which works offline: bytes of the file, layers as ``-ngl`` counts them, and
-    bytes of the f16 KV cache per token. A cached header takes precedence. ``approximate`` says that the bytes were
-    computed from the model's shape, or published in a few digits only.
+    bytes of the f16 KV cache per token, in layers without a sliding window. A cached header takes precedence.
+    ``approximate`` says that the bytes were computed from the model's shape, or published in a few digits only.
     """
 
     file: str

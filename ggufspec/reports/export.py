@@ -101,13 +101,13 @@ def export(program: str, settings: Settings) -> ExportDocument:
         return ExportDocument(program, "\n".join([*(f"{sign} {note}" for note in notes), *lines(settings)]), (), notes)
     window: list[str] = []
     if program == "lm-studio":
-        command, window, notes = _lms_load(settings), _lm_studio_window(settings), _lm_studio_notes(settings)
+        command, window, found = _lms_load(settings), _lm_studio_window(settings), _lm_studio_notes(settings)
     elif program == "llama-bench":
-        command, notes = _llama_bench(settings), _bench_notes(settings)
+        command, found = _llama_bench(settings), _bench_notes(settings)
     else:
-        command, notes = _llama(program, settings), _llama_notes(program, settings)
+        command, found = _llama(program, settings), _llama_notes(program, settings)
     text = "\n".join([*window, shlex.join(command)])
-    return ExportDocument(program, text, tuple(command), (*_why(settings), *notes))
+    return ExportDocument(program, text, tuple(command), (*_why(settings), *found))
 
 
 def _why(settings: Settings) -> Iterator[str]:
@@ -132,7 +132,9 @@ def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
     batch = context.batch if has_chat else context.cells  # llama-speculative-simple reads the prompt in one batch
     yield from (("-c", str(context.cells)), ("-b", str(batch)), ("-ub", str(context.computed)))
     yield from _cache(context)
-    yield from (("-t", str(context.threads)), ("--swa-full",))
+    yield "-t", str(context.threads)
+    if context.swa_full:
+        yield ("--swa-full",)
     yield "--fit", "off"  # which would move what is not set, the split say
     if settings.rpc:
         yield "--rpc", ",".join(settings.rpc)
@@ -229,11 +231,13 @@ def _llama_bench(settings: Settings) -> list[str]:
 def _bench_notes(settings: Settings) -> Iterator[str]:
     yield from _hub_notes(settings)
     yield from _override_notes(settings)
+    context = settings.context
     yield (
         "its context is as long as its test, so that it takes less memory than the plan; "
-        f"-p 0 -n 128 -d {max(settings.context.cells - 128, 0)} fills the plan's {settings.context.cells} cells first"
+        f"-p 0 -n 128 -d {max(context.cells - 128, 0)} fills the plan's {context.cells} cells first"
     )
-    yield "it has no --swa-full: a layer with a sliding window keeps only its window"
+    if context.swa_full:
+        yield "it has no --swa-full: a layer with a sliding window keeps only its window"
     if settings.draft:
         yield "it has no draft: this measures target-only, placed as beside the draft"
 
@@ -401,7 +405,8 @@ def _ollama_notes(settings: Settings) -> Iterator[str]:
     if context.flash_attn != "auto":
         switch = int(context.flash_attn == "on")
         yield f"flash attention is the server's: OLLAMA_FLASH_ATTENTION={switch} ollama serve"
-    yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
+    if context.swa_full:
+        yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
     if placement.n_cpu_moe:
         yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} blocks on the CPU"
     yield from _tensor_notes("Ollama", settings)

@@ -53,7 +53,9 @@ def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
         if row.draft is None and (drafter := row.settings.get("drafter")):
             names.append(_WITHOUT_FILE.get(drafter, drafter))
         rows.append((row.name + ("*" if row.mine else ""), "\n".join(names), "\n".join(sizes), here))
-    columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word(shortened(there or "Here", _FIT)))
+    columns = table.columns(
+        "Profile", table.word("Target and draft"), "Size", table.word(shortened(there or "Here", _FIT))
+    )
     return Table("Profiles", columns, tuple(rows), leading=frozenset(groups), groups=frozenset(groups))
 
 

@@ -271,7 +271,6 @@ def test_a_preset_in_the_router(cli: Cli, programs: Path, cards: str, pair: tupl
             "--spec-type": "draft-simple",
         }.items():
             assert started[started.index(name) + 1] == value
-        assert "--swa-full" in started
         assert "--spec-type" not in listed["alone"]["args"]
         body = {"model": target.stem, "prompt": "def f(", "n_predict": 16, "temperature": 0}
         request = urllib.request.Request(
