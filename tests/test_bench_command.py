@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from processes import Cli
 from pydantic import ValidationError
 from test_reports import ALONE, PAIR, document
 
@@ -131,3 +132,17 @@ def test_the_result_reads_at_a_glance(
     verdict = result().verdict
     assert text.rstrip().partition(verdict.text)[2].startswith(f" {verdict.why} The same text with and without a draft")
     assert "GPU layers" not in shown
+
+
+def test_a_bench_teaches_the_speed_of_its_target(cli: Cli) -> None:
+    """Where other programs were at work it does not, and says so."""
+    said = "demo-target-F16.gguf as measured here on"
+    assert said not in cli("plan", "demo", "--json").document()["speed"]
+    done = cli("bench", "demo", "-p", "def main(", "-n", "24", "-r", "2", "--json")
+    document = done.document()
+    busy = any("other programs used" in note for note in document["notes"])
+    plan = cli("plan", "demo", "--json").document()
+    assert (said in plan["speed"]) == (not busy)
+    if not busy:
+        measured = document["runs"]["target_only"]["tokens_per_s"]["median"]
+        assert plan["predicted"]["target_only_tokens_per_s"] == pytest.approx(measured, rel=0.2)

@@ -83,7 +83,7 @@ def test_a_pair_that_is_not_here(cli: Cli, hub, target: Path, draft: Path) -> No
     home = Path(cli.environment["HOME"])
     assert not list(home.rglob("dummy_weights/*"))  # nothing is left
     plan = cli("plan", *pair, "--json", **online).document()
-    assert f"{target.name} as rehearsed here on" in plan["speed"]
+    assert f"{target.name} as measured here on" in plan["speed"]
 
 
 @pytest.mark.full
@@ -261,7 +261,7 @@ def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, en
     rehearsed_bytes = runs["pair"]["target"]["bytes"]["RPC0"]
     assert rehearsed_bytes == {"weights": real.weights, "kv": real.kv, "compute": real.compute}
     plan = cli("plan", "demo", "--rpc", endpoint, "--json").document()
-    assert "as rehearsed here on" in plan["speed"]
+    assert "as measured here on" in plan["speed"]
 
 
 # ---- what it means: pure
@@ -294,6 +294,14 @@ def test_points_are_kept_by_shape_threads_and_machine(header, tmp_path: Path) ->
     assert rehearsed.known(tmp_path, replace(header, tensors=header.tensors[1:]), 4, "m") == []
     (tmp_path / "rehearsed.json").write_text(json.dumps({rehearsed.key(header): [{"placement": 1}]}))
     assert rehearsed.known(tmp_path, header, 4, "m") == []
+
+
+def test_a_point_of_one_width_keeps_the_others(header, tmp_path: Path) -> None:
+    """As a bench tells it after a rehearsal: T(n) / T(1) stays."""
+    rehearsed.record(tmp_path, header, point({1: 0.5, 4: 1.5}))
+    rehearsed.record(tmp_path, header, point({1: 0.25}))
+    (kept,) = rehearsed.known(tmp_path, header, 4, "m")
+    assert kept.batch_s == {1: 0.25, 4: 0.75}
 
 
 def test_a_plan_goes_by_what_was_measured(header) -> None:

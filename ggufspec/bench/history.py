@@ -1,19 +1,24 @@
-"""What later plans use of measured runs: a pair's acceptance, and the memory that a card's driver takes."""
+"""What later plans use of measured runs: a pair's acceptance, a target's speed, and what a card's driver takes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
 
 from ggufspec.api import Resolved
-from ggufspec.bench.summary import by_position
+from ggufspec.bench.summary import busy_notes, by_position, speed
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.cache import cache_folder
 from ggufspec.errors import GgufspecError
 from ggufspec.hardware.gpus import survey
+from ggufspec.hardware.host import physical_cores
 from ggufspec.models.source import read_headers
-from ggufspec.planning import history
+from ggufspec.planning import history, rehearsed
 from ggufspec.settings import is_lossy
+
+_ENOUGH_TOKENS = 32  # of all trials, for a speed
 
 
 def record_results(spec: Spec, results: Sequence[Result]) -> None:
@@ -44,3 +49,28 @@ def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:
     known = sum(sum(model.bytes[name].values()) for model in planned)
     if ran == [model.gpu_layers for model in planned] and result.vram_bytes > known:
         history.record_overhead(cache_folder(), card, result.vram_bytes - known)
+
+
+def record_speed(resolved: Resolved, spec: Spec, results: Sequence[Result]) -> None:
+    """Write how fast target-only was at its placement; nothing of a short run, or beside other programs.
+
+    A plan knows the cards by their descriptions: where layers were given and nothing was planned, nothing is written.
+    """
+    answers = [answer.statistics for result in results for answer in result.answers if answer.statistics.tokens]
+    tokens = sum(one.tokens for one in answers)
+    if tokens < _ENOUGH_TOKENS or busy_notes(results) or (resolved.cards and resolved.plan is None):
+        return
+    cards = [one for one in resolved.plan.devices if one.name in resolved.cards] if resolved.plan else []
+    options, placement = resolved.alone, resolved.alone.placement
+    with contextlib.suppress(GgufspecError):
+        header = read_headers([spec.target])[0].header
+        point = rehearsed.Point(
+            placement=replace(placement, gpu_layers=placement.offloaded(header.blocks)),
+            threads=options.threads or physical_cores(),
+            depth=round(median(one.prompt_tokens + one.tokens / 2 for one in answers)),
+            cache_type_k=options.cache_type_k,
+            cache_type_v=options.cache_type_v,
+            batch_s={1: median(1 / speed(result) for result in results)},
+            machine=rehearsed.identity(cards),
+        )
+        rehearsed.record(cache_folder(), header, point)

@@ -65,7 +65,7 @@ def bench(
     table with our own loop.
     """
     from ggufspec.bench import hooked
-    from ggufspec.bench.history import record_overhead, record_results
+    from ggufspec.bench.history import record_overhead, record_results, record_speed
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec
     from ggufspec.bench.versus import Bench, Experiment
@@ -125,6 +125,7 @@ def bench(
         run.run(progress)
     record_results(spec, run.results["speculative"])
     record_overhead(resolved, run.results["speculative"])
+    record_speed(resolved, spec, run.results["target_only"])
     document = run.document(interrupted=state.interrupted)
     return finish(
         document,

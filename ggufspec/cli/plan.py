@@ -56,6 +56,8 @@ def plan(
     if among or search is not None or draft_repo is not None:
         if sweep:
             raise UsageError("--sweep is of one pair, and several are ranked", "name the files: -hf USER/REPO:QUANT")
+        if given.mmproj is not None:
+            raise UsageError("--mmproj is of one target, and several are ranked", "name the file: -hf USER/REPO:QUANT")
         return rank(given, among, search, draft_repo, calibrate=calibrate)
     spec = inputs.pair_spec(given)
     options = api.decoder_options(given.over(spec.settings))

@@ -1,4 +1,4 @@
-"""What rehearsals measured on this machine, kept by a model's shape; a plan of that model then goes by them."""
+"""What rehearsals and benches measured on this machine, kept by a model's shape; plans of that model go by them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ggufspec.planning.speed import MachineProfile, MeasuredToken, corrected
 
 if TYPE_CHECKING:
     from ggufspec.planning.plan import Card, Machine, ModelRequest, PlanRequest
+    from ggufspec.schema.plan import PlannedDevice
 
 _MOST_POINTS = 16  # of one model
 
@@ -51,7 +52,7 @@ class Point:
         )
 
 
-def identity(cards: Sequence[Card]) -> str:
+def identity(cards: Sequence[Card | PlannedDevice]) -> str:
     """This machine with these cards, by name and description, and the version of llama.cpp."""
     return "; ".join(
         (version("llama-cpp-python"), host.cpu_name(), *(f"{card.name} {card.description}" for card in cards))
@@ -65,11 +66,16 @@ def key(header: ModelHeader) -> str:
 
 
 def record(folder: Path, header: ModelHeader, point: Point) -> None:
-    """Keep a point; it replaces one of the same placement."""
+    """Keep a point; it replaces one of the same placement, whose T(n) / T(1) stays where only the new one lacks it."""
 
     def add(points: list[Point] | None) -> list[Point]:
-        others = [p for p in points or [] if _place(p) != _place(point)]
-        return [*others, point][-_MOST_POINTS:]
+        others, batch_s = [], point.batch_s
+        for one in points or []:
+            if _place(one) != _place(point):
+                others.append(one)
+            elif one.batch_s.get(1):
+                batch_s = {n: s * batch_s[1] / one.batch_s[1] for n, s in one.batch_s.items()} | batch_s
+        return [*others, replace(point, batch_s=batch_s)][-_MOST_POINTS:]
 
     _table(folder).update(key(header), add)
 
@@ -129,7 +135,7 @@ def as_rehearsed(request: PlanRequest, machine: Machine, folder: Path, threads: 
         points = known(folder, subject.header, threads, here)
         rehearsed = latency(points, subject.header, machine.speed, machine.card_names)
         if rehearsed is not None:
-            found.append(f"{subject.header.name} as rehearsed here on {rehearsed.date}")
+            found.append(f"{subject.header.name} as measured here on {rehearsed.date}")
         return replace(subject, rehearsed=rehearsed)
 
     request = replace(
