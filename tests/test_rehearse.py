@@ -25,7 +25,7 @@ from ggufspec.models.source import read_headers
 from ggufspec.planning import rehearsed
 from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import pass_s
+from ggufspec.planning.speed import MeasuredBatches, pass_s
 from tests import heads
 
 SHORT = ("-r", "1", "--depth", "16", "-c", "256")
@@ -311,7 +311,12 @@ def test_a_plan_goes_by_what_was_measured(header) -> None:
     assert latency is not None
     for width, seconds in SECONDS.items():
         predicted = pass_s(
-            header, Placement(), latency.speed, tokens=width, depth=16, batch_latency=latency.batch_latency(0)
+            header,
+            Placement(),
+            latency.speed,
+            tokens=width,
+            depth=16,
+            measured=latency.nearest(header, Placement(), ()),
         )
         assert predicted == pytest.approx(seconds, rel=0.01)
 
@@ -326,7 +331,7 @@ def test_two_placements_on_a_card_give_both_speeds(header) -> None:
     for layers, seconds in ((0, 0.02), (9, 0.004)):
         found = pass_s(header, Placement(layers), latency.speed, ("GPU0",), depth=16)
         assert found == pytest.approx(seconds, rel=0.05)
-    assert latency.batch_latency(5) == {1: 1.0, 4: 1.5}
+    assert latency.nearest(header, Placement(5), ("GPU0",)) == MeasuredBatches(Placement(9), {1: 1.0, 4: 1.5})
 
 
 @pytest.mark.parametrize("kind", ["mtp", "mtp chained", "mtp sidecar", "mtp assistant", "eagle3", "eagle3 shared"])

@@ -21,6 +21,7 @@ from ggufspec.planning.speed import (
     Choice,
     DeviceProfile,
     MachineProfile,
+    MeasuredBatches,
     MeasuredToken,
     best_length,
     break_even_acceptance,
@@ -203,14 +204,43 @@ def test_an_unknown_type_is_taken_for_the_one_it_is_most_like(kind: str, like: s
 
 
 def test_a_measured_curve_replaces_the_shape():
-    batch_latency = {1: 1.0, 4: 1.5}
+    measured = MeasuredBatches(Placement(2), {1: 1.0, 4: 1.5})
     one = pass_s(header(), Placement(2), machine(), (CARD,), depth=9)
     for tokens, relative in ((1, 1.0), (2, 1 + 0.5 / 3), (4, 1.5)):
-        found = pass_s(header(), Placement(2), machine(), (CARD,), tokens=tokens, depth=9, batch_latency=batch_latency)
+        found = pass_s(header(), Placement(2), machine(), (CARD,), tokens=tokens, depth=9, measured=measured)
         assert found == pytest.approx(relative * one)
-    assert (
-        pass_s(header(), Placement(2), machine(), (CARD,), tokens=9, depth=9, batch_latency=batch_latency) >= 1.5 * one
-    )
+    assert pass_s(header(), Placement(2), machine(), (CARD,), tokens=9, depth=9, measured=measured) >= 1.5 * one
+
+
+def test_measured_batches_correct_other_placements_of_a_mixture():
+    model, relative = header(experts=(8, 2)), {1: 1.0, 4: 1.5}
+    measured, cards = MeasuredBatches(Placement(-1, n_cpu_moe=4), relative), (CARD,)
+
+    def seconds(blocks: int, tokens: int, known: MeasuredBatches | None = None) -> float:
+        return pass_s(model, Placement(-1, n_cpu_moe=blocks), machine(), cards, tokens=tokens, measured=known)
+
+    assert seconds(4, 4, measured) == pytest.approx(1.5 * seconds(4, 1))
+    wrong = 1.5 * seconds(4, 1) / seconds(4, 4)
+    assert wrong < 1  # the router chose fewer experts than chance would
+    for blocks in (0, 2):
+        assert seconds(blocks, 4, measured) == pytest.approx(seconds(blocks, 4) * wrong)
+        assert seconds(blocks, 1, measured) == pytest.approx(seconds(blocks, 1))
+
+
+def test_the_first_blocks_feed_forward_may_stay_on_the_host():
+    found = cost(header(), Placement(-1, n_cpu_ffn=1), machine(), (CARD,))
+    assert found.devices[HOST] == pytest.approx((BLOCK + ROW) / 1000)
+    assert cost(header(), Placement(-1, n_cpu_ffn=2), machine(crossing_s=1.0), (CARD,)).fixed_s == 6
+
+
+def test_a_tensor_is_read_where_an_override_puts_it():
+    model = header()
+    found = cost(model, Placement(override_tensor=(f"blk.[01].ffn={CARD}",)), machine(), (CARD,)).devices
+    assert found[CARD] == pytest.approx(2 * BLOCK / 4000)
+    whole = Placement(-1, (1.0, 1.0), n_cpu_ffn=4, override_tensor=(f"blk.0.ffn={OTHER}", "output=CPU"))
+    found = cost(model, whole, machine(), (CARD, OTHER)).devices
+    assert found[HOST] == pytest.approx((3 * BLOCK + TABLE + ROW) / 1000)
+    assert found[CARD] + found[OTHER] == pytest.approx((BLOCK + KV) / 4000)
 
 
 def test_wide_batches_stream_the_host_s_weights_to_a_card():

@@ -127,15 +127,16 @@ class ModelRequest:
 
     def pass_s(self, machine: Machine, placement: Placement, tokens: int, depth: int | None = None) -> float:
         """Predicted seconds of a batch with ``depth`` tokens in the cache, by default :attr:`usual_depth`."""
-        layers = placement.offloaded(self.header.blocks)
+        header, placement = self.read_at(placement)
         return pass_s(
-            *self.read_at(placement),
+            header,
+            placement,
             self.speed_on(machine),
             machine.card_names,
             tokens=tokens,
             depth=self.usual_depth if depth is None else depth,
             context=self.context,
-            batch_latency=self.rehearsed.batch_latency(layers) if self.rehearsed else None,
+            measured=self.rehearsed.nearest(header, placement, machine.card_names) if self.rehearsed else None,
         )
 
 
@@ -230,11 +231,22 @@ class Plan:
             f"{rival} would reach {_rate(target_only.tokens_per_s)}, the pair {_rate(self.pair.tokens_per_s)} at "
             f"{self.request.acceptance:.0%} acceptance and draft length {self.pair.draft_length}"
         )
+        said += self._experts_cost()
         if self.break_even_acceptance is None:
             said.append("no acceptance would make the draft worth it here")
         else:
             said.append(f"break-even acceptance is {self.break_even_acceptance:.2f}")
         return "; ".join(said) + "."
+
+    def _experts_cost(self) -> list[str]:
+        """Why drafting does not pay on a mixture of experts, if it does not."""
+        target = self.request.target
+        if self.pair is None or not target.header.experts or self.choice == "speculative":
+            return []
+        target, tokens = replace(target, context=self.pair.context), self.pair.draft_length + 1
+        one_s, batch_s = (target.pass_s(self.machine, self.pair.target, count) for count in (1, tokens))
+        cost = f"verifying {tokens} costs {batch_s / one_s:.1f} of one"
+        return [f"each token of a batch runs through other experts: {cost}"]
 
 
 def _rate(tokens_per_s: float) -> str:

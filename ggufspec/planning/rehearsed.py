@@ -15,7 +15,7 @@ from ggufspec.cache import Table
 from ggufspec.hardware import host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.speed import MachineProfile, MeasuredToken, corrected
+from ggufspec.planning.speed import MachineProfile, MeasuredBatches, MeasuredToken, corrected, host_bytes
 
 if TYPE_CHECKING:
     from ggufspec.planning.plan import Card, Machine, ModelRequest, PlanRequest
@@ -98,17 +98,17 @@ def known(folder: Path, header: ModelHeader, threads: int, machine: str) -> list
 class RehearsedLatency:
     """How fast one model really is: the machine's speeds as that model showed them, and its T(n) / T(1).
 
-    ``batch_latencies`` are by offloaded layers; ``date`` is that of the latest point.
+    ``date`` is that of the latest point.
     """
 
     speed: MachineProfile
-    batch_latencies: dict[int, dict[int, float]]
+    batches: tuple[MeasuredBatches, ...]
     date: str
 
-    def batch_latency(self, layers: int) -> dict[int, float] | None:
-        """T(n) / T(1) of the placement that was measured nearest to so many offloaded layers; None without any."""
-        nearest = min(self.batch_latencies, key=lambda measured: abs(measured - layers), default=None)
-        return None if nearest is None else self.batch_latencies[nearest]
+    def nearest(self, header: ModelHeader, placement: Placement, cards: Sequence[str]) -> MeasuredBatches | None:
+        """T(n) / T(1) of the placement that had most nearly as much of the weights on the host; None without any."""
+        here = host_bytes(header, placement, cards)
+        return min(self.batches, key=lambda one: abs(host_bytes(header, one.placement, cards) - here), default=None)
 
 
 def latency(
@@ -117,14 +117,14 @@ def latency(
     """What ``points`` say of a model on a machine (:func:`ggufspec.planning.speed.corrected`); None without any."""
     if not points:
         return None
-    batch_latencies = {
-        point.placement.offloaded(header.blocks): {n: s / point.batch_s[1] for n, s in point.batch_s.items()}
+    batches = tuple(
+        MeasuredBatches(point.placement, {n: s / point.batch_s[1] for n, s in point.batch_s.items()})
         for point in points
         if len(point.batch_s) > 1
-    }
+    )
     date = max(point.date for point in points)
     tokens = [MeasuredToken(p.placement, p.batch_s[1], p.depth, p.context) for p in points]
-    return RehearsedLatency(corrected(tokens, header, speed, cards), batch_latencies, date)
+    return RehearsedLatency(corrected(tokens, header, speed, cards), batches, date)
 
 
 def as_rehearsed(request: PlanRequest, machine: Machine, folder: Path, threads: int) -> tuple[PlanRequest, Machine]:

@@ -22,7 +22,9 @@ from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_device, parts
 
-STREAM_WIDTH = 32  # from so many tokens on a card computes with the host's weights too: ggml-cuda.cu, offload_op
+# From so many tokens on a card computes with the host's weights too, of experts with those that are used: ggml-cuda.cu,
+# offload_op, and ggml-backend.cpp. The default of GGML_OP_OFFLOAD_MIN_BATCH.
+STREAM_WIDTH = 32
 # Kernel launches of a block besides those of a dense block with attention: fitted, see planning.catalogue
 ROUTING, RECURRENCE = 1.0, 1.0
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
@@ -81,7 +83,7 @@ class MachineProfile:
         crossing_s: fixed cost of handing the residual stream to another device.
         link_bytes_per_s: between host and cards.
         origin: where the figures are from, in a sentence.
-        streams: whether a card computes with the host's weights in batches of ``STREAM_WIDTH`` and more; RPC does not.
+        streams: whether a card computes with the host's weights in batches of ``stream_width`` and more; RPC does not.
         memory_bytes: RAM that can hold weights; None: enough.
         disk_bytes_per_s: what is read from disk when they do not fit; a guess, of an NVMe disk.
         disturbed: why an idle machine would have been found faster, or empty.
@@ -93,6 +95,7 @@ class MachineProfile:
     link_bytes_per_s: float
     origin: str
     streams: bool = False
+    stream_width: int = STREAM_WIDTH
     memory_bytes: int | None = None
     disk_bytes_per_s: float = 2e9
     disturbed: str = ""
@@ -302,8 +305,10 @@ def cost(
     """Where the time of one batch goes; arguments as for :func:`pass_s`."""
     placed = _placed(SameHeader(header), placement, tuple(cards))
     used = header.experts_used / header.experts if header.experts else 1.0
-    touched = 1 - (1 - used) ** tokens  # share of the experts that n tokens run through, if they choose at random
-    streams = machine.streams and tokens >= STREAM_WIDTH and bool(cards)
+    # Share of the experts that n tokens run through, if they choose at random (arXiv:2505.19645, equation 1). Real ones
+    # agree with their neighbours in part: docs/decisions/030-which-tensors-are-where.md
+    touched = 1 - (1 - used) ** tokens
+    streams = machine.streams and tokens >= machine.stream_width and bool(cards)
     seconds = dict.fromkeys((HOST, *cards), 0.0)
     host_bytes, host_read_bytes = placed.table_bytes, 0.0
     for weights in placed.weights:
@@ -334,6 +339,24 @@ def cost(
     return Cost(seconds, fixed_s)
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredBatches:
+    """T(n) / T(1) of a model as a placement ran, by n from 1 on.
+
+    At another placement the prediction is corrected by as much as it was wrong there. So a mixture's expected number
+    of experts gives way to what its router really did.
+    """
+
+    placement: Placement
+    relative: BatchLatency
+
+
+def host_bytes(header: ModelHeader, placement: Placement, cards: Sequence[str] = ()) -> int:
+    """Bytes of the weights on the host that a pass may read."""
+    placed = _placed(SameHeader(header), placement, tuple(cards))
+    return sum(weights.size_bytes for weights in placed.weights if weights.device == HOST)
+
+
 def pass_s(
     header: ModelHeader,
     placement: Placement,
@@ -343,7 +366,7 @@ def pass_s(
     tokens: int = 1,
     depth: int = 0,
     context: ContextOptions | None = None,
-    batch_latency: BatchLatency | None = None,
+    measured: MeasuredBatches | None = None,
 ) -> float:
     """Seconds of one batch.
 
@@ -355,7 +378,7 @@ def pass_s(
         tokens: in the batch.
         depth: tokens that are in the KV cache already.
         context: for the types of the cache; f16 without it.
-        batch_latency: T(n) / T(1) of this very model and placement, where it was measured; used up to its last width.
+        measured: T(n) / T(1) of this very model at some placement; used up to its last width.
 
     Raises:
         UsageError: ``machine`` does not know a card.
@@ -363,15 +386,16 @@ def pass_s(
     if tokens < 1 or depth < 0:
         raise ValueError(f"a batch of {tokens} tokens at depth {depth}")
     options: dict[str, Any] = {"depth": depth, "context": context}
-    if batch_latency and tokens <= max(batch_latency):
-        return cost(header, placement, machine, cards, tokens=1, **options).total_s * interpolate(batch_latency, tokens)
-    seconds = cost(header, placement, machine, cards, tokens=tokens, **options).total_s
-    if batch_latency:
-        known_s = pass_s(
-            header, placement, machine, cards, tokens=max(batch_latency), batch_latency=batch_latency, **options
-        )
-        return max(seconds, known_s)
-    return seconds
+
+    def seconds(at: Placement, width: int) -> float:
+        return cost(header, at, machine, cards, tokens=width, **options).total_s
+
+    if not measured:
+        return seconds(placement, tokens)
+    width = min(tokens, max(measured.relative))
+    known_s = seconds(measured.placement, 1) * interpolate(measured.relative, width)
+    known_s *= seconds(placement, width) / seconds(measured.placement, width)
+    return known_s if width == tokens else max(seconds(placement, tokens), known_s)
 
 
 # ---- speculation -----------------------------------------------------------------------------------------------------
