@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,7 @@ def main() -> None:
                 "tokens_per_s": {
                     count: {"median": s.median, "ci95": s.ci95, "samples": s.samples} for count, s in spreads.items()
                 },
+                "machine_profile": asdict(machine),
                 "predictions": found,
             }
         )
