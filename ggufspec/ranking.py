@@ -304,6 +304,7 @@ class _Ranking:
             gpu_layers=alone.target.offloaded(header.blocks),
             layers=header.blocks,
             n_cpu_moe=alone.target.n_cpu_moe,
+            n_cpu_ffn=alone.target.n_cpu_ffn,
             target_only_tokens_per_s=alone.tokens_per_s,
             speculative_tokens_per_s=plan.pair.tokens_per_s if plan.pair else None,
             break_even_acceptance=plan.break_even_acceptance,

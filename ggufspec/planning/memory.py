@@ -227,8 +227,10 @@ def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: 
 
 def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, ...]:
     """The device of each block and of the output; 0 is the host. Source: get_layer_buft_list, src/llama-model.cpp."""
-    if not cards:
-        return (0,) * (blocks + 1)
+    offloaded = placement.offloaded(blocks) if cards else 0
+    first = blocks + 1 - offloaded
+    if cards < 2:
+        return (0,) * first + (1,) * offloaded
     shares = [*placement.split[:cards], *[0.0] * (cards - len(placement.split))]
     if not any(shares):
         shares = [1.0] * cards
@@ -236,8 +238,6 @@ def layer_devices(blocks: int, placement: Placement, cards: int) -> tuple[int, .
     for share in shares:
         ends.append(_single((ends[-1] if ends else 0.0) + _single(share)))
     ends = [_single(end / ends[-1]) for end in ends]
-    offloaded = placement.offloaded(blocks)
-    first = blocks + 1 - offloaded
     return (0,) * first + tuple(
         1 + min(bisect_right(ends, _single(i / offloaded)), cards - 1) for i in range(offloaded)
     )

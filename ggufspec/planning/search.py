@@ -8,6 +8,7 @@ plan is one that llama.cpp confirmed, and one layer more does not fit.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -178,10 +179,16 @@ class _Candidate:
 
     def requests(self) -> list[Request]:
         """What to dry-run: the target first."""
-        asked = [self.target.at(self.placement)]
-        if self.draft is not None and self.draft_placement is not None:
-            asked.append(self.draft.at(self.draft_placement, asked[0]))
-        return asked
+        return _requests(self.target, self.placement, self.draft, self.draft_placement)
+
+
+def _requests(
+    target: ModelRequest, at: Placement, draft: ModelRequest | None, draft_at: Placement | None
+) -> list[Request]:
+    asked = [target.at(at)]
+    if draft is not None and draft_at is not None:
+        asked.append(draft.at(draft_at, asked[0]))
+    return asked
 
 
 class _Search:
@@ -231,8 +238,7 @@ class _Search:
             ModelError: llama.cpp refuses what would fit.
         """
         if not self.confirms:
-            one = next(self._fitting(subjects, unsure=0.0), None)
-            return self._planned(one, self._memory.estimates(one.requests())) if one else None
+            return self._by_estimate(subjects)
         left = self._fitting(subjects, unsure=_UNSURE)
         asked, refusal = 0, None
         while (some := list(islice(left, _AT_ONCE))) and asked < _MOST_ASKED:
@@ -250,6 +256,34 @@ class _Search:
             hint = load_hint(reason) if reason.startswith(CANNOT_LOAD) else context_hint(reason)
             raise ModelError(f"{request.header.name}: {reason}", hint)
         return None
+
+    def _by_estimate(self, subjects: Iterable[tuple[ModelRequest, ModelRequest | None]]) -> PlannedRun | None:
+        """The fastest that fits by estimate, of few that are looked at: within a family of placements, each of which
+        has less on the cards than the one before, the first two that fit, found by halving, and the last.
+        """
+        found: list[tuple[_Candidate, list[ByDevice]]] = []
+        for target, draft in subjects:
+            families: dict[object, list[Placement]] = {}
+            for at in self._placements(target):
+                kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
+                families.setdefault((kept, self._moved(target, at)), []).append(at)
+            for draft_at in self._placements(draft) if draft else [None]:
+                for family in families.values():
+                    found += self._first_that_fit(target, family, draft, draft_at)
+        best = max(found, key=lambda one: self._rank(one[0]), default=None)
+        return self._planned(*best) if best else None
+
+    def _first_that_fit(
+        self, target: ModelRequest, family: Sequence[Placement], draft: ModelRequest | None, draft_at: Placement | None
+    ) -> Iterator[tuple[_Candidate, list[ByDevice]]]:
+        def used(index: int) -> list[ByDevice]:
+            return self._memory.estimates(_requests(target, family[index], draft, draft_at))
+
+        first = bisect_left(range(len(family)), True, key=lambda index: self._within(used(index)))
+        for index in sorted({*range(first, len(family))[:2], len(family) - 1}):
+            if self._within(parts := used(index)):
+                at = family[index]
+                yield _Candidate(target, at, draft, draft_at, self.choice(target, at, draft, draft_at)), parts
 
     def fastest(self) -> PlannedRun | None:
         """The faster of both options where they fit; None where nothing does or llama.cpp refuses."""
@@ -271,8 +305,7 @@ class _Search:
         """What may fit, the fastest first; what is far slower is not even estimated."""
         candidates = [one for target, draft in subjects for one in self._candidates(target, draft)]
         left = iter(sorted(candidates, key=self._rank, reverse=True))
-        at_once = _ESTIMATED if self.confirms else _AT_ONCE
-        while some := list(islice(left, at_once)):
+        while some := list(islice(left, _ESTIMATED)):
             requests = [one.requests() for one in some]
             estimates = iter(self._memory.estimates([request for pair in requests for request in pair]))
             for one, pair in zip(some, requests, strict=True):
@@ -365,6 +398,10 @@ class _Search:
             for moved in range(4)
             if shares[-1] - moved > 0
         ]
+
+    def _moved(self, subject: ModelRequest, at: Placement) -> int:
+        """Which of its :meth:`splits` a placement has."""
+        return self.splits(subject, at.gpu_layers).index(at.split) if at.split else 0
 
     # ---- whether it fits
 

@@ -254,18 +254,23 @@ def _placed(same: SameHeader, placement: Placement, cards: tuple[str, ...]) -> _
         for there in elsewhere:
             path += [there, device]
     path.append(0)
-    run = range(header.blocks - header.nextn_blocks)
-    tables = _tables(same)
+    caches, tables = _caches(same), _tables(same)
     return _Placed(
         weights=tuple(_Weights(*key, size, numbers[key]) for key, size in size_bytes.items()),
         blocks=tuple(
             (names[device], cache, count)
-            for (device, cache), count in Counter((devices[i], _cache(header, i)) for i in run).items()
+            for (device, cache), count in Counter(zip(devices[: len(caches)], caches, strict=True)).items()
         ),
         table_bytes=sum(tensor.size_bytes for tensor in tables),
         row_bytes=sum(tensor.size_bytes / math.prod(tensor.shape[1:]) for tensor in tables),
         crossings=sum(a != b for a, b in itertools.pairwise(path)),
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _caches(same: SameHeader) -> tuple[_Cache, ...]:
+    """Of each block that a pass runs."""
+    return tuple(_cache(same.header, block) for block in range(same.header.blocks - same.header.nextn_blocks))
 
 
 def _cache(header: ModelHeader, block: int) -> _Cache:

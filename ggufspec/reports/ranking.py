@@ -102,6 +102,9 @@ def _fits(row: RankedModel, *, has_card: bool) -> str:
     layers = f"{row.gpu_layers}/{(row.layers or 0) + 1}"
     if row.fits == "whole":
         return "whole"
+    if row.n_cpu_moe or row.n_cpu_ffn:
+        kept = f"{row.n_cpu_moe} experts" if row.n_cpu_moe else f"{row.n_cpu_ffn} FFN"
+        layers = f"all but {kept}" if row.gpu_layers == (row.layers or 0) + 1 else f"{layers} but {kept}"
     return layers if row.fits == "partly" else f"no, {layers}" if has_card else "no"
 
 

@@ -37,6 +37,7 @@ class RankedModel:
     gpu_layers: Count | None = None
     layers: Count | None = None
     n_cpu_moe: Count | None = None
+    n_cpu_ffn: Count | None = None
     target_only_tokens_per_s: Amount | None = None
     speculative_tokens_per_s: Amount | None = None
     break_even_acceptance: Share | None = None
