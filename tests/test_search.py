@@ -84,6 +84,45 @@ def test_the_plan_fits_and_one_layer_more_does_not(model):
         assert excess(larger, here) > 0
 
 
+@pytest.mark.parametrize("gib", [(2,), (4,), (8,), (24,), (6, 12)])
+@pytest.mark.parametrize("target", ["llama3-8b-q3_k_l", "qwen3moe-30b-a3b", "gemma3-27b", "lfm2-1.2b"])
+def test_what_is_estimated_is_what_is_planned(model, target, gib):
+    """Though far fewer placements are looked at."""
+    here, asked = (
+        machine(*gib),
+        ask(model, target=target, draft="llama-1b-q4_0" if "8b" in target and len(gib) == 1 else None),
+    )
+    plan, estimate = make_plan(asked, here), search.estimate(asked, here, dry_run(*here.card_names))
+    assert (plan.confirmed, estimate.confirmed) == (True, False)
+    for one, other in ((plan.target_only, estimate.target_only), (plan.pair, estimate.pair)):
+        if one is not None:
+            assert other.tokens_per_s == pytest.approx(one.tokens_per_s, rel=0.03)
+            assert excess(other, here) <= 0
+
+
+@pytest.mark.parametrize(("target", "gib"), [("llama3-8b-q3_k_l", (8,)), ("gemma3-27b", (24,)), ("qwen3-14b", (8, 8))])
+def test_the_largest_context_fits_and_a_longer_one_does_not(model, target, gib):
+    here = machine(*gib)
+    longest = search.largest_context(ask(model, target=target, draft=None).target, here, dry_run(*here.card_names))
+    assert longest is not None
+
+    def layers(context):
+        asked = ask(model, target=target, draft=None, options=DecoderOptions(ctx_size=context, threads=4))
+        at = make_plan(asked, here).target_only.target
+        return 0 if at.n_cpu_ffn else at.gpu_layers
+
+    whole = model(target)[0].layers
+    assert layers(longest) == whole
+    if longest < model(target)[0].context_length:
+        assert layers(int(1.2 * longest)) < whole
+
+
+@pytest.mark.parametrize(("target", "gib"), [("llama3-8b-q3_k_l", (2,)), ("llama3-8b-q3_k_l", ())])
+def test_there_may_be_no_largest_context(model, target, gib):
+    here = machine(*gib)
+    assert search.largest_context(ask(model, target=target, draft=None).target, here, dry_run(*here.card_names)) is None
+
+
 def test_the_draft_is_paid_in_target_layers(model):
     plan = make_plan(ask(model), machine(24))
     assert plan.draft_costs_layers == plan.target_only.target.gpu_layers - plan.pair.target.gpu_layers > 0
