@@ -283,11 +283,17 @@ class _Ranking:
             except GgufspecError as error:
                 first = first or error
                 rows.append(replace(row, error=error.message, hint=error.hint))
-        points = {number: (*_point(row), row.divergence) for number, row in enumerate(rows) if not row.error}
-        if first and not points:
+        if first and all(row.error for row in rows):
             raise first
-        marked = dict(zip(points, pareto([*points.values()]), strict=True))
-        return tuple(replace(row, pareto=marked.get(number, False)) for number, row in enumerate(rows))
+        best = set[int]()
+        for repo in dict.fromkeys(row.repo for row in rows):
+            some = [row for row in rows if row.repo == repo and not row.error]
+            best |= {
+                row.number
+                for row, is_best in zip(some, pareto([(*_point(row), row.divergence) for row in some]), strict=True)
+                if is_best
+            }
+        return tuple(replace(row, pareto=row.number in best) for row in rows)
 
     def _model(self, row: RankedModel, subject: _Subject, draft: _Subject | None) -> RankedModel:
         from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, fits
@@ -399,9 +405,10 @@ def _point(row: RankedModel) -> tuple[float, float]:
 def _best(subjects: Sequence[_Subject], rows: Sequence[RankedModel]) -> _Subject:
     """What to look at next: the most bits per weight of those that fit whole, up to Q8_0; else the fastest."""
     whole = [row for row in rows if row.fits == "whole"]
-    fair = [row for row in rows if not row.error]
+    fair = whole or [row for row in rows if not row.error]
+    fair = [row for row in fair if row.repo == fair[0].repo]  # the one that is downloaded most
     if whole:
-        found = max(whole, key=lambda row: (min(_point(row)[1], _MOST_BITS), _point(row)[0]))
+        found = max(fair, key=lambda row: (min(_point(row)[1], _MOST_BITS), _point(row)[0]))
     else:
         found = max(fair, key=_point)
     return subjects[found.number - 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from ggufspec.display import counted, number, of_file
@@ -11,7 +12,7 @@ from ggufspec.reports.values import shorter
 from ggufspec.schema.ranking import RankedDraft, RankedModel, RankingDocument
 
 MARK = "◆"
-_NAMES = 0.4  # of the width, for names
+_LEAST_NAME, _OTHERS = 16, 62  # columns of the terminal: for a name, and for what is beside it
 
 
 def tables(document: RankingDocument, width: int) -> list[Table]:
@@ -21,11 +22,13 @@ def tables(document: RankingDocument, width: int) -> list[Table]:
 
 
 def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
-    """What differs in the names of the files; with the repository if there are several."""
-    several = len({row.repo for row in rows}) > 1
-    full = [f"{row.repo}/{row.file}".rstrip("/") if several else row.file for row in rows]
-    short = shorter(full, max(16, int(width * _NAMES)))
-    return [short[name] for name in full]
+    """What differs in the names of a repository's files; of one that cannot be read its own."""
+    names: list[str] = []
+    for repo, some in groupby(rows, key=lambda row: row.repo):
+        files = [row.file or repo for row in some]
+        short = shorter(files, max(_LEAST_NAME, width - _OTHERS))
+        names += [short[file] for file in files]
+    return names
 
 
 def _models(document: RankingDocument, width: int) -> Table:
@@ -41,11 +44,11 @@ def _models(document: RankingDocument, width: int) -> Table:
             (
                 *start,
                 row.bits_per_weight,
+                row.divergence,
                 _fits(row, has_card=bool(document.devices)),
                 row.target_only_tokens_per_s,
                 row.speculative_tokens_per_s,
                 row.largest_context,
-                row.divergence,
             )
         )
     columns = (
@@ -54,14 +57,15 @@ def _models(document: RankingDocument, width: int) -> Table:
         Column("Model", align="left"),
         Column("Size"),
         Column("Bits", "{:.2f}".format),
+        Column("KLD", "{:.3f}".format),
         Column("On the card" if document.devices else "In memory", align="left"),
-        Column("Tokens/s", _speed),
-        Column("With draft", _speed),
+        Column("Tokens/s", number),
+        Column("With draft", number),
         Column("Context", "{:,}".format),
-        Column("KLD", "{:.4f}".format),
     )
     leading = frozenset(index for index, row in enumerate(document.rows) if row.name == document.target)
-    return Table("Models", columns, tuple(rows), failed=failed, leading=leading).filled(6)
+    groups = frozenset(n for n, row in enumerate(document.rows) if n and row.repo != document.rows[n - 1].repo)
+    return Table("Models", columns, tuple(rows), failed=failed, leading=leading, groups=groups).filled(4)
 
 
 def _drafts(document: RankingDocument, width: int) -> Table:
@@ -76,7 +80,7 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         rows.append(
             (
                 *(row.number, name, of_file(row.bytes), row.bits_per_weight, placed, row.costs_layers),
-                *(row.tokens_per_s, row.draft_length, row.break_even_acceptance),
+                *(row.tokens_per_s, row.break_even_acceptance, row.draft_length),
             )
         )
     columns = (
@@ -86,16 +90,12 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         Column("Bits", "{:.2f}".format),
         Column("Layers"),
         Column("Costs layers"),
-        Column("Tokens/s", _speed),
-        Column("Draft length"),
+        Column("Tokens/s", number),
         Column("Break-even", "{:.2f}".format),
+        Column("Length"),
     )
     leading = frozenset(index for index, row in enumerate(document.drafts) if row.name == document.draft)
     return Table("Drafts", columns, tuple(rows), failed=failed, leading=leading)
-
-
-def _speed(tokens_per_s: float) -> str:
-    return f"≈ {number(tokens_per_s)}"
 
 
 def _fits(row: RankedModel, *, has_card: bool) -> str:
@@ -115,6 +115,10 @@ def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
         if row.error:
             hint = f" ({row.hint})" if row.hint else ""
             yield f"{row.number}: {row.error}{hint}", "red"
+    repos = dict.fromkeys(row.repo for row in document.rows)
+    for repo in repos if len(repos) > 1 else ():
+        numbers = [row.number for row in document.rows if row.repo == repo]
+        yield f"{numbers[0]}{f' to {numbers[-1]}' if numbers[1:] else ''}: {repo}", "dim"
     for repository in document.repositories:
         if repository.left_out:
             count = counted(len(repository.left_out), "larger model")
@@ -123,13 +127,15 @@ def lines(document: RankingDocument) -> Iterator[tuple[str, str]]:
         for head in repository.heads:
             yield f"{head} is a head for its models: -hfd {repository.repo}:{head}", "dim"
     if len(document.rows) > 1:
-        yield f"{MARK} no other row is as fast and as good: by KLD where both have one, else by bits.", "dim"
-    if any(row.divergence for row in document.rows):
+        of_it = " of its repository" if len(repos) > 1 else ""
+        yield f"{MARK} no other row{of_it} is as fast and as good: by KLD where both have one, else by bits.", "dim"
+    if len(document.rows) > 1 and any(row.divergence for row in document.rows):
         yield f"KLD is the {document.settings['divergence_from']}.", "dim"
-    yield (
-        f"Context is the longest with all layers on the cards; the rest is at -c {document.settings['ctx_size']}.",
-        "dim",
-    )
+    if any(row.fits != "whole" and (row.n_cpu_moe or row.n_cpu_ffn) for row in document.rows):
+        yield "all but N: N blocks keep their experts or feed-forward weights (FFN) in memory.", "dim"
+    if len(document.rows) > 1 and any(row.largest_context for row in document.rows):
+        context = document.settings["ctx_size"] or "max"
+        yield f"Context is the longest with all layers on the cards; the rest is at -c {context}.", "dim"
     yield f"Speeds are predictions, {document.speed}. Bytes are estimates; plan of one model confirms them.", "dim"
     for note in document.notes:
         yield f"Note: {note}.", "yellow"

@@ -21,8 +21,8 @@ class RankedModel:
         fits: ``whole``, all layers on the cards; ``partly``; or ``no``, more than the cards and the free memory hold.
         gpu_layers: of the target-only run, of ``layers`` blocks and the output.
         largest_context: tokens with all layers on the cards.
-        pareto: whether no other row is as fast and as good, and more of one; of two that have a ``divergence`` the
-            lower one is better, otherwise the one of more bits.
+        pareto: whether no other row of its repository is as fast and as good, and more of one; of two that have a
+            ``divergence`` the lower one is better, otherwise the one of more bits.
     """
 
     number: Count
