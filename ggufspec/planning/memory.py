@@ -420,7 +420,7 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
         windowed_cells = padded(min(cells, header.sliding_window + context.computed), _CELLS)
     # Without flash attention the V cache has a column per token, as wide as the widest block's
     transposed = context.flash_attn == "off" or header.architecture == "grok"
-    widest = max(header.values(i) for i in range(header.blocks))
+    widest = max(header.values(i) for i in range(header.blocks)) if transposed else 0
     (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
     state = padded(4 * header.conv_numbers, _ALIGNMENT) + padded(4 * header.state_numbers, _ALIGNMENT)
     state *= _states(header, context)

@@ -268,8 +268,11 @@ class _Search:
                 kept = bool(at.n_cpu_moe), bool(at.n_cpu_ffn)
                 families.setdefault((kept, self._moved(target, at)), []).append(at)
             for draft_at in self._placements(draft) if draft else [None]:
-                for family in families.values():
-                    found += self._first_that_fit(target, family, draft, draft_at)
+                for family in families.values():  # the first begins with the largest placement of all
+                    some = [*self._first_that_fit(target, family, draft, draft_at)]
+                    found += some
+                    if some and some[0][0].placement == family[0]:
+                        break  # what keeps more on the host is no faster
         best = max(found, key=lambda one: self._rank(one[0]), default=None)
         return self._planned(*best) if best else None
 
@@ -279,7 +282,9 @@ class _Search:
         def used(index: int) -> list[ByDevice]:
             return self._memory.estimates(_requests(target, family[index], draft, draft_at))
 
-        first = bisect_left(range(len(family)), True, key=lambda index: self._within(used(index)))
+        first = 0
+        if not self._within(used(0)):
+            first = bisect_left(range(len(family)), True, 1, key=lambda index: self._within(used(index)))
         for index in sorted({*range(first, len(family))[:2], len(family) - 1}):
             if self._within(parts := used(index)):
                 at = family[index]
