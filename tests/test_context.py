@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 import shapes
 from processes import Cli, plain
 
-from ggufspec import SpeculativeDecoder, api
+from ggufspec import SpeculativeDecoder, api, bench_pair
+from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.models.source import read_headers
@@ -109,3 +111,40 @@ def test_no_context_beyond_the_training_is_shown(cli: Cli, trained: int) -> None
     rows = cli("plan", "demo", "-c", "max", "--json").document()
     assert rows["contexts"] == []
     assert [row["ctx_size"] for row in cli("plan", "demo", "--json").document()["contexts"]] == [trained]
+
+
+# ---- a bench at depth ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1, 7, 5000])
+def test_a_prompt_stands_behind_so_many_tokens(depth: int) -> None:
+    def tokenize(text: str, *, start: bool = True) -> list[int]:
+        return [-1] * start + [ord(letter) for letter in text]
+
+    tokens = at_depth(tokenize, "def f", depth)
+    assert len(tokens) == depth + 5 + (not depth)
+    assert tokens[0] == -1
+    assert tokens.count(-1) == 1
+    assert tokens[-5:] == [*map(ord, "def f")]
+    assert at_depth(tokenize, "x", 9000)[:5000] == at_depth(tokenize, "y", 5000)[:5000]
+
+
+def test_a_bench_at_depth(cli: Cli) -> None:
+    kept = cli.folder / "bench.json"
+    bench = ("bench", "demo", "-p", "import os\n", "-n", "8", "-r", "1", "--depth", "600")
+    shown = plain(cli(*bench, "--export-json", kept, COLUMNS="120").stdout)
+    assert "600 tokens deep" in shown
+    document = json.loads(kept.read_text())
+    assert document["settings"]["depth"] == 600
+    assert document["identical_output"]
+    assert all(run["tokens"] == 8 for run in document["runs"].values())
+
+
+def test_a_depth_that_the_context_does_not_hold(cli: Cli) -> None:
+    done = cli("bench", "demo", "-p", "import", "-n", "16", "-r", "1", "--depth", "2040", "--json")
+    assert done.code == 2
+    assert done.document()["error"].startswith("--depth 2040 and answers of 16 tokens need 2,057 tokens of context")
+    assert done.document()["hint"] == "-c 2304"
+    assert cli("bench", "demo", "--engine", "hook", "--depth", "9", "--json").code == 2
+    with pytest.raises(UsageError, match="need 2,057 tokens"):
+        bench_pair("demo", prompts=["import"], max_tokens=16, repetitions=1, depth=2040)

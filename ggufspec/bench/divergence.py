@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ggufspec import worker
+from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.rules.coupled import CoupledRule
 from ggufspec.decoding.sampling import Sampling
@@ -58,6 +59,7 @@ class Spec:
     options: DecoderOptions
     cases: tuple[Case, ...]
     rpc: tuple[str, ...] = ()
+    depth: int = 0  # tokens before each prompt
 
 
 Result = tuple[Divergence, ...]
@@ -75,7 +77,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             for case in spec.cases:
                 if stopping.is_set():
                     break
-                measured.append((case, *_measure(context, case)))
+                measured.append((case, *_measure(context, case, spec.depth)))
                 emit({"event": "divergence", "index": case.index})
             noise = max((noise for _, _, noise in measured), default=0.0)
             return tuple(_divergence(case, margin, noise) for case, margin, _ in measured)
@@ -88,10 +90,10 @@ def _divergence(case: Case, margin: float, noise: float) -> Divergence:
     return Divergence(case.index, at, case.target_only[at], case.speculative[at], margin, noise, margin <= noise)
 
 
-def _measure(context: Context, case: Case) -> tuple[float, float]:
+def _measure(context: Context, case: Case, depth: int) -> tuple[float, float]:
     """(margin between the two tokens in target-only's reading, noise along the text)."""
     at = case.position
-    prompt = context.model.tokenize(case.prompt)
+    prompt = at_depth(context.model.tokenize, case.prompt, depth)
     text = [*prompt, *case.target_only[:at]]
     context.rewind(0)
     if len(prompt) > 1:

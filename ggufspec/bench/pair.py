@@ -29,6 +29,7 @@ def bench_pair(
     repetitions: int = 5,
     sampling: Sampling | None = None,
     engine: str = "own",
+    depth: int = 0,
     download: bool = False,
     on_event: api.OnEvent | None = None,
     verbose: bool = False,
@@ -57,6 +58,7 @@ def bench_pair(
         repetitions: trials of each run; an interval takes three.
         sampling: temperature, truncation, seed and penalties; greedy by default.
         engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.hook.DraftModel`.
+        depth: tokens of text in the cache before each prompt; the context holds them.
         download: fetch what is on the hub and not here, which may be many GB.
         on_event: told of progress: ``{"event": "progress", "done": …, "total": …, "what": …}``, and what
             :func:`ggufspec.load_pair` tells.
@@ -75,6 +77,8 @@ def bench_pair(
     texts = tuple(prompt.text for prompt in PROMPTS) if prompts is None else tuple(prompts)
     if not texts or "" in texts:
         raise UsageError("there is no prompt, or an empty one", "leave prompts out for the bundled ones")
+    if depth < 0 or (depth and engine == "hook"):
+        raise UsageError("depth is a number of tokens, and of our own loop", "depth=4096, engine='own'")
     if repetitions < 1 or max_tokens < 1:
         raise UsageError("a bench takes at least one trial of at least one token", "repetitions=5, max_tokens=128")
     check_one_of(engine, versus.ENGINES, "engine")
@@ -97,7 +101,9 @@ def bench_pair(
         prompts=texts,
         max_tokens=max_tokens,
         rpc=given.rpc or (),
+        depth=depth,
     )
+    trial.check_depth(spec, depth + 1)
     run = versus.Bench(
         versus.Experiment(files, spec, repetitions, verbose, alone=places.alone, plan=places.plan, engine=engine)
     )

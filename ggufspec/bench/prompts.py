@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -256,3 +257,20 @@ Notes: do not knead the dough, or the scones will be tough. They are best on the
 for up to a month.
 """,
 )
+
+
+def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int) -> list[int]:
+    """Token ids of a prompt behind ``depth`` tokens of the bundled passages, over and over.
+
+    Args:
+        tokenize: :meth:`ggufspec.llamacpp.model.Model.tokenize`.
+        prompt: a text.
+        depth: tokens before it.
+    """
+    if not depth:
+        return tokenize(prompt)
+    before = tokenize("".join(PASSAGES))
+    again = tokenize("".join(PASSAGES), start=False) if depth > len(before) else []
+    while len(before) < depth:
+        before += again
+    return before[:depth] + tokenize(prompt, start=False)

@@ -140,4 +140,12 @@ def settings_of(spec: trial.Spec) -> dict[str, object]:
         "lookup_corpus": str(corpus) if corpus else None,
         "lossy": is_lossy(spec.options.accept),
     }
-    return options | asdict(spec.sampling) | {"max_tokens": spec.max_tokens, "prompts": len(spec.prompts)}
+    return (
+        options
+        | asdict(spec.sampling)
+        | {
+            "max_tokens": spec.max_tokens,
+            "prompts": len(spec.prompts),
+            "depth": spec.depth,
+        }
+    )

@@ -11,12 +11,14 @@ from functools import cache
 from pathlib import Path
 
 from ggufspec import worker
+from ggufspec.bench.prompts import at_depth
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.trace import Trace, spelled
-from ggufspec.errors import GgufspecError
+from ggufspec.display import counted
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.model import Model
@@ -29,6 +31,7 @@ WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of a
 class Spec:
     """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
 
+    ``depth`` tokens of text are in the cache before a prompt; reading them is not measured.
     With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
     """
 
@@ -43,6 +46,7 @@ class Spec:
     trace: bool = False
     rpc: tuple[str, ...] = ()
     grammar: str = ""
+    depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +131,42 @@ class Engine:
     answer: Callable[[str], Answer | None]
 
 
+def check_depth(spec: Spec, longest: int) -> None:
+    """Whether the context holds the text before a prompt, the prompt (``longest`` tokens together) and the answer.
+
+    Raises:
+        UsageError: it does not.
+    """
+    needed = longest + spec.max_tokens
+    if needed > spec.options.ctx_size:
+        raise UsageError(
+            f"--depth {spec.depth} and answers of {counted(spec.max_tokens, 'token')} need {needed:,} tokens of "
+            f"context, and it holds {spec.options.ctx_size:,}",
+            f"-c {-(-needed // 256) * 256}",
+        )
+
+
 @contextmanager
 def _decoder(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Engine]:
     """Our own loop."""
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
+        def read(prompt: str) -> list[int]:
+            return at_depth(decoder.target.tokenize, prompt, spec.depth)
+
+        if spec.depth:
+            check_depth(spec, max(len(read(prompt)) for prompt in spec.prompts))
+
         def warm_up() -> None:
-            beginning = decoder.target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT]
+            beginning = read(spec.prompts[0])[: spec.depth + WARM_UP_PROMPT]
             for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
                 pass
 
         def answer(prompt: str) -> Answer | None:
             text, tokens = [], []
             for emitted in decoder.generate(
-                prompt,
+                read(prompt) if spec.depth else prompt,
+                cache_prompt=bool(spec.depth),
                 max_tokens=spec.max_tokens,
                 sampling=spec.sampling,
                 stop=spec.stop,

@@ -151,7 +151,8 @@ class Bench:
         self, measure: Callable[..., trial.Result], spec: trial.Spec, progress: Callable[[int], None]
     ) -> SameText:
         """Whether short answers are the same with a draft and without, placed alike."""
-        short = replace(spec, prompts=spec.prompts[:_CHECK_PROMPTS], max_tokens=min(_CHECK_TOKENS, spec.max_tokens))
+        most = min(_CHECK_TOKENS, spec.max_tokens)
+        short = replace(spec, prompts=spec.prompts[:_CHECK_PROMPTS], max_tokens=most, depth=0)
         results = []
         for half, one in enumerate((short, alone(short))):
             progress(half)
@@ -172,7 +173,7 @@ class Bench:
             if any(a != b for a, b in zip(alone.tokens, drafted.tokens, strict=False))  # one may have been cut short
         )
         return divergence.explain(
-            divergence.Spec(spec.target, spec.options, cases, spec.rpc), verbose=self.experiment.verbose
+            divergence.Spec(spec.target, spec.options, cases, spec.rpc, spec.depth), verbose=self.experiment.verbose
         )
 
     def document(self, *, interrupted: bool = False) -> BenchDocument:

@@ -38,6 +38,12 @@ def bench(
         Engine,
         typer.Option("--engine", metavar="own|hook", help="hook: llama-cpp-python's Llama with our draft, too."),
     ] = Engine.OWN,
+    depth: Annotated[
+        int,
+        typer.Option(
+            "--depth", metavar="N", min=0, help="Tokens of text in the cache before each prompt; -c holds them."
+        ),
+    ] = 0,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Measure each value of the one option that has a list: --draft-max 1,2,4,8.")
     ] = False,
@@ -61,13 +67,15 @@ def bench(
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command measures what is missing, --fresh everything again.
 
+    --depth N puts N tokens of text before each prompt: how fast a long conversation is.
+
     --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
     table with our own loop.
     """
     from ggufspec.bench import hooked
     from ggufspec.bench.history import record_overhead, record_results, record_speed
     from ggufspec.bench.prompts import PROMPTS
-    from ggufspec.bench.trial import Spec
+    from ggufspec.bench.trial import Spec, check_depth
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.reports import bench as report
@@ -77,6 +85,8 @@ def bench(
         raise UsageError(
             "--results and --fresh need --sweep: other benches are not kept", "--export-json keeps a bench"
         )
+    if depth and engine == "hook":
+        raise UsageError("--depth measures our own loop", "leave --depth or --engine hook away")
     if swept and engine == "hook":
         raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
     own_prompt = inputs.read_prompt(given.prompt, given.file)
@@ -103,6 +113,7 @@ def bench(
         prompts=tuple(p.text for p in PROMPTS if p.kind in kinds) if own_prompt is None else (own_prompt,),
         max_tokens=given.predict or pair.bench.max_tokens or TOKENS,
         rpc=given.rpc or (),
+        depth=depth,
     )
     if swept:
         return sweeping.measure(sweeping.prepare(pair, spec, swept, given, repetitions=repetitions), given)
@@ -116,6 +127,7 @@ def bench(
         hooked.check(resolved.pair, spec.sampling)
         hooked.check(resolved.alone, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
+    check_depth(spec, depth + 1)  # the prompts' tokens are counted when the model is loaded
     run = Bench(Experiment(pair, spec, repetitions, ui.flags().verbose, resolved.alone, resolved.plan, engine))
     if not ui.flags().json:
         modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)

@@ -29,6 +29,7 @@ _SETTINGS = {
     "temperature": "Temperature",
     "prompts": "Prompts",
     "max_tokens": "Tokens an answer",
+    "depth": "Tokens in the cache before",
     "repetitions": "Trials each",
     "space": "Settings to choose from",
     "repeats": "Trials of each finalist",

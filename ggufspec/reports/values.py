@@ -30,6 +30,8 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
         swept: a key of them, which has a list.
     """
     parts = [f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}"]
+    if settings.get("depth"):
+        parts.append(f"{settings['depth']:,} tokens deep")
     if swept != "drafter":
         parts.append(drafters_label(settings["drafter"]))
     if swept not in ("draft_policy", "draft_max"):
