@@ -263,6 +263,7 @@ class Option:
     shown: str = ""  # what the help shows in brackets instead of the default
     least: float | None = None  # the value is at least this
     most: float | None = None
+    also: float | None = None  # a value outside of the bounds that has a meaning of its own
     above: float | None = None  # it is greater than this
     below: float | None = None
     choices: tuple[str, ...] = ()  # the only values
@@ -339,7 +340,7 @@ class Option:
             raise UsageError(f"{self.flags[-1]} {str(value)[:40]!r} is not {what}", self.usual) from None
 
     def _is_within(self, value: float) -> bool:
-        return (
+        return value == self.also or (
             math.isfinite(value)
             and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -415,7 +416,7 @@ def _tokens(text: str) -> int:
     wanted = text.strip().lower()
     if wanted == "max":
         return 0
-    if not re.fullmatch(r"-?\d{1,9}", wanted):
+    if not re.fullmatch(r"-?\d{1,18}", wanted):
         raise ValueError("is not a number of tokens: 8192, or max")
     return int(wanted)
 
@@ -667,8 +668,9 @@ class Settings:
         metavar="N|max",
         variable="CTX_SIZE",
         default=2048,
-        least=0,
+        least=2,
         most=MAX_CONTEXT,
+        also=0,
         words=("max",),
         reader=_tokens,
         usual="-c 8192, or -c max",

@@ -36,7 +36,16 @@ from ggufspec.planning.speed import MachineProfile
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
 RPC = Device("RPC0", "127.0.0.1:50052", "gpu", 0, 0)
-TINY = Spec(threads=1, types=("f16", "q4_K"), widths=(1, 2, 4), wide_bytes=2**22, rounds=2, model_s=0.01)
+TINY = Spec(
+    threads=1,
+    types=("f16", "q4_K"),
+    widths=(1, 2, 4),
+    wide_bytes=2**22,
+    rounds=2,
+    model_s=0.01,
+    cache_types=("q8_0",),
+    depth=128,
+)
 
 
 # ---- dummy models
@@ -190,7 +199,8 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     assert set(there.device("RPC0").batch_latencies["q4_K"]) == {1, 2, 4}
     assert there.origin.startswith("measured on ")
     assert not there.streams
-    assert len(events) == 2 * 4
+    assert len(events) == 2 * (4 + 1)
+    assert all(device.attention.keys() <= {"q8_0"} for device in there.devices.values())  # a rise that is not noise
     kept = json.loads((tmp_path / "calibration.json").read_text())
     assert set(kept) == {"identity", "speed"}
     known = machine_profile._kept(tmp_path)

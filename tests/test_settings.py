@@ -28,7 +28,7 @@ def test_values_are_checked_wherever_they_come_from() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message", "hint"),
     [
-        ("ctx_size", -1, "--ctx-size -1 is out of range: 0 to", "-c 8192, or -c max"),
+        ("ctx_size", -1, "--ctx-size -1 is out of range: 2 to", "-c 8192, or -c max"),
         ("ctx_size", "many", "--ctx-size 'many' is not a number of tokens", "-c 8192, or -c max"),
         ("draft_max", 256, "--draft-max 256 is out of range: 1 to 255", "--draft-max 4"),
         ("top_p", 0, "above 0, at most 1", "1 turns it off"),

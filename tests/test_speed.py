@@ -467,3 +467,26 @@ def test_points_that_contradict_each_other_still_give_speeds(rates: list[tuple[i
     between = [1 / rate for _, rate in rates]
     for _, seconds in times(found, header(), [n for n, _ in rates]):
         assert min(between) / 2 < seconds < max(between) * 2
+
+
+def test_attention_costs_what_it_computes_where_that_is_more_than_reading():
+    """Each token's query heads go through the cache by themselves; on a card reading it once is all."""
+    slow = machine()
+    computing = replace(slow.device(HOST), attention={"f16": 50.0, "q8_0": 25.0})
+    slow = replace(slow, devices=slow.devices | {HOST: computing})
+
+    def deeper_s(where: MachineProfile, tokens: int, kind: str = "f16") -> float:
+        context = ContextOptions(ctx_size=512, width=8, threads=1, cache_type_k=kind, cache_type_v=kind)
+        deep, alone = (
+            pass_s(header(), Placement(), where, tokens=tokens, depth=depth, context=context) for depth in (100, 0)
+        )
+        return deep - alone
+
+    numbers = 4 * 2 * WIDTH * 100  # as many query heads as key-value heads
+    assert deeper_s(machine(), 1) == pytest.approx(2 * numbers / 1000)
+    assert deeper_s(machine(), 8) == pytest.approx(2 * numbers / 1000)
+    assert deeper_s(slow, 1) == pytest.approx(numbers / 50)
+    assert deeper_s(slow, 8) == pytest.approx(8 * numbers / 50)
+    assert deeper_s(slow, 1, "q4_0") == pytest.approx(numbers / 25)
+    twice = slow.device(HOST).scaled(2.0).attention
+    assert twice == {"f16": 25.0, "q8_0": 12.5}

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -114,6 +114,8 @@ class Spec:
         rounds: times that each width is timed, at most.
         model_s: seconds to spend on one model, after it was read once.
         device_s: seconds to spend on one device; types that are left then are left out.
+        cache_types: of the KV cache, with which attention is timed where it computes like a CPU.
+        depth: tokens in the cache then.
     """
 
     threads: int
@@ -126,6 +128,8 @@ class Spec:
     rounds: int = 9
     model_s: float = 0.5
     device_s: float = 8.0
+    cache_types: tuple[str, ...] = ("f16", "q8_0")
+    depth: int = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +149,14 @@ class Timing:
 class Result:
     """The narrow models' timings first, by device; ``devices`` is all that ggml sees. ``HOST`` is the host.
 
-    ``others_cpus`` are CPUs that other programs used while the host was measured.
+    ``others_cpus`` are CPUs that other programs used while the host was measured. ``attention`` is as of
+    :class:`~ggufspec.planning.speed.DeviceProfile`, by device.
     """
 
     timings: dict[str, list[Timing]]
     devices: tuple[ggml.Device, ...]
     others_cpus: float = 0.0
+    attention: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -162,6 +168,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
     before, others_cpus = host.cpu_use(), 0.0
+    attention: dict[str, dict[str, float]] = {}
     with scratch() as folder:
         path = folder / "dummy.gguf"
         for index, (name, found) in enumerate(timings.items()):
@@ -171,16 +178,19 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             until = time.perf_counter() + spec.device_s
             for dummy in dummy_models(spec.types, spec.card_bytes if is_card else spec.wide_bytes):
                 if stopping.is_set():
-                    return Result(timings, tuple(here), others_cpus)
+                    return Result(timings, tuple(here), others_cpus, attention)
                 if len(found) > _FEWEST and time.perf_counter() > until:
                     break
                 emit({"event": "measuring", "device": name, "type": dummy.kind, "blocks": dummy.blocks})
                 dummy.write(path)
                 found.append(_time(path, dummy, placement, widths, spec))
                 path.unlink()
+            if not is_card:
+                emit({"event": "measuring", "device": name, "type": "attention", "blocks": _ATTENTION.blocks})
+                attention[name] = _attention(path, placement, spec)
             if index == 0:
                 others_cpus = host.cpu_use().others_since(before)
-    return Result(timings, tuple(here), others_cpus)
+    return Result(timings, tuple(here), others_cpus, attention)
 
 
 def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
@@ -226,9 +236,37 @@ def _time(path: Path, dummy: DummyModel, placement: Placement, widths: Sequence[
         return Timing(dummy, int(model.size_bytes * share), load_s, seconds)
 
 
-def _batch(context: Context, width: int) -> float:
-    """Seconds of one batch in an empty context, with all its logits, as a verification has."""
-    context.rewind(0)
+_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # little but attention: 32 query heads, 8 key-value heads
+_TELLING = 0.1  # of a token's time: a smaller rise with the depth is noise
+
+
+def _attention(path: Path, placement: Placement, spec: Spec) -> dict[str, float]:
+    """Numbers of the cache that attention gets through in a second, by the cache's type: a token deep and at once."""
+    from ggufspec.llamacpp.model import Context, Model
+
+    found: dict[str, float] = {}
+    _ATTENTION.write(path)
+    with Model(path, placement) as model:
+        for kind in spec.cache_types:
+            threads = spec.left or spec.threads
+            options = ContextOptions(spec.depth + 1, 1, threads, cache_type_k=kind, cache_type_v=kind)
+            with closing(Context(model, options)) as context:
+                seconds = []
+                for depth in (0, spec.depth):
+                    if depth:
+                        context.decode([1] * depth, 1)
+                    taken = sorted(_batch(context, 1, depth) for _ in range(spec.rounds))
+                    seconds.append(taken[len(taken) // 4])
+                more_s = seconds[1] - seconds[0]
+                if more_s > _TELLING * seconds[0]:
+                    found[kind] = 2.0 * _ATTENTION.width * spec.depth * _ATTENTION.blocks / more_s
+    path.unlink()
+    return found
+
+
+def _batch(context: Context, width: int, depth: int = 0) -> float:
+    """Seconds of one batch behind ``depth`` tokens, with all its logits, as a verification has."""
+    context.rewind(depth)
     tokens = [1] * width
     began = time.perf_counter()
     context.decode(tokens, width)
@@ -267,7 +305,10 @@ def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachinePr
     block and of a byte. What is left of the other wide models is their weights'.
     """
     fixed = {name: _fixed(timings) for name, timings in result.timings.items()}
-    speeds = {name: _speed(timings[2:], *fixed[name]) for name, timings in result.timings.items()}
+    speeds = {
+        name: replace(_speed(timings[2:], *fixed[name]), attention=result.attention.get(name, {}))
+        for name, timings in result.timings.items()
+    }
     pass_s = fixed[HOST][0]
     beyond = [max(0.0, own - pass_s) / 2 for name, (own, _) in fixed.items() if name != HOST]  # there and back
     cards = [name for name in speeds if name != HOST]

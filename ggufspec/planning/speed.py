@@ -44,6 +44,8 @@ class DeviceProfile:
         by_type: bandwidth by weight type as ggml spells it, where it is known: unpacking some types costs a CPU more
             than reading them.
         batch_latencies: T(n) / T(1) of the weights by type, then by n; each begins with n = 1.
+        attention: by type of the KV cache, numbers of keys and values that attention gets through in a second, counted
+            for each query head and each token; empty where reading the cache is all that it costs, as on a card.
     """
 
     bandwidth_bytes_per_s: float
@@ -52,6 +54,7 @@ class DeviceProfile:
     source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"
     by_type: dict[str, float] = field(default_factory=dict)
     batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)
+    attention: dict[str, float] = field(default_factory=dict)
 
     def scaled(self, factor: float) -> DeviceProfile:
         """The same device, its weights' time multiplied by ``factor``."""
@@ -60,7 +63,14 @@ class DeviceProfile:
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / factor,
             flops_per_s=self.flops_per_s / factor,
             by_type={kind: value / factor for kind, value in self.by_type.items()},
+            attention={kind: value / factor for kind, value in self.attention.items()},
         )
+
+    def cache_s(self, size_bytes: float, numbers: float, types: Sequence[str]) -> float:
+        """Seconds to read so many bytes of cache, or to get through so many numbers, whichever takes longer."""
+        read_s = size_bytes / self.bandwidth_bytes_per_s
+        rates = [self.attention[_nearest(kind, self.attention)] for kind in types if self.attention]
+        return max([read_s, *(numbers / rate for rate in rates)])
 
     def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
         """Seconds to read so many bytes of one type and compute; ``width`` is tokens that each weight meets."""
@@ -179,18 +189,25 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """What a block keeps: f32 numbers of state, numbers per token of keys and of values, and its window; 0 is none."""
+    """What a block keeps: f32 numbers of state, numbers per token of keys and of values, and its window; 0 is none.
+
+    ``attended`` are the numbers of keys and values of a token that its query heads together go through.
+    """
 
     state: int
     keys: int
     values: int
     window: int
+    attended: int = 0
+
+    def seen(self, cells: int) -> int:
+        """Of so many tokens in the cache, those that a token looks at."""
+        return min(cells, self.window) if self.window else cells
 
     def read_bytes(self, cells: int, types: Sequence[str]) -> float:
         """Bytes that a pass reads with so many tokens in the cache; a state is read and written."""
         keys_bytes, values_bytes = (KV_TYPES[kind][1] / KV_TYPES[kind][0] for kind in types)
-        seen = min(cells, self.window) if self.window else cells
-        return 8.0 * self.state + seen * (self.keys * keys_bytes + self.values * values_bytes)
+        return 8.0 * self.state + self.seen(cells) * (self.keys * keys_bytes + self.values * values_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +295,9 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
     if header.recurrent[block] and not header.cached[block]:
         return _Cache(state, 0, 0, 0)
     keys, values = (header.latent, 0) if header.latent else (header.keys(block), header.values(block))
-    return _Cache(state, keys, values, header.sliding_window if header.windowed[block] else 0)
+    groups = header.heads[block] / max(1, header.kv_heads[block])  # query heads of a key-value head
+    attended = header.heads[block] * 2 * header.latent if header.latent else round(groups * (keys + values))
+    return _Cache(state, keys, values, header.sliding_window if header.windowed[block] else 0, attended)
 
 
 # ---- one pass --------------------------------------------------------------------------------------------------------
@@ -335,7 +354,9 @@ def cost(
     types = (context.cache_type_k, context.cache_type_v) if context else ("f16", "f16")
     for name, cache, count in placed.blocks:
         speed = machine.device(name)
-        seconds[name] += count * cache.read_bytes(depth + tokens, types) / speed.bandwidth_bytes_per_s
+        cells = depth + tokens
+        numbers = float(tokens * cache.seen(cells) * cache.attended)
+        seconds[name] += count * speed.cache_s(cache.read_bytes(cells, types), numbers, types)
         launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)
         fixed_s += count * speed.layer_s * launches
     if placed.crossings:

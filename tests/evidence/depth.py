@@ -1,0 +1,103 @@
+"""Tokens/s at depth: predicted from a machine profile and measured, on the CPU and on a worker device.
+
+.venv/bin/python tests/evidence/depth.py
+
+The model has four blocks of the shape of Llama-3.2-1B and weights of zeros, which decode at the speed of any others.
+``by_bytes`` is what reading the cache alone would predict.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from common import save
+from speed_prediction import worker
+
+from ggufspec.files import scratch
+from ggufspec.llamacpp.model import Context, Model
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.models.source import read_headers
+from ggufspec.planning import machine_profile
+from ggufspec.planning.machine_profile import DummyModel
+from ggufspec.planning.speed import pass_s
+
+SHAPE = DummyModel("q4_0", 2048, 8192, 4)
+DEPTHS, WIDTHS, CACHE_TYPES, ROUNDS = (4096, 1024, 0), (1, 8), ("f16", "q8_0"), 7
+THREADS = 2
+
+
+def timed_s(context: Context, depth: int, width: int) -> float:
+    """Seconds of one batch behind ``depth`` tokens."""
+    context.rewind(depth)
+    began = time.perf_counter()
+    context.decode([1] * width, width)
+    return time.perf_counter() - began
+
+
+def measured(path: Path, placement: Placement) -> dict[tuple[str, int, int], list[float]]:
+    """Seconds of batches by (cache type, depth, width); cache types and widths in turn, from the deepest up."""
+    found: dict[tuple[str, int, int], list[float]] = {}
+    with Model(path, placement) as model, ExitStack() as stack:
+        contexts = {}
+        for kind in CACHE_TYPES:
+            options = ContextOptions(max(DEPTHS) + 16, 16, THREADS, cache_type_k=kind, cache_type_v=kind)
+            contexts[kind] = stack.enter_context(closing(Context(model, options)))
+            contexts[kind].decode([1] * max(DEPTHS), 1)
+        for depth in DEPTHS:
+            for _ in range(ROUNDS):
+                for width in WIDTHS:
+                    for kind, context in contexts.items():
+                        found.setdefault((kind, depth, width), []).append(timed_s(context, depth, width))
+    return found
+
+
+def main() -> None:
+    """Measure, print, save."""
+    rows = []
+    with worker(THREADS) as endpoint, scratch() as folder:
+        spec = machine_profile.Spec(THREADS, (endpoint,), types=("f16", "q4_0"))
+        result = machine_profile.run(spec, lambda event: None, threading.Event())
+        machine = machine_profile.interpret(result, 1e9, "measured")
+        blind = replace(
+            machine, devices={name: replace(device, attention={}) for name, device in machine.devices.items()}
+        )
+        path = folder / "shape.gguf"
+        SHAPE.write(path)
+        header = read_headers([path])[0].header
+        for device, placement in (("CPU", Placement(0)), ("RPC0", Placement(-1))):
+            for (kind, depth, width), samples in measured(path, placement).items():
+                context = ContextOptions(max(DEPTHS) + 16, 16, THREADS, cache_type_k=kind, cache_type_v=kind)
+
+                def predicted(speed: machine_profile.MachineProfile) -> float:
+                    seconds = pass_s(header, placement, speed, ("RPC0",), tokens=width, depth=depth, context=context)  # noqa: B023
+                    return width / seconds  # noqa: B023
+
+                tokens_per_s = width / median(samples)
+                row = {"device": device, "cache_type": kind, "depth": depth, "batch": width}
+                row |= {"measured": tokens_per_s, "predicted": predicted(machine), "by_bytes": predicted(blind)}
+                rows.append(row | {"seconds": samples})
+                print(
+                    f"{device:5} {kind:5} depth {depth:5} batch {width}: measured {tokens_per_s:7.1f} t/s, predicted "
+                    f"{row['predicted']:7.1f} ({row['predicted'] / tokens_per_s - 1:+.0%}), by bytes alone "
+                    f"{row['by_bytes']:7.1f} ({row['by_bytes'] / tokens_per_s - 1:+.0%})",
+                    flush=True,
+                )
+    save(
+        "depth",
+        {
+            "shape": "4 blocks of Llama-3.2-1B's shape, q4_0",
+            "threads": THREADS,
+            "others_cpus": result.others_cpus,
+            "attention": {name: device.attention for name, device in machine.devices.items()},
+            "rows": rows,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
