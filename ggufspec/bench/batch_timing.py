@@ -126,6 +126,10 @@ def _load(
     made = Head(model, on, part.context) if isinstance(on, Context) else Context(model, part.context)
     context: Context | Head = stack.enter_context(closing(made))
     load_s = time.perf_counter() - began
+    if isinstance(made, Head) and isinstance(on, Context) and made.shares_cache:  # llama.cpp emptied what it shares
+        count = on.length
+        on.rewind(0)
+        on.decode(_tokens(on, count), 0)
     emit({"event": "reading", "file": part.path.name})
     depth = max(1, min(depth, context.capacity - max(part.widths)))
     context.decode(_tokens(context, 1), 0)  # pages in

@@ -174,7 +174,7 @@ def _show(document: PlanDocument) -> None:
             "Where a log's accepted ÷ drafted tokens are above the break-even of their draft length, the draft pays.",
             style="dim",
         )
-    if document.contexts:
+    if len(document.contexts) > 1:
         out.print(table.terminal(report.contexts(document)))
     if len(document.sweep) > 1:
         out.print(table.terminal(report.sweep(document)))
