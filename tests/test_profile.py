@@ -86,6 +86,16 @@ def test_a_good_profile(load):
     assert (mine.settings.ctx_size, mine.settings.draft_max) == (512, None)
 
 
+def test_acceptance_may_be_that_of_a_log(load):
+    def settings(value):
+        return GOOD.replace("[settings]", f"[settings]\nacceptance = {value}")
+
+    assert load(settings(0.7)).settings.acceptance == 0.7
+    assert load(settings('"0.26@16"')).settings.acceptance == pytest.approx(0.8118, abs=1e-4)
+    for wrong, words in (('"0.26@"', "not a number"), ('"0.2@0"', "needs a draft length"), (1.5, "out of range")):
+        assert words in refused(load, settings(wrong)).message
+
+
 def test_a_draft_and_settings_may_be_left_out(load):
     mine = load(GOOD.split("[draft]")[0])
     assert mine.draft is None

@@ -100,11 +100,13 @@ def _check(row: Option) -> AfterValidator:
 
 def settings_model(rows: Iterable[Option]) -> type[BaseModel]:
     """What ``[settings]`` may have: a key for each of the rows that profiles have."""
-    fields: dict[str, Any] = {
-        row.name: (Annotated[list[str] if row.repeated else row.kind, _check(row)] | None, None)
-        for row in rows
-        if row.profile
-    }
+
+    def kind(row: Option) -> Any:
+        if row.repeated:
+            return list[str]
+        return float | str if row.kind is float and row.reader else row.kind  # 0.26@16
+
+    fields: dict[str, Any] = {row.name: (Annotated[kind(row), _check(row)] | None, None) for row in rows if row.profile}
     return create_model("Settings", __base__=_Keys, **fields)
 
 
