@@ -87,7 +87,7 @@ def test_a_plan_leaves_room_for_it(cli: Cli, projector: Path) -> None:
         assert plain["devices"][device]["mmproj_bytes"] == 0
         assert beside["devices"][device]["mmproj_bytes"] == size
         assert beside["devices"][device]["used_bytes"] == plain["devices"][device]["used_bytes"] + size
-    tight = ("--vram", "485MiB", "--headroom", "0", "--json")
+    tight = ("--vram", f"{plain['devices'][0]['used_bytes'] // 2**20 + 2}MiB", "--headroom", "0", "--json")
     plain, beside = (cli("plan", *tight, *more).document() for more in ((), ("--mmproj", str(projector))))
     assert beside["target"]["gpu_layers"] < plain["target"]["gpu_layers"] == 9
     on_host = cli("plan", *tight, "--mmproj", projector, "--no-mmproj-offload").document()
