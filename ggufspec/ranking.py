@@ -156,7 +156,8 @@ def _targets(
     if among is not None:
         return _add(_Found(), among, on_event)
     spec = api.spec_of_files(given, on_event, no_draft=True)
-    return _of_source(spec.target, given.hf_repo or spec.name, on_event)
+    named = f"{spec.target.repo}:{spec.target.file}" if isinstance(spec.target, hub.HubFile) else str(spec.target)
+    return _of_source(spec.target, given.hf_repo or named, on_event)
 
 
 def _of_repository(repo: str, on_event: api.OnEvent | None) -> _Found:

@@ -307,6 +307,13 @@ def test_the_drafts_of_a_repository(online: Callable[..., Finished], drafts: str
     assert f"next: {document['next']}" in " ".join(shown.stdout.split())
 
 
+def test_the_drafts_beside_a_profile_s_target(online: Callable[..., Finished], drafts: str) -> None:
+    document = online("plan", "demo", "--draft-repo", drafts, *CARD, "--json").document()
+    assert document["target"].endswith("demo-target-F16.gguf")
+    assert document["next"] == f"ggufspec plan -m {document['target']} --vram 1GiB"
+    assert {bool(row["error"]) for row in document["drafts"]} == {True}  # another vocabulary
+
+
 def test_drafts_of_another_vocabulary_say_so(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
     other = SMALL._replace(vocabulary=4096)
     repositories.write(tmp_path, "Other", other, ("Q4_0", "Q8_0"))
@@ -496,6 +503,18 @@ def test_without_the_hub_the_last_table_is_ranked(cli: Cli, hub: Server, online:
     rows = online("plan", "-hf", REPO, *CARD, "--json").document()["rows"]
     offline = cli("plan", "-hf", REPO, *CARD, "--json", HF_ENDPOINT=hub.address, HF_HUB_OFFLINE="1")
     assert offline.document()["rows"] == rows
+
+
+def test_a_new_commit_is_read_anew(online: Callable[..., Finished], hub: Server, tmp_path: Path) -> None:
+    repositories.write(tmp_path, "Small", SMALL, ("Q4_K_M", "Q8_0"))
+    hub.add_repo("user/New-GGUF", tmp_path)
+    before = online("plan", "-hf", "user/New-GGUF", *CARD, "--json").document()
+    repositories.write_one(tmp_path / "Small-Q8_0.gguf", SMALL._replace(blocks=6), "Q8_0", shapes.bpe(SMALL.vocabulary))
+    hub.commits.insert(0, "ab" * 20)
+    after = online("plan", "-hf", "user/New-GGUF", *CARD, "--json").document()
+    assert [one["repositories"][0]["commit"] for one in (before, after)] == [COMMIT, "ab" * 20]
+    assert [one["rows"][1]["layers"] for one in (before, after)] == [4, 6]
+    assert after["rows"][0]["bits_per_weight"] == before["rows"][0]["bits_per_weight"]
 
 
 # ---- pull ----------------------------------------------------------------------------------------------------------

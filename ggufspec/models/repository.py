@@ -148,7 +148,11 @@ def read(repository: Repository, on_event: worker.Emit | None = None) -> tuple[R
     """
     before = _load(repository.repo, repository.revision)
     known = dict(before.headers) if before else {}
-    first, failed = _first(repository, on_event)
+    first, failed = _unchanged(repository, before), dict[RepositoryModel, ReadModel]()
+    if first is None:
+        first, failed = _first(repository, on_event)
+    elif before:
+        repository = before.repository
     like = first[1] if first else None
     if first and not repository.commit:
         repository = replace(repository, commit=_commit(repository, first[0]))
@@ -182,6 +186,22 @@ def read(repository: Repository, on_event: worker.Emit | None = None) -> tuple[R
     return repository, [found[model] for model in repository.models]
 
 
+def _unchanged(repository: Repository, before: _Entry | None) -> tuple[RepositoryModel, source.Known] | None:
+    """The model whose header was read whole and is kept, where the repository is at the commit of then; one request."""
+    if before is None or replace(repository, commit=before.repository.commit) != before.repository:
+        return None
+    model = _usual_first(repository)[0]
+    known = source.cached_header(repository.source(model))
+    if known is None or (not repository.commit and _commit(repository, model) != before.repository.commit):
+        return None
+    return model, known
+
+
+def _usual_first(repository: Repository) -> list[RepositoryModel]:
+    """The model that ``-hf`` alone takes, and then the others."""
+    return sorted(repository.models, key=lambda one: hub.quant_of(one.file) != hub.USUAL_QUANT)
+
+
 def _first(
     repository: Repository, on_event: worker.Emit | None
 ) -> tuple[tuple[RepositoryModel, source.Known] | None, dict[RepositoryModel, ReadModel]]:
@@ -192,7 +212,7 @@ def _first(
     """
     failed: dict[RepositoryModel, ReadModel] = {}
     reason: GgufspecError | None = None
-    for model in sorted(repository.models, key=lambda one: hub.quant_of(one.file) != hub.USUAL_QUANT):
+    for model in _usual_first(repository):
         try:
             return (model, source.read_headers([repository.source(model)], None, on_event)[0]), failed
         except hub.UnreachableError:
