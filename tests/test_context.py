@@ -15,7 +15,9 @@ from ggufspec import SpeculativeDecoder, api, bench_pair
 from ggufspec.bench.prompts import at_depth
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
+from ggufspec.llamacpp.options import ContextOptions
 from ggufspec.models.source import read_headers
+from ggufspec.planning.memory import f16_scratch_bytes
 from ggufspec.settings import Settings
 
 
@@ -148,3 +150,19 @@ def test_a_depth_that_the_context_does_not_hold(cli: Cli) -> None:
     assert cli("bench", "demo", "--engine", "hook", "--depth", "9", "--json").code == 2
     with pytest.raises(UsageError, match="need 2,057 tokens"):
         bench_pair("demo", prompts=["import"], max_tokens=16, repetitions=1, depth=2040)
+
+
+def test_a_simulated_card_has_room_for_cuda_s_copy_of_a_quantised_cache(cli: Cli, llama: Path) -> None:
+    """2 bytes for each key and value of one block, as ggml-cuda allocates them in the compute buffer."""
+    compute = {}
+    for kind in ("f16", "q8_0"):
+        flags = ("-ctk", kind, "-ctv", kind, "-c", "32768", "--vram", "24GiB", "--json")
+        plan = cli("plan", "-m", llama, *flags).document()
+        compute[kind] = plan["target"]["bytes"]["GPU0"]["compute"]
+    copy = 2 * (1024 + 1024) * (32768 + 256)
+    assert compute["q8_0"] - compute["f16"] == pytest.approx(copy, rel=0.1)  # the graphs differ a little, too
+    header = read_headers([llama])[0].header
+    mixed = ContextOptions(1000, 2, 1, cache_type_k="q8_0")
+    devices = [0] * 10 + [1] * 23
+    assert f16_scratch_bytes(header, devices, mixed, 2) == [2 * 1024 * 1280] * 2
+    assert f16_scratch_bytes(header, devices, replace(mixed, flash_attn="off"), 2) == [0, 0]

@@ -3,7 +3,8 @@
 Runs in a child process (:mod:`ggufspec.worker`). **Simulated devices** stand for GPUs that are not here: an RPC worker
 on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory. They need a llama.cpp
 with RPC, which no prebuilt one has; without it everything is allocated on the CPU. What CUDA adds of its own (its
-context, scratch for a quantised KV cache) a simulated device does not show.
+context, scratch for a quantised KV cache: :func:`ggufspec.planning.memory.f16_scratch_bytes`) a simulated device does
+not show.
 
 Source: ``common_get_device_memory_data`` in common/fit.cpp, ``llama_get_memory_breakdown`` in src/llama-ext.h.
 """

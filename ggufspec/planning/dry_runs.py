@@ -19,6 +19,7 @@ from ggufspec.planning.memory import (
     Request,
     SameHeader,
     copied_cache,
+    f16_scratch_bytes,
     hidden_compute_bytes,
     hidden_host_bytes,
     layer_devices,
@@ -57,6 +58,7 @@ class DryRuns:
     ) -> None:
         self.limits = ""
         self._cards = tuple(cards)
+        self._simulated = simulated
         self._devices = [dryrun.build(), len(cards) if simulated else list(cards.items()), list(rpc)]
         self._folder = folder / "dry-runs"
         spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards)
@@ -83,7 +85,17 @@ class DryRuns:
                 cache.write(self._file(model), self._known[model])
         found = [self._known[model][key] for model, key in keys]
         self.limits = next((entry.limits for entry in found if entry.limits), self.limits)
-        return [entry.error or entry.devices for entry in found]
+        return [entry.error or self._with_scratch(one, entry) for one, entry in zip(requests, found, strict=True)]
+
+    def _with_scratch(self, request: Request, entry: _Entry) -> ByDevice:
+        """With what a simulated card does not show of CUDA's; where the card is here, llama.cpp counts it."""
+        if not self._simulated or request.target is not None:
+            return entry.devices
+        count = len(self._cards) + 1
+        devices = layer_devices(request.header.blocks, request.placement, count - 1)
+        scratch = f16_scratch_bytes(request.header, devices, request.context, count)[1:]
+        more = dict(zip(self._cards, scratch, strict=True))
+        return {name: used + Bytes(compute=more.get(name, 0)) for name, used in entry.devices.items()}
 
     def close(self) -> None:
         """End the child process; what is asked afterwards starts another one."""

@@ -435,6 +435,27 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
     return found
 
 
+def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
+    """What CUDA and HIP add to a compute buffer for flash attention on a cache that is not f16: a copy of one block's.
+
+    At most: the prompt's kernels need it, and the buffer may be at its largest elsewhere in the graph.
+
+    Source: ``ggml_cuda_flash_attn_ext_get_alloc_size`` in ggml/src/ggml-cuda/fattn.cu.
+    """
+    found = [0] * count
+    if context.flash_attn == "off":
+        return found
+    cells = {False: context.cells, True: context.cells}
+    if not context.swa_full:
+        cells[True] = padded(min(context.cells, header.sliding_window + context.computed), _CELLS)
+    for i in range(header.blocks):
+        if header.cached[i]:
+            keys = header.keys(i) if context.cache_type_k != "f16" else 0
+            values = header.values(i) if context.cache_type_v != "f16" and not header.latent else 0
+            found[devices[i]] = max(found[devices[i]], 2 * (keys + values) * cells[header.windowed[i]])
+    return found
+
+
 def _states(header: ModelHeader, context: ContextOptions) -> int:
     """Recurrent states that are allocated, so that tokens can be taken back: llamacpp/params."""
     if not context.rewind:
