@@ -8,8 +8,8 @@ and caches by our own count are the same to the byte. Seconds are of the whole p
 kept dry runs and then with them.
 
 T(n): a mixture with random weights, so that the router's choices differ from token to token, on the CPU and with its
-experts on the CPU beside an RPC worker on loopback. One part of the widths calibrates, as a rehearsal does; the other
-placement is predicted with that.
+experts on the CPU beside an RPC worker on loopback. One placement calibrates, as a rehearsal does, and another is
+predicted with that (on the CPU alone: the same, measured again by turns). Left out while other programs use the CPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from common import save
 from processes import rpc_worker
 
 from ggufspec.bench import batch_timing
+from ggufspec.bench.summary import BUSY_CPUS
 from ggufspec.cache import cache_folder
+from ggufspec.hardware.host import others_cpus
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
@@ -181,7 +183,7 @@ def compared(
     if cards:
         speed = replace(speed, streams=False)
     rows = {}
-    for which, used in (("uncalibrated", []), ("calibrated elsewhere", points[:1]), ("calibrated there", points[1:])):
+    for which, used in (("uncalibrated", []), ("calibrated", points[:1])):
         latency = rehearsed.latency(used, header, speed, cards)
         at, truth = placements[1], seconds[1]
         predicted = {
@@ -218,7 +220,7 @@ def batches(folder: Path, rounds: int = 9) -> dict[str, Any]:
             name = f"experts of {name} blocks on the CPU"
             results[name] = compared(header, places, timed(file, places, (endpoint,), rounds), ("RPC0",))
     for name, row in results.items():
-        for which in ("uncalibrated", "calibrated elsewhere", "calibrated there"):
+        for which in ("uncalibrated", "calibrated"):
             print(f"{name}, {which}: worst {row[which]['worst']:.0%}", flush=True)
     return results
 
@@ -227,7 +229,11 @@ def main() -> None:
     """Measure, print, save."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        results = {"plans": planned(folder), "batches": batches(folder)}
+        results = {"plans": planned(folder)}
+        if others_cpus() < BUSY_CPUS:
+            results["batches"] = batches(folder)
+        else:
+            print("other programs use the CPUs: T(n) is not measured")
     save("mixtures", {"load": os.getloadavg()[0], "goal_s": GOAL_S, "goal_off": GOAL_OFF, "results": results})
 
 
