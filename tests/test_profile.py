@@ -385,7 +385,9 @@ def test_every_bundled_profile_says_where_it_is_from(name):
         assert loaded.source.startswith("https://")
     for model in filter(None, (loaded.target, loaded.draft)):
         assert model.file.endswith(".gguf")
-    if loaded.settings.acceptance is not None:  # a figure has its arithmetic beside it
+    if logged := re.search(r'^acceptance = "([\d.]+)@\d+"', text, re.MULTILINE):
+        assert logged[1] in comment
+    elif loaded.settings.acceptance is not None:  # a figure has its arithmetic beside it
         assert f"an acceptance of {loaded.settings.acceptance} a token" in comment
 
 
