@@ -129,6 +129,7 @@ def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
                 fits=host <= plan.machine.memory_bytes,
                 target_layers=option.target.offloaded(blocks),
                 n_cpu_moe=option.target.n_cpu_moe,
+                n_cpu_ffn=option.target.n_cpu_ffn,
                 draft_layers=option.draft.offloaded(draft.header.blocks) if draft and option.draft else None,
                 cache_type_k=option.context.cache_type_k,
                 cache_type_v=option.context.cache_type_v,

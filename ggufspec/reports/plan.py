@@ -136,17 +136,20 @@ def context(document: PlanDocument) -> str:
 
 def contexts(document: PlanDocument) -> Table:
     """The faster option at several contexts; the plan's own is bold."""
+    drafts = any(row.draft_layers is not None for row in document.contexts)
     rows, leading = [], set()
     for index, row in enumerate(document.contexts):
         if row.ctx_size == document.settings["ctx_size"]:
             leading.add(index)
         speeds = (row.empty_tokens_per_s, row.full_tokens_per_s)
-        fits = "yes" if row.fits else "no" if row.host_bytes is None else f"no: {of_memory(row.host_bytes)} of RAM"
-        layers = "–" if row.target_layers is None else _count(row.target_layers, document.target.layers, row.n_cpu_moe)
-        draft = "" if row.draft_layers is None else str(row.draft_layers)
+        fits = "yes" if row.fits else "no" if row.host_bytes is None else f"no: {of_memory(row.host_bytes)} RAM"
+        layers = "–" if row.target_layers is None else f"{row.target_layers}/{document.target.layers + 1}"
+        for count, what in ((row.n_cpu_moe, "MoE"), (row.n_cpu_ffn, "FFN")):
+            layers += f", {count} {what} on CPU" if count else ""
+        draft = [] if not drafts else ["" if row.draft_layers is None else str(row.draft_layers)]
         types = "/".join(dict.fromkeys(filter(None, (row.cache_type_k, row.cache_type_v))))
-        rows.append((f"{row.ctx_size:,}", fits, layers, draft, types, *map(predicted, speeds)))
-    columns = table.columns("Context", table.word("Fits"), "Target", "Draft", "KV", "t/s empty", "t/s full")
+        rows.append((f"{row.ctx_size:,}", fits, layers, *draft, types, *map(predicted, speeds)))
+    columns = table.columns("Context", table.word("Fits"), "Target", *["Draft"] * drafts, "KV", "t/s empty", "t/s full")
     return Table("Other contexts", columns, tuple(rows), leading=frozenset(leading))
 
 
@@ -155,13 +158,10 @@ def predicted(tokens_per_s: float | None) -> str:
     return "–" if tokens_per_s is None else number(tokens_per_s)
 
 
-def _count(gpu_layers: int, blocks: int, n_cpu_moe: int) -> str:
-    text = f"{gpu_layers}/{blocks + 1}"
-    return f"{text}, experts of {n_cpu_moe} on CPU" if n_cpu_moe else text
-
-
 def _layers(model: PlannedModel) -> str:
-    text = _count(model.gpu_layers, model.layers, model.n_cpu_moe)
+    text = f"{model.gpu_layers}/{model.layers + 1}"
+    if model.n_cpu_moe:
+        text += f", experts of {model.n_cpu_moe} on CPU"
     if model.n_cpu_ffn:
         text += f", feed-forward of {model.n_cpu_ffn} on CPU"
     if model.override_tensor:

@@ -87,6 +87,7 @@ class ContextRow:
     fits: bool
     target_layers: Count | None = None
     n_cpu_moe: Count = 0
+    n_cpu_ffn: Count = 0
     draft_layers: Count | None = None
     cache_type_k: str = ""
     cache_type_v: str = ""

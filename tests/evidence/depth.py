@@ -26,7 +26,7 @@ from ggufspec.planning.machine_profile import DummyModel
 from ggufspec.planning.speed import pass_s
 
 SHAPE = DummyModel("q4_0", 2048, 8192, 4)
-DEPTHS, WIDTHS, CACHE_TYPES, ROUNDS = (2048, 512, 0), (1, 8), ("f16", "q8_0"), 15
+DEPTHS, WIDTHS, CACHE_TYPES, ROUNDS = (1024, 0), (1, 8), ("f16", "q8_0"), 15
 THREADS = 1
 
 
