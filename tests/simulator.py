@@ -29,6 +29,7 @@ from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceProfile, pass_s
+from ggufspec.settings import Settings
 from ggufspec.tune.search import Done, Search
 from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
 
@@ -102,7 +103,9 @@ class Simulated:
         self.options = DecoderOptions(ctx_size=4096, threads=case.cores)
         target, draft = header(case.target), header(case.draft)
         self.dry_run = dry_run(*self.machine.card_names)
-        self.plan: Plan = make_plan(plan_request(target, draft, self.options, 0.7), self.machine, self.dry_run)
+        self.plan: Plan = make_plan(
+            plan_request(target, draft, self.options, 0.7, Settings(n_cpu_ffn=0)), self.machine, self.dry_run
+        )
         self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(15))
         self.space = candidates(self.plan, self.options, self.free, self.dry_run)
         self._make_truth()

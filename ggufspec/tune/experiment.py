@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ggufspec import api
 from ggufspec.bench.prompts import PROMPTS
@@ -24,9 +25,10 @@ _EVERY = 2  # half of the bundled prompts, of every kind
 
 
 def without_tuned(pair: Pair, given: Settings) -> Pair:
-    """The pair without the settings of its profile that are searched."""
+    """The pair without the settings of its profile that are searched. Feed-forwards on the CPU are not."""
     searched = (*_TUNED, *(_CACHE if given.allow_kv else ()), "gpu_layers", "gpu_layers_draft")
-    return replace(pair, settings=replace(pair.settings, **dict.fromkeys(searched)))
+    settings: dict[str, Any] = dict.fromkeys(searched) | {"n_cpu_ffn": pair.settings.n_cpu_ffn or 0}
+    return replace(pair, settings=replace(pair.settings, **settings))
 
 
 def with_heads(
