@@ -509,8 +509,9 @@ def plan_request(
         as_read = heads.as_read(target[0], target[0] if in_target else draft[0])
         beside = replace(beside, as_read=as_read, in_target=in_target, mtp=mtp)
         fixed = replace(fixed, mtp=in_target, context=replace(fixed.context, hidden=heads.sources(draft[0])))
-    alone = ModelRequest(*target, widest.context(with_draft=False))  # free, but where 0 rules it out
-    alone = replace(alone, n_cpu_ffn=wanted.n_cpu_ffn and None)
+    undrafted = replace(widest, drafters=(), lookup_corpus=None)
+    alone = ModelRequest(*target, undrafted.context(with_draft=False))
+    alone = replace(alone, n_cpu_ffn=wanted.n_cpu_ffn and None)  # free, but where 0 rules it out
     return PlanRequest(
         target=fixed,
         target_only=alone if draft else fixed,

@@ -217,7 +217,10 @@ class Plan:
     def why(self) -> str:
         """The choice in words."""
         layers, target_only = self.request.target.header.layers, self.target_only
-        rival = f"target-only at {target_only.target.offloaded(layers - 1)}/{layers} layers"
+        at = target_only.target
+        rival = f"target-only at {at.offloaded(layers - 1)}/{layers} layers"
+        for what, blocks in (("experts", at.n_cpu_moe), ("feed-forward weights", at.n_cpu_ffn)):
+            rival += f" with the {what} of {counted(blocks, 'block')} on the CPU" if blocks else ""
         if self.request.draft is None:
             return f"{rival} is predicted to reach {_rate(target_only.tokens_per_s)}."
         if self.pair is None:
