@@ -90,10 +90,10 @@ def test_where_a_file_is_meant_the_shell_offers_its_own(cli: Cli, shell: str, ty
 
 def test_it_is_quick_and_loads_nothing_heavy(cli: Cli) -> None:
     before = os.times()
-    assert offered(cli, "ggufspec bench d") == ["demo", "demo-360m", "demo-eagle3"]
+    assert offered(cli, "ggufspec bench dem") == ["demo", "demo-360m", "demo-eagle3"]
     after = os.times()
     assert after.children_user + after.children_system - before.children_user - before.children_system < QUICK_S
-    asked = {"_GGUFSPEC_COMPLETE": "complete_bash", "COMP_WORDS": "ggufspec\nbench\nd", "COMP_CWORD": "2"}
+    asked = {"_GGUFSPEC_COMPLETE": "complete_bash", "COMP_WORDS": "ggufspec\nbench\ndem", "COMP_CWORD": "2"}
     program = [SCRIPT.with_name("python"), "-X", "importtime", SCRIPT]
     done = subprocess.run(program, env=cli.environment | asked, capture_output=True, text=True, timeout=60, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}

@@ -83,12 +83,19 @@ def test_a_pair_that_is_not_here_on_a_card_that_is_not_here(cli: Cli, hub) -> No
 
 def test_the_draft_is_priced_in_target_layers(cli: Cli, files) -> None:
     """The draft wholly on the card: the notebook's arithmetic."""
-    done = cli("plan", "-m", files[0], "-md", files[1], *CARD, "-ngld", "all", "--json")
+    done = cli("plan", "-m", files[0], "-md", files[1], *CARD, "-ngld", "all", "--n-cpu-ffn", "0", "--json")
     plan = done.document()
     assert 10 <= plan["draft_costs_layers"] <= 16
     assert f"costs {plan['draft_costs_layers']} target layers" in plan["why"]
     pair, alone = plan["options"]["speculative"], plan["options"]["target_only"]
     assert alone["target"]["gpu_layers"] - pair["target"]["gpu_layers"] == plan["draft_costs_layers"]
+
+
+def test_the_draft_is_priced_in_weights_where_blocks_are_divided(cli: Cli, files) -> None:
+    done = cli("plan", "-m", files[0], "-md", files[1], *CARD, "-ngld", "all", "--n-cpu-ffn", "40", "--json")
+    plan = done.document()
+    assert plan["options"]["target_only"]["target"]["n_cpu_ffn"] < 40  # it is free there
+    assert 8 <= plan["draft_costs_layers"] <= 18
 
 
 @pytest.mark.parametrize(("columns", "colour"), [(80, True), (120, False)])

@@ -33,10 +33,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=
 
 
 def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
-    """List the profiles, and what fits on this machine or on a card that is not here. Yours are marked with a star.
+    """List the profiles, and what fits here or on another card.
 
-    Nothing is asked of the hub: sizes are those of headers that were read before, by plan or check, or the profile's,
-    which are unchecked. Where a pair does not fit whole: the target's layers that fit on the cards beside the draft.
+    Yours are marked with a star. Nothing is asked of the hub: sizes are those of headers that were read before, by plan
+    or check, or the profile's, which are unchecked. Where a pair does not fit whole: the target's layers that fit on
+    the cards beside the draft.
     """
     from ggufspec.models.profile import find, known_profiles, user_folder
     from ggufspec.reports import profiles as report

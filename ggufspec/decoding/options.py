@@ -182,7 +182,7 @@ class DecoderOptions:
             ubatch_size=self.ubatch_size,
             # The order of a window's cells depends on what was drafted, and rounding on the order
             swa_full=self.strict,
-            rewind=-(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO - 1 if drafts else 0,
+            rewind=min(width, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
         )
 

@@ -43,7 +43,7 @@ REACHES = {
     "Turing": Reach(0.86, 64e-6, _CUDA),
     "Ampere": Reach(0.82, 54e-6, _CUDA),
     "GA100": Reach(0.55, 73e-6, _CUDA),
-    "Ada": Reach(0.85, 36e-6, _CUDA),
+    "Ada": Reach(0.86, 36e-6, _CUDA),
     "Hopper": Reach(0.57, 54e-6, _CUDA),
     "Blackwell": Reach(0.88, 48e-6, _CUDA),
     "RDNA2": Reach(0.75, 35e-6, _HIP),

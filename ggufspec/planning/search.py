@@ -21,6 +21,7 @@ from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, Plan
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
 
+_WORTH_DIVIDING_BLOCKS = 1.03  # feed-forward weights on the CPU cost crossings, the least known of all costs
 _WORTH_A_SMALLER_CACHE = 1.02  # a quantised KV cache costs quality: it must be faster by so much
 _UNSURE = 0.15  # of the compute buffers: an estimate may be this much above the truth
 _AT_ONCE = 2  # placements that are dry-run together
@@ -320,7 +321,9 @@ class _Search:
 
     def _rank(self, one: _Candidate) -> float:
         asked = one.target.context in (self.request.target.context, self.request.target_only.context)
-        return one.choice.tokens_per_s / (1.0 if asked else _WORTH_A_SMALLER_CACHE)
+        divided = one.placement.n_cpu_ffn > (one.target.n_cpu_ffn or 0)
+        worth = (1.0 if asked else _WORTH_A_SMALLER_CACHE) * (_WORTH_DIVIDING_BLOCKS if divided else 1.0)
+        return one.choice.tokens_per_s / worth
 
     def _candidates(self, target: ModelRequest, draft: ModelRequest | None) -> Iterator[_Candidate]:
         """Every placement of both whose weights and caches fit."""
@@ -481,10 +484,19 @@ class _Search:
                 _at_length(length, target_s, draft_s, request.acceptance, target_only.tokens_per_s)
                 for length in sorted({*_LENGTHS, pair.draft_length})
             )
-            blocks = target.header.blocks
-            costs = max(0, target_only.target.offloaded(blocks) - pair.target.offloaded(blocks))
+            costs = self._layers_between(target_only, pair)
         plan = Plan(request, machine, target_only, pair, at_pair, even, costs, lengths, True, tuple(notes))
         return replace(plan, notes=(*notes, *self._warnings(plan)))
+
+    def _layers_between(self, target_only: PlannedRun, pair: PlannedRun) -> int:
+        """Target layers that only target-only has on the cards, or as many as make up for the weights that it has."""
+        header = self.request.target.header
+        if target_only.target.n_cpu_ffn == pair.target.n_cpu_ffn:
+            return max(0, target_only.target.offloaded(header.blocks) - pair.target.offloaded(header.blocks))
+        weights = [
+            sum(option.target_bytes[card.name].weights for card in self.machine.cards) for option in (target_only, pair)
+        ]
+        return max(0, round((weights[0] - weights[1]) / (header.weight_bytes() / header.layers)))
 
     def _warnings(self, plan: Plan) -> Iterator[str]:
         host = plan.chosen.used(HOST).total + self.machine.mmproj_bytes

@@ -26,7 +26,7 @@ from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_devic
 # offload_op, and ggml-backend.cpp. The default of GGML_OP_OFFLOAD_MIN_BATCH.
 STREAM_WIDTH = 32
 # Kernel launches of a block besides those of a dense block with attention: fitted, see planning.catalogue
-ROUTING, RECURRENCE = 1.0, 1.0
+ROUTING, RECURRENCE = 0.5, 0.5
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
 
 BatchLatency = Mapping[int, float]
