@@ -8,8 +8,9 @@ and caches by our own count are the same to the byte. Seconds are of the whole p
 kept dry runs and then with them.
 
 T(n): a mixture with random weights, so that the router's choices differ from token to token, on the CPU and with its
-experts on the CPU beside an RPC worker on loopback. One placement calibrates, as a rehearsal does, and another is
-predicted with that (on the CPU alone: the same, measured again by turns). Left out while other programs use the CPUs.
+experts on the CPU beside an RPC worker on loopback, with a core each. Predicted by the measured speeds of the machine,
+and once more with another placement of the model as a rehearsal would time it (on the CPU alone: the same one). Left
+out while other programs use the CPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -36,19 +36,18 @@ from processes import rpc_worker
 
 from ggufspec.bench import batch_timing
 from ggufspec.bench.summary import BUSY_CPUS
-from ggufspec.cache import cache_folder
 from ggufspec.hardware.host import others_cpus
 from ggufspec.llamacpp.gguf import parse
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.planning import machine_profile, rehearsed
 from ggufspec.planning.memory import resident
-from ggufspec.planning.speed import pass_s
+from ggufspec.planning.speed import MachineProfile, pass_s
 
 GOAL_S, GOAL_OFF = 1.5, 0.2
 VRAM_GB = (8, 12, 16, 24)
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-DEPTH, THREADS, BLOCKS = 64, 2, 6
+DEPTH, THREADS, BLOCKS = 64, 1, 6  # a core for the host and one for the worker
 
 
 def gpt_oss_120b() -> shapes.Shape:
@@ -154,11 +153,11 @@ def planned(folder: Path) -> dict[str, Any]:
 
 
 def random_mixture(folder: Path) -> Path:
-    """A mixture of 0.35 GB whose routers choose by random weights: 4 of 32 experts."""
+    """A mixture of 1.3 GB whose routers choose by random weights: 4 of 32 experts."""
     shape = shapes.transformer(
         shapes.Label("random-moe", "moe", "qwen3moe", "Q8_0"),
-        shapes.Dims(BLOCKS, 1024, 16, 4, 1024, 8192, 64),
-        moe=shapes.Experts(32, 4, 512),
+        shapes.Dims(BLOCKS, 2048, 32, 8, 1024, 8192, 64),
+        moe=shapes.Experts(32, 4, 1024),
         qk_norm=True,
     )
     return random_weights.write(folder / "random-moe.gguf", shape)
@@ -173,17 +172,17 @@ def timed(file: Path, placements: Sequence[Placement], rpc: tuple[str, ...], rou
 
 
 def compared(
-    header: ModelHeader, placements: Sequence[Placement], seconds: Sequence[dict[int, float]], cards: tuple[str, ...]
+    header: ModelHeader,
+    placements: Sequence[Placement],
+    seconds: Sequence[dict[int, float]],
+    speed: MachineProfile,
+    cards: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """T(n) of the second placement as predicted with the first one's, and before any calibration, against measured."""
+    """T(n) of the second placement against measured: by the machine's speeds, and with what the first one showed."""
     threads = {"threads": THREADS, "depth": DEPTH, "cache_type_k": "f16", "cache_type_v": "f16", "machine": ""}
     points = [rehearsed.Point(placement=at, batch_s=s, **threads) for at, s in zip(placements, seconds, strict=True)]
-    known = dict.fromkeys(cards)
-    speed = machine_profile.expected(known, folder=cache_folder(), threads=THREADS)
-    if cards:
-        speed = replace(speed, streams=False)
     rows = {}
-    for which, used in (("uncalibrated", []), ("calibrated", points[:1])):
+    for which, used in (("calibrated", []), ("rehearsed", points[:1])):
         latency = rehearsed.latency(used, header, speed, cards)
         at, truth = placements[1], seconds[1]
         predicted = {
@@ -204,7 +203,7 @@ def compared(
             "off": off,
             "worst": max(map(abs, off.values())),
         }
-    return {"measured_s": dict(zip(("calibrated with", "predicted"), seconds, strict=True)), **rows}
+    return {"measured_s": dict(zip(("rehearsed", "predicted"), seconds, strict=True)), **rows}
 
 
 def batches(folder: Path, rounds: int = 9) -> dict[str, Any]:
@@ -212,15 +211,16 @@ def batches(folder: Path, rounds: int = 9) -> dict[str, Any]:
     file = random_mixture(folder)
     header, results = header_of(file), {}
     alone = [Placement(), Placement()]
-    results["cpu"] = compared(header, alone, timed(file, alone, (), rounds), ())
     with rpc_worker(THREADS) as (endpoint, _):
+        speed = machine_profile.measure(folder / "machine", machine_profile.Spec(THREADS, (endpoint,)))
+        results["cpu"] = compared(header, alone, timed(file, alone, (), rounds), speed)
         layers = header.layers
         for name, count, known in (("half of", BLOCKS // 2, BLOCKS), ("all", BLOCKS, 0)):
             places = [Placement(layers, n_cpu_moe=known), Placement(layers, n_cpu_moe=count)]
             name = f"experts of {name} blocks on the CPU"
-            results[name] = compared(header, places, timed(file, places, (endpoint,), rounds), ("RPC0",))
+            results[name] = compared(header, places, timed(file, places, (endpoint,), rounds), speed, ("RPC0",))
     for name, row in results.items():
-        for which in ("uncalibrated", "calibrated"):
+        for which in ("calibrated", "rehearsed"):
             print(f"{name}, {which}: worst {row[which]['worst']:.0%}", flush=True)
     return results
 

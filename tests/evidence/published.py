@@ -535,6 +535,15 @@ page; its rows and their sources are in `tests/evidence/published.csv` and `publ
 What is fitted: how much of its bandwidth an architecture reaches with Q4_K weights, what a block costs beside, what a
 weight type costs against Q4_K, and how much more mixtures and recurrent blocks launch. All else comes from the file's
 header, the card's data sheet and llama.cpp's own count of bytes.
+
+Where it is wrong:
+
+- A20 and B24, drafts on Qwen3.6-35B-A3B: a hybrid, whose tokens llama.cpp took back by decoding them again. At 100 %
+  acceptance and with free n-grams it still lost, which no price of verification explains.
+- MTP on Qwen3.8-27B is predicted a fifth better than measured: the batch latencies are those of a dense 8B.
+- The RTX 5090 and the RTX PRO 3000 (Q4 to Q6, Q15) show 540 to 930 MiB more in use than a plan says: nothing was
+  published of what else was on the card, two of them being under Windows with a desktop.
+- Pascal unpacks Q2_K and Q3_K far slower than others; of Arc there is one row.
 """
 
 
