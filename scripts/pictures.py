@@ -53,11 +53,8 @@ def honest_rival(colours: Colours) -> Spec:
     found = evidence("honest-rival")
     published, predicted = found["published"], found["plans"]["fastest"]["predicted"]
     options = found["plans"]["fastest"]["options"]
-    layers, pair, best = (
-        published["gpu_layers"],
-        options["speculative"]["target"]["gpu_layers"],
-        options["target_only"]["target"]["gpu_layers"],
-    )
+    layers = published["gpu_layers"]
+    pair, best = (_where(options[name]["target"]) for name in ("speculative", "target_only"))
     alone = predicted["target_only_at_pair_tokens_per_s"], predicted["speculative_tokens_per_s"]
     measured = published["target_only_tokens_per_s"], published["speculative_tokens_per_s"]
     panels = {
@@ -66,10 +63,10 @@ def honest_rival(colours: Colours) -> Spec:
             (f"with a draft, {layers} layers", measured[1], "pair", f" ({measured[1] / measured[0]:.2f}×)"),
         ],
         f"The same memory: all of the card (predicted by ggufspec plan, {found['card']})": [
-            (f"target-only, {pair} layers", alone[0], "plain", ""),
-            (f"with a draft, {pair} layers", alone[1], "pair", f" ({alone[1] / alone[0]:.2f}×)"),
+            (f"target-only, {pair}", alone[0], "plain", ""),
+            (f"with a draft, {pair}", alone[1], "pair", f" ({alone[1] / alone[0]:.2f}×)"),
             (
-                f"target-only at its best, {best} layers",
+                f"target-only at its best, {best}",
                 predicted["target_only_tokens_per_s"],
                 "best",
                 " (faster without a draft)",
@@ -82,6 +79,11 @@ def honest_rival(colours: Colours) -> Spec:
         "spacing": 18,
         "title": _title("Llama-3-70B Q3_K_S on one 24 GB card, draft Llama-3-8B: tokens per second", colours),
     }
+
+
+def _where(target: dict[str, Any]) -> str:
+    """A placement in few words."""
+    return f"{target['n_cpu_ffn']} FFN on CPU" if target["n_cpu_ffn"] else f"{target['gpu_layers']} layers"
 
 
 def _bars(title: str, bars: list[tuple[str, float, str, str]], highest: float, colours: Colours) -> Spec:
