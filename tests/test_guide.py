@@ -209,6 +209,8 @@ def test_the_first_plan_is_that_of_the_evidence(page: Path) -> None:
     assert body["why"] in " ".join(shown.split())
     for option in body["options"].values():
         row = f"{option['target']['gpu_layers']}/{option['target']['layers'] + 1}"
+        if divided := option["target"]["n_cpu_ffn"]:
+            row += f", feed-forward of {divided} on CPU"
         assert re.search(rf"{row} .*≈ {option['tokens_per_s']:.2f}", shown)
 
 
