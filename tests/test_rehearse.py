@@ -89,9 +89,12 @@ def test_a_pair_that_is_not_here(cli: Cli, hub, target: Path, draft: Path) -> No
 @pytest.mark.full
 def test_what_a_killed_rehearsal_left_goes_with_the_next_one(cli: Cli) -> None:
     folder = Path(cli.environment["HOME"], ".cache", "ggufspec", "dummy_weights")
-    with cli.start("rehearse", "demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
-        assert eventually(lambda: list(folder.rglob("*.gguf")))
-        parent.kill()
+    for _ in range(5):  # its child may be just about to clear up
+        with cli.start("rehearse", "demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as parent:
+            assert eventually(lambda: list(folder.rglob("*.gguf")))
+            parent.kill()
+        if list(folder.rglob("*.gguf")):
+            break
     assert list(folder.rglob("*.gguf"))
     assert cli("rehearse", "demo", *SHORT).code == 0
     assert list(folder.iterdir()) == []
