@@ -32,9 +32,10 @@ class Reach:
 
 # T(n) / T(1) of 8B Q4_0 on an RTX 3090: llama.cpp pull request 15802
 _CUDA = {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 8: 2.15}
-# 8B Q2_K and Q3_K on an RX 7900 XTX: llama.cpp pull request 26705
+# 8B Q2_K and Q3_K on an RX 7900 XTX, their mean at 2 and 4: llama.cpp pull request 26705; at 7 and 8 Q2_K was seen
+# alone (2.8 and 3.1), which unpacks slower, so that less is a guess
 _HIP = {1: 1.0, 2: 1.25, 4: 1.75, 7: 2.5, 8: 2.8}
-# 27B Q3_K on an Apple M4, which verifies eight tokens in the time of 6.7: github.com/sudoingX/qwen38-mtp, sweeps
+# 27B Q3_K on an Apple M4, whose batch of 8 saves a sixth: github.com/sudoingX/qwen38-mtp; 2 and 4 are interpolated
 _METAL = {1: 1.0, 2: 1.6, 4: 3.1, 8: 6.7}
 
 REACHES = {
