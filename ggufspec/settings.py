@@ -42,6 +42,7 @@ MAX_WIDTH = 256  # tokens whose logits one call may ask for
 MAX_MICRO_BATCH = 4096
 MAX_COUNT = 2**31 - 1  # llama.cpp's int32_t
 MAX_PENALTY = 100.0  # so that no finite logit becomes infinite
+MAX_PARALLEL = 64  # conversations
 MAX_LIST = 64  # values of a sweep
 
 OLD_NAMES = {  # of profiles and results made before options had llama.cpp's names
@@ -491,6 +492,19 @@ class Settings:
         "-j --json-schema", "The answer is JSON of this schema; {} is any.", "answer", metavar="SCHEMA"
     )
     json_schema_file: Path | None = option("-jf --json-schema-file", "The same, from a file.", "answer")
+
+    # ---- conversations
+    parallel: int | None = option(
+        "-np --parallel",
+        "Conversations whose caches are kept side by side, each of -c tokens; one answer is decoded at a time.",
+        "parallel",
+        where="python",
+        default=1,
+        least=1,
+        most=MAX_PARALLEL,
+        usual="--parallel 2",
+        label="kept conversations",
+    )
 
     # ---- placement
     gpu_layers: int | str | None = option(

@@ -14,6 +14,7 @@ import ggufspec
 ROOT = Path(ggufspec.__file__).parent
 LAYERS = (  # top to bottom
     "cli",
+    "serve",
     "chat",
     "reports",
     "tune",

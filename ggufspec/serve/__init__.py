@@ -1,0 +1,1 @@
+"""The pair behind an OpenAI-compatible HTTP endpoint."""
