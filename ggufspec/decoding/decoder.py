@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -17,6 +17,7 @@ from ggufspec import foreign
 from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.head import HeadDrafter
 from ggufspec.decoding.drafters.model import ModelDrafter
+from ggufspec.decoding.logprobs import Logprob, logprob
 from ggufspec.decoding.loop import Round, generate, prefill
 from ggufspec.decoding.options import ROWS, AnswerOptions, DecoderOptions, check_one_of
 from ggufspec.decoding.policy.pair_latency import PairLatency
@@ -30,7 +31,7 @@ from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.gguf import Gguf
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.head import Head, head_sources
-from ggufspec.llamacpp.model import Context, Model, check_gguf
+from ggufspec.llamacpp.model import Context, Logits, Model, check_gguf
 from ggufspec.llamacpp.options import beyond_training
 from ggufspec.models import heads
 from ggufspec.models.compat import Vocabulary, judge, vocabulary_mismatch
@@ -40,6 +41,8 @@ from ggufspec.models.source import read_prefix
 from ggufspec.models.vocabulary import accepted
 from ggufspec.settings import DRAFTERS
 
+_BEFORE_END = 16  # tokens: a chat template's end of a prompt is rarely longer
+_MOST_STATES = 2  # saved for each conversation, as large as a recurrent state or the cells of a window
 MOST_CORPUS_BYTES = 16 << 20  # some millions of tokens, and up to 150 bytes of memory for each
 
 
@@ -94,6 +97,16 @@ class Statistics:
         return max(0, self.prompt_read - 1)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """A conversation that is kept."""
+
+    texts: dict[str, list[int]] = field(default_factory=dict)  # that begin with what is in the caches, by model
+    drafter: ModelDrafter | HeadDrafter | None = None  # the one with a file
+    prompt: int = 0  # tokens that were last read as a prompt, cached ones included
+    states: list[tuple[int, Any]] = field(default_factory=list)  # of a memory that forgets, oldest first
+
+
 @dataclass(frozen=True, slots=True)
 class Emitted:
     """One token of the answer."""
@@ -101,6 +114,7 @@ class Emitted:
     token: int  # -1 where a grammar ended the answer and text was still held back
     text: str  # what became certain with it; it may be empty or end an earlier character
     source: str  # who wrote it, as of :meth:`Round.source`
+    logprob: Logprob | None = None  # where it was asked for
 
     @property
     def drafted(self) -> bool:
@@ -119,7 +133,8 @@ class SpeculativeDecoder:
     >>> decoder.statistics.tokens
     48
 
-    A decoder is one conversation with one cache: it gives one answer at a time. While one is unfinished, another answer
+    A decoder is one conversation with one cache, or ``options.parallel`` of them, of which :meth:`use` chooses one: it
+    gives one answer at a time. While one is unfinished, another answer
     and :meth:`configure` raise UsageError, from whatever thread they come, and so does :meth:`close` while another
     thread reads a prompt or is in the midst of a round. Different decoders may be used by different threads.
 
@@ -158,7 +173,8 @@ class SpeculativeDecoder:
         self._answering = threading.Lock()
         self._unfinished: Generator[Emitted] | None = None  # the answer that is being given
         self._closed = False
-        self._held: dict[str, list[int]] = {}  # texts that begin with what is in the caches
+        self._kept: list[_Kept] = [_Kept() for _ in range(options.parallel)]
+        self._sequence = 0
         self._stopping: Callable[[], bool] | None = None  # asked between the batches of a prompt
         if options.needs_draft and (draft or options.head == "mtp"):
             draft = draft or target
@@ -200,11 +216,11 @@ class SpeculativeDecoder:
                         "run target-only with --no-draft",
                     )
             self._made: dict[tuple[str, Path | None], Drafter] = {}  # by name, and corpus if it has one
-            self._drafter: ModelDrafter | HeadDrafter | None = None  # the one with a file, which has a cache
             if self.draft:
-                drafter = self._make(options.head or "draft", None)
-                assert isinstance(drafter, ModelDrafter | HeadDrafter)
-                self._drafter = drafter
+                for kept in self._kept:
+                    drafter = self._new_drafter(options.head or "draft", None)
+                    assert isinstance(drafter, ModelDrafter | HeadDrafter)
+                    kept.drafter = drafter
             self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
             self._stack.callback(self._save)
             self._engage(options)
@@ -217,22 +233,82 @@ class SpeculativeDecoder:
         engaged = options.drafters if options.drafts(with_draft=self.draft is not None) else ()
         drafters = [self._make(name, options.lookup_corpus) for name in engaged]
         self._latency.configure(options)
-        if isinstance(self._drafter, ModelDrafter):
-            self._drafter.width = self._latency.draft_width
+        for kept in self._kept:
+            if isinstance(kept.drafter, ModelDrafter):
+                kept.drafter.width = self._latency.draft_width
         self._note(*self._latency.notes, self._latency.refusal)
-        self._drafters = [] if self._latency.refusal else drafters
+        self._engaged = () if self._latency.refusal else tuple(engaged)
+        self._drafters = drafters if self._engaged else []
         self.options = options
 
+    def use(self, sequence: int, copy: int | None = None) -> None:
+        """Answer in this conversation from now on; the caches of the others stay as they are.
+
+        Args:
+            sequence: 0 … ``options.parallel`` - 1.
+            copy: a conversation whose caches this one begins with, in place of its own, where they can be copied
+                (:attr:`Context.forgets <ggufspec.llamacpp.model.Context>` says that they cannot).
+
+        Raises:
+            UsageError: an answer is unfinished, or the decoder is closed.
+        """
+        if not self._answering.acquire(blocking=False):
+            raise _unfinished()
+        try:
+            if self._closed:
+                raise _closed()
+            self._sequence = sequence
+            for context in (self._target, self._draft, self._head):
+                if context is not None:
+                    context.use(sequence)
+            self._drafters = [self._make(name, self.options.lookup_corpus) for name in self._engaged]
+            if copy is not None and copy != sequence and not self._target.forgets:
+                self._copy(self._kept[copy], self._kept[sequence], copy)
+        finally:
+            self._answering.release()
+
+    def _copy(self, source: _Kept, kept: _Kept, sequence: int) -> None:
+        self._target.copy(sequence)
+        kept.texts.clear()
+        if "target" in source.texts:
+            kept.texts["target"] = list(source.texts["target"])
+        kept.prompt = source.prompt
+        if not isinstance(kept.drafter, ModelDrafter) or not isinstance(source.drafter, ModelDrafter):
+            return  # a head reads anew
+        if self._draft and not self._draft.forgets and "draft" in source.texts:
+            self._draft.copy(sequence)
+            kept.drafter.follow(source.drafter)
+            kept.texts["draft"] = list(source.texts["draft"])
+
+    def held(self, sequence: int) -> Sequence[int]:
+        """The text that the target's cache of a conversation begins with; empty where there is none."""
+        return self._kept[sequence].texts.get("target", ())
+
     def _make(self, name: str, corpus: Path | None) -> Drafter:
-        """A drafter of the registry, made when it is needed first."""
+        """A drafter of the registry, made when it is needed first; one with a cache is the conversation's own."""
+        if DRAFTERS[name].needs_model:
+            assert self._drafter is not None
+            return self._drafter
         corpus = corpus if DRAFTERS[name].needs_corpus else None
         if (name, corpus) not in self._made:
-            tokens = []
-            if corpus is not None:
-                tokens = self.target.tokenize(foreign.read_text(corpus, MOST_CORPUS_BYTES, failure=UsageError))
-            parts = Parts(self.target.vocab_size, self._draft, tokens, self._target, self._head)
-            self._made[name, corpus] = make(name, parts)
+            self._made[name, corpus] = self._new_drafter(name, corpus)
         return self._made[name, corpus]
+
+    def _new_drafter(self, name: str, corpus: Path | None) -> Drafter:
+        tokens = []
+        if corpus is not None:
+            tokens = self.target.tokenize(foreign.read_text(corpus, MOST_CORPUS_BYTES, failure=UsageError))
+        return make(name, Parts(self.target.vocab_size, self._draft, tokens, self._target, self._head))
+
+    @property
+    def _drafter(self) -> ModelDrafter | HeadDrafter | None:
+        """The one with a file, which has a cache."""
+        return self._kept[self._sequence].drafter
+
+    @property
+    def _held(self) -> dict[str, list[int]]:
+        """Texts that begin with what is in the caches."""
+        return self._kept[self._sequence].texts
 
     def configure(self, **changes: Unpack[AnswerOptions]) -> None:
         """Draft and judge later answers differently, with the same models loaded.
@@ -256,7 +332,8 @@ class SpeculativeDecoder:
             try:
                 self._engage(options)
             except BaseException:
-                self._held.clear()  # a measurement that broke off left the caches in an unknown state
+                for kept in self._kept:  # a measurement that broke off left the caches in an unknown state
+                    kept.texts.clear()
                 raise
         finally:
             self._answering.release()
@@ -283,6 +360,8 @@ class SpeculativeDecoder:
         cache_prompt: bool = False,
         trace: Trace | None = None,
         stopping: Callable[[], bool] | None = None,
+        special: bool = False,
+        logprobs: int | None = None,
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
@@ -298,6 +377,8 @@ class SpeculativeDecoder:
             trace: records what was weighed in every round.
             stopping: asked between the batches of a long prompt; True ends the answer there, without a token. (A caller
                 that wants no more tokens just leaves off.)
+            special: control tokens are part of the text, but for those that end it.
+            logprobs: how many of the likeliest tokens to list with each; None for no log-probabilities.
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
@@ -308,7 +389,17 @@ class SpeculativeDecoder:
             raise _unfinished()
         try:
             self._unfinished = answer = self._answer(
-                prompt, max_tokens, sampling or Sampling(), stop, grammar, alone, cache_prompt, trace, stopping
+                prompt,
+                max_tokens,
+                sampling or Sampling(),
+                stop,
+                grammar,
+                alone,
+                cache_prompt,
+                trace,
+                stopping,
+                special,
+                logprobs,
             )
             if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
@@ -328,6 +419,8 @@ class SpeculativeDecoder:
         cache_prompt: bool,
         trace: Trace | None,
         stopping: Callable[[], bool] | None,
+        special: bool,
+        logprobs: int | None,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
         requested = clock()
@@ -355,11 +448,16 @@ class SpeculativeDecoder:
         draft_max = self._latency.draft_max if drafters else 0
         policy = self._latency.policy() if drafters else None
         cached, draft_cached = 0, 0
+        kept = self._kept[self._sequence]
         if cache_prompt:
             if self._drafter and (reader := self._draft or self._head):
                 draft_cached = self._same("draft", tokens, reader, self._drafter.has_read)
             if alone != "draft":
                 cached = self._same("target", tokens, context, context.length)
+                if self.options.strict:
+                    cached = self._aligned(cached, len(tokens) - 1)
+                elif not cached and context.forgets:
+                    cached = self._restored(tokens)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
                 cached = draft_cached
         stream, text, rounds = TextStream(stop), list(tokens), list[Round]()
@@ -367,6 +465,9 @@ class SpeculativeDecoder:
         prompt_s, prompt_read, count, stop_reason = 0.0, len(tokens) - cached, 0, ""
         time_to_first_token_s: float | None = None
         try:
+            if alone != "draft":
+                kept.prompt = len(tokens) - 1
+                kept.states = [one for one in kept.states if one[0] <= cached]
             for name in {alone or "target"} | {"draft" for one in drafters if one is self._drafter}:
                 self._held[name] = text
             if alone == "draft" and isinstance(self._drafter, ModelDrafter):
@@ -374,7 +475,8 @@ class SpeculativeDecoder:
             self._threads.resume()
             began, self._stopping = clock(), stopping
             try:
-                prefill(context, tokens, drafters, policy, cached=cached, draft_cached=draft_cached)
+                begin = self._saved(tokens, cached) if cache_prompt and alone != "draft" else cached
+                prefill(context, tokens, drafters, policy, cached=begin, draft_cached=draft_cached)
             except _LeftOff:
                 prompt_read = context.length - cached
                 if self._drafter in drafters:
@@ -384,6 +486,7 @@ class SpeculativeDecoder:
                 prompt_s, self._stopping = clock() - began, None
             if policy is not None:
                 policy.prompt_read(prompt_read - 1, prompt_s)
+            rows: list[Logits] = []  # of the round, where log-probabilities are wanted
             for round_ in generate(
                 context,
                 tokens,
@@ -395,6 +498,7 @@ class SpeculativeDecoder:
                 draft_max=draft_max,
                 width=self._latency.width if context is self._target else lambda count: count,
                 clock=clock,
+                observe=None if logprobs is None else lambda found: rows.__setitem__(slice(None), [found.copy()]),
             ):
                 self._follow_threads()
                 text += round_.emitted
@@ -405,12 +509,14 @@ class SpeculativeDecoder:
                     count += 1
                     if count == 1:
                         time_to_first_token_s = clock() - requested
-                    piece = stream.push(model.piece(token))
+                    piece = stream.push(model.piece(token, special=special and not model.is_end(token)))
                     dead_end = round_.dead_end and index == len(round_.emitted) - 1
                     stop_reason = self._stop_reason(
                         model.is_end(token), stream, len(tokens) + count, count >= max_tokens, dead_end
                     )
-                    yield Emitted(token, piece + (stream.finish() if stop_reason else ""), round_.source(index))
+                    text_now = piece + (stream.finish() if stop_reason else "")
+                    found = None if logprobs is None else logprob(rows[0][index], token, logprobs)
+                    yield Emitted(token, text_now, round_.source(index), found)
                     if stop_reason:
                         return
                 if round_.dead_end:
@@ -465,6 +571,43 @@ class SpeculativeDecoder:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return same if same == has_read or (context.rewind_kind == "exact" and same >= context.floor) else 0
 
+    def _aligned(self, cached: int, new: int) -> int:
+        """How much of a cache strict mode may keep: batches that reading the new prompt from its beginning would have
+        decoded, too, as how a token was rounded depends on its batch.
+
+        Args:
+            cached: tokens that are the same.
+            new: tokens of the new prompt that are read.
+        """
+        batch, rest = self._target.batch, self._target.last_batch
+        return max(0, min(cached, new - rest, self._kept[self._sequence].prompt - rest) // batch * batch)
+
+    def _saved(self, prompt: Sequence[int], cached: int) -> int:
+        """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
+
+        Returns:
+            the tokens of the prompt that are in the cache then.
+        """
+        context, states = self._target, self._kept[self._sequence].states
+        last = len(prompt) - 1 - _BEFORE_END
+        if not context.forgets or last <= cached:
+            return cached
+        context.rewind(cached)
+        context.decode(prompt[cached:last], outputs=0)
+        states.append(context.save())
+        del states[:-_MOST_STATES]
+        return last
+
+    def _restored(self, prompt: Sequence[int]) -> int:
+        """Go back to the newest saved state that this prompt begins with; the tokens that are in the cache then."""
+        text = self._held.get("target", ())
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, prompt[:-1], strict=False)))
+        saved = [one for one in self._kept[self._sequence].states if one[0] <= same]
+        if not saved:
+            return 0
+        self._target.restore(saved[-1])
+        return saved[-1][0]
+
     def _note(self, *notes: str) -> None:
         """Add those that are not empty, each once."""
         self.notes += [note for note in notes if note and note not in self.notes]
@@ -480,6 +623,16 @@ class SpeculativeDecoder:
         if enough:
             return "length"
         return "context" if length > self.options.ctx_size else ""
+
+    @property
+    def target_only_s(self) -> float | None:
+        """Seconds of a token without a draft, as they were last observed; None where that was never measured."""
+        return self._latency.target_only_s
+
+    @property
+    def is_backing_off(self) -> bool:
+        """Whether nothing is drafted for the moment, since it did not pay."""
+        return self._latency.is_backing_off
 
     def close(self) -> None:
         """Free both models and their caches, and cache what was learned of their speed. The decoder is closed then.

@@ -13,7 +13,7 @@ from ggufspec.decoding.drafters.base import Drafter
 from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.rules.base import DraftToken, Rule
-from ggufspec.llamacpp.model import Context
+from ggufspec.llamacpp.model import Context, Logits
 
 Clock = Callable[[], float]
 Width = Callable[[int], int]
@@ -90,6 +90,7 @@ def generate(
     draft_max: int = 0,
     width: Width = lambda count: count,
     clock: Clock,
+    observe: Callable[[Logits], None] | None = None,
 ) -> Generator[Round]:
     """Rounds until ``max_tokens`` are emitted, a token ends the text, or the target's context is full.
 
@@ -106,6 +107,7 @@ def generate(
         draft_max: drafted tokens a round at most.
         width: tokens to pad a target batch of so many tokens to.
         clock: seconds, monotonic.
+        observe: called with the target's rows (drafted + 1, vocab) before they are judged; they are valid until then.
     """
     policy = policy or Policy()
     tokens = list(prompt)
@@ -122,6 +124,8 @@ def generate(
         verify_began = clock()
         rows = target.decode((tokens[-1], *drafted), outputs=len(drafted) + 1, width=batch_width)
         verify_ended = clock()
+        if observe is not None:
+            observe(rows)
         result = rule.verify(rows, [token for _, token in chain], len(tokens))
         emitted = result.emitted(drafted)
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)

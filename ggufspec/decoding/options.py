@@ -62,6 +62,7 @@ class DecoderOptions:
         lookup_corpus: a text file whose n-grams the lookup knows too.
         accept: name of the acceptance rule.
         strict: decode the target in one width class, so that the text is the same to the bit with and without draft.
+        parallel: texts whose caches are kept side by side; one is decoded at a time.
     """
 
     ctx_size: int = 2048
@@ -83,6 +84,7 @@ class DecoderOptions:
     lookup_corpus: Path | None = None
     accept: str = "exact"
     strict: bool = False
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -184,6 +186,7 @@ class DecoderOptions:
             swa_full=self.strict,
             rewind=min(width, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
+            sequences=self.parallel,
         )
 
     def draft_context(self) -> ContextOptions:
@@ -197,6 +200,7 @@ class DecoderOptions:
             swa_full=bool(self.head),
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by=REWIND_BY["draft"],
+            sequences=self.parallel,
         )
 
 

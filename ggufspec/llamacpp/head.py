@@ -45,7 +45,7 @@ def head_sources(model: Model) -> tuple[int, ...]:
 
 
 class Head:
-    """A head on its target, one sequence.
+    """A head on its target: one sequence, or as many as its target has, of which one is in use.
 
     Args:
         model: the head's file, or the target's where the blocks are in it, loaded with its MTP blocks.
@@ -76,7 +76,8 @@ class Head:
         self.capacity = options.ctx_size
         self.width = options.width
         self._target = target
-        self._length = 0
+        self._lengths = [0] * options.sequences
+        self._sequence = 0
         params = head_params(lib, options, target._handle, mtp=not self.is_eagle3)
         forget_complaints()
         self._handle = lib.llama_init_from_model(model._handle, params)
@@ -111,7 +112,15 @@ class Head:
     @property
     def length(self) -> int:
         """The position behind the last pair that is in the cache."""
-        return self._target.length if self.shares_cache else self._length
+        return self._target.length if self.shares_cache else self._lengths[self._sequence]
+
+    def use(self, sequence: int) -> None:
+        """Read this sequence from now on, as the target does; the others stay as they are."""
+        if sequence != self._sequence:
+            self._sequence = sequence
+            for batch in filter(None, (self._batch, self._features)):
+                for i in range(self._most):
+                    batch.seq_id[i][0] = sequence
 
     @property
     def row_size(self) -> int:
@@ -134,7 +143,9 @@ class Head:
             part = np.ascontiguousarray(hidden[start : start + self._most], np.float32)
             ctypes.memmove(batch.embd, part.ctypes.data, part.nbytes)
             batch.n_tokens = len(part)
-            free = self._lib.llama_memory_seq_pos_max(self._memory, 0) + 1  # checked, though the encoder reads none
+            free = (
+                self._lib.llama_memory_seq_pos_max(self._memory, self._sequence) + 1
+            )  # checked, though the encoder reads none
             for i in range(len(part)):
                 batch.pos[i] = free + i
                 batch.logits[i] = 1
@@ -173,7 +184,7 @@ class Head:
                 batch.logits[i] = outputs
             batch.n_tokens = len(part)
             self._check(self._lib.llama_decode(self._handle, batch), len(part))
-        self._length = position + len(tokens)
+        self._lengths[self._sequence] = position + len(tokens)
         if not outputs:
             return np.empty((0, self.vocab_size), np.float32), self._input[:0]
         logits = self._lib.llama_get_logits(self._handle)
@@ -181,13 +192,9 @@ class Head:
 
     def rewind(self, position: int) -> None:
         """Forget the pairs at ``position`` and behind it; 0 forgets all."""
-        self._length = min(self._length, position)
-        if self.shares_cache:
-            return
-        if position == 0:
-            self._lib.llama_memory_clear(self._memory, False)
-        else:
-            self._lib.llama_memory_seq_rm(self._memory, 0, position, -1)
+        self._lengths[self._sequence] = min(self._lengths[self._sequence], position)
+        if not self.shares_cache:
+            self._lib.llama_memory_seq_rm(self._memory, self._sequence, position, -1)
 
     def decode(self, tokens: Sequence[int], outputs: int) -> Rows:
         """Read pairs of these tokens and empty rows behind the last pair, for measurements: it takes what reading of

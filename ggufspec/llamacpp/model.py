@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from ggufspec import foreign
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import obtainable_memory_bytes
-from ggufspec.llamacpp.hidden import hidden_rows
+from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
 from ggufspec.llamacpp.params import context_params, model_params
@@ -123,11 +124,13 @@ class Model:
                 return buffer[:count]
             room = -count
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of one token; a character may be split over several tokens. Special tokens give none."""
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; a character may be split over several tokens. Control tokens give none, but with
+        ``special`` their names.
+        """
         while True:
             buffer = self._piece_buffer
-            count = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            count = self._lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
             if count >= 0:
                 return buffer.raw[:count]
             self._piece_buffer = ctypes.create_string_buffer(-count)
@@ -222,8 +225,17 @@ def _within_memory(*, on_host: bool) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+@dataclass(slots=True)
+class _Sequence:
+    """One text in a context."""
+
+    memory: Exact
+    hidden: HiddenRows | None
+    length: int = 0
+
+
 class Context:
-    """One sequence of tokens in one model's memory.
+    """A sequence of tokens in one model's memory, or ``options.sequences`` of them, of which one is in use.
 
     ``length`` tokens are in it; :meth:`decode` appends, :meth:`rewind` takes the newest away.
 
@@ -234,6 +246,7 @@ class Context:
     Attributes:
         can_rewind: whether tokens can be taken back, so that the model may be in a pair.
         rewind_kind: ``exact`` (free), ``snapshots``, ``checkpoint``, or ``none``.
+        forgets: whether it cannot be rewound to any length, so that saved states are of use.
         checkpoint_bytes: memory that being able to rewind takes.
         can_pad: whether a batch can be padded; where not, ``width`` has no effect.
 
@@ -262,7 +275,11 @@ class Context:
                 f"no context of {options.ctx_size} tokens for {model.path.name}: {reason}", context_hint(reason)
             )
         self._lib = lib
-        self._hidden = hidden_rows(model, self._handle, options.hidden, self.capacity) if options.hidden else None
+        hidden = [
+            hidden_rows(model, self._handle, options.hidden, self.capacity) if options.hidden else None
+            for _ in range(options.sequences)
+        ]
+        self._hidden = hidden[0]
         self._n_batch: int = params.n_batch
         self._batch = lib.llama_batch_init(self._n_batch, 0, 1)
         for i in range(self._n_batch):
@@ -271,11 +288,48 @@ class Context:
         self.between: Callable[[], None] | None = None  # called between the batches of a long text; it may raise
         self._rows: Logits = np.empty((0, self.vocab_size), np.float32)
         self._rows_address = 0
-        self._memory = self._probe_memory(options)
+        memories = self._probe_memory(options)
+        self._sequences = list(map(_Sequence, memories, hidden))
+        self._sequence = 0
+        self._memory = memories[0]
         self.rewind_kind = self._memory.kind
         self.can_rewind = self.rewind_kind != Impossible.kind
         self.can_pad = self._memory.can_pad
-        self.checkpoint_bytes = self._memory.states * self._state_bytes
+        self.forgets = self._memory.forgets
+        self.checkpoint_bytes = options.sequences * self._memory.states * self._state_bytes
+
+    def use(self, sequence: int) -> None:
+        """Decode this sequence from now on; the others stay as they are."""
+        if sequence != self._sequence:
+            self._sequences[self._sequence].length = self.length
+            self._sequence, now = sequence, self._sequences[sequence]
+            self._memory, self._hidden, self.length = now.memory, now.hidden, now.length
+            for i in range(self._n_batch):
+                self._batch.seq_id[i][0] = sequence
+
+    def copy(self, sequence: int) -> None:
+        """Hold the text of another sequence, in place of what this one holds; its hidden rows are not copied.
+
+        Raises:
+            ModelError: the memory :attr:`forgets`.
+        """
+        if self.forgets:
+            raise ModelError(f"{self.model.path.name} cannot copy a text (recurrent memory, or a sliding window)", "")
+        other = self._sequences[sequence]
+        self._memory.copy(other.memory)
+        self.length = other.length
+        if self._hidden:
+            self._hidden.first = self.length
+
+    def save(self) -> tuple[int, Any]:
+        """A state of a memory that :attr:`forgets`, for :meth:`restore`: (length, bytes)."""
+        self._memory.settle(self.length, 0, 0)
+        return self.length, self._memory.save()
+
+    def restore(self, saved: tuple[int, Any]) -> None:
+        """Go back to a saved length; the text must still begin with the tokens that it had then."""
+        self._memory.restore(*saved)
+        self.length = saved[0]
 
     def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Logits:
         """Append ``tokens`` and return the logits of the last ``outputs`` of them.
@@ -338,6 +392,16 @@ class Context:
             self._hidden.take(count, held)
         self._memory.added(tokens, padding, outputs)
         self.length = held + count
+
+    @property
+    def batch(self) -> int:
+        """Tokens of a prompt that are decoded in one call at most."""
+        return self._n_batch
+
+    @property
+    def last_batch(self) -> int:
+        """Tokens that the last batch of a prompt has at least."""
+        return min(_LAST_BATCH, self._n_batch)
 
     @property
     def hidden_first(self) -> int:
@@ -405,9 +469,13 @@ class Context:
         """
         self._memory.mark(self.length)
 
-    def _probe_memory(self, options: ContextOptions) -> Exact:
-        """Decode two tokens, and see whether one can be taken back; llama.cpp cannot with recurrent memory."""
-        lib, handle = self._lib, self._handle
+    def _probe_memory(self, options: ContextOptions) -> list[Exact]:
+        """Decode two tokens, and see whether one can be taken back; llama.cpp cannot with recurrent memory.
+
+        Returns:
+            the memory of each sequence.
+        """
+        lib, handle, texts = self._lib, self._handle, range(options.sequences)
         self._memory = Exact(lib, handle)
         self.decode([0, 0], outputs=min(2, self.width))
         self._state_bytes: int = lib.llama_state_seq_get_size_ext(
@@ -417,13 +485,14 @@ class Context:
         self.rewind(0)
         match choose(lib, self.model._handle, options):
             case "snapshots" if count := lib.llama_n_rs_seq(self._handle):
-                return Snapshots(lib, handle, count)
+                return [Snapshots(lib, handle, count, text) for text in texts]
             case "checkpoint":
-                return Checkpoint(lib, handle, options.rewind, options.again_max)
+                spare = options.sequences
+                return [Checkpoint(lib, handle, options.rewind, options.again_max, i, spare + i) for i in texts]
         window = 0 if options.swa_full else lib.llama_model_n_swa(self.model._handle)
         if possible and window:
-            return Windowed(lib, handle, window)
-        return self._memory if possible else Impossible(lib, handle)
+            return [Windowed(lib, handle, window, text) for text in texts]
+        return [(Exact if possible else Impossible)(lib, handle, text) for text in texts]
 
     def close(self) -> None:
         """Free the cache and the buffers."""

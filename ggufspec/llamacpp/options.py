@@ -110,6 +110,8 @@ class ContextOptions:
             get a batch of their own and a checkpoint behind it, or every rejection would add to the next one's price.
         hidden: layers whose input rows are kept beside the logits for a drafter that reads them; ``LAST_HIDDEN`` stands
             for the rows behind the last block.
+        sequences: texts whose caches are kept side by side, each of ``ctx_size`` tokens; one is decoded at a time
+            (:meth:`ggufspec.llamacpp.model.Context.use`).
     """
 
     ctx_size: int
@@ -125,10 +127,11 @@ class ContextOptions:
     rewind_by: str = "auto"
     again_max: int = AGAIN_MAX
     hidden: tuple[int, ...] = ()
+    sequences: int = 1
 
     @property
     def cells(self) -> int:
-        """Tokens that the KV cache holds: ``ctx_size``, room for padding, and llama.cpp's own rounding up."""
+        """Tokens that the KV cache holds of a text: ``ctx_size``, room for padding, and llama.cpp's own rounding up."""
         return -(-(self.ctx_size + SLACK) // _CELLS_STEP) * _CELLS_STEP
 
     @property

@@ -29,9 +29,10 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
         UsageError: an option is not one of those known.
     """
     params = lib.llama_context_default_params()
-    params.n_ctx = options.ctx_size + SLACK
+    params.n_ctx = options.ctx_size + SLACK if options.sequences == 1 else options.sequences * options.cells
+    params.n_seq_max = options.sequences  # each has cells of its own, so that rounding does not depend on the others
     params.n_batch, params.n_ubatch = options.batch, options.computed
-    params.n_outputs_max = options.width
+    params.n_outputs_max = max(options.width, options.sequences)
     params.n_threads = params.n_threads_batch = options.threads
     params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
     params.flash_attn_type = _flash_attention(options.flash_attn)
@@ -41,8 +42,8 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
         case "snapshots":
             params.n_rs_seq = min(options.rewind, params.n_ubatch - 2)  # more is an abort: src/llama-batch.cpp
         case "checkpoint":
-            params.n_seq_max = 2
-            params.kv_unified = True  # the second sequence has a state and no cells of its own
+            params.n_seq_max = 2 * options.sequences
+            params.kv_unified = True  # the second sequence of each has a state and no cells of its own
             params.n_outputs_max = max(options.width, params.n_seq_max)
     return params
 

@@ -26,8 +26,6 @@ _SNAPSHOTS = {"qwen35", "qwen35moe", "qwen4exp", "lfm2", "lfm2moe", "nemotron_h"
 _SNAPSHOTS |= {"kimi-k3", "glm5-next", "bailingmoe3", "deepseek4"}
 _NO_CHECKPOINT = {"deepseek4"}  # its cache is of a kind of its own: src/llama-kv-cache-dsv4.cpp
 
-_TEXT, _CHECKPOINT = 0, 1  # llama.cpp's sequence ids
-
 
 def way_back(architecture: str, rewind_by: str = "auto") -> str:
     """How a recurrent or hybrid architecture takes tokens back: ``snapshots``, ``checkpoint``, or ``none``.
@@ -68,16 +66,23 @@ class Exact:
     """llama.cpp's own way: free for an attention cache, impossible for a recurrent state.
 
     ``held`` tokens are in llama.cpp's memory; the text may be shorter, until the next batch.
+
+    Args:
+        lib: llama.cpp.
+        handle: of the context.
+        text: llama.cpp's id of the sequence that the text is.
     """
 
     kind = "exact"
     can_pad = True
+    forgets = False  # whether a text cannot be cut to any length, so that its states are worth saving
     states = 0  # recurrent states kept besides the one that every memory has
 
-    def __init__(self, lib: Any, handle: Any) -> None:
+    def __init__(self, lib: Any, handle: Any, text: int = 0) -> None:
         self._lib = lib
         self._handle = handle
         self._memory = lib.llama_get_memory(handle)
+        self._text = text
         self.held = 0
 
     def padding(self, count: int, width: int) -> int:
@@ -91,15 +96,36 @@ class Exact:
     def cut(self, length: int) -> bool:
         """Keep ``length`` tokens, at least one; False if that cannot be."""
         if length < self.held:
-            if not self._lib.llama_memory_seq_rm(self._memory, _TEXT, length, -1):
+            if not self._lib.llama_memory_seq_rm(self._memory, self._text, length, -1):
                 return False
             self.held = length
         return True
 
     def clear(self) -> None:
         """Forget everything."""
-        self._lib.llama_memory_clear(self._memory, False)
+        self._lib.llama_memory_seq_rm(self._memory, self._text, -1, -1)
         self.held = 0
+
+    def save(self) -> Any:
+        """What of the text's memory is not kept for every length: recurrent states, the cells of a sliding window."""
+        partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        state = (ctypes.c_uint8 * self._lib.llama_state_seq_get_size_ext(self._handle, self._text, partial))()
+        self._lib.llama_state_seq_get_data_ext(self._handle, state, len(state), self._text, partial)
+        return state
+
+    def restore(self, length: int, state: Any) -> None:
+        """Go back to ``length`` tokens, where :meth:`save` gave ``state``; the text still begins with these tokens."""
+        partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        done = self._lib.llama_state_seq_set_data_ext(self._handle, state, len(state), self._text, partial)
+        done = done and self._lib.llama_memory_seq_rm(self._memory, self._text, length, -1)  # attention cells
+        assert done, "llama.cpp does not take its own state"
+        self.held = length
+
+    def copy(self, other: Exact) -> None:
+        """Hold what ``other``, of the same context, holds: llama.cpp copies its cells before the next batch."""
+        self.clear()
+        self._lib.llama_memory_seq_cp(self._memory, other._text, self._text, -1, -1)
+        self.held = other.held
 
     def mark(self, length: int) -> None:
         """What comes after ``length`` tokens may be taken back, all of it."""
@@ -130,12 +156,14 @@ class Windowed(Exact):
     src/llama-kv-cache-iswa.cpp.
     """
 
-    def __init__(self, lib: Any, handle: Any, window: int) -> None:
-        super().__init__(lib, handle)
+    forgets = True
+
+    def __init__(self, lib: Any, handle: Any, window: int, text: int = 0) -> None:
+        super().__init__(lib, handle, text)
         self._window = window
 
     def floor(self) -> int:
-        first = self._lib.llama_memory_seq_pos_min(self._memory, _TEXT)  # of the windowed layers
+        first = self._lib.llama_memory_seq_pos_min(self._memory, self._text)  # of the windowed layers
         return first + self._window - 1 if first > 0 else 0
 
     def cut(self, length: int) -> bool:
@@ -147,6 +175,7 @@ class Impossible(Exact):
 
     kind = "none"
     can_pad = False
+    forgets = True
 
     def floor(self) -> int:
         return self.held
@@ -164,9 +193,10 @@ class Snapshots(Exact):
     """
 
     kind = "snapshots"
+    forgets = True
 
-    def __init__(self, lib: Any, handle: Any, count: int) -> None:
-        super().__init__(lib, handle)
+    def __init__(self, lib: Any, handle: Any, count: int, text: int = 0) -> None:
+        super().__init__(lib, handle, text)
         self.count = self.states = count
         self._floor = 0
         self._copy: tuple[int, Any] | None = None  # (length, state) from mark to the next cut
@@ -181,16 +211,13 @@ class Snapshots(Exact):
         if length < self._floor:
             if self._copy is None or self._copy[0] != length:
                 return False
-            self._restore(*self._copy)
+            self.restore(*self._copy)
         self._copy = None
         return True
 
-    def _restore(self, length: int, state: Any) -> None:
-        partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        done = self._lib.llama_state_seq_set_data_ext(self._handle, state, len(state), _TEXT, partial)
-        done = done and self._lib.llama_memory_seq_rm(self._memory, _TEXT, length, -1)  # attention cells
-        assert done, "llama.cpp does not take its own state"
-        self.held = self._floor = length
+    def restore(self, length: int, state: Any) -> None:
+        super().restore(length, state)
+        self._floor = length
 
     def clear(self) -> None:
         super().clear()
@@ -199,10 +226,7 @@ class Snapshots(Exact):
     def mark(self, length: int) -> None:
         self.settle(length, 0, 0)
         self._floor = length
-        partial = self._lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        state = (ctypes.c_uint8 * self._lib.llama_state_seq_get_size_ext(self._handle, _TEXT, partial))()
-        self._lib.llama_state_seq_get_data_ext(self._handle, state, len(state), _TEXT, partial)
-        self._copy = length, state
+        self._copy = length, self.save()
 
     def settle(self, length: int, count: int, outputs: int) -> tuple[Sequence[int], bool]:
         del count, outputs
@@ -227,10 +251,12 @@ class Checkpoint(Exact):
 
     kind = "checkpoint"
     can_pad = False
+    forgets = True
     states = 1
 
-    def __init__(self, lib: Any, handle: Any, count: int, again_max: int) -> None:
-        super().__init__(lib, handle)
+    def __init__(self, lib: Any, handle: Any, count: int, again_max: int, text: int = 0, spare: int = 1) -> None:
+        super().__init__(lib, handle, text)
+        self._spare = spare  # the sequence that holds the checkpoint
         self.count = count
         self.again_max = again_max
         self._place = 0  # where the checkpoint is
@@ -249,7 +275,12 @@ class Checkpoint(Exact):
 
     def clear(self) -> None:
         super().clear()
+        self._lib.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         self._place, self._since, self._taken, self._doubt = 0, [], False, False
+
+    def restore(self, length: int, state: Any) -> None:
+        super().restore(length, state)
+        self._place, self._since, self._taken, self._doubt = length, [], False, False
 
     def mark(self, length: int) -> None:
         del length
@@ -259,22 +290,24 @@ class Checkpoint(Exact):
         again: list[int] = []
         if length < self.held:
             again = self._since[: length - self._place]
-            self._restore()
+            self._go_back()
         if count > self.count + 1:
             self._taken = False
         elif (outputs > 1 or self._doubt) and not self._taken:
             if len(again) > self.again_max:
                 return again, True
             if not again:
-                self._lib.llama_memory_seq_cp(self._memory, _TEXT, _CHECKPOINT, 0, 0)  # the state, no attention cells
+                self._lib.llama_memory_seq_cp(
+                    self._memory, self._text, self._spare, 0, 0
+                )  # the state, no attention cells
                 self._place, self._since = self.held, []
             self._taken = True
         return again, False
 
-    def _restore(self) -> None:
+    def _go_back(self) -> None:
         # src/llama-memory-hybrid.cpp cuts attention cells off only where the state agrees: the state comes first
-        self._lib.llama_memory_seq_cp(self._memory, _CHECKPOINT, _TEXT, 0, 0)
-        done = self._lib.llama_memory_seq_rm(self._memory, _TEXT, self._place, -1)
+        self._lib.llama_memory_seq_cp(self._memory, self._spare, self._text, 0, 0)
+        done = self._lib.llama_memory_seq_rm(self._memory, self._text, self._place, -1)
         assert done, "the checkpoint is not where it was taken"
         self.held, self._since = self._place, []
 

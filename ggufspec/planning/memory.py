@@ -212,9 +212,10 @@ def lent_by(head: Request, target: Request, cards: Sequence[str] = ()) -> str:
 
 def hidden_host_bytes(header: ModelHeader, context: ContextOptions) -> int:
     """Host memory for a target's hidden rows: llama.cpp's buffer of a batch (``output_reserve`` in
-    src/llama-context.cpp), and the ring of them.
+    src/llama-context.cpp), and a ring of them for each sequence.
     """
-    return 4 * header.embedding * len(context.hidden) * (context.batch + min(context.ctx_size, HIDDEN_RING))
+    kept = context.batch + context.sequences * min(context.ctx_size, HIDDEN_RING)
+    return 4 * header.embedding * len(context.hidden) * kept
 
 
 def hidden_compute_bytes(header: ModelHeader, context: ContextOptions, devices: Sequence[int], count: int) -> list[int]:
@@ -432,7 +433,7 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
             if not header.latent:
                 row += (widest if transposed else header.values(i)) // block_v * bytes_v
             found[devices[i]] += row * (windowed_cells if header.windowed[i] else cells)
-    return found
+    return [context.sequences * size for size in found]
 
 
 def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:

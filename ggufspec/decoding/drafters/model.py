@@ -48,6 +48,10 @@ class ModelDrafter(RowDrafter):
         """The model was used for something else: what is in its cache is a text from its beginning on."""
         self._first = 0
 
+    def follow(self, other: ModelDrafter) -> None:
+        """The model has a copy of another drafter's cache."""
+        self._first = other._first
+
     def pending(self, length: int) -> int:
         return length - self.has_read
 

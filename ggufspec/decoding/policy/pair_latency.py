@@ -107,6 +107,16 @@ class PairLatency:
         return Adaptive(self._target, drafts, self._estimators, self._back_off)
 
     @property
+    def target_only_s(self) -> float | None:
+        """Seconds of a batch of one token; None where that was not measured."""
+        return self._target.seconds(1) if self._target else None
+
+    @property
+    def is_backing_off(self) -> bool:
+        """Whether drafting has a cooldown."""
+        return self._back_off.cooldown > 0
+
+    @property
     def width(self) -> Callable[[int], int]:
         """The width of a target batch of so many tokens."""
         return self._target.width if self._target and self._in_use else lambda count: count
