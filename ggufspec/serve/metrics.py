@@ -1,0 +1,254 @@
+"""What an endpoint counts: for Prometheus, and for the page that shows the last answers. Pure.
+
+Names that begin with ``llamacpp:`` are llama-server's where ours mean the same (llama.cpp's tools/server); a dashboard
+for it works. ``n_decode_total`` is not among them: rounds are counted, and the batches of prompts are not known here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ggufspec.serve import session
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LAST = 20  # answers that are kept one by one
+_CUT = "cancelled"  # the stop reason of an answer that nobody waited for
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Figures of one answer, as the page shows them; None where something is not known."""
+
+    number: int  # from 1 since the start
+    tokens: int
+    tokens_per_s: float | None
+    prompt_tokens: int
+    cached: int  # of them
+    time_to_first_token_s: float | None
+    seconds: float  # from the request on
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    rounds: int
+    tokens_per_round: float | None
+    gain: float | None  # target-only time ÷ its own
+    stop_reason: str
+    speculation: bool  # still on at its end
+
+
+class Metrics:
+    """Counts from the start of the endpoint on. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, Labels]] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(float)  # seconds
+        self._last: deque[tuple[Answer, _Rates]] = deque(maxlen=_LAST)
+        self._speculation: bool | None = None
+
+    def answered(self, reply: session.Reply, *, seconds: float) -> None:
+        """Count an answer, whole or cancelled.
+
+        Args:
+            reply: the child's.
+            seconds: from the request to its last token.
+        """
+        took = reply.statistics
+        reason = took.stop_reason or _CUT
+        with self._lock:
+            count = self._counts
+            count["answers", _label(stop_reason=reason)] += 1
+            count["prompt_tokens", ()] += took.prompt_read
+            count["prompt_tokens_cached", ()] += reply.cached
+            count["tokens", ()] += took.tokens
+            count["rounds", ()] += took.rounds
+            count["plain_rounds", ()] += took.plain_rounds
+            for drafter, (drafted, accepted) in reply.accepted_by_drafter.items():
+                count["drafted", _label(drafter=drafter)] += drafted
+                count["accepted", _label(drafter=drafter)] += accepted
+            for name in ("drafted_by_position", "accepted_by_position"):
+                for position, tokens in enumerate(getattr(took, name), 1):
+                    if tokens:
+                        count[name, _label(position=str(position))] += tokens
+            if took.time_to_first_token_s is not None:
+                count["first_tokens", ()] += 1
+                self._sums["first_token_s"] += took.time_to_first_token_s
+            for name, value in (("prompt_s", took.prompt_s), ("decode_s", took.decode_s), ("answer_s", seconds)):
+                self._sums[name] += value
+            self._speculation = reply.speculation
+            number = sum(tokens for (name, _), tokens in count.items() if name == "answers")
+            rates = _Rates(took.prompt_decoded, took.prompt_s, took.tokens, took.decode_s)
+            self._last.append((_answer(number, reply, seconds, reason), rates))
+
+    def refused(self, status: int) -> None:
+        """Count a request that was answered with an error of that HTTP status."""
+        with self._lock:
+            self._counts["refused", _label(status=str(status))] += 1
+
+    def restarted(self) -> None:
+        """Count a child that ended by itself and was started again."""
+        with self._lock:
+            self._counts["restarts", ()] += 1
+
+    def text(self, *, waiting: int, running: int, kept: int) -> str:
+        """All of it in Prometheus's text format 0.0.4 (:data:`MEDIA_TYPE`).
+
+        Args:
+            waiting: requests in the queue.
+            running: requests that are being answered.
+            kept: conversations whose cache is kept.
+        """
+        with self._lock:
+            counts, sums, last = self._counts.copy(), self._sums.copy(), [rates for _, rates in self._last]
+            speculation = self._speculation
+
+        def of(name: str) -> dict[Labels, float]:
+            return {labels: value for (each, labels), value in counts.items() if each == name}
+
+        def total(name: str) -> dict[Labels, float]:
+            return {(): counts[name, ()]}
+
+        prompt = _ratio(sum(each.prompt_tokens for each in last), sum(each.prompt_s for each in last))
+        speed = _ratio(sum(each.tokens for each in last), sum(each.decode_s for each in last))
+        found = [
+            _metric(
+                "llamacpp:prompt_tokens_total",
+                "Prompt tokens read, those from the cache apart.",
+                total("prompt_tokens"),
+            ),
+            _metric("llamacpp:prompt_seconds_total", "Time spent reading prompts.", {(): sums["prompt_s"]}),
+            _metric("llamacpp:tokens_predicted_total", "Tokens of answers.", total("tokens")),
+            _metric(
+                "llamacpp:tokens_predicted_seconds_total", "Time spent on tokens of answers.", {(): sums["decode_s"]}
+            ),
+            _metric(
+                "llamacpp:prompt_tokens_seconds", f"Prompt tokens/s of the last {_LAST} answers.", {(): prompt or 0.0}
+            ),
+            _metric("llamacpp:predicted_tokens_seconds", f"Tokens/s of the last {_LAST} answers.", {(): speed or 0.0}),
+            _metric("llamacpp:requests_processing", "Requests that are being answered.", {(): running}),
+            _metric("llamacpp:requests_deferred", "Requests that wait.", {(): waiting}),
+            _metric("ggufspec:conversations_kept", "Conversations whose cache is kept.", {(): kept}),
+            _metric("ggufspec:answers_total", "Answers by what ended them.", of("answers")),
+            _metric("ggufspec:refused_total", "Requests answered with an error, by HTTP status.", of("refused")),
+            _metric("ggufspec:restarts_total", "Child processes that ended by themselves.", total("restarts")),
+            _metric(
+                "ggufspec:prompt_tokens_cached_total",
+                "Prompt tokens found in the cache.",
+                total("prompt_tokens_cached"),
+            ),
+            _metric("ggufspec:rounds_total", "Rounds: a draft, if any, and the target's batch.", total("rounds")),
+            _metric("ggufspec:plain_rounds_total", "Rounds without a draft.", total("plain_rounds")),
+            _metric("ggufspec:drafted_tokens_total", "Drafted tokens by drafter.", of("drafted")),
+            _metric("ggufspec:accepted_tokens_total", "Accepted tokens by drafter.", of("accepted")),
+            _metric("ggufspec:drafted_at_total", "Drafted tokens by position in the draft.", of("drafted_by_position")),
+            _metric(
+                "ggufspec:accepted_at_total", "Accepted tokens by position in the draft.", of("accepted_by_position")
+            ),
+            _metric(
+                "ggufspec:speculation",
+                "Whether drafting was on at the end of the last answer: 1 or 0.",
+                {} if speculation is None else {(): int(speculation)},
+            ),
+            _summary(
+                "ggufspec:answer_seconds",
+                "From a request to its last token.",
+                sums["answer_s"],
+                sum(of("answers").values()),
+            ),
+            _summary(
+                "ggufspec:first_token_seconds",
+                "From a request's start in the model to its first token.",
+                sums["first_token_s"],
+                counts["first_tokens", ()],
+            ),
+        ]
+        return "".join(found)
+
+    def figures(self) -> dict[str, Any]:
+        """The last answers, newest first, and totals: plain JSON."""
+        with self._lock:
+            counts, last = self._counts.copy(), [asdict(answer) for answer, _ in reversed(self._last)]
+
+        def total(name: str) -> int:
+            return sum(value for (each, _), value in counts.items() if each == name)
+
+        return {
+            "answers": last,
+            "totals": {
+                name: total(name)
+                for name in ("answers", "tokens", "prompt_tokens", "prompt_tokens_cached", "rounds", "plain_rounds")
+            }
+            | {name: total(name) for name in ("drafted", "accepted", "refused", "restarts")},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Of one answer: tokens, and the seconds in which they were read or decoded."""
+
+    prompt_tokens: int
+    prompt_s: float
+    tokens: int
+    decode_s: float
+
+
+def _answer(number: int, reply: session.Reply, seconds: float, reason: str) -> Answer:
+    took = reply.statistics
+    return Answer(
+        number=number,
+        tokens=took.tokens,
+        tokens_per_s=_ratio(took.tokens, took.decode_s),
+        prompt_tokens=took.prompt_tokens,
+        cached=reply.cached,
+        time_to_first_token_s=took.time_to_first_token_s,
+        seconds=seconds,
+        drafted=took.drafted,
+        accepted=took.accepted,
+        acceptance_rate=_ratio(took.accepted, took.drafted),
+        rounds=took.rounds,
+        tokens_per_round=_ratio(took.tokens, took.rounds),
+        gain=None if reply.target_only_s is None else _ratio(reply.target_only_s, took.decode_s),
+        stop_reason=reason,
+        speculation=reply.speculation,
+    )
+
+
+def _ratio(one: float, other: float) -> float | None:
+    return one / other if other > 0 else None
+
+
+def _label(**labels: str) -> Labels:
+    return tuple(labels.items())
+
+
+def _metric(name: str, about: str, samples: Mapping[Labels, float]) -> str:
+    """A counter, if its name ends so, or a gauge."""
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return _family(name, kind, about, ((name, labels, samples[labels]) for labels in sorted(samples, key=_order)))
+
+
+def _summary(name: str, about: str, total: float, count: float) -> str:
+    return _family(name, "summary", about, ((f"{name}_sum", (), total), (f"{name}_count", (), count)))
+
+
+def _order(labels: Labels) -> list[tuple[str, int, str]]:
+    """Positions by number, everything else by name."""
+    return [(key, int(value) if value.isdigit() else 0, value) for key, value in labels]
+
+
+def _family(name: str, kind: str, about: str, samples: Iterable[tuple[str, Labels, float]]) -> str:
+    lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+    for each, labels, value in samples:
+        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+        lines.append(f"{each}{{{inside}}} {value!r}" if inside else f"{each} {value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
