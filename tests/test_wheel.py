@@ -43,6 +43,7 @@ def test_wheel_contains_profiles_demo_pair_and_types(wheel: Path) -> None:
     assert "ggufspec/py.typed" in names
     templates = ("base.html", "page.html", "page.css", "trace.html", "trace.css")
     assert {f"ggufspec/reports/html/templates/{name}" for name in templates} <= names
+    assert {f"ggufspec/serve/templates/{name}" for name in ("page.html", "page.css", "page.js")} <= names
     for profile in (ROOT / "profiles").glob("*.toml"):
         assert f"ggufspec/profiles/{profile.name}" in names
     for model in (ROOT / "profiles" / "demo").glob("*.gguf"):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import kept_results
 import pytest
+from browser import MARKS, launched
 from test_trace_page import made
 
 from ggufspec.reports.html.page import page as render_page
@@ -19,18 +18,8 @@ from ggufspec.reports.reading import parse
 from ggufspec.reports.sections import report
 from ggufspec.reports.trace_page import render as render_trace
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = [pytest.mark.full, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
+pytestmark = MARKS
 
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 HOSTILE = '</script><script>document.title="taken"</script><img src="http://127.0.0.1:9/x.png" onerror="alert(1)">'
 VIEWS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 
@@ -59,13 +48,8 @@ CUT = """() => [...document.querySelectorAll('svg.plot')].flatMap(svg => {
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """A browser with a profile of its own, which nothing is sent for."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    folder = tmp_path_factory.mktemp("browser")
-    with playwright.sync_playwright() as driver:
-        environment = {**os.environ, "HOME": str(folder)}
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS), env=environment)
+    with launched(tmp_path_factory.mktemp("browser")) as browser:
         yield browser
-        browser.close()
 
 
 class Opened:

@@ -1,0 +1,86 @@
+"""The page of an endpoint: the pair, figures of the last answers, and a box to try a prompt in.
+
+:func:`html` is served at ``/`` without a key, with :data:`CSP` as the header ``Content-Security-Policy``: style and
+script are in the page, named in the policy by their hashes, and nothing is loaded from anywhere. The script asks
+``figures`` (what :meth:`ggufspec.serve.metrics.Metrics.figures` gives), ``v1/chat/completions`` and ``v1/completions``,
+all relative to the page, so that it works behind a proxy's path, too. Where an answer is 401, it asks for the key, and
+keeps it in memory only. What a model wrote is set as text, never as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ggufspec import __version__
+from ggufspec.display import visible
+
+if TYPE_CHECKING:
+    from ggufspec.bench.trial import LoadedModel
+    from ggufspec.serve.session import Ready
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("ggufspec.serve"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def _source(digested: str) -> str:
+    """How a policy names a style or a script: Content Security Policy Level 3, hash-source."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(digested.encode()).digest()).decode()}'"
+
+
+_STYLE, _SCRIPT = (_TEMPLATES.get_template(name).render() for name in ("page.css", "page.js"))
+
+CSP = "; ".join(
+    (
+        "default-src 'none'",
+        f"script-src {_source(_SCRIPT)}",
+        f"style-src {_source(_STYLE)}",
+        "connect-src 'self'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+
+def html(name: str, ready: Ready, placement: str) -> str:
+    """The page of a pair.
+
+    Args:
+        name: the pair's, which requests name as their model.
+        ready: what was loaded.
+        placement: where it is, in words; may be empty.
+    """
+    roles = (("Target", ready.target), ("Draft", ready.draft))
+    facts = [(role, _model(model)) for role, model in roles if model is not None]
+    facts.append(("Drafters", ", ".join(ready.drafters) or "none: speculation is off"))
+    facts.append(("Context", f"{ready.ctx_size:,} tokens" + _each(ready.parallel)))
+    if placement:
+        facts.append(("Placement", placement))
+    notes = [*ready.notes, *filter(None, [ready.template_fault])]
+    return _TEMPLATES.get_template("page.html").render(
+        version=__version__,
+        style=_STYLE,
+        script=_SCRIPT,
+        name=visible(name),
+        facts=[(label, visible(text)) for label, text in facts],
+        notes=[visible(note) for note in notes],
+        chat=bool(ready.chat_template) and not ready.template_fault,
+    )
+
+
+def _model(model: LoadedModel) -> str:
+    return f"{model.description}, {model.gpu_layers} of {model.layers} layers on the GPU"
+
+
+def _each(conversations: int) -> str:
+    return f" in each of {conversations} conversations" if conversations > 1 else ""
