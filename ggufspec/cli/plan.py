@@ -35,7 +35,7 @@ def plan(
         Settings,
         takes(
             *("profile", "files", "hub", "simulated", "placement", "devices", "allow_kv", "acceptance", "draft_max"),
-            *("context", "drafter", "vision"),
+            *("context", "drafter", "vision", "parallel"),
             model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
             model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
         ),

@@ -130,8 +130,11 @@ def _share(value: float | None) -> str:
 def context(document: PlanDocument) -> str:
     """The plan's context, where that is from, and how much of it is filled where a speed is predicted."""
     settings, depth = document.settings, document.predicted["depth"]
-    tokens = counted(settings["ctx_size"], "token")
-    return f"{tokens} of context ({settings['context_from']}); its speeds are with {depth:,.0f} of them in the cache"
+    tokens, kept = counted(settings["ctx_size"], "token"), settings.get("sequences", 1)
+    of = f" for each of {kept} conversations" if kept > 1 else ""
+    return (
+        f"{tokens} of context{of} ({settings['context_from']}); its speeds are with {depth:,.0f} of them in the cache"
+    )
 
 
 def contexts(document: PlanDocument) -> Table:
