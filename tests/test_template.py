@@ -51,7 +51,7 @@ def render(source: str, messages: list[dict[str, str]] = SAID, **more: str) -> s
 
 
 def pieces(source: str, messages: list[dict[str, str]], loose: Callable[[str], bool]) -> list[Piece]:
-    return rendered(ChatTemplate(source, NOW), messages, loose)
+    return rendered(ChatTemplate(source, NOW).render, messages, loose)
 
 
 def never(_: str) -> bool:
@@ -140,7 +140,7 @@ def test_what_it_says_is_made_harmless_and_short() -> None:
 
 
 def test_length_is_bounded() -> None:
-    with pytest.raises(ModelError, match="more than 1,000,1"):
+    with pytest.raises(ModelError, match="more than 1,000,"):
         render("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}")
 
 

@@ -7,13 +7,15 @@ back as the tokens that it emitted, not as its text would be tokenized, so that 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ggufspec import foreign
 from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.template import Piece, rendered
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -21,12 +23,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class Message:
     """A message, and the tokens that its answer was emitted as, if it is one and they are known."""
 
     role: str
     content: str
     tokens: tuple[int, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)  # what else the template gets: tool_calls, name, …
+
+    def plain(self) -> dict[str, Any]:
+        """What a chat template takes. Arguments of tool calls, JSON in requests, are objects there."""
+        more = dict(self.more)
+        if calls := more.get("tool_calls"):
+            more["tool_calls"] = [_parsed(call) for call in calls]
+        return {"role": self.role, "content": self.content, **more}
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a template gets besides messages."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    options: dict[str, Any]
 
 
 class Prompter:
@@ -65,9 +83,35 @@ class Prompter:
             raise UsageError("there is no question to answer", "ask one")
         messages = _messages(conversation)
         if chat and self._template is not None:
-            messages, pieces = self._rendered(self._template, messages)
-        else:
-            pieces = _plain(messages)
+            return self.of_messages(messages)
+        _check(messages)
+        return self._ids(messages, _plain(messages))
+
+    def of_messages(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] = {}
+    ) -> list[int]:
+        """The prompt for the next message, by the template.
+
+        Args:
+            messages: of any roles, oldest first.
+            tools: what the model may call, as the template takes them.
+            options: further variables of the template: ``enable_thinking``, …
+
+        Raises:
+            UsageError: a message is not valid text, or is one whose ``<|…|>`` would mean a token.
+            ModelError: there is no template; it fails, or refuses the messages.
+        """
+        if self._template is None:
+            raise ModelError("the model has no chat template", "give one with --chat-template FILE")
+        _check(messages)
+        aside = [*tools, *(message.more for message in messages)]
+        if found := next(filter(None, map(self._special_in, _texts(aside))), ""):
+            raise UsageError(f"{found} in a tool or in a call of one would be a token", "leave it out")
+        given = _Given(tuple(tools), dict(options))
+        return self._ids(*self._rendered(self._template, list(messages), given))
+
+    def _ids(self, messages: list[Message], pieces: list[Piece]) -> list[int]:
+        """The tokens of a prompt's text."""
         ids: list[int] = []
         begun = False
         for segment in self._segments(messages, pieces):
@@ -79,21 +123,23 @@ class Prompter:
         first = self._model.first_token
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
-    def _rendered(self, template: ChatTemplate, messages: list[_Message]) -> tuple[list[_Message], list[Piece]]:
+    def _rendered(
+        self, template: ChatTemplate, messages: list[Message], given: _Given
+    ) -> tuple[list[Message], list[Piece]]:
         """The messages as the template takes them, and its text."""
-        if messages[0].role != "system":
-            return messages, self._pieces(template, messages)
+        if len(messages) < 2 or messages[0].role not in ("system", "developer") or messages[1].role != "user":
+            return messages, self._pieces(template, messages, given)
         failure = ModelError("the model's chat template leaves the system prompt out", "/system off")
         if not self._folds:
             try:
-                pieces = self._pieces(template, messages)
+                pieces = self._pieces(template, messages, given)
                 if not _lost(pieces, messages[0].content):
                     return messages, pieces
             except ModelError as error:
                 failure = error
         folded = _folded(messages)
         try:
-            pieces = self._pieces(template, folded)
+            pieces = self._pieces(template, folded, given)
         except ModelError:
             raise failure from None
         if not self._folds:
@@ -101,9 +147,12 @@ class Prompter:
             self.notes.append("the chat template takes no system prompt: it is put before the first question")
         return folded, pieces
 
-    def _pieces(self, template: ChatTemplate, messages: list[_Message]) -> list[Piece]:
-        plain = [{"role": message.role, "content": message.content} for message in messages]
-        pieces = rendered(template, plain, lambda text: not self._special_in(text))
+    def _pieces(self, template: ChatTemplate, messages: list[Message], given: _Given) -> list[Piece]:
+        def render(plain: Sequence[Mapping[str, Any]]) -> str:
+            return template.render(plain, tools=given.tools, **given.options)
+
+        plain = [message.plain() for message in messages]
+        pieces = rendered(render, plain, lambda text: not self._special_in(text))
         if all(piece.message is None for piece in pieces):  # messages are not found in the template's text
             for message in messages:
                 if found := self._special_in(message.content):
@@ -118,7 +167,7 @@ class Prompter:
         found = self._special.search(text) if self._special else None
         return found[1] if found else ""
 
-    def _segments(self, messages: list[_Message], pieces: list[Piece]) -> list[str | list[int]]:
+    def _segments(self, messages: list[Message], pieces: list[Piece]) -> list[str | list[int]]:
         """The prompt as texts to be cut into tokens one by one, and tokens."""
         segments: list[str | list[int]] = [""]
 
@@ -161,28 +210,57 @@ class Prompter:
         return ids[1:] if ids and piece(ids[0]) == b" " else ids
 
 
-def _messages(conversation: Conversation) -> list[_Message]:
-    """The conversation's messages, in order.
-
-    Raises:
-        UsageError: a message is not valid text.
-    """
+def _messages(conversation: Conversation) -> list[Message]:
+    """The conversation's messages, in order."""
     tokens = (turn.tokens for turn in conversation.answered)
-    messages = [
-        _Message(role, content, next(tokens) if role == "assistant" else ())
+    return [
+        Message(role, content, next(tokens) if role == "assistant" else ())
         for role, content in map(dict.values, conversation.messages())
     ]
+
+
+def _check(messages: Sequence[Message]) -> None:
+    """Refuse what is not valid text.
+
+    Raises:
+        UsageError: a message is not.
+    """
     for message in messages:
         try:
-            message.content.encode()
+            "".join([message.content, *_texts(message.more)]).encode()
         except UnicodeEncodeError:
             raise UsageError(
                 f"the {message.role} message is not valid text: it has half a character", "type it again"
             ) from None
-    return messages
 
 
-def _plain(messages: list[_Message]) -> list[Piece]:
+def _texts(value: object) -> Iterator[str]:
+    """Every text in plain data, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield str(key)
+            yield from _texts(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)
+
+
+def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object, where they are the JSON of one."""
+    function = dict(call.get("function") or {})
+    text = function.get("arguments")
+    if not isinstance(text, str):
+        return dict(call)
+    try:
+        arguments = foreign.parse_json(text, "the arguments")
+    except GgufspecError:
+        return dict(call)
+    return {**call, "function": function | {"arguments": arguments}} if isinstance(arguments, dict) else dict(call)
+
+
+def _plain(messages: list[Message]) -> list[Piece]:
     after = {"system": "\n\n", "user": "", "assistant": "\n"}
     return [
         piece
@@ -191,10 +269,10 @@ def _plain(messages: list[_Message]) -> list[Piece]:
     ]
 
 
-def _folded(messages: list[_Message]) -> list[_Message]:
+def _folded(messages: list[Message]) -> list[Message]:
     """The system prompt in front of the first question."""
     system, question, *others = messages
-    return [_Message(question.role, f"{system.content}\n\n{question.content}"), *others]
+    return [Message(question.role, f"{system.content}\n\n{question.content}"), *others]
 
 
 def _lost(pieces: list[Piece], system: str) -> bool:

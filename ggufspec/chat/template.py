@@ -9,11 +9,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from ggufspec.errors import ModelError
-from ggufspec.llamacpp.chat_template import ChatTemplate
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role, content and what else a template reads
+Render = Callable[[Sequence[Message]], str]  # raises ModelError
 _MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text
 
 
@@ -25,14 +26,14 @@ class Piece:
     message: int | None
 
 
-def rendered(template: ChatTemplate, messages: Sequence[Message], loose: Callable[[str], bool]) -> list[Piece]:
+def rendered(render: Render, messages: Sequence[Message], loose: Callable[[str], bool]) -> list[Piece]:
     """The prompt, cut where a message's content begins and ends.
 
     A content may have been stripped of white space; one that ``loose`` allows may have been changed in any way.
 
     Args:
-        template: renders the messages.
-        messages: each with ``role`` (system, user, assistant) and ``content``.
+        render: makes the text of messages.
+        messages: each with ``role`` and ``content``.
         loose: whether it does no harm if a content's ends are mistaken.
 
     Returns:
@@ -41,7 +42,7 @@ def rendered(template: ChatTemplate, messages: Sequence[Message], loose: Callabl
     Raises:
         ModelError: the template fails.
     """
-    text = template.render(messages)
+    text = render(messages)
     contents = [message["content"] for message in messages]
     taken = set(text).union(*contents)
     first, last = islice((chr(code) for code in _MARKS if chr(code) not in taken), 2)
@@ -50,7 +51,7 @@ def rendered(template: ChatTemplate, messages: Sequence[Message], loose: Callabl
         for index, message in enumerate(messages)
     ]
     try:
-        frame = re.split(f"{first}([0-9]+){last}", template.render(marked))
+        frame = re.split(f"{first}([0-9]+){last}", render(marked))
     except ModelError:
         return [Piece(text, None)]
     own, order = frame[::2], [int(index) for index in frame[1::2]]

@@ -6,6 +6,7 @@ for a child process, which its parent ends when the time is up, and has bounds o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ from typing import Any, TypeVar
 from ggufspec import worker
 from ggufspec.errors import ModelError
 
+# What the formatter itself gives a template
+_OWN = {"messages", "tools", "tool_choice", "functions", "function_call", "eos_token", "bos_token", "strftime_now"}
+_OWN |= {"raise_exception", "add_generation_prompt"}
 _Value = TypeVar("_Value")
 
 _HINT = "/chat off goes on without the template; another GGUF of the model may have a better one"
@@ -40,18 +44,25 @@ class ChatTemplate:
         self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos))
         self._formatter.strftime_now = now.strftime
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), **options: Any
+    ) -> str:
         """The prompt for the next answer.
 
         Args:
-            messages: each with ``role`` (system, user, assistant) and ``content``.
+            messages: each with ``role`` and ``content``, and what else the template reads of them.
+            tools: what the model may call.
+            options: further variables of the template.
 
         Raises:
             ModelError: it fails, refuses these messages, or its text is too long.
         """
-        own = [dict(message) for message in messages]
-        text: str = _bounded(lambda: self._formatter(messages=own, documents=None).prompt)
-        longest = _MAX_CHARACTERS + 4 * sum(len(message["content"]) for message in messages)
+        own, offered = [dict(message) for message in messages], [dict(tool) for tool in tools] or None
+        more = {key: value for key, value in options.items() if key not in _OWN}
+        text: str = _bounded(
+            lambda: self._formatter(messages=own, tools=offered, **({"documents": None} | more)).prompt
+        )
+        longest = _MAX_CHARACTERS + 4 * len(json.dumps([own, offered], default=str))
         if len(text) > longest:
             raise ModelError(f"the model's chat template makes a text of more than {longest:,} characters", _HINT)
         return text
