@@ -56,7 +56,9 @@ def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
     if figures.tokens:
         parts.append(f"{number(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
-        parts += [f"{figures.accepted / figures.drafted:.0%} accepted", f"{_per_round(figures):.2f} tokens/round"]
+        parts.append(f"{figures.accepted / figures.drafted:.0%} accepted")
+    if figures.drafted and figures.rounds:  # which not every server counts
+        parts.append(f"{_per_round(figures):.2f} tokens/round")
     read = f"{figures.prompt_read:,} of {counted(figures.prompt_tokens, 'prompt token')} read"
     parts.append(read + (f" at {number(figures.prompt_tokens_per_s)}/s" if figures.prompt_tokens_per_s else ""))
     if figures.time_to_first_token_s is not None:

@@ -28,6 +28,7 @@ from ggufspec.worker import Interrupted, Session
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from ggufspec.chat.remote import Remote
     from ggufspec.decoding.options import DecoderOptions
 
 _LONG_PROMPT = 256  # tokens of a prompt from which it is said that it is being read
@@ -75,6 +76,7 @@ class Talk:
         name: the pair's.
         about: the pair in documents.
         verbose: show llama.cpp's log.
+        opened_by: what answers; None: a child process that loads the pair.
 
     Attributes:
         stopped: whether Ctrl-C came over the last answer.
@@ -89,13 +91,14 @@ class Talk:
         name: str,
         about: Mapping[str, Any],
         verbose: bool = False,
+        opened_by: Remote | None = None,
     ) -> None:
         self.spec, self.settings, self.screen = spec, settings, screen
         self.name, self.about = name, about
         self.conversation = Conversation()
         self.notes: list[str] = []
         self.stopped = False
-        self._session = Session(verbose=verbose)
+        self._session: Session | Remote = opened_by or Session(verbose=verbose)
         self._ready: session.Ready | None = None
         self._dropped = self._used = 0  # turns that did not fit, and tokens of the context
 
@@ -449,6 +452,7 @@ class _Events:
         self._stream: Plain | Rendered | None = None
         self._waiting = contextlib.ExitStack()
         self._pieces: list[tuple[str, str]] = []
+        self._thinks = False
         self.dropped = 0
 
     @property
@@ -464,6 +468,9 @@ class _Events:
                 self._talk.note_dropped(self.dropped)
             case "prompt" if event["tokens"] > _LONG_PROMPT and self._screen.interactive:
                 self._waiting.enter_context(self._screen.busy())(f"reading a prompt of {event['tokens']:,} tokens")
+            case "reasoning" if not self._thinks and self._screen.interactive:
+                self._thinks = True
+                self._waiting.enter_context(self._screen.busy())("the model thinks")
             case "round":
                 self._waiting.close()
                 self._screen.show(report.round_line(plain.load(TracedRound, event["round"])))

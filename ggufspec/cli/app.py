@@ -94,6 +94,7 @@ _register(
     chat,
     "ggufspec chat demo",
     "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
+    "ggufspec chat --url http://127.0.0.1:8080",
     "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
     confirms=True,
 )

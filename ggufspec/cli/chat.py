@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ggufspec import api
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import Typed, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import Settings
@@ -21,7 +21,7 @@ from ggufspec.settings import Settings
 if TYPE_CHECKING:
     from ggufspec.chat.commands import Switches
     from ggufspec.chat.session import Spec
-    from ggufspec.chat.talk import Talk
+    from ggufspec.chat.talk import Screen, Talk
     from ggufspec.models.profile import Pair
 
 
@@ -37,11 +37,28 @@ def chat(
     markdown: Annotated[
         bool, typer.Option("--markdown/--no-markdown", help="Render answers, where the model has a chat template.")
     ] = True,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help="Talk to a running OpenAI-compatible server instead of loading a pair."
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", metavar="KEY", envvar="GGUFSPEC_API_KEY", help="The server's API key."),
+    ] = None,
+    served_model: Annotated[
+        str | None,
+        typer.Option(
+            "--served-model", metavar="NAME", help="Which of the server's models; not needed where it has one."
+        ),
+    ] = None,
     tint: Annotated[bool, typer.Option("--tint/--no-tint", help="Colour answers by who wrote each token.")] = False,
     given: Annotated[
         Settings,
         takes(*GROUPS, predict={"default": 512}),
     ],
+    typed: Typed,
 ) -> int:
     """Talk with a pair. /help lists what can be switched while it is loaded: who answers, how far is drafted, and more.
 
@@ -53,11 +70,15 @@ def chat(
     said_first = inputs.read_prompt(system, system_file) or ""
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines = iter(()) if interactive else _lines()
-    chosen, spec, settings = _prepare(given)
-    settings = replace(
-        settings, length=given.value("predict"), tint=tint, markdown=None if markdown else False, system=said_first
-    )
-    talk = _talk(chosen, spec, settings, interactive=interactive, streams=not ui.flags().json)
+    more = {"length": given.value("predict"), "markdown": None if markdown else False, "system": said_first}
+    screen = _screen(interactive=interactive, streams=not ui.flags().json)
+    if url is not None:
+        _check_remote(url, typed)
+        talk = _remote(url, api_key, served_model, given, screen, more)
+    elif served_model is not None:
+        raise UsageError("--served-model is of a server", "ggufspec chat --url URL --served-model NAME")
+    else:
+        talk = _local(given, screen, more | {"tint": tint})
     try:
         if load is not None:  # before the pair is loaded: a typo costs no wait
             talk.resume(load)
@@ -67,6 +88,30 @@ def chat(
         return _converse(talk) if interactive else _go_through(talk, lines)
     finally:
         talk.close()
+
+
+def _check_remote(url: str, typed: Typed) -> None:
+    """Refuse options that a server decides.
+
+    Raises:
+        UsageError: one is on the command line; what is in a variable is for other commands.
+    """
+    for row in takes(*GROUPS).rows():
+        if row.name in typed and row.group != "sampling" and row.name != "predict":
+            what = row.flag if row.flags else "PAIR"
+            raise UsageError(f"both --url and {what} are given: the server has its pair", f"ggufspec chat --url {url}")
+
+
+def _remote(
+    url: str, key: str | None, model: str | None, given: Settings, screen: Screen, more: dict[str, Any]
+) -> Talk:
+    """A chat with a server."""
+    from ggufspec.chat.commands import Switches
+    from ggufspec.chat.remote import Remote, base_url
+    from ggufspec.chat.remote_talk import RemoteTalk
+
+    settings = Switches(has_draft=False, loaded=(), ngram="off", sampling=api.sampling(inputs.with_seed(given)), **more)
+    return RemoteTalk(Remote(base_url(url), key or "", model or ""), settings, screen)
 
 
 def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
@@ -95,14 +140,23 @@ def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
     return chosen, spec, settings
 
 
-def _talk(chosen: Pair, spec: Spec, settings: Switches, *, interactive: bool, streams: bool) -> Talk:
-    from ggufspec.chat.markdown import THEME
-    from ggufspec.chat.talk import Screen, Talk
+def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
+    """A chat with a pair that this command loads."""
+    from ggufspec.chat.talk import Talk
 
-    screen = Screen(
+    chosen, spec, settings = _prepare(given)
+    about = chosen.describe()
+    verbose = ui.flags().verbose
+    return Talk(spec, replace(settings, **more), screen, name=chosen.name, about=about, verbose=verbose)
+
+
+def _screen(*, interactive: bool, streams: bool) -> Screen:
+    from ggufspec.chat.markdown import THEME
+    from ggufspec.chat.talk import Screen
+
+    return Screen(
         ui.out(THEME), ui.err(), _say, ui.busy, interactive=interactive, streams=streams, quiet=ui.flags().quiet
     )
-    return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 A command has a parameter ``given: Annotated[Settings, takes("placement", "sampling", ...)]``: groups of options, or
 options by name. :func:`command` shows Typer an option for each, and gives the command their values as one
 :class:`~ggufspec.settings.Settings`. A parameter of type ``Swept | None`` makes it a command that sweeps: then one
-option may have a list.
+option may have a list. A parameter of type ``Typed`` gets the names of those that were on the command line.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Swept:
     def put(self, settings: Settings, value: Any) -> Settings:
         """The settings with one of the values."""
         return replace(settings, **{self.option.name: value})
+
+
+class Typed(frozenset[str]):
+    """Names of the options of the table that were on the command line, not only in a variable."""
 
 
 def parameter(row: Option) -> inspect.Parameter:
@@ -140,13 +144,15 @@ def command(function: Callable[..., int], *, confirms: bool = False) -> Callable
     signature = inspect.signature(function, eval_str=True)
     flags = [row for row in FLAGS.values() if confirms or row.group != "yes"]
     shown = [inspect.Parameter("context_", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    given, swept, rows = "", "", []
+    given, swept, typed, rows = "", "", "", []
     for name, one in signature.parameters.items():
         if get_origin(one.annotation) is Annotated and isinstance(get_args(one.annotation)[1], Takes):
             given, rows = name, get_args(one.annotation)[1].rows()
             shown += map(parameter, rows)
         elif one.annotation == Swept | None:
             swept = name
+        elif one.annotation is Typed:
+            typed = name
         else:
             shown.append(one.replace(kind=one.KEYWORD_ONLY))
     shown += map(parameter, flags)
@@ -158,6 +164,9 @@ def command(function: Callable[..., int], *, confirms: bool = False) -> Callable
             parsed[given], found = settings_of(rows, parsed, sweeps=bool(swept), context=context_)
             if swept:
                 parsed[swept] = found
+        if typed:
+            sources = {row.name: context_.get_parameter_source(row.name) for row in rows} if context_ else {}
+            parsed[typed] = Typed(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
         return function(**parsed)
 
     gathering.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]

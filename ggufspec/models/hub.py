@@ -1,7 +1,8 @@
-"""Files of the Hugging Face hub, its cache on this machine, and the one HTTP client.
+"""Files of the Hugging Face hub, its cache on this machine, and the HTTP client of all downloads.
 
-The only importer of ``huggingface_hub`` and ``httpx2``. The client is huggingface_hub's own, so that proxies,
-certificates and HF_HUB_OFFLINE hold for every request; the cache is its own too, so that other programs find the files.
+The only importer of ``huggingface_hub``, and with :mod:`ggufspec.chat.remote` of ``httpx2``. The client is
+huggingface_hub's own, so that proxies, certificates and HF_HUB_OFFLINE hold for every request; the cache is its own
+too, so that other programs find the files.
 """
 
 from __future__ import annotations

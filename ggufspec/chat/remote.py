@@ -1,0 +1,400 @@
+"""A running server to talk with: any that has OpenAI's ``/v1/chat/completions``, ``ggufspec serve`` among them.
+
+:class:`Remote` stands where :class:`ggufspec.worker.Session` does for a pair of this process, and speaks the words of
+:mod:`ggufspec.chat.session`. One of the two importers of ``httpx2``; the other is for the hub.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ggufspec import __version__, foreign
+from ggufspec.bench.trial import LoadedModel
+from ggufspec.chat import session
+from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.display import visible
+from ggufspec.errors import GgufspecError, UsageError
+
+if TYPE_CHECKING:
+    import httpx2
+
+Event = dict[str, Any]
+
+_CONNECT_S, _LIST_S = 10.0, 30.0  # an answer may take as long as it takes: its prompt is read before
+_MOST_LINE_BYTES, _MOST_BODY_BYTES = 16 << 20, 4 << 20
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
+_STOPS = {"stop": "end", "length": "length", "content_filter": "stop", "tool_calls": "stop"}  # ours for theirs
+_BASE_HINT = "--url has the base URL of an OpenAI-compatible server: http://127.0.0.1:8080/v1"
+
+
+class _StopReading(KeyboardInterrupt):
+    """Ctrl-C while a server is waited for; libraries clean up after it as after any other."""
+
+
+def base_url(url: str) -> str:
+    """The base URL that a user may shorten: ``host:port`` is ``http://host:port/v1``. Pure.
+
+    Raises:
+        UsageError: it is none.
+    """
+    full = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(full)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment or not full.isprintable() or " " in full:
+        raise UsageError(f"{url!r} is not the URL of a server", _BASE_HINT)
+    path = parts.path.rstrip("/")
+    for known in ("/chat/completions", "/completions", "/models"):
+        path = path.removesuffix(known)
+    return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
+
+
+class Remote:
+    """A server. :meth:`stop` may be called by a signal handler, all else belongs to one thread.
+
+    Args:
+        url: its base URL, as :func:`base_url` gives it.
+        key: its API key; empty for none.
+        model: which of its models; empty where it has one.
+
+    Attributes:
+        model: the one that answers, from :meth:`open` on.
+    """
+
+    def __init__(self, url: str, key: str = "", model: str = "") -> None:
+        self.url, self.model = url, model
+        self._key = key
+        self._client: httpx2.Client | None = None
+        self._stopping = self._waits = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has been reached."""
+        return self._client is not None
+
+    def open(self, *_: object) -> session.Ready:
+        """Reach the server, and find its model.
+
+        Raises:
+            UsageError: it has several models.
+            GgufspecError: nothing answers there, it is no such server, or it wants another key.
+        """
+        import httpx2
+
+        self.close()
+        own = urlsplit(self.url).hostname in _LOOPBACK  # which no proxy can reach
+        headers = {"User-Agent": f"ggufspec/{__version__}"}
+        if self._key:
+            if not (self._key.isascii() and self._key.isprintable()):
+                raise UsageError("the API key has characters that no header takes", "give it again: --api-key KEY")
+            headers["Authorization"] = f"Bearer {self._key}"
+        client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(_LIST_S, connect=_CONNECT_S), trust_env=not own)
+        try:
+            with self._explained(), client.stream("GET", f"{self.url}/models") as response:
+                self._check(response)
+                found = self._names(_whole(response))
+            self.model = self._chosen(found)
+        except BaseException:
+            client.close()
+            raise
+        self._client = client
+        loaded = LoadedModel(self.model, 0, 0, 0)
+        return session.Ready(target=loaded, draft=None, notes=(), has_template=True, ctx_size=0)
+
+    def ask(self, request: session.Request, _: object = None, *, on_event: Callable[[Event], None]) -> session.Reply:
+        """Ask, and hand on what comes: events ``token``, and ``reasoning`` {text} of a model that thinks before.
+
+        Raises:
+            GgufspecError: there is no answer, or it broke off.
+        """
+        assert self._client is not None
+        self._stopping = self._waits = False
+        path, body = _body(request, self.model)
+        answer = _Answer(time.perf_counter())
+        import httpx2
+
+        patience = httpx2.Timeout(None, connect=_CONNECT_S)
+        try:
+            with (
+                self._explained(),
+                self._interruptible(),
+                self._client.stream("POST", f"{self.url}{path}", json=body, timeout=patience) as response,
+            ):
+                self._waits = True
+                self._check(response)
+                for value in _values(response):
+                    self._waits = False
+                    for event in answer.take(value):
+                        on_event(event)
+                    self._waits = True
+                    if self._stopping:
+                        raise _StopReading
+        except KeyboardInterrupt:
+            return answer.reply(stopped=True)
+        finally:
+            self._waits = False
+        if not answer.began:
+            raise GgufspecError(f"{self.url} answers with something that is no stream of events", _BASE_HINT)
+        return answer.reply(stopped=False)
+
+    def stop(self) -> None:
+        """End the answer that is coming, with what there is: servers stop where the connection is closed."""
+        self._stopping = True
+        if self._waits:
+            self._waits = False
+            raise _StopReading
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """While a connection is made and headers are waited for."""
+        self._waits = True
+        if self._stopping:
+            raise _StopReading
+        yield
+
+    # ---- what the server says --------------------------------------------------------------------------------------
+
+    def _names(self, text: str) -> list[str]:
+        """Its models."""
+        try:
+            body = foreign.parse_json(text, self.url)
+            return [str(one["id"]) for one in body["data"]]
+        except (GgufspecError, TypeError, KeyError):
+            raise GgufspecError(f"{self.url}/models does not answer with a list of models", _BASE_HINT) from None
+
+    def _chosen(self, names: list[str]) -> str:
+        if self.model:
+            if names and self.model not in names:
+                raise UsageError(f"{self.url} has no model {self.model!r}", f"it has {_list(names)}")
+            return self.model
+        if len(names) > 1:
+            raise UsageError(f"{self.url} has {len(names)} models", f"--served-model {names[0]}, or {_list(names[1:])}")
+        if not names:
+            raise GgufspecError(f"{self.url} has no model", "load one there, or name it: --served-model NAME")
+        return names[0]
+
+    def _check(self, response: httpx2.Response) -> None:
+        """Turn a status into an error.
+
+        Raises:
+            GgufspecError: it is none of success.
+        """
+        status = response.status_code
+        if status == 200:
+            return
+        said, hint = _said(_whole(response))
+        if status in (401, 403):
+            what = "does not take this API key" if self._key else "asks for an API key"
+            raise GgufspecError(f"{self.url} {what}", "--api-key KEY, or GGUFSPEC_API_KEY")
+        if status == 404 and not said:
+            raise GgufspecError(f"{response.url} is not there (404)", _BASE_HINT)
+        if status in (429, 503):
+            why = f": {said}" if said else ""
+            raise GgufspecError(f"{self.url} is busy or not ready{why}", hint or "say it again in a moment")
+        if 300 <= status < 400:
+            to = visible(response.headers.get("location", "another place"))
+            raise GgufspecError(f"{self.url} moves to {to}", "give that as --url, if it is yours")
+        raise GgufspecError(said or f"{self.url} answers with status {status}", hint or _HINTS.get(status, ""))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn failures of the connection into errors with a hint."""
+        import httpx2
+
+        try:
+            yield
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError) as error:
+            start = "start it (ggufspec serve PAIR), or check host and port"
+            raise GgufspecError(f"nothing answers at {self.url}: {error}", start) from None
+        except httpx2.TimeoutException:
+            raise GgufspecError(f"{self.url} does not answer in time", "look at its log") from None
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
+            raise GgufspecError(f"the connection to {self.url} broke: {error}", "look at its log; /retry") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise GgufspecError(f"{self.url} cannot be asked: {error}", _BASE_HINT) from None
+
+
+_HINTS = {400: "/settings shows what was asked for", 500: "look at the server's log"}
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+
+
+def _said(text: str) -> tuple[str, str]:
+    """(message, hint) of an error as OpenAI's servers and ours write it; empty where there is none."""
+    try:
+        error = foreign.parse_json(text, "the error")["error"]
+        if isinstance(error, str):  # some servers' form
+            return error, ""
+        hint = error.get("hint") or ""
+        if error.get("code") == "context_length_exceeded":
+            hint = hint or "/undo and /clear make the conversation shorter"
+        return str(error["message"]), str(hint)
+    except (GgufspecError, TypeError, KeyError, AttributeError):
+        return "", ""
+
+
+def _whole(response: httpx2.Response) -> str:
+    """The body, as far as a body should be long."""
+    taken = bytearray()
+    for part in response.iter_bytes():
+        taken += part
+        if len(taken) > _MOST_BODY_BYTES:
+            break
+    return taken.decode("utf-8", "replace")
+
+
+def _values(response: httpx2.Response) -> Iterator[Mapping[str, Any]]:
+    """What the server sends, event by event, up to ``[DONE]``.
+
+    Source: HTML Living Standard, 9.2.6, of which these servers use one field: ``data:``, one line an event.
+    """
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _MOST_LINE_BYTES:
+            raise GgufspecError("the server sends a line without an end", _BASE_HINT)
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == b"[DONE]":
+                return
+            value = foreign.parse_json(data.decode("utf-8", "replace"), "an event of the server")
+            if isinstance(value, Mapping):
+                yield value
+
+
+def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
+    """The path and the JSON of a question.
+
+    What OpenAI's API knows is always in it; what servers of llama.cpp know besides only where it differs from their
+    default, because others refuse it.
+    """
+    sampling, usual = request.sampling, Sampling()
+    body: dict[str, Any] = {
+        "model": model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": sampling.seed,
+    }
+    more = ("top_k", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty")
+    body |= {name: getattr(sampling, name) for name in more if getattr(sampling, name) != getattr(usual, name)}
+    messages = request.conversation.messages()
+    if request.chat:
+        return "/chat/completions", body | {"messages": messages}
+    after = {"system": "\n\n", "user": "", "assistant": "\n"}  # as ggufspec.chat.prompt does
+    return "/completions", body | {"prompt": "".join(one["content"] + after[one["role"]] for one in messages)}
+
+
+class _Answer:
+    """An answer as it comes.
+
+    Args:
+        start: when it was asked for.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.began = False  # whether anything has come
+        self._start = start
+        self._first: float | None = None  # when its first text came
+        self._text: list[str] = []
+        self._finish = ""
+        self._usage: Mapping[str, Any] = {}
+        self._timings: Mapping[str, Any] = {}
+
+    def take(self, value: Mapping[str, Any]) -> Iterator[Event]:
+        """The events that a chunk is.
+
+        Raises:
+            GgufspecError: it is an error.
+        """
+        self.began = True
+        if "error" in value:
+            said = value["error"]
+            message = said.get("message") if isinstance(said, Mapping) else said
+            raise GgufspecError(f"the answer broke off: {message}", "look at the server's log; /retry asks again")
+        self._usage = _mapping(value.get("usage")) or self._usage
+        self._timings = _mapping(value.get("timings")) or self._timings
+        choices = value.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            choice = _mapping(choice)
+            delta = _mapping(choice.get("delta"))
+            thought = delta.get("reasoning_content") or delta.get("reasoning")
+            text = delta.get("content") or choice.get("text")
+            if self._first is None and (thought or text):
+                self._first = time.perf_counter()
+            if isinstance(thought, str) and thought:
+                yield {"event": "reasoning", "text": thought}
+            if isinstance(text, str) and text:
+                self._text.append(text)
+                yield {"event": "token", "text": text, "source": "target"}
+            self._finish = str(choice.get("finish_reason") or "") or self._finish
+
+    def reply(self, *, stopped: bool) -> session.Reply:
+        """All of it, and what is known of it."""
+        finish = _STOPS.get(self._finish, self._finish)
+        return session.Reply(
+            text="".join(self._text), statistics=self._statistics(finish), stopped=stopped and not self._finish
+        )
+
+    def _statistics(self, finish: str) -> Statistics | None:
+        """Of the server's own figures, or else of when what came here; None where it counts no tokens."""
+        usage, timings = self._usage, self._timings
+        tokens = _count(usage, "completion_tokens")
+        if not usage or (not tokens and self._first is not None):
+            return None
+        prompt = _count(usage, "prompt_tokens")
+        details = _mapping(usage.get("completion_tokens_details"))
+        accepted = _count(details, "accepted_prediction_tokens") or _count(timings, "draft_n_accepted")
+        rejected = _count(details, "rejected_prediction_tokens")
+        drafted = accepted + rejected if details else _count(timings, "draft_n")
+        first = None if self._first is None else self._first - self._start
+        own_s = 0.0 if self._first is None else time.perf_counter() - self._first
+        return Statistics(
+            prompt_tokens=prompt,
+            prompt_s=_seconds(timings, "prompt_ms"),
+            prompt_read=prompt - min(prompt, _count(_mapping(usage.get("prompt_tokens_details")), "cached_tokens")),
+            tokens=tokens,
+            decode_s=_seconds(timings, "predicted_ms") or own_s,
+            rounds=_count(timings, "rounds"),
+            drafted=drafted,
+            accepted=accepted,
+            drafted_by_position=(),
+            accepted_by_position=(),
+            draft_s=0.0,
+            verify_s=0.0,
+            stop_reason=finish,
+            time_to_first_token_s=first,
+        )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _seconds(body: Mapping[str, Any], name: str) -> float:
+    value = body.get(name)
+    return value / 1000 if isinstance(value, int | float) and value >= 0 else 0.0

@@ -1,0 +1,89 @@
+"""A chat with a running server: what it decides, commands do not change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ggufspec.chat import commands as chat_commands
+from ggufspec.chat import session
+from ggufspec.chat.commands import Command, Switches
+from ggufspec.chat.remote import Remote
+from ggufspec.chat.talk import Screen, Talk
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.errors import StopError, UsageError
+from ggufspec.reports.table import pairs
+
+_SERVERS = (  # commands about what the server decides
+    "speculative",
+    "target",
+    "drafter",
+    "compare",
+    "gamma",
+    "ngram",
+    "accept",
+    "cache",
+    "debug",
+    "tint",
+)
+
+
+class RemoteTalk(Talk):
+    """A conversation with a server.
+
+    Args:
+        server: which one.
+        settings: how it begins.
+        screen: where it is shown.
+    """
+
+    def __init__(self, server: Remote, settings: Switches, screen: Screen) -> None:
+        nothing = session.Spec(Path(), None, DecoderOptions())
+        super().__init__(nothing, settings, screen, name=server.url, about={"url": server.url}, opened_by=server)
+        self._server = server
+
+    def open(self) -> None:
+        """Reach the server.
+
+        Raises:
+            GgufspecError: it cannot be reached.
+            StopError: Ctrl-C.
+        """
+        try:
+            with self.screen.busy() as say:
+                say(f"connecting to {self.name}")
+                self._ready = self._server.open()
+        except KeyboardInterrupt:
+            raise StopError("interrupted before the server answered") from None
+        self.name = self._server.model
+        self.about = {"url": self._server.url, "model": self._server.model}
+
+    def greet(self) -> None:
+        """Name the server, and the way in and out."""
+        self.screen.note(f"{self.name} at {self._server.url}. /help lists commands, Ctrl-D leaves.")
+        self.screen.gap()
+
+    def _run(self, command: Command) -> bool:
+        if command.name in _SERVERS:
+            raise UsageError(
+                f"/{command.name} is not possible: the server decides that",
+                "load the pair here for it: ggufspec chat PAIR; /settings shows what can be changed",
+            )
+        return super()._run(command)
+
+    def _settings(self, _: str) -> None:
+        names = [name for name in chat_commands.SHOWN if name not in _SERVERS]
+        rows = [(f"/{name}", chat_commands.shown(self.settings, name)) for name in names]
+        rows.append(("context", f"{self._used:,} tokens"))
+        self.screen.show(pairs([*rows, ("model", self.name), ("server", self._server.url)]))
+
+    def status(self) -> list[tuple[str, bool]]:
+        """The toolbar's words, and whether each is a warning."""
+        words = [self.name, f"{self._used:,} tokens", chat_commands.processor(self.settings.sampling)]
+        words += ["penalties"] * self.settings.sampling.penalises + ["chat off"] * (not self.settings.chat)
+        return [(word, False) for word in words]
+
+    def _settings_now(self) -> dict[str, Any]:
+        now = self.settings
+        return {**asdict(now.sampling), "max_tokens": now.length, "chat": now.chat}
