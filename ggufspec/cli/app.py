@@ -26,6 +26,7 @@ from ggufspec.cli.quantize import quantize
 from ggufspec.cli.rehearse import rehearse
 from ggufspec.cli.report import report
 from ggufspec.cli.run import run
+from ggufspec.cli.serve import serve
 from ggufspec.cli.trace import trace
 from ggufspec.cli.tune import tune
 from ggufspec.cli.verify import verify
@@ -96,6 +97,13 @@ _register(
     "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
     "ggufspec chat --url http://127.0.0.1:8080",
     "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
+    confirms=True,
+)
+_register(
+    serve,
+    "ggufspec serve demo",
+    "ggufspec serve qwen3-14b --parallel 2 --port 8080",
+    "ggufspec serve -m TARGET.gguf -md DRAFT.gguf --host 0.0.0.0 --api-key-file keys.txt",
     confirms=True,
 )
 _register(

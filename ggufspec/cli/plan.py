@@ -63,7 +63,7 @@ def plan(
     options = api.decoder_options(given.over(spec.settings))
     (measure_machine if calibrate else measure_if_due)(options.threads, physical_cores(), given.rpc or ())
     document = inputs.make_plan(spec, given).document(sweep=sweep, contexts=True)
-    ui.result(document, lambda: _show(document))
+    ui.result(document, lambda: show_plan(document))
     return 0
 
 
@@ -156,7 +156,8 @@ def measure_if_due(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
         measure_machine(threads, cores, rpc)
 
 
-def _show(document: PlanDocument) -> None:
+def show_plan(document: PlanDocument) -> None:
+    """Print a plan."""
     from rich.text import Text
 
     from ggufspec.planning.history import is_guessed

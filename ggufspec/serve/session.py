@@ -2,7 +2,7 @@
 
 The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this order:
 
-- ``prompt`` {tokens}: the prompt has so many tokens;
+- ``prompt`` {tokens, thinking}: the prompt has so many tokens, and ends within ``<think>`` or not;
 - ``round`` {texts, tokens, sources, logprobs}: what one round emitted, of each token its text (which may be empty or
   end an earlier character), its id, who wrote it (a drafter's name, ``target`` or ``bonus``) and, where the request
   wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty.
@@ -83,6 +83,7 @@ class Request:
 class TokenLogprob:
     """A token's natural log-probability by the target's own distribution, untempered, and the likeliest tokens'."""
 
+    text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()  # (id, text, log-probability), likeliest first
 
@@ -162,7 +163,6 @@ class Loaded:
         """
         decoder, ctx_size = self._decoder, self.ready.ctx_size
         prompt = self._prompt(request)
-        emit({"event": "prompt", "tokens": len(prompt)})
         if len(prompt) >= ctx_size:
             emit({"event": "refused", "code": "context_length_exceeded"})
             larger = -(-(len(prompt) + min(request.max_tokens or 512, 4096)) // 256) * 256
@@ -171,6 +171,9 @@ class Loaded:
                 "the answer",
                 f"shorten it, or start the server with -c {larger}",
             )
+        end = b"".join(decoder.target.piece(token, special=True) for token in prompt[-8:])
+        thinking = end.rstrip().endswith(b"<think>")
+        emit({"event": "prompt", "tokens": len(prompt), "thinking": thinking})
         choice = choose([decoder.held(i) for i in range(self.ready.parallel)], self._used, prompt)
         self._requests += 1
         self._used[choice.sequence] = self._requests
@@ -280,7 +283,7 @@ class _Rounds:
     def _logprob(self, emitted: Emitted) -> dict[str, Any]:
         assert emitted.logprob is not None
         likeliest = ((id_, self._spell(id_), value) for id_, value in emitted.logprob.likeliest)
-        return asdict(TokenLogprob(emitted.logprob.own, tuple(likeliest)))
+        return asdict(TokenLogprob(self._spell(emitted.token), emitted.logprob.own, tuple(likeliest)))
 
     def _spell(self, token: int) -> str:
         return self._decoder.target.piece(token, special=True).decode("utf-8", "replace")

@@ -1,0 +1,222 @@
+"""``ggufspec serve``: the pair behind an OpenAI-compatible HTTP endpoint."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ggufspec.cli import inputs, ui
+from ggufspec.cli.parameters import takes
+from ggufspec.cli.run import prepare_pair
+from ggufspec.errors import UsageError
+from ggufspec.settings import Settings
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from ggufspec.serve.session import Ready, Reply
+
+SCHEMA = "ggufspec/serve@1"
+_MOST_KEYS_BYTES = 1 << 16
+_MOST_TEMPLATE_BYTES = 1 << 20
+
+
+def serve(
+    *,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Answer here; 0.0.0.0 is the whole network.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="0 picks a free one.")] = 8080,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", metavar="KEY", help="Ask for this key; may be repeated.", envvar="GGUFSPEC_API_KEY"),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", metavar="FILE", help="The same, one a line; only you may read it.")
+    ] = None,
+    no_api_key: Annotated[
+        bool, typer.Option("--no-api-key", help="Let the network in without a key, where --host names it.")
+    ] = False,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option("--cors", metavar="ORIGIN", help="Let pages of this origin ask; may be repeated; * is any."),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option("--queue", metavar="N", min=1, max=10_000, help="Requests that may wait.  [64]")
+    ] = 64,
+    grace: Annotated[
+        float,
+        typer.Option("--grace", metavar="SECONDS", min=0, max=3600, help="Time for the answer that runs at the end."),
+    ] = 5.0,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option("--chat-template", metavar="FILE", help="A Jinja chat template in place of the target's own."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and end.")] = False,
+    given: Annotated[
+        Settings,
+        takes("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
+    ],
+) -> int:
+    """Serve the pair to editors, agents and web front ends that speak OpenAI's API, until Ctrl-C.
+
+    One answer is decoded at a time, exactly as `run` decodes it; --parallel conversations keep their caches. The page
+    at / shows what it does. A profile that `tune` saved is served as it was tuned.
+    """
+    if dry_run:
+        return _plan(given)
+    from ggufspec.serve import http
+
+    keys = _keys(api_key or (), api_key_file)
+    if no_api_key and keys:
+        raise UsageError("both --no-api-key and a key are given", "give one of them")
+    template = _template(chat_template)
+    bound = http.listen(host, port)  # before the pair is loaded: a typo costs no wait
+    with bound:
+        if not (http.is_loopback(bound) or keys or no_api_key):
+            raise UsageError(
+                f"whoever reaches {host} could use the model: that needs a key",
+                "--api-key-file FILE, or --no-api-key in a network that you trust",
+            )
+        return _serve(given, bound, keys, tuple(cors or ()), queue, grace, template)
+
+
+def _serve(
+    given: Settings,
+    bound: socket,
+    keys: tuple[str, ...],
+    origins: tuple[str, ...],
+    most_waiting: int,
+    grace_s: float,
+    template: str,
+) -> int:
+    """Load the pair and answer until somebody ends it."""
+    from ggufspec.serve import http
+    from ggufspec.serve.app import LOCAL, Endpoint, Rules
+    from ggufspec.serve.engine import Engine
+    from ggufspec.serve.session import Spec
+
+    pair, options = prepare_pair(given)
+    spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
+    flags = ui.flags()
+    engine = Engine(spec, most_waiting=most_waiting, verbose=flags.verbose)
+    engine.on_restart.append(_restarted)
+    rules = Rules(keys, origins, LOCAL if http.is_loopback(bound) else ())
+    try:
+        with ui.busy() as show:
+            show(f"loading {pair.name}")
+            ready = engine.start()
+        for note in ready.notes:
+            ui.note(note)
+        shown = _placed(ready)
+        endpoint = Endpoint(engine, pair.name, placement=shown, rules=rules, on_answer=_access)
+        http.serve(
+            endpoint.app(),
+            engine,
+            bound,
+            grace_s=grace_s,
+            on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
+            verbose=flags.verbose,
+        )
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        engine.close()
+    return 0
+
+
+def _plan(given: Settings) -> int:
+    """What would be served, and where its layers go."""
+    from ggufspec.cli.plan import show_plan
+
+    spec = inputs.pair_spec(given)
+    document = inputs.make_plan(spec, given).document()
+    ui.result(document, lambda: show_plan(document))
+    return 0
+
+
+def _keys(given: tuple[str, ...] | list[str], file: Path | None) -> tuple[str, ...]:
+    """The API keys.
+
+    Raises:
+        UsageError: others can read the file, it cannot be read, or there is no key in it.
+    """
+    from ggufspec import foreign
+
+    keys = list(given)
+    if file is not None:
+        text = foreign.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UsageError(f"others can read {file}", f"chmod 600 {file}")
+        keys += [line.strip() for line in text.splitlines() if line.strip()]
+        if not keys:
+            raise UsageError(f"{file} has no key", "write one a line")
+    if any(not key.isascii() or not key.isprintable() or not key.strip() for key in keys):
+        raise UsageError(
+            "an API key is empty or has other than printable ASCII characters", "--api-key $(openssl rand -hex 24)"
+        )
+    return tuple(keys)
+
+
+def _template(file: Path | None) -> str:
+    from ggufspec import foreign
+
+    return "" if file is None else foreign.read_text(file, _MOST_TEMPLATE_BYTES, failure=UsageError)
+
+
+def _placed(ready: Ready) -> str:
+    """Where the layers are, in words."""
+    parts = []
+    for role, model in (("target", ready.target), ("draft", ready.draft)):
+        if model is not None:
+            where = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU" if model.gpu_layers else "on the CPU"
+            parts.append(f"{role}: {model.description}, {where}")
+    kept = f"{ready.parallel} conversations" if ready.parallel > 1 else "one conversation"
+    return "; ".join([*parts, f"{kept} of {ready.ctx_size:,} tokens"])
+
+
+def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
+    if ui.flags().json:
+        document = {"schema": SCHEMA, "endpoint": url, "pair": name, "ctx_size": ready.ctx_size}
+        ui.data(json.dumps(document | {"parallel": ready.parallel, "needs_key": needs_key}))
+        return
+    from rich.text import Text
+
+    err = ui.err()
+    err.say(Text(f"serving {name} at {url}; Ctrl-C ends it"))
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    path, body = ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
+    if not ready.chat_template:
+        path, body = "completions", '{"prompt": "def main(", "max_tokens": 32}'
+        ui.note("the model has no chat template: only completions are answered (--chat-template FILE gives one)")
+    json_type = " -H 'Content-Type: application/json'"
+    err.say(Text.assemble("  try: ", (f"curl {url}/v1/{path}{key}{json_type} -d '{body}'", "bold")))
+    ui.note(f"  base URL for editors and agents: {url}/v1; page: {url}/")
+
+
+def _restarted(why: str) -> None:
+    ui.note(f"the model's process ended and is started again: {why}")
+
+
+def _access(reply: Reply, seconds: float) -> None:
+    """One line for an answer, where somebody looks."""
+    if not (ui.is_live() or ui.flags().verbose):
+        return
+    took = reply.statistics
+    parts = [f"{took.prompt_tokens} + {took.tokens} tokens"]
+    if reply.cached:
+        parts.append(f"{reply.cached} cached")
+    if took.tokens and took.decode_s:
+        parts.append(f"{took.tokens / took.decode_s:.1f} tokens/s")
+    if took.drafted:
+        parts += [f"{took.accepted / took.drafted:.0%} accepted", f"{took.tokens / took.rounds:.2f} tokens/round"]
+    if reply.target_only_s and took.decode_s:
+        parts.append(f"{reply.target_only_s / took.decode_s:.2f}× target-only")
+    parts.append(f"{seconds:.1f} s{'' if took.stop_reason else ', cut'}")
+    ui.note(", ".join(parts))
+    for note in reply.notes:
+        ui.note(note)

@@ -1,0 +1,189 @@
+"""OpenAI's answers: whole ones, and the chunks of streamed ones. Pure.
+
+Beside OpenAI's keys there are llama-server's ``timings`` and, in ``usage``, ``speculation``: what was drafted.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggufspec.serve import session
+from ggufspec.serve.formats import Delta
+
+_FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length", "context": "length"}
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes one answer, as a chat's or as a completion's.
+
+    Args:
+        model: the name that the answer has.
+        chat: whether it is a chat's.
+    """
+
+    model: str
+    chat: bool
+    id: str = ""
+    created: int = 0
+    _text: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _logprobs: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
+        self.created = int(time.time())
+
+    # ---- streamed --------------------------------------------------------------------------------------------------
+
+    def first(self) -> dict[str, Any]:
+        """The chunk that begins a chat's answer."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def chunks(self, deltas: Iterable[Delta], logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The chunks of what a round brought."""
+        found: list[dict[str, Any]] = []
+        if not self.chat:
+            text = "".join(delta.text for delta in deltas)
+            return [self._chunk(text, logprobs=logprobs)] if text or logprobs else []
+        for delta in deltas:
+            match delta.kind:
+                case "content":
+                    found.append({"content": delta.text})
+                case "reasoning":
+                    found.append({"reasoning_content": delta.text})
+                case "tool":
+                    self._calls.setdefault(delta.index, {})
+                    found.append({"tool_calls": [_call(delta)]})
+        if logprobs and not found:
+            found.append({"content": ""})
+        return [self._chunk(one, logprobs=logprobs if index == 0 else ()) for index, one in enumerate(found)]
+
+    def last(self, reply: session.Reply) -> dict[str, Any]:
+        """The chunk that ends it."""
+        return self._chunk({} if self.chat else "", finish=self._finish(reply)) | {"timings": timings(reply)}
+
+    def usage_chunk(self, reply: session.Reply) -> dict[str, Any]:
+        """The chunk behind it, where usage is wanted."""
+        return self._envelope(chunk=True, choices=[]) | {"usage": usage(reply), "timings": timings(reply)}
+
+    # ---- whole -----------------------------------------------------------------------------------------------------
+
+    def add(self, deltas: Iterable[Delta], logprobs: Sequence[Mapping[str, Any]]) -> None:
+        """What a round brought."""
+        self._logprobs += logprobs
+        for delta in deltas:
+            match delta.kind:
+                case "content":
+                    self._text.append(delta.text)
+                case "reasoning":
+                    self._reasoning.append(delta.text)
+                case "tool":
+                    empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                    call = self._calls.setdefault(delta.index, empty)
+                    call["id"] = call["id"] or delta.id
+                    call["function"]["name"] += delta.name
+                    call["function"]["arguments"] += delta.arguments
+
+    def whole(self, reply: session.Reply) -> dict[str, Any]:
+        """All of it."""
+        text = "".join(self._text)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": self._finish(reply)}
+        if self.chat:
+            message: dict[str, Any] = {"role": "assistant", "content": text or (None if self._calls else "")}
+            if self._reasoning:
+                message["reasoning_content"] = "".join(self._reasoning)
+            if self._calls:
+                message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+            choice["message"] = message
+        else:
+            choice["text"] = text
+        choice["logprobs"] = self._spelled(self._logprobs)
+        return self._envelope(chunk=False, choices=[choice]) | {"usage": usage(reply), "timings": timings(reply)}
+
+    def _finish(self, reply: session.Reply) -> str:
+        reason = _FINISH.get(reply.statistics.stop_reason, "stop")
+        return "tool_calls" if self._calls and reason == "stop" else reason
+
+    def _chunk(
+        self, delta: Mapping[str, Any] | str, *, finish: str | None = None, logprobs: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        choice = {"index": 0, ("delta" if self.chat else "text"): delta, "finish_reason": finish}
+        choice["logprobs"] = self._spelled(logprobs)
+        return self._envelope(chunk=True, choices=[choice])
+
+    def _envelope(self, *, chunk: bool, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    def _spelled(self, logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Log-probabilities in OpenAI's form, which is another for completions."""
+        if not logprobs:
+            return None
+        if self.chat:
+            return {
+                "content": [
+                    _spelled(one["text"], one["logprob"])
+                    | {"top_logprobs": [_spelled(text, value) for _, text, value in one["top"]]}
+                    for one in logprobs
+                ]
+            }
+        return {
+            "tokens": [one["text"] for one in logprobs],
+            "token_logprobs": [one["logprob"] for one in logprobs],
+            "top_logprobs": [{text: value for _, text, value in one["top"]} for one in logprobs],
+        }
+
+
+def _spelled(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+
+def _call(delta: Delta) -> dict[str, Any]:
+    """A tool call's delta."""
+    function = {"arguments": delta.arguments} | ({"name": delta.name} if delta.name else {})
+    begin = {"id": delta.id, "type": "function"} if delta.id else {}
+    return {"index": delta.index, **begin, "function": function}
+
+
+def usage(reply: session.Reply) -> dict[str, Any]:
+    """Tokens, drafted and accepted ones too."""
+    took = reply.statistics
+    return {
+        "prompt_tokens": took.prompt_tokens,
+        "completion_tokens": took.tokens,
+        "total_tokens": took.prompt_tokens + took.tokens,
+        "prompt_tokens_details": {"cached_tokens": reply.cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": took.accepted,
+            "rejected_prediction_tokens": took.drafted - took.accepted,
+        },
+        "speculation": {
+            "drafted": took.drafted,
+            "accepted": took.accepted,
+            "rounds": took.rounds,
+            "by_drafter": {name: {"drafted": d, "accepted": a} for name, (d, a) in reply.accepted_by_drafter.items()},
+            "target_only_s": reply.target_only_s,
+        },
+    }
+
+
+def timings(reply: session.Reply) -> dict[str, Any]:
+    """llama-server's: tools/server/server-task.cpp, ``result_timings``."""
+    took = reply.statistics
+    return {
+        "cache_n": reply.cached,
+        "prompt_n": took.prompt_read,
+        "prompt_ms": 1000 * took.prompt_s,
+        "prompt_per_second": took.prompt_decoded / took.prompt_s if took.prompt_s else 0.0,
+        "predicted_n": took.tokens,
+        "predicted_ms": 1000 * took.decode_s,
+        "predicted_per_second": took.tokens / took.decode_s if took.decode_s else 0.0,
+        "draft_n": took.drafted,
+        "draft_n_accepted": took.accepted,
+    }

@@ -1,0 +1,486 @@
+"""The endpoint's routes: OpenAI's API in front of an :class:`~ggufspec.serve.engine.Engine`.
+
+What goes wrong is told in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.llamacpp.grammar import check_grammar, check_schema
+from ggufspec.serve import formats, limits, metrics, page, session
+from ggufspec.serve.answers import Writer
+from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
+from ggufspec.serve.requests import Chat, Completion, plain_messages
+
+_OPEN = ("/", "/health", "/v1/health")  # need no key
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+_RETRY_S = "5"
+_MOST_GRAMMARS = 64  # kept
+
+Finished = Callable[[session.Reply, float], None]
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """As it is sent."""
+        headers = {503: {"Retry-After": _RETRY_S}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status)
+        return JSONResponse(self.body, self.status, headers=headers)
+
+
+def told(error: GgufspecError) -> ApiError:
+    """An error of ours as the API has it."""
+    message = f"{error.message}: {error.hint}" if error.hint else error.message
+    if isinstance(error, BusyError | GoneError):
+        return ApiError(503, message, code="overloaded" if isinstance(error, BusyError) else "model_unavailable")
+    if isinstance(error, RefusedError):
+        return ApiError(400, message, code=error.code)
+    return ApiError(400, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Who may ask.
+
+    Args:
+        keys: API keys, one of which is needed; none are needed without.
+        origins: of pages that may ask from elsewhere (CORS).
+        hosts: names that requests may give for this server; empty: any.
+    """
+
+    keys: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+
+class Endpoint:
+    """The application.
+
+    Args:
+        engine: started.
+        name: the pair's.
+        placement: where its layers are, for the page.
+        rules: who may ask.
+        on_answer: called with every reply and the seconds that its request took.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        placement: str = "",
+        rules: Rules = Rules(),
+        on_answer: Finished = lambda *_: None,
+    ) -> None:
+        assert engine.ready is not None
+        self._engine, self._name, self._placement, self._rules = engine, name, placement, rules
+        self._on_answer = on_answer
+        self._created = int(time.time())
+        self.metrics = metrics.Metrics()
+        engine.on_restart.append(lambda _: self.metrics.restarted())
+        template = engine.ready.chat_template
+        self._format, self._reasons = formats.format_of(template), formats.reasons(template)
+        self._grammars: OrderedDict[tuple[bool, str], str] = OrderedDict()
+        self._converting = asyncio.Semaphore(2)
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        cors = Middleware(
+            CORSMiddleware, allow_origins=self._rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+        routes = [
+            Route("/", self._page),
+            Route("/figures", self._figures),
+            Route("/metrics", self._metrics),
+            *(Route(f"{v}/health", self._health) for v in ("", "/v1")),
+            *(Route(f"{v}/models", self._models) for v in ("", "/v1")),
+            *(Route(f"{v}/models/{{name:path}}", self._model) for v in ("", "/v1")),
+            *(Route(f"{v}/chat/completions", self._chat, methods=["POST"]) for v in ("", "/v1")),
+            *(Route(f"{v}/completions", self._completion, methods=["POST"]) for v in ("", "/v1")),
+        ]
+        return Starlette(
+            routes=routes,
+            middleware=[*([cors] if self._rules.origins else []), Middleware(_Guard, endpoint=self)],
+            exception_handlers={HTTPException: self._http_error, Exception: self._fault},
+        )
+
+    # ---- who may ask -----------------------------------------------------------------------------------------------
+
+    def refuse(self, scope: Scope) -> ApiError | None:
+        """Why a request is not looked at; None where it is."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if self._rules.hosts and not self._rules.keys:  # a page elsewhere may have its name resolve to this machine
+            host = headers.get(b"host", b"").decode("latin-1").lower()
+            name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+            if name not in self._rules.hosts:
+                return ApiError(403, f"this server is not {host[:200]!r}", code="unknown_host")
+        if not self._rules.keys or scope["path"] in _OPEN:
+            return None
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        given = given.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        # All are compared, so that time says nothing of which is nearest
+        if sum(hmac.compare_digest(given, key.encode()) for key in self._rules.keys):
+            return None
+        said = "the API key is not known" if given else "an API key is needed: Authorization: Bearer KEY"
+        return ApiError(401, said, code="invalid_api_key")
+
+    async def _http_error(self, _: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        said = {404: "there is no such path", 405: "the method is not allowed here"}
+        answer = ApiError(error.status_code, said.get(error.status_code, error.detail)).response()
+        answer.headers.update(error.headers or {})
+        self.metrics.refused(error.status_code)
+        return answer
+
+    async def _fault(self, _: Request, __: Exception) -> Response:
+        self.metrics.refused(500)
+        return ApiError(500, "the server failed at this request").response()
+
+    # ---- what is shown ---------------------------------------------------------------------------------------------
+
+    async def _page(self, _: Request) -> Response:
+        ready = self._engine.ready
+        assert ready is not None
+        headers = {
+            "Content-Security-Policy": page.CSP,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        return HTMLResponse(page.html(self._name, ready, self._placement), headers=headers)
+
+    async def _figures(self, _: Request) -> Response:
+        return JSONResponse(self.metrics.figures(), headers={"Cache-Control": "no-store"})
+
+    async def _metrics(self, _: Request) -> Response:
+        engine = self._engine
+        kept = engine.ready.parallel if engine.ready else 0
+        text = self.metrics.text(waiting=engine.waiting, running=int(engine.is_running), kept=kept)
+        return PlainTextResponse(text, media_type=metrics.MEDIA_TYPE)
+
+    async def _health(self, _: Request) -> Response:
+        if failure := self._engine.failure:
+            return ApiError(503, f"the model cannot be loaded: {failure.message}").response()
+        return JSONResponse({"status": "ok"})
+
+    def _described(self) -> dict[str, Any]:
+        ready = self._engine.ready
+        assert ready is not None
+        meta = {
+            "n_ctx": ready.ctx_size,
+            "target": ready.target.description,
+            "draft": ready.draft.description if ready.draft else None,
+            "drafters": list(ready.drafters),
+        }
+        return {"id": self._name, "object": "model", "created": self._created, "owned_by": "ggufspec", "meta": meta}
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        if request.path_params["name"] != self._name:
+            return ApiError(404, f"the model served here is {self._name!r}", code="model_not_found").response()
+        return JSONResponse(self._described())
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: Request) -> Response:
+        return await self._guarded(request, self._chatted)
+
+    async def _completion(self, request: Request) -> Response:
+        return await self._guarded(request, self._completed)
+
+    async def _guarded(self, request: Request, work: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            return await work(request)
+        except ApiError as error:
+            failed = error
+        except GgufspecError as error:
+            failed = told(error)
+        except limits.BodyError as error:
+            failed = ApiError(error.status, str(error))
+        except limits.ClientDisconnect:
+            failed = ApiError(400, "the client has gone")
+        self.metrics.refused(failed.status)
+        return failed.response()
+
+    async def _read(self, request: Request, kind: type[Any]) -> Any:
+        """A request's body.
+
+        Raises:
+            ApiError: it is not valid; ``param`` says which field.
+        """
+        body = await limits.body(request)
+        try:
+            return kind.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+            said = first["msg"].removeprefix("Value error, ")
+            param = where or said.partition(":")[0]
+            raise ApiError(400, f"{where}: {said}" if where else said, param=param if param != said else None) from None
+        except RecursionError:
+            raise ApiError(400, "the body is nested too deeply") from None
+
+    async def _chatted(self, request: Request) -> Response:
+        asked: Chat = await self._read(request, Chat)
+        ready, tools = self._engine.ready, asked.offered
+        assert ready is not None
+        if not ready.chat_template:
+            raise UsageError("the model has no chat template", "start the server with --chat-template FILE")
+        if ready.template_fault:
+            raise UsageError(ready.template_fault, "start the server with --chat-template FILE")
+        if tools and self._format is None:
+            raise UsageError(
+                "the model's chat template takes no tools, or in a format that is not known",
+                "start the server with --chat-template FILE",
+            )
+        must, name = asked.must_call
+        grammar, opening = asked.grammar, ""
+        if must and self._format is not None:
+            forced = formats.forced(self._format, tools, name)
+            opening = forced.opening
+            inner = await self._grammar(json.dumps(forced.schema), schema=True)
+            grammar = formats.surrounded(inner, forced.before, forced.after)
+        elif schema := asked.schema_text:
+            grammar = await self._grammar(schema, schema=True)
+        elif grammar:
+            await self._grammar(grammar, schema=False)
+        special = self._format is not None and self._format.special
+        wanted = session.Request(
+            messages=plain_messages(asked.messages),
+            tools=tools,
+            template_options=asked.template_options,
+            opening=opening,
+            sampling=asked.sampling(),
+            max_tokens=asked.max_completion_tokens or asked.max_tokens or 0,
+            stop=asked.stops,
+            grammar=grammar,
+            special=special,
+            logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        )
+        reading = _Reading(self._format, tools=bool(tools), reasoning=self._reasons, opening=opening)
+        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True), reading)
+
+    async def _completed(self, request: Request) -> Response:
+        asked: Completion = await self._read(request, Completion)
+        if asked.grammar:
+            await self._grammar(asked.grammar, schema=False)
+        wanted = session.Request(
+            prompt=asked.text(),
+            sampling=asked.sampling(),
+            max_tokens=asked.max_tokens or 0,
+            stop=asked.stops,
+            grammar=asked.grammar,
+            logprobs=asked.logprobs,
+        )
+        reading = _Reading(None, tools=False, reasoning=False)
+        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=False), reading)
+
+    async def _answered(
+        self, request: Request, asked: Chat | Completion, wanted: session.Request, writer: Writer, reading: _Reading
+    ) -> Response:
+        began = time.monotonic()
+        answer = self._engine.submit(wanted, _client(request, asked.user))
+        events = answer.events()
+        try:
+            first = await _unless_gone(request, answer, anext(events, None))  # an error has its own status
+        except GgufspecError as error:
+            raise told(error) from None
+
+        def finished() -> session.Reply:
+            assert answer.reply is not None
+            seconds = time.monotonic() - began
+            self.metrics.answered(answer.reply, seconds=seconds)
+            self._on_answer(answer.reply, seconds)
+            return answer.reply
+
+        rounds = reading.rounds(first, events)
+        if asked.stream:
+            return _Stream(self, answer, rounds, writer, finished, usage=asked.includes_usage)
+        try:
+            await _unless_gone(request, answer, _gathered(rounds, writer))
+        except GgufspecError as error:
+            raise told(error) from None
+        reply = finished()
+        if self._engine.is_ending and not reply.statistics.stop_reason:
+            raise ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
+        return JSONResponse(writer.whole(reply))
+
+    async def _grammar(self, text: str, *, schema: bool) -> str:
+        """A grammar that is known to be usable; converted in a child process of its own, off the loop."""
+        key = schema, text
+        if key not in self._grammars:
+            async with self._converting:
+                self._grammars[key] = await asyncio.to_thread(check_schema if schema else check_grammar, text)
+            while len(self._grammars) > _MOST_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return self._grammars[key]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Reads the child's events of one answer: text, reasoning, tool calls."""
+
+    format: formats.Format | None
+    tools: bool
+    reasoning: bool
+    opening: str = ""
+
+    async def rounds(
+        self, first: Mapping[str, Any] | None, events: AsyncIterator[dict[str, Any]]
+    ) -> AsyncIterator[tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]]:
+        """What each round brought, and its log-probabilities. ``first`` is the event ``prompt``."""
+        thinking = bool(first and first.get("thinking"))
+        parser = formats.Parser(
+            self.format, tools=self.tools, reasoning=self.reasoning, thinking=thinking, opening=self.opening
+        )
+        async for event in events:
+            if event["event"] == "round":
+                deltas = [delta for text in event["texts"] if text for delta in parser.push(text)]
+                yield deltas, event["logprobs"]
+        yield parser.finish(), ()
+
+
+async def _gathered(
+    rounds: AsyncIterator[tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]], writer: Writer
+) -> None:
+    async for deltas, logprobs in rounds:
+        writer.add(deltas, logprobs)
+
+
+async def _unless_gone(request: Request, answer: Answer, work: Awaitable[Any]) -> Any:
+    """Wait for work; where the client goes away meanwhile, the answer is cancelled, and what comes is nobody's."""
+    watching = asyncio.ensure_future(_gone(request.receive, answer))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def _gone(receive: Receive, answer: Answer) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    answer.cancel()
+
+
+class _Stream(Response):
+    """An answer as server-sent events."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        answer: Answer,
+        rounds: AsyncIterator[tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]],
+        writer: Writer,
+        finished: Callable[[], session.Reply],
+        *,
+        usage: bool,
+    ) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._endpoint, self._answer, self._rounds = endpoint, answer, rounds
+        self._writer, self._finished, self._usage = writer, finished, usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the events as they come, until the end or until nobody reads them."""
+        watching = asyncio.ensure_future(_gone(receive, self._answer))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for data in self._data():
+                async with asyncio.timeout(limits.SEND_S):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (TimeoutError, OSError):  # nobody reads
+            self._answer.cancel()
+        except asyncio.CancelledError:
+            self._answer.cancel()
+            raise
+        finally:
+            watching.cancel()
+
+    async def _data(self) -> AsyncIterator[bytes]:
+        writer = self._writer
+        if writer.chat:
+            yield _event(writer.first())
+        try:
+            async for deltas, logprobs in self._rounds:
+                for chunk in writer.chunks(deltas, logprobs):
+                    yield _event(chunk)
+        except GgufspecError as error:
+            failed = told(error)
+            self._endpoint.metrics.refused(failed.status)
+            yield _event(failed.body)
+            return
+        reply = self._finished()
+        if not reply.statistics.stop_reason:
+            yield _event(ApiError(503, "the answer was cut: the server ends", code="model_unavailable").body)
+            return
+        yield _event(writer.last(reply))
+        if self._usage:
+            yield _event(writer.usage_chunk(reply))
+        yield b"data: [DONE]\n\n"
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: %s\n\n" % json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _client(request: Request, user: str | None) -> str:
+    """Who is served in turn: an address, a program, a key, and the ``user`` of a request."""
+    headers = request.headers
+    address = request.client.host if request.client else ""
+    return "\n".join((address, headers.get("user-agent", ""), headers.get("authorization", ""), user or ""))
+
+
+class _Guard:
+    """Middleware that refuses before anything is read."""
+
+    def __init__(self, app: ASGIApp, endpoint: Endpoint) -> None:
+        self._app, self._endpoint = app, endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (error := self._endpoint.refuse(scope)):
+            self._endpoint.metrics.refused(error.status)
+            await error.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)

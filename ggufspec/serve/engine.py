@@ -1,0 +1,302 @@
+"""The model behind the endpoint: one child process, one answer at a time, and a fair queue in front of it.
+
+A thread owns the child. Requests come from the event loop and wait in a queue that serves clients in turn; events and
+replies go back to the loop. A child that dies costs the answer that it was giving: it is started again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.serve import session
+from ggufspec.worker import Session
+
+_Item = TypeVar("_Item")
+
+
+class BusyError(GgufspecError):
+    """More requests wait than may."""
+
+
+class GoneError(GgufspecError):
+    """The child died, cannot be started, or the server ends: another time it may work."""
+
+
+class RefusedError(GgufspecError):
+    """A request that cannot be answered; ``code`` is OpenAI's, where it has one."""
+
+    def __init__(self, error: GgufspecError, code: str | None) -> None:
+        super().__init__(error.message, error.hint)
+        self.code = code
+
+
+class FairQueue(Generic[_Item]):
+    """First come, first served, but clients in turn: one with many requests holds up only its own."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, deque[_Item]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clients.values()))
+
+    def put(self, client: str, item: _Item) -> None:
+        """Add an item of a client."""
+        self._clients.setdefault(client, deque()).append(item)
+
+    def get(self) -> _Item:
+        """Take the next client's oldest item; that client is the last then.
+
+        Raises:
+            LookupError: there is none.
+        """
+        client, items = next(iter(self._clients.items()), ("", deque[_Item]()))
+        if not items:
+            raise LookupError("nothing waits")
+        item = items.popleft()
+        del self._clients[client]
+        if items:
+            self._clients[client] = items
+        return item
+
+    def remove(self, item: _Item) -> bool:
+        """Take this item out; whether it was there."""
+        for client, items in self._clients.items():
+            if item in items:
+                items.remove(item)
+                if not items:
+                    del self._clients[client]
+                return True
+        return False
+
+    def clear(self) -> list[_Item]:
+        """Take all of them out."""
+        found = [item for items in self._clients.values() for item in items]
+        self._clients.clear()
+        return found
+
+
+class Answer:
+    """A request and what comes of it, for one task of the event loop.
+
+    Attributes:
+        reply: how it ended; None until then.
+    """
+
+    def __init__(self, engine: Engine, request: session.Request, loop: asyncio.AbstractEventLoop) -> None:
+        self.request = request
+        self.reply: session.Reply | None = None
+        self.cancelled = False
+        self.code: str | None = None  # of a refusal
+        self._engine, self._loop = engine, loop
+        self._items: asyncio.Queue[dict[str, Any] | session.Reply | GgufspecError] = asyncio.Queue()
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The child's events as they come; ``reply`` is there behind the last.
+
+        Raises:
+            RefusedError: the request cannot be answered.
+            GoneError: the child died, or the server ends.
+        """
+        while True:
+            item = await self._items.get()
+            if isinstance(item, session.Reply):
+                self.reply = item
+                return
+            if isinstance(item, GgufspecError):
+                raise item
+            yield item
+
+    def cancel(self) -> None:
+        """It is not wanted any more: it leaves the queue, or ends with the round that is decoded."""
+        self.cancelled = True
+        self._engine.cancel(self)
+
+    def put(self, item: dict[str, Any] | session.Reply | GgufspecError) -> None:
+        """Hand an item to the loop; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+
+class Engine:
+    """The child process and the queue in front of it.
+
+    Args:
+        spec: what is loaded.
+        module: dotted name of the child's job.
+        most_waiting: requests that may wait.
+        verbose: let llama.cpp's log through to stderr.
+
+    Attributes:
+        on_restart: called from the engine's thread when the child is started again, with why.
+        ready: what was loaded last.
+        failure: why no child runs; None while one does, or is being started first.
+    """
+
+    def __init__(
+        self,
+        spec: session.Spec,
+        *,
+        module: str = session.__name__,
+        most_waiting: int = 64,
+        verbose: bool = False,
+    ) -> None:
+        self.ready: session.Ready | None = None
+        self.failure: GgufspecError | None = None
+        self._spec, self._module, self._most = spec, module, most_waiting
+        self.on_restart: list[Callable[[str], None]] = []
+        self._session = Session(verbose=verbose)
+        self._waiting: FairQueue[Answer] = FairQueue()
+        self._running: Answer | None = None
+        self._ending = self._closed = False
+        self._changed = threading.Condition()
+        self._first: Future[session.Ready] = Future()
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+
+    def start(self) -> session.Ready:
+        """Start the child and wait until it is ready.
+
+        Raises:
+            GgufspecError: it cannot load the pair.
+        """
+        self._thread.start()
+        return self._first.result()
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an answer is being given."""
+        return self._running is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._ending
+
+    def submit(self, request: session.Request, client: str) -> Answer:
+        """Put a request into the queue; to be called in the event loop.
+
+        Raises:
+            BusyError: the queue is full.
+            GoneError: the server ends.
+        """
+        answer = Answer(self, request, asyncio.get_running_loop())
+        with self._changed:
+            if self._ending:
+                raise _ends()
+            if len(self._waiting) >= self._most:
+                raise BusyError(f"{self._most} requests wait already", "try again in some seconds")
+            self._waiting.put(client, answer)
+            self._changed.notify()
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        """Take an answer out of the queue, or stop it."""
+        with self._changed:
+            if self._waiting.remove(answer):
+                answer.put(_ends())
+            elif self._running is answer:
+                self._session.stop()
+
+    def drain(self) -> None:
+        """Take no more requests, and refuse those that wait; the answer that runs goes on."""
+        with self._changed:
+            self._ending = True
+            for answer in self._waiting.clear():
+                answer.put(_ends())
+
+    def cut(self) -> None:
+        """End the answer that runs with the round that is decoded."""
+        self.drain()
+        with self._changed:
+            if self._running is not None:
+                self._running.cancelled = True
+                self._session.stop()
+
+    def close(self) -> None:
+        """End the child, whatever it does."""
+        self.cut()
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._open()
+        except BaseException as error:
+            self._first.set_exception(error)
+            return
+        assert self.ready is not None
+        self._first.set_result(self.ready)
+        try:
+            while (answer := self._next()) is not None:
+                self._answer(answer)
+                with self._changed:
+                    self._running = None
+        finally:
+            self._session.close()
+
+    def _open(self) -> None:
+        try:
+            self.ready = self._session.open(self._module, self._spec, session.Ready)
+        except GgufspecError as error:
+            self.failure = error
+            raise
+        self.failure = None
+
+    def _restart(self, why: str) -> None:
+        for callback in self.on_restart:
+            callback(why)
+        self._open()
+
+    def _next(self) -> Answer | None:
+        """The next request; None at the end."""
+        with self._changed:
+            while not self._closed:
+                if len(self._waiting):
+                    self._running = self._waiting.get()
+                    return self._running
+                self._changed.wait()
+        return None
+
+    def _answer(self, answer: Answer) -> None:
+        def on_event(event: dict[str, Any]) -> None:
+            if answer.cancelled:  # since before the child had the request
+                self._session.stop()
+            if event["event"] == "refused":
+                answer.code = event["code"]
+            else:
+                answer.put(event)
+
+        try:
+            if not self._session.is_open:
+                self._restart("it was not there any more")
+        except GgufspecError as error:
+            answer.put(GoneError(f"the model cannot be loaded: {error.message}", error.hint))
+            return
+        try:
+            answer.put(self._session.ask(answer.request, session.Reply, on_event=on_event))
+        except WorkerError as error:
+            answer.put(GoneError(f"the model's process ended: {error.message}", "it is started again: try again"))
+            with contextlib.suppress(GgufspecError):  # the next request tries again, and says so
+                self._restart(error.message)
+        except GgufspecError as error:
+            answer.put(RefusedError(error, answer.code))
+
+
+def _ends() -> GoneError:
+    return GoneError("the server ends", "start it again")

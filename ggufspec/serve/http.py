@@ -1,0 +1,124 @@
+"""The listening socket, and uvicorn on it: how a server begins and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.serve.engine import Engine
+from ggufspec.serve.limits import Protocol
+
+_KEEP_ALIVE_S = 75
+_BACKLOG = 128
+_CUT_S = 5.0  # for an answer that is cut to be told so
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound and not yet listening.
+
+    Args:
+        host: a name or an address of this machine.
+        port: 0 picks a free one.
+
+    Raises:
+        UsageError: the host is not one of this machine.
+        GgufspecError: the port is in use, or may not be used.
+    """
+    hint = "--host 127.0.0.1, or --host 0.0.0.0 for all of this machine's addresses"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise UsageError(f"{host!r} is not an address or name of this machine", hint) from None
+    found = socket.socket(family, kind)
+    try:
+        if hasattr(socket, "SO_REUSEADDR"):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(_BACKLOG)
+    except OSError as error:
+        found.close()
+        if error.errno == errno.EADDRINUSE:
+            raise GgufspecError(f"port {port} of {host} is in use", "--port 0 picks a free one") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"{host} is not an address of this machine", hint) from None
+        raise GgufspecError(f"port {port} of {host} cannot be used: {error.strerror}", "try --port 0") from None
+    return found
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Whether only this machine can reach a socket."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url(bound: socket.socket) -> str:
+    """Where a socket is reached."""
+    address, port = bound.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which ends the engine's answers first."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._engine, self._grace_s, self._on_started = engine, grace_s, on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse what waits; what runs has the time of grace."""
+        self._engine.drain()
+        cutting = asyncio.get_running_loop().call_later(self._grace_s, self._engine.cut)
+        await super().shutdown(sockets)
+        cutting.cancel()
+
+
+def serve(
+    app: ASGIApp,
+    engine: Engine,
+    bound: socket.socket,
+    *,
+    grace_s: float,
+    on_started: Callable[[], None],
+    verbose: bool = False,
+) -> None:
+    """Answer until Ctrl-C or SIGTERM, whose own handlers run then.
+
+    Args:
+        app: the endpoint's.
+        engine: behind it.
+        bound: of :func:`listen`.
+        grace_s: seconds that the answer that runs may take then.
+        on_started: called when requests are answered.
+        verbose: whether uvicorn's log goes to standard error.
+    """
+    if not verbose:
+        for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):
+            logging.getLogger(name).addHandler(logging.NullHandler())
+            logging.getLogger(name).propagate = False
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(grace_s + _CUT_S),
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    _Server(config, engine, grace_s, on_started).run(sockets=[bound])

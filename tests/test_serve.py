@@ -1,0 +1,435 @@
+"""``ggufspec serve`` as its clients meet it: real servers, real sockets, the demo pair."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from endpoints import PATIENCE_S, Endpoint, events, serving, template
+from processes import Cli
+
+from ggufspec import Sampling, load_pair
+from ggufspec.serve.engine import FairQueue
+
+CODE = {"role": "user", "content": "def main(argv):"}
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    folder = tmp_path_factory.mktemp("serve")
+    with serving(folder, "--parallel", "3", "--strict", "--chat-template", template(folder)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    """Without strict mode, which would keep less of a prompt."""
+    folder = tmp_path_factory.mktemp("plain")
+    with serving(folder, "--parallel", "3", "--chat-template", template(folder)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(endpoint: Endpoint) -> Iterator[httpx2.Client]:
+    with endpoint.client() as found:
+        yield found
+
+
+def complete(client: httpx2.Client, prompt: str, **more: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, **more}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def error(response: httpx2.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    found: dict[str, Any] = response.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    assert "Traceback" not in found["message"]
+    return found
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_is_what_the_library_gives(client: httpx2.Client) -> None:
+    prompt, sampling = "import os\n\n\ndef walk(path):\n", Sampling(temperature=0.7, seed=5)
+    with load_pair("demo", threads=2, strict=True, ctx_size=2048) as decoder:
+        expected = "".join(one.text for one in decoder.generate(prompt, max_tokens=24, sampling=sampling))
+    found = complete(client, prompt, temperature=0.7, seed=5)
+    assert found["choices"][0]["text"] == expected
+    assert found["choices"][0]["finish_reason"] == "length"
+    assert found["usage"]["completion_tokens"] == 24
+    assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"] + 24
+    with client.stream(
+        "POST",
+        "/v1/completions",
+        json={"prompt": prompt, "max_tokens": 24, "temperature": 0.7, "seed": 5, "stream": True},
+    ) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert "".join(chunk["choices"][0]["text"] for chunk in events(response)) == expected
+
+
+def test_a_chat_goes_on_where_it_was(plain: Endpoint) -> None:
+    """The second turn reads only what is new, in each of three conversations by turns."""
+    talks = [[{"role": "user", "content": f"# {name}\n" + "import os\n" * 20}] for name in ("a", "b", "c")]
+    with plain.client() as client:
+        for turn in range(3):
+            for messages in talks:
+                body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+                found = client.post("/v1/chat/completions", json=body).json()
+                usage = found["usage"]
+                new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+                assert new < 60 if turn else new == usage["prompt_tokens"]
+                messages += [found["choices"][0]["message"], {"role": "user", "content": f"def step_{turn}("}]
+
+
+def test_the_same_seed_is_the_same_text_while_others_ask(endpoint: Endpoint, tmp_path: Path) -> None:
+    """In strict mode, with a draft and without, alone and with two clients that keep the queue busy."""
+    bodies = [{"messages": [CODE], "max_tokens": 32, "temperature": 0.9, "seed": seed} for seed in (1, 2, 3)]
+
+    def answers(at: Endpoint) -> list[str]:
+        with at.client() as client:
+            found = [client.post("/v1/chat/completions", json=body).json() for body in bodies]
+        return [one["choices"][0]["message"]["content"] for one in found]
+
+    alone = answers(endpoint)
+    over = threading.Event()
+    counts = [0, 0]
+
+    def other(index: int) -> None:
+        with endpoint.client() as client:
+            while not over.is_set():
+                complete(client, f"# {index}\nclass Stack:\n" * (40 + counts[index] % 3), temperature=1.0)
+                counts[index] += 1
+
+    threads = [threading.Thread(target=other, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        busy = [answers(endpoint) for _ in range(3)]
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert busy == [alone] * 3
+    assert min(counts) > 0
+    with serving(tmp_path, "--no-draft", "--strict", "--chat-template", template(tmp_path)) as undrafted:
+        assert answers(undrafted) == alone
+
+
+def test_json_follows_its_schema(client: httpx2.Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 8}, "count": {"enum": [1, 2, 3]}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    body = {"messages": [CODE], "max_tokens": 200, "temperature": 0.5, "seed": 1, "response_format": wanted}
+    text = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    assert set(json.loads(text)) == {"name", "count"}
+    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 7}}}
+    assert error(client.post("/v1/chat/completions", json=body), 400)["message"]
+
+
+def test_log_probabilities_and_stops(client: httpx2.Client) -> None:
+    body = {"messages": [CODE], "max_tokens": 6, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    listed = choice["logprobs"]["content"]
+    assert "".join(one["token"] for one in listed) == choice["message"]["content"]
+    assert all(one["top_logprobs"][0]["logprob"] == one["logprob"] <= 0 for one in listed)
+    found = complete(client, "def main(", logprobs=1)["choices"][0]
+    assert len(found["logprobs"]["token_logprobs"]) == 24
+    text = found["text"]
+    stop = text[6:9]
+    stopped = complete(client, "def main(", stop=[stop, "never"])["choices"][0]
+    assert stopped["text"] == text[: text.index(stop)]
+    assert stopped["finish_reason"] == "stop"
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+BAD = {
+    "no JSON": b"{",
+    "an array": b"[]",
+    "NaN": b'{"prompt": "x", "temperature": NaN}',
+    "infinity": b'{"prompt": "x", "temperature": 1e999}',
+    "a huge number": b'{"prompt": "x", "max_tokens": ' + b"9" * 400 + b"}",
+    "a negative number": b'{"prompt": "x", "max_tokens": -1}',
+    "half a character": b'{"prompt": "\\ud800"}',
+    "not UTF-8": b'{"prompt": "\xff"}',
+    "nested": b'{"prompt": "x", "logit_bias": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+    "no prompt": b"{}",
+    "an empty prompt": b'{"prompt": ""}',
+    "two prompts": b'{"prompt": ["a", "b"]}',
+    "a token that is none": b'{"prompt": [1, 99999999999999999999]}',
+    "an empty stop": b'{"prompt": "x", "stop": ""}',
+    "many stops": b'{"prompt": "x", "stop": [' + b'"a",' * 16 + b'"a"]}',
+    "two answers": b'{"prompt": "x", "n": 2}',
+    "a bias": b'{"prompt": "x", "logit_bias": {"3": 5}}',
+    "echo": b'{"prompt": "x", "echo": true}',
+    "a bad grammar": b'{"prompt": "x", "grammar": "root ::= ("}',
+    "many log-probabilities": b'{"prompt": "x", "logprobs": 1000}',
+}
+
+
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_bad_completions_are_400(client: httpx2.Client, body: bytes) -> None:
+    error(client.post("/v1/completions", content=body), 400)
+
+
+BAD_CHATS: dict[str, dict[str, Any]] = {
+    "no messages": {"messages": []},
+    "a role with a control character": {"messages": [{"role": "user\u0000", "content": "x"}]},
+    "an unknown role": {"messages": [{"role": "root", "content": "x"}]},
+    "an image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+    "a name with a line": {"messages": [{"role": "user", "content": "x", "name": "a\nb"}]},
+    "tools": {"messages": [CODE], "tools": [{"type": "function", "function": {"name": "f"}}]},
+    "a choice without tools": {"messages": [CODE], "tool_choice": "required"},
+    "top without logprobs": {"messages": [CODE], "top_logprobs": 3},
+    "a format without schema": {"messages": [CODE], "response_format": {"type": "json_schema"}},
+    "too many messages": {"messages": [{"role": "user", "content": "x"}] * 10_001},
+}
+
+
+@pytest.mark.parametrize("body", BAD_CHATS.values(), ids=BAD_CHATS)
+def test_bad_chats_are_400(client: httpx2.Client, body: dict[str, Any]) -> None:
+    error(client.post("/v1/chat/completions", json=body), 400)
+
+
+def test_a_prompt_beyond_the_context(client: httpx2.Client) -> None:
+    found = error(client.post("/v1/completions", json={"prompt": "word " * 9000}), 400)
+    assert found["code"] == "context_length_exceeded"
+    assert "-c " in found["message"]
+    found = error(client.post("/v1/completions", json={"prompt": "word " * 9000, "stream": True}), 400)
+    assert found["code"] == "context_length_exceeded"
+
+
+def test_paths_and_methods(client: httpx2.Client) -> None:
+    for path in ("/nope", "/v1/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/\x7f", "/page.html"):
+        error(client.get(path), 404)
+    error(client.put("/v1/models"), 405)
+    error(client.get("/v1/completions"), 405)
+    assert client.get("/v1/models").json()["data"][0]["id"] == "demo"
+    assert client.get("/v1/models/demo").json()["id"] == "demo"
+    assert client.get("/health").json() == {"status": "ok"}
+    assert "connect-src 'self'" in client.get("/").headers["content-security-policy"]
+
+
+@pytest.mark.full
+def test_a_body_without_end_is_refused(client: httpx2.Client) -> None:
+    """100 MB, announced or not: 413 long before it is all there."""
+    sent = 0
+
+    def flood() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 1 << 20
+            yield b" " * (1 << 20)
+
+    try:
+        error(client.post("/v1/completions", content=flood()), 413)
+    except httpx2.HTTPError:  # it is refused while we still write
+        assert sent < 100 << 20
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.full
+def test_slow_and_half_closed_clients_hold_nobody_up(endpoint: Endpoint, client: httpx2.Client) -> None:
+    """A header that drips is cut; a client that has closed its half gets its answer; nobody waits for either."""
+    address = endpoint.base.removeprefix("http://").split(":")
+    sockets = [socket.create_connection((address[0], int(address[1])), timeout=PATIENCE_S) for _ in range(40)]
+    try:
+        for one in sockets:
+            one.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Drip: ")
+        assert complete(client, "def main(")["usage"]["completion_tokens"] == 24
+        began = time.monotonic()
+        for one in sockets:
+            assert one.recv(1) == b"", "the connection is closed"
+        assert time.monotonic() - began < 20
+    finally:
+        for one in sockets:
+            one.close()
+    with socket.create_connection((address[0], int(address[1])), timeout=PATIENCE_S) as half:
+        body = b'{"prompt": "def main(", "max_tokens": 4}'
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        half.sendall(head.encode() + body)
+        half.shutdown(socket.SHUT_WR)
+        half.recv(1)  # an answer, or the end: either is well
+    assert client.get("/health").status_code == 200
+
+
+def test_other_hosts_are_refused(client: httpx2.Client) -> None:
+    """A page elsewhere whose name resolves to this machine (DNS rebinding)."""
+    error(client.get("/v1/models", headers={"Host": "evil.example"}), 403)
+    error(client.get("/v1/models", headers={"Host": "127.0.0.1.evil.example:80"}), 403)
+    assert client.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
+
+
+# ---- cancelling, and a child that dies -------------------------------------------------------------------------------
+
+
+def idle(client: httpx2.Client) -> bool:
+    return "llamacpp:requests_processing 0" in client.get("/metrics").text
+
+
+def until(condition: Any, what: str) -> None:
+    last = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < last, what
+
+
+def test_a_client_that_goes_away_stops_its_answer(client: httpx2.Client) -> None:
+    body = {"prompt": "def f(", "max_tokens": 1900, "temperature": 1.5, "stream": True, "seed": 2}
+    for _ in range(3):
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            next(events(response))
+        until(lambda: idle(client), "the answer goes on for nobody")
+    before = [one for one in client.get("/figures").json()["answers"] if one["stop_reason"] == "cancelled"]
+    assert len(before) >= 3
+    assert all(one["tokens"] < 1900 for one in before)
+    assert complete(client, "def main(")["usage"]["completion_tokens"] == 24
+
+
+def test_a_dead_child_costs_one_answer(tmp_path: Path) -> None:
+    with serving(tmp_path, "-c", "4096") as endpoint, endpoint.client() as client:
+        expected = complete(client, "def main(")["choices"][0]["text"]
+        body = {"prompt": "def f(", "max_tokens": 4000, "temperature": 1.5, "stream": True, "seed": 2}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            found = events(response)
+            next(found)
+            endpoint.child.send_signal(signal.SIGKILL)
+            last = list(found)[-1]
+        assert last["error"]["code"] == "model_unavailable"
+        assert complete(client, "def main(")["choices"][0]["text"] == expected
+        endpoint.child.send_signal(signal.SIGKILL)  # while it is idle
+        until(lambda: client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200, "503")
+        assert complete(client, "def main(")["choices"][0]["text"] == expected
+        assert "ggufspec:restarts_total 2" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_ends_when_told(tmp_path: Path, number: int, code: int) -> None:
+    """The answer that runs is cut after the time of grace, and told so."""
+    with serving(tmp_path, "--grace", "0", "-c", "4096") as endpoint, endpoint.client() as client:
+        body = {"prompt": "def f(", "max_tokens": 4000, "temperature": 1.5, "stream": True, "seed": 2}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            found = events(response)
+            next(found)
+            endpoint.process.send_signal(number)
+            assert "error" in list(found)[-1]
+        assert endpoint.process.wait(PATIENCE_S) == code
+        assert endpoint.process.stderr is not None
+        assert b"Traceback" not in endpoint.process.stderr.read()
+
+
+# ---- keys, and how it begins -----------------------------------------------------------------------------------------
+
+
+def test_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\nsecond\n")
+    file.chmod(0o600)
+    given = ("--api-key-file", file, "--api-key", "third", "--cors", "https://a.example")
+    with serving(tmp_path, *given) as endpoint, endpoint.client() as client:
+        assert client.get("/health").status_code == client.get("/").status_code == 200
+        for key in ("", "wrong", "firs", "first2", "é"):
+            headers = {"Authorization": f"Bearer {key}".encode()} if key else {}
+            found = error(client.get("/v1/models", headers=headers), 401)
+            assert found["code"] == "invalid_api_key"
+        for path in ("/metrics", "/figures", "/nope"):
+            error(client.get(path), 401)
+        for key in ("first", "second", "third"):
+            answer = client.get("/v1/models", headers={"Authorization": f"Bearer {key}", "Origin": "https://a.example"})
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == "https://a.example"
+        other = client.get("/v1/models", headers={"Authorization": "Bearer first", "Origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_what_is_wrong_before_it_begins(cli: Cli, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = cli("serve", "demo", "--port", str(taken.getsockname()[1]))
+        assert (done.code, "is in use" in done.stderr, "--port 0" in done.stderr) == (1, True, True)
+    keys = tmp_path / "keys"
+    keys.write_text("key\n")
+    keys.chmod(0o644)
+    cases = [
+        (("--host", "192.0.2.1"), "not an address of this machine"),
+        (("--host", "no such host"), "not an address or name"),
+        (("--host", "0.0.0.0", "--port", "0"), "that needs a key"),
+        (("--api-key-file", str(keys)), "chmod 600"),
+        (("--api-key-file", str(tmp_path / "none")), "none"),
+        (("--api-key", ""), "an API key is empty"),
+        (("--api-key", "x", "--no-api-key"), "give one of them"),
+        (("--chat-template", str(tmp_path / "none")), "none"),
+    ]
+    for arguments, message in cases:
+        done = cli("serve", "demo", *arguments)
+        assert done.code == 2, (arguments, done.stderr)
+        assert message in done.stderr
+    done = cli("serve", "-m", tmp_path / "missing.gguf", "--port", "0")
+    assert done.code == 1
+    assert "does not exist" in done.stderr
+
+
+def test_a_dry_run_shows_the_plan(cli: Cli) -> None:
+    done = cli("serve", "demo", "--dry-run", "--parallel", "2", "--json")
+    assert done.code == 0, done.stderr
+    assert done.document()["schema"] == "ggufspec/plan@1"
+    assert done.document()["settings"]["sequences"] == 2
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+    with serving(tmp_path) as endpoint, endpoint.client() as client:
+        found = error(client.post("/v1/chat/completions", json={"messages": [CODE]}), 400)
+        assert "--chat-template FILE" in found["message"]
+        assert complete(client, "def main(")["usage"]["completion_tokens"] == 24
+
+
+# ---- the queue -------------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_served_in_turn() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for index in range(4):
+        queue.put("greedy", f"g{index}")
+    queue.put("modest", "m0")
+    queue.put("other", "o0")
+    queue.put("modest", "m1")
+    assert len(queue) == 7
+    assert queue.remove("g1")
+    assert not queue.remove("g1")
+    assert [queue.get() for _ in range(6)] == ["g0", "m0", "o0", "g2", "m1", "g3"]
+    with pytest.raises(LookupError):
+        queue.get()
+    queue.put("a", "x")
+    assert queue.clear() == ["x"]
+    assert len(queue) == 0
+
+
+def test_a_full_queue_is_503(tmp_path: Path) -> None:
+    with serving(tmp_path, "--queue", "1", "-c", "4096") as endpoint, endpoint.client() as client:
+        body = {"prompt": "def f(", "max_tokens": 4000, "temperature": 1.5, "stream": True, "seed": 2}
+        with client.stream("POST", "/v1/completions", json=body) as running:
+            next(events(running))
+            waiting = threading.Thread(target=lambda: complete(client, "def main("))
+            waiting.start()
+            until(lambda: "llamacpp:requests_deferred 1" in client.get("/metrics").text, "nothing waits")
+            refused = client.post("/v1/completions", json={"prompt": "x"})
+            assert error(refused, 503)["code"] == "overloaded"
+            assert int(refused.headers["retry-after"]) > 0
+        waiting.join()
