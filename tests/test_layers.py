@@ -50,6 +50,8 @@ IMPORTERS = {
     "vl_convert": "reports/html/charts.py",
     "prompt_toolkit": "chat/console.py",
     "filelock": "files.py",
+    "starlette": "serve/",
+    "uvicorn": "serve/",
     "platformdirs": "cache.py",
 }
 WORLD = {"print", "exit", "quit", "sys.exit", "os._exit", "os.environ", "os.getenv", "os.putenv", "SystemExit"}
