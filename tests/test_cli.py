@@ -16,7 +16,7 @@ from screens import Session
 
 COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
-    *("compare", "tune", "report", "trace"),
+    *("compare", "tune", "report", "trace", "serve"),
 )
 PROMPT = ("-p", "def f(")
 SHORT_BENCH = ("bench", "demo", *PROMPT, "-r", "1", "-n", "8", "-t", "1")

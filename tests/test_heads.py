@@ -311,6 +311,43 @@ def test_a_head_s_vocabulary_may_be_padded_otherwise(target: Path, tmp_path: Pat
         assert not [note for note in decoder.notes if "drafts no more" in note]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_by_turns_have_a_head_each(files: dict[str, tuple[Path, Path]], kind: str) -> None:
+    """Of two conversations by turns, each is drafted as it is by itself: the same text, and as many tokens accepted."""
+    target, head = files[kind]
+    name = "eagle3" if kind.startswith("eagle3") else "mtp"
+    chain = DecoderOptions(ctx_size=512, threads=1, drafters=(name,), draft_policy="fixed", draft_max=3)
+    prompts = (PROMPT, "class Stack:\n    def __init__(self):")
+
+    def turns(decoder: SpeculativeDecoder, sequences: tuple[int, int]) -> list[list[tuple[list[int], int]]]:
+        found: list[list[tuple[list[int], int]]] = [[], []]
+        texts = [decoder.target.tokenize(one) for one in prompts]
+        for _ in range(3):
+            for index, text in enumerate(texts):
+                decoder.use(sequences[index])
+                new = [one.token for one in decoder.generate(text, max_tokens=12, cache_prompt=True)]
+                assert decoder.statistics is not None
+                found[index].append((new, decoder.statistics.accepted))
+                text += [*new, 7 + index]
+        return found
+
+    def beside(parallel: int) -> SpeculativeDecoder:
+        return SpeculativeDecoder(target, head, replace(chain, parallel=parallel))
+
+    with beside(2) as decoder:
+        both = turns(decoder, (0, 1))
+    for index in (0, 1):
+        with beside(1) as decoder:
+            found = []
+            text = decoder.target.tokenize(prompts[index])
+            for _ in range(3):
+                new = [one.token for one in decoder.generate(text, max_tokens=12, cache_prompt=True)]
+                assert decoder.statistics is not None
+                found.append((new, decoder.statistics.accepted))
+                text += [*new, 7 + index]
+        assert both[index] == found
+
+
 def test_two_draft_files_are_one_too_many() -> None:
     with pytest.raises(UsageError, match=r"eagle3.* needs two draft files"):
         DecoderOptions(drafters=("draft", "eagle3"))
@@ -322,6 +359,7 @@ def test_the_dry_run_of_a_head_is_what_a_real_load_takes(files: dict[str, tuple[
     """
     runs = []
     modes = [options(), replace(options(), flash_attn="off"), replace(options(), ubatch_size=64)]
+    modes.append(replace(options(), sequences=3))
     quantised = replace(options(), cache_type_k="q8_0", cache_type_v="q8_0")
     cases = [(layers, options(), options()) for layers in (0, 4)] + [(99, mode, mode) for mode in modes]
     for kind, (target_path, head_path) in files.items():

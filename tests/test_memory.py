@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,9 +131,10 @@ def test_the_record_says_the_same() -> None:
 
 def test_a_real_load_is_the_dry_run(models: dict[str, Model]) -> None:
     context = ContextOptions(512, 9, 1, flash_attn="on")
+    several = replace(context, sequences=3, rewind=8)
     for name in ("tiny-llama", "tiny-mla", "tiny-hybrid"):
         file = models[name][1].with_name(f"{name}.gguf")
-        runs = [dryrun.Run(file, Placement(3), context)]
+        runs = [dryrun.Run(file, Placement(3), one) for one in (context, several)]
         assert dryrun.ask(dryrun.Spec((), 1), runs) == dryrun.ask(dryrun.Spec((), 1, real=True), runs)
 
 

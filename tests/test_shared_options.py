@@ -18,7 +18,7 @@ from ggufspec.settings import DRAFT_MAX, Settings
 
 CARD = ("--vram", "24GiB")
 EVERYTHING = ("-ngl", "99", "-ngld", "1000")
-PLACE = {"bench", "chat", "export", "plan", "rehearse", "run", "trace", "tune", "verify"}
+PLACE = {"bench", "chat", "export", "plan", "rehearse", "run", "serve", "trace", "tune", "verify"}
 DECODE = PLACE | {"compare"}
 
 

@@ -45,7 +45,9 @@ def chat(
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option("--api-key", metavar="KEY", envvar="GGUFSPEC_API_KEY", help="The server's API key."),
+        typer.Option(
+            "--api-key", metavar="KEY", envvar="GGUFSPEC_API_KEY", show_envvar=False, help="The server's API key."
+        ),
     ] = None,
     served_model: Annotated[
         str | None,

@@ -33,7 +33,13 @@ def serve(
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=2**16 - 1, help="0 picks a free one.")] = 8080,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", metavar="KEY", help="Ask for this key; may be repeated.", envvar="GGUFSPEC_API_KEY"),
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            help="Ask for this key; may be repeated.",
+            envvar="GGUFSPEC_API_KEY",
+            show_envvar=False,
+        ),
     ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", metavar="FILE", help="The same, one a line; only you may read it.")
@@ -62,7 +68,7 @@ def serve(
         takes("profile", "files", "hub", "target-only", "placement", "devices", "drafting", "context", "parallel"),
     ],
 ) -> int:
-    """Serve the pair to editors, agents and web front ends that speak OpenAI's API, until Ctrl-C.
+    """Serve the pair over HTTP: OpenAI's API, for editors and agents.
 
     One answer is decoded at a time, exactly as `run` decodes it; --parallel conversations keep their caches. The page
     at / shows what it does. A profile that `tune` saved is served as it was tuned.
