@@ -29,8 +29,8 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 def ready(**changes: Any) -> Ready:
     """What a pair that is loaded says of itself."""
     usual: dict[str, Any] = {
-        "target": LoadedModel("llama 70B Q3_K_S", 81, 64, 30 << 30),
-        "draft": LoadedModel("llama 8B Q4_K_M", 33, 33, 4 << 30),
+        "target": LoadedModel("llama 70B Q3_K_S", 80, 64, 30 << 30),
+        "draft": LoadedModel("llama 8B Q4_K_M", 32, 33, 4 << 30),
         "drafters": ("draft", "lookup"),
         "notes": ("no card here: everything runs on the CPU",),
         "ctx_size": 8192,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from processes import Cli
+from processes import Cli, eventually
 from rich.console import Console
 from screens import Session
 from served import HOSTILE, Endpoint, served
@@ -139,12 +139,13 @@ def test_figures_are_the_servers(endpoint, remote):
         "completion_tokens": 20,
         "prompt_tokens_details": {"cached_tokens": 40},
         "completion_tokens_details": {"accepted_prediction_tokens": 12, "rejected_prediction_tokens": 4},
+        "speculation": {"rounds": 8},
     }
     endpoint.more = {"timings": {"prompt_ms": 500.0, "predicted_ms": 2000, "draft_n": 16, "draft_n_accepted": 12}}
     took = remote.ask(question(), on_event=ignore).statistics
     assert (took.prompt_tokens, took.prompt_read, took.tokens) == (50, 10, 20)
     assert (took.prompt_s, took.decode_s) == (0.5, 2.0)
-    assert (took.drafted, took.accepted, took.stop_reason) == (16, 12, "end")
+    assert (took.drafted, took.accepted, took.rounds, took.stop_reason) == (16, 12, 8, "end")
     assert took.time_to_first_token_s > 0
     endpoint.usage = {"prompt_tokens": 50, "completion_tokens": 20}
     took = remote.ask(question(), on_event=ignore).statistics
@@ -410,8 +411,7 @@ def test_ctrl_c_stops_the_answer_and_the_chat_goes_on(talk, endpoint, capsys):
     endpoint.open = True
 
     def interrupt() -> None:
-        while not endpoint.asked:
-            pass
+        assert eventually(lambda: endpoint.asked)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -92,6 +92,11 @@ def test_what_is_loaded_is_named(html):
         assert words in text
 
 
+def test_a_model_without_a_gpu_is_on_the_cpu():
+    text = "".join(Elements(page.html("demo", ready(target=LoadedModel("llama 1M", 4, 0, 1000)), "")).text)
+    assert "llama 1M, on the CPU" in text
+
+
 def test_without_a_template_texts_are_continued():
     for without in (ready(chat_template=""), ready(template_fault="line 3: no such filter")):
         elements = Elements(page.html("demo", without, ""))

@@ -374,7 +374,7 @@ class _Answer:
             prompt_read=prompt - min(prompt, _count(_mapping(usage.get("prompt_tokens_details")), "cached_tokens")),
             tokens=tokens,
             decode_s=_seconds(timings, "predicted_ms") or own_s,
-            rounds=_count(timings, "rounds"),
+            rounds=_count(_mapping(usage.get("speculation")), "rounds"),  # of ours
             drafted=drafted,
             accepted=accepted,
             drafted_by_position=(),

@@ -58,7 +58,7 @@ def html(name: str, ready: Ready, placement: str) -> str:
     Args:
         name: the pair's, which requests name as their model.
         ready: what was loaded.
-        placement: where it is, in words; may be empty.
+        placement: what else there is to say of where it is; may be empty.
     """
     roles = (("Target", ready.target), ("Draft", ready.draft))
     facts = [(role, _model(model)) for role, model in roles if model is not None]
@@ -79,7 +79,8 @@ def html(name: str, ready: Ready, placement: str) -> str:
 
 
 def _model(model: LoadedModel) -> str:
-    return f"{model.description}, {model.gpu_layers} of {model.layers} layers on the GPU"
+    on_gpu = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU"  # with the output layer
+    return f"{model.description}, {on_gpu if model.gpu_layers else 'on the CPU'}"
 
 
 def _each(conversations: int) -> str:
