@@ -63,7 +63,7 @@ class Message(_Read):
         """As a chat template takes it.
 
         Raises:
-            UsageError: it has a part that is no text.
+            UsageError: it has a part other than text.
         """
         content = self.content or ""
         if not isinstance(content, str):
