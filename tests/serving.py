@@ -60,7 +60,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(cli: Cli, folder: Path, *arguments: str | Path, template: str | None = HERMES) -> Iterator[Server]:
-    """``ggufspec serve demo`` with these arguments, until the block's end; it ends well then.
+    """``ggufspec serve demo`` with these arguments, until the block's end.
 
     Args:
         cli: the command line.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import MARKS, launched
+from processes import Cli
 from served import HOSTILE, Endpoint, figures, ready, served
+from serving import HERMES, Server, serving
 
 from ggufspec.serve import page as served_page
 
@@ -58,7 +61,7 @@ def endpoint() -> Iterator[Endpoint]:
 class Opened:
     """A page, everything that it said and asked for."""
 
-    def __init__(self, browser: Any, endpoint: Endpoint, width: int = 800, scheme: str = "light") -> None:
+    def __init__(self, browser: Any, endpoint: Endpoint | Server, width: int = 800, scheme: str = "light") -> None:
         from playwright.sync_api import expect
 
         self.expect = expect
@@ -261,3 +264,30 @@ def test_the_keyboard_reaches_everything_in_order(chromium, endpoint):
             reached.append(opened.page.evaluate("document.activeElement.id"))
             assert opened.page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
         assert reached == ["prompt", "most", "temperature", "send"]
+
+
+@pytest.mark.parametrize("template", [HERMES, None], ids=["chat", "completion"])
+def test_with_the_server_itself(
+    chromium: Any, new_cli: Callable[[], Cli], tmp_path: Path, template: str | None
+) -> None:
+    arguments = ("-c", "512", "--api-key", "sesame")
+    with (
+        serving(new_cli(), tmp_path, *arguments, template=template) as server,
+        Opened(chromium, server, 320, "dark") as opened,
+    ):
+        opened.expect(opened.page.locator("#key")).to_be_focused()
+        opened.page.keyboard.type("sesame")
+        opened.page.keyboard.press("Enter")
+        opened.expect(opened.page.locator("#key-form")).to_be_hidden()
+        opened.page.fill("#most", "24")
+        opened.page.fill("#temperature", "0")
+        opened.send("def main(")
+        opened.expect(opened.page.locator("#send")).to_be_enabled(timeout=60_000)
+        opened.expect(opened.page.locator("#state")).to_contain_text("Answer ")
+        assert len(opened.page.text_content("#answer")) > 10
+        opened.expect(opened.page.locator("#answers tbody tr")).to_have_count(1)
+        opened.expect(opened.page.locator("#totals")).to_contain_text("1 answer, ")
+        assert opened.page.evaluate(WIDE) == []
+        kinds = {each for each in opened.asked if each.startswith("/v1/")}
+        assert kinds == {"/v1/chat/completions" if template else "/v1/completions"}
+        assert [each for each in opened.said if "401" not in each] == []
