@@ -224,6 +224,13 @@ def test_what_is_not_known_is_none():
     assert read(metrics)["ggufspec:first_token_seconds_count", ()] == 0
 
 
+def test_an_answer_without_a_draft_gains_nothing():
+    """It is target-only: what is predicted of that says how good the prediction is."""
+    metrics = Metrics()
+    metrics.answered(reply(drafted=0, accepted=0, target_only_s=1.6), seconds=2.0)
+    assert metrics.figures()["answers"][0]["gain"] is None
+
+
 def test_threads_lose_nothing():
     metrics = Metrics()
 

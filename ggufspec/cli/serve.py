@@ -118,8 +118,7 @@ def _serve(
             ready = engine.start()
         for note in ready.notes:
             ui.note(note)
-        shown = _placed(ready)
-        endpoint = Endpoint(engine, pair.name, placement=shown, rules=rules, on_answer=_access)
+        endpoint = Endpoint(engine, pair.name, rules=rules, on_answer=_access)
         http.serve(
             endpoint.app(),
             engine,
@@ -174,17 +173,6 @@ def _template(file: Path | None) -> str:
     return "" if file is None else foreign.read_text(file, _MOST_TEMPLATE_BYTES, failure=UsageError)
 
 
-def _placed(ready: Ready) -> str:
-    """Where the layers are, in words."""
-    parts = []
-    for role, model in (("target", ready.target), ("draft", ready.draft)):
-        if model is not None:
-            where = f"{model.gpu_layers} of {model.layers + 1} layers on the GPU" if model.gpu_layers else "on the CPU"
-            parts.append(f"{role}: {model.description}, {where}")
-    kept = f"{ready.parallel} conversations" if ready.parallel > 1 else "one conversation"
-    return "; ".join([*parts, f"{kept} of {ready.ctx_size:,} tokens"])
-
-
 def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
     if ui.flags().json:
         document = {"schema": SCHEMA, "endpoint": url, "pair": name, "ctx_size": ready.ctx_size}
@@ -220,7 +208,7 @@ def _access(reply: Reply, seconds: float) -> None:
         parts.append(f"{took.tokens / took.decode_s:.1f} tokens/s")
     if took.drafted:
         parts += [f"{took.accepted / took.drafted:.0%} accepted", f"{took.tokens / took.rounds:.2f} tokens/round"]
-    if reply.target_only_s and took.decode_s:
+    if reply.target_only_s and took.decode_s and took.drafted:
         parts.append(f"{reply.target_only_s / took.decode_s:.2f}× target-only")
     parts.append(f"{seconds:.1f} s{'' if took.stop_reason else ', cut'}")
     ui.note(", ".join(parts))

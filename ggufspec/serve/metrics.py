@@ -37,7 +37,7 @@ class Answer:
     acceptance_rate: float | None
     rounds: int
     tokens_per_round: float | None
-    gain: float | None  # target-only time ÷ its own
+    gain: float | None  # target-only time ÷ its own; an answer without a draft has none
     stop_reason: str
     speculation: bool  # still on at its end
 
@@ -213,7 +213,7 @@ def _answer(number: int, reply: session.Reply, seconds: float, reason: str) -> A
         acceptance_rate=_ratio(took.accepted, took.drafted),
         rounds=took.rounds,
         tokens_per_round=_ratio(took.tokens, took.rounds),
-        gain=None if reply.target_only_s is None else _ratio(reply.target_only_s, took.decode_s),
+        gain=_ratio(reply.target_only_s, took.decode_s) if reply.target_only_s is not None and took.drafted else None,
         stop_reason=reason,
         speculation=reply.speculation,
     )
