@@ -229,7 +229,9 @@ def main() -> None:
 
     for kind, target in grown_targets(tuple(arguments.kinds)).items():
         with ExitStack() as stack:
-            client = stack.enter_context(httpx2.Client(timeout=600))
+            # A connection each, as llama-server closes idle ones after 5 s
+            limits = httpx2.Limits(max_keepalive_connections=0)
+            client = stack.enter_context(httpx2.Client(timeout=600, limits=limits))
             own = stack.enter_context(ours(target, draft, arguments.t, scratch))
             plain = [(0, None), *((length, draft) for length in DRAFT_LENGTHS)]
             others = [
