@@ -104,7 +104,7 @@ class Session:
     """A child process that is opened once and answers many requests.
 
     ``open(module, Spec(…), Ready)`` starts it, ``ask(Request(…), Reply)`` sends a request. All methods but :meth:`stop`
-    belong to one thread. A session can be opened again at any time, also after its child has died.
+    and :meth:`kill` belong to one thread. A session can be opened again at any time, also after its child has died.
 
     Args:
         verbose: let llama.cpp's log through to stderr.
@@ -192,6 +192,11 @@ class Session:
         """
         if child := self._child:
             child.stop()
+
+    def kill(self) -> None:
+        """Kill the child, whatever it does; whoever waits for it gets a WorkerError. Any thread may call it."""
+        if child := self._child:
+            child.kill()
 
     def close(self) -> None:
         """End the child: at once if it is busy, else after its cleanup, within ``_GRACE_S``."""
@@ -348,6 +353,10 @@ class _Child:
         with contextlib.suppress(TimeoutError, WorkerError):
             return self.outcome(on_event, _GRACE_S)
         return None
+
+    def kill(self) -> None:
+        """Kill it; it is not waited for."""
+        self._process.kill()
 
     def end(self, patience_s: float) -> None:
         """Wait for its end, then kill it."""

@@ -12,7 +12,7 @@ import typer
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
 from ggufspec.cli.run import prepare_pair
-from ggufspec.errors import UsageError
+from ggufspec.errors import StopError, UsageError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
@@ -113,9 +113,12 @@ def _serve(
     engine.on_restart.append(_restarted)
     rules = Rules(keys, origins, LOCAL if http.is_loopback(bound) else ())
     try:
-        with ui.busy() as show:
-            show(f"loading {pair.name}")
-            ready = engine.start()
+        try:
+            with ui.busy() as show:
+                show(f"loading {pair.name}")
+                ready = engine.start()
+        except KeyboardInterrupt:
+            raise StopError("interrupted before the pair was loaded") from None
         for note in ready.notes:
             ui.note(note)
         endpoint = Endpoint(engine, pair.name, rules=rules, on_answer=_access)

@@ -36,6 +36,7 @@ _OPEN = ("/", "/health", "/v1/health")  # need no key
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 _RETRY_S = "5"
 _MOST_GRAMMARS = 64  # kept
+_WAITING = b": waiting\n\n"  # a comment, so that nothing between takes the connection for dead
 
 Finished = Callable[[session.Reply, float], None]
 
@@ -60,7 +61,7 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, headers=headers)
 
 
-def told(error: GgufspecError) -> ApiError:
+def api_error(error: GgufspecError) -> ApiError:
     """An error of ours as the API has it."""
     message = f"{error.message}: {error.hint}" if error.hint else error.message
     if isinstance(error, BusyError | GoneError):
@@ -142,11 +143,16 @@ class Endpoint:
     def refuse(self, scope: Scope) -> ApiError | None:
         """Why a request is not looked at; None where it is."""
         headers = {name.lower(): value for name, value in scope["headers"]}
+        host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._rules.hosts and not self._rules.keys:  # a page elsewhere may have its name resolve to this machine
-            host = headers.get(b"host", b"").decode("latin-1").lower()
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
             if name not in self._rules.hosts:
                 return ApiError(403, f"this server is not {host[:200]!r}", code="unknown_host")
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        allowed = self._rules.keys or {origin, "*"}.intersection(self._rules.origins)
+        if origin and not allowed and origin.partition("://")[2] != host:  # it could ask without reading the answer
+            said = f"pages of {origin[:200]!r} may not ask: start the server with --cors ORIGIN"
+            return ApiError(403, said, code="unknown_origin")
         if not self._rules.keys or scope["path"] in _OPEN:
             return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
@@ -228,7 +234,7 @@ class Endpoint:
         except ApiError as error:
             failed = error
         except GgufspecError as error:
-            failed = told(error)
+            failed = api_error(error)
         except limits.BodyError as error:
             failed = ApiError(error.status, str(error))
         except limits.ClientDisconnect:
@@ -291,7 +297,13 @@ class Endpoint:
             special=special,
             logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         )
-        reading = _Reading(self._format, tools=bool(tools), reasoning=self._reasons, opening=opening)
+        reading = _Reading(
+            self._format,
+            tools=bool(tools),
+            reasoning=self._reasons,
+            opening=opening,
+            parallel=asked.parallel_tool_calls is not False,
+        )
         return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True), reading)
 
     async def _completed(self, request: Request) -> Response:
@@ -316,9 +328,9 @@ class Endpoint:
         answer = self._engine.submit(wanted, _client(request, asked.user))
         events = answer.events()
         try:
-            first = await _unless_gone(request, answer, anext(events, None))  # an error has its own status
+            first = await _unless_gone(request, answer, _first(events, waits=not asked.stream))  # an error has a status
         except GgufspecError as error:
-            raise told(error) from None
+            raise api_error(error) from None
 
         def finished() -> session.Reply:
             assert answer.reply is not None
@@ -327,15 +339,15 @@ class Endpoint:
             self._on_answer(answer.reply, seconds)
             return answer.reply
 
-        rounds = reading.rounds(first, events)
+        rounds = reading.rounds(first, events, answer)
         if asked.stream:
-            return _Stream(self, answer, rounds, writer, finished, usage=asked.includes_usage)
+            return _Stream(self, answer, reading, rounds, writer, finished, usage=asked.includes_usage)
         try:
             await _unless_gone(request, answer, _gathered(rounds, writer))
         except GgufspecError as error:
-            raise told(error) from None
+            raise api_error(error) from None
         reply = finished()
-        if self._engine.is_ending and not reply.statistics.stop_reason:
+        if self._engine.is_ending and not reply.statistics.stop_reason and not reading.enough:
             raise ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
         return JSONResponse(writer.whole(reply))
 
@@ -350,35 +362,81 @@ class Endpoint:
         return self._grammars[key]
 
 
+_Round = tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]
+
+
 @dataclass(slots=True)
 class _Reading:
-    """Reads the child's events of one answer: text, reasoning, tool calls."""
+    """Reads the child's events of one answer: text, reasoning, tool calls.
+
+    Attributes:
+        enough: what further comes is not wanted: a second call where one at most may be made.
+    """
 
     format: formats.Format | None
     tools: bool
     reasoning: bool
     opening: str = ""
+    parallel: bool = True  # more than one call may be made
+    enough: bool = False
 
     async def rounds(
-        self, first: Mapping[str, Any] | None, events: AsyncIterator[dict[str, Any]]
-    ) -> AsyncIterator[tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]]:
-        """What each round brought, and its log-probabilities. ``first`` is the event ``prompt``."""
-        thinking = bool(first and first.get("thinking"))
-        parser = formats.Parser(
-            self.format, tools=self.tools, reasoning=self.reasoning, thinking=thinking, opening=self.opening
-        )
+        self, first: Mapping[str, Any] | None, events: AsyncIterator[dict[str, Any]], answer: Answer
+    ) -> AsyncIterator[_Round | None]:
+        """What each round brought, and its log-probabilities; None where it was waited for long.
+
+        ``first`` is the event ``prompt``, or ``waiting``.
+        """
+        parser = self._parser(first)
+        if first and first["event"] == "waiting":
+            yield None
         async for event in events:
-            if event["event"] == "round":
-                deltas = [delta for text in event["texts"] if text for delta in parser.push(text)]
-                yield deltas, event["logprobs"]
-        yield parser.finish(), ()
+            match event["event"]:
+                case "waiting":
+                    yield None
+                case "prompt":
+                    parser = self._parser(event)
+                case "round":
+                    yield (
+                        self._wanted([delta for text in event["texts"] if text for delta in parser.push(text)], answer),
+                        event["logprobs"],
+                    )
+        yield self._wanted(parser.finish(), answer), ()
+
+    def _parser(self, first: Mapping[str, Any] | None) -> formats.Parser:
+        return formats.Parser(
+            self.format,
+            tools=self.tools,
+            reasoning=self.reasoning,
+            thinking=bool(first and first.get("thinking")),
+            opening=self.opening,
+        )
+
+    def _wanted(self, deltas: Sequence[formats.Delta], answer: Answer) -> Sequence[formats.Delta]:
+        """The deltas before a call that is one too many; it ends the answer."""
+        if self.enough:
+            return ()
+        if not self.parallel:
+            for index, delta in enumerate(deltas):
+                if delta.kind == "tool" and delta.index > 0:
+                    self.enough = True
+                    answer.cancel()
+                    return deltas[:index]
+        return deltas
 
 
-async def _gathered(
-    rounds: AsyncIterator[tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]], writer: Writer
-) -> None:
-    async for deltas, logprobs in rounds:
-        writer.add(deltas, logprobs)
+async def _first(events: AsyncIterator[dict[str, Any]], *, waits: bool) -> dict[str, Any] | None:
+    """The first event; ``waits`` until it is more than ``waiting``."""
+    async for event in events:
+        if not waits or event["event"] != "waiting":
+            return event
+    return None
+
+
+async def _gathered(rounds: AsyncIterator[_Round | None], writer: Writer) -> None:
+    async for one in rounds:
+        if one is not None:
+            writer.add(*one)
 
 
 async def _unless_gone(request: Request, answer: Answer, work: Awaitable[Any]) -> Any:
@@ -408,7 +466,8 @@ class _Stream(Response):
         self,
         endpoint: Endpoint,
         answer: Answer,
-        rounds: AsyncIterator[tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]],
+        reading: _Reading,
+        rounds: AsyncIterator[_Round | None],
         writer: Writer,
         finished: Callable[[], session.Reply],
         *,
@@ -418,7 +477,7 @@ class _Stream(Response):
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
-        self._endpoint, self._answer, self._rounds = endpoint, answer, rounds
+        self._endpoint, self._answer, self._reading, self._rounds = endpoint, answer, reading, rounds
         self._writer, self._finished, self._usage = writer, finished, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -443,16 +502,19 @@ class _Stream(Response):
         if writer.chat:
             yield _event(writer.first())
         try:
-            async for deltas, logprobs in self._rounds:
-                for chunk in writer.chunks(deltas, logprobs):
+            async for one in self._rounds:
+                if one is None:
+                    yield _WAITING
+                    continue
+                for chunk in writer.chunks(*one):
                     yield _event(chunk)
         except GgufspecError as error:
-            failed = told(error)
+            failed = api_error(error)
             self._endpoint.metrics.refused(failed.status)
             yield _event(failed.body)
             return
         reply = self._finished()
-        if not reply.statistics.stop_reason:
+        if not reply.statistics.stop_reason and not self._reading.enough:
             yield _event(ApiError(503, "the answer was cut: the server ends", code="model_unavailable").body)
             return
         yield _event(writer.last(reply))

@@ -1,7 +1,8 @@
 """The model behind the endpoint: one child process, one answer at a time, and a fair queue in front of it.
 
 A thread owns the child. Requests come from the event loop and wait in a queue that serves clients in turn; events and
-replies go back to the loop. A child that dies costs the answer that it was giving: it is started again at once.
+replies go back to the loop. A child that dies costs the answer that it was giving: it is started again at once. One
+that does not stop when it is asked to is killed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Any, Generic, TypeVar
 from ggufspec.errors import GgufspecError, WorkerError
 from ggufspec.serve import session
 from ggufspec.worker import Session
+
+_STUCK_S = 300.0  # in which even a batch of a prompt on a slow machine ends, where an answer is to stop
+_WAITING_S = 10.0  # between two events ``waiting``
 
 _Item = TypeVar("_Item")
 
@@ -98,14 +102,19 @@ class Answer:
         self._items: asyncio.Queue[dict[str, Any] | session.Reply | GgufspecError] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """The child's events as they come; ``reply`` is there behind the last.
+        """The child's events as they come, and ``waiting`` in between; ``reply`` is there behind the last.
 
         Raises:
             RefusedError: the request cannot be answered.
             GoneError: the child died, or the server ends.
         """
         while True:
-            item = await self._items.get()
+            try:
+                async with asyncio.timeout(_WAITING_S):
+                    item = await self._items.get()
+            except TimeoutError:
+                yield {"event": "waiting"}
+                continue
             if isinstance(item, session.Reply):
                 self.reply = item
                 return
@@ -154,7 +163,7 @@ class Engine:
         self._session = Session(verbose=verbose)
         self._waiting: FairQueue[Answer] = FairQueue()
         self._running: Answer | None = None
-        self._ending = self._closed = False
+        self._ending = self._closed = self._is_down = False
         self._changed = threading.Condition()
         self._first: Future[session.Ready] = Future()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -205,8 +214,16 @@ class Engine:
         with self._changed:
             if self._waiting.remove(answer):
                 answer.put(_ends())
-            elif self._running is answer:
-                self._session.stop()
+                return
+            if self._running is not answer:
+                return
+        self._session.stop()
+        with contextlib.suppress(RuntimeError):  # there is no loop any more: ``close`` kills
+            asyncio.get_running_loop().call_later(_STUCK_S, self._kill_if_at, answer)
+
+    def _kill_if_at(self, answer: Answer) -> None:
+        if self._running is answer:
+            self._session.kill()
 
     def drain(self) -> None:
         """Take no more requests, and refuse those that wait; the answer that runs goes on."""
@@ -223,14 +240,19 @@ class Engine:
                 self._running.cancelled = True
                 self._session.stop()
 
-    def close(self) -> None:
-        """End the child, whatever it does."""
+    def close(self, patience_s: float = 2.0) -> None:
+        """End the child, whatever it does: an answer that runs has ``patience_s`` to stop."""
         self.cut()
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
+        if self._thread.ident is None:
+            return
+        if self._first.done():
+            self._thread.join(patience_s)
+        while self._thread.is_alive():  # it loads, or it is stuck
+            self._session.kill()
+            self._thread.join(0.1)
 
     # ---- the thread ------------------------------------------------------------------------------------------------
 
@@ -256,12 +278,7 @@ class Engine:
         except GgufspecError as error:
             self.failure = error
             raise
-        self.failure = None
-
-    def _restart(self, why: str) -> None:
-        for callback in self.on_restart:
-            callback(why)
-        self._open()
+        self.failure, self._is_down = None, False
 
     def _next(self) -> Answer | None:
         """The next request; None at the end."""
@@ -284,18 +301,41 @@ class Engine:
 
         try:
             if not self._session.is_open:
-                self._restart("it was not there any more")
-        except GgufspecError as error:
-            answer.put(GoneError(f"the model cannot be loaded: {error.message}", error.hint))
-            return
-        try:
+                self._reopen(self.failure.message if self.failure else "it ended while it was idle")
+            if answer.cancelled:  # meanwhile
+                raise _ends()
             answer.put(self._session.ask(answer.request, session.Reply, on_event=on_event))
         except WorkerError as error:
+            self.failure = error  # until it is loaded again
             answer.put(GoneError(f"the model's process ended: {error.message}", "it is started again: try again"))
-            with contextlib.suppress(GgufspecError):  # the next request tries again, and says so
-                self._restart(error.message)
+            with contextlib.suppress(GoneError):  # the next request tries again, and says so
+                self._reopen(error.message)
+        except GoneError as error:
+            answer.put(error)
         except GgufspecError as error:
             answer.put(RefusedError(error, answer.code))
+        except Exception as error:  # a bug of ours costs its own request, and no other
+            answer.put(GoneError(f"the request failed: {type(error).__name__}: {error}"))
+
+    def _reopen(self, why: str) -> None:
+        """Load the pair again.
+
+        Raises:
+            GoneError: that fails.
+        """
+        if self._closed:
+            raise _ends()
+        if not self._is_down:  # one that cannot be loaded is told of once
+            self._is_down = True
+            for callback in self.on_restart:
+                callback(why)
+        try:
+            self._open()
+        except GgufspecError as error:
+            raise GoneError(f"the model cannot be loaded: {error.message}", error.hint) from None
+        except OSError as error:  # no process, no memory, no file
+            self.failure = GgufspecError(str(error))
+            raise GoneError(f"the model cannot be loaded: {error}") from None
 
 
 def _ends() -> GoneError:

@@ -59,8 +59,9 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 def url(bound: socket.socket) -> str:
-    """Where a socket is reached."""
+    """Where a socket is reached from this machine."""
     address, port = bound.getsockname()[:2]
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 

@@ -213,6 +213,7 @@ class Chat(_Answered):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = Field(None, max_length=512)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = Field(None, max_length=32)
 

@@ -1,0 +1,219 @@
+"""The engine behind ``ggufspec serve``, with a child that misbehaves: nothing waits for ever, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import jobs_serve
+import pytest
+from processes import PATIENCE_S, eventually
+
+from ggufspec import DecoderOptions
+from ggufspec.errors import GgufspecError, ModelError, WorkerError
+from ggufspec.serve import engine as engines
+from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
+from ggufspec.serve.session import Request, Spec
+
+
+def spec(how: str = "") -> Spec:
+    return Spec(Path("none.gguf"), None, DecoderOptions(), chat_template=how)
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine(spec(), module=jobs_serve.__name__, most_waiting=8)
+    made.start()
+    yield made
+    made.close()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """In an event loop, within a test's patience."""
+    return asyncio.run(asyncio.wait_for(work(), PATIENCE_S))
+
+
+async def text(answer: Answer) -> str:
+    return "".join(["".join(event["texts"]) async for event in answer.events() if event["event"] == "round"])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    last = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < last
+        await asyncio.sleep(0)
+
+
+def ask(engine: Engine, prompt: str, client: str = "one") -> Answer:
+    return engine.submit(Request(prompt=prompt), client)
+
+
+def test_clients_take_turns_and_what_waits_can_leave(engine: Engine) -> None:
+    async def work() -> list[str]:
+        first = ask(engine, "forever")
+        await until(lambda: engine.is_running)
+        order: list[str] = []
+
+        async def answered(answer: Answer) -> None:
+            order.append(await text(answer))
+
+        greedy = [ask(engine, f"greedy {number}") for number in range(3)]
+        modest = ask(engine, "modest", "two")
+        tasks = [asyncio.create_task(answered(one)) for one in (*greedy[:2], modest)]
+        greedy[2].cancel()
+        with pytest.raises(GoneError):
+            await text(greedy[2])
+        first.cancel()
+        assert await text(first) == "forever"
+        assert first.reply is not None
+        assert first.reply.statistics.stop_reason == ""
+        await asyncio.gather(*tasks)
+        return order
+
+    assert run(work) == ["greedy 0", "modest", "greedy 1"]
+
+
+def test_a_queue_that_is_full_says_so(engine: Engine) -> None:
+    async def work() -> None:
+        first = ask(engine, "forever")
+        await until(lambda: engine.is_running)
+        waiting = [ask(engine, "x", str(number)) for number in range(8)]
+        with pytest.raises(BusyError, match="8 requests wait"):
+            ask(engine, "y")
+        first.cancel()
+        assert [await text(one) for one in waiting] == ["x"] * 8
+
+    run(work)
+
+
+def test_a_refusal_and_a_death_cost_one_answer(engine: Engine) -> None:
+    deaths: list[str] = []
+    engine.on_restart.append(deaths.append)
+
+    async def work() -> None:
+        with pytest.raises(RefusedError) as refused:
+            await text(ask(engine, "refuse"))
+        assert refused.value.code == "context_length_exceeded"
+        dying, next_one = ask(engine, "die"), ask(engine, "next")
+        with pytest.raises(GoneError, match="status 3"):
+            await text(dying)
+        assert await text(next_one) == "next"
+        assert engine.failure is None
+
+    run(work)
+    assert len(deaths) == 1
+
+
+def test_a_child_that_cannot_be_loaded_again_is_tried_by_every_request(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    engine = Engine(spec(str(broken)), module=jobs_serve.__name__)
+    deaths: list[str] = []
+    engine.on_restart.append(deaths.append)
+    engine.start()
+
+    async def work() -> None:
+        broken.touch()
+        with pytest.raises(GoneError):
+            await text(ask(engine, "die"))
+        for _ in range(2):
+            with pytest.raises(GoneError, match="it cannot be loaded"):
+                await text(ask(engine, "x"))
+            assert engine.failure is not None
+        broken.unlink()
+        assert await text(ask(engine, "x")) == "x"
+        assert engine.failure is None
+
+    try:
+        run(work)
+    finally:
+        engine.close()
+    assert len(deaths) == 1, "one death, however often it was tried"
+
+
+def test_a_child_that_does_not_stop_is_killed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_STUCK_S", 0.1)
+
+    async def work() -> None:
+        deaf = ask(engine, "deaf")
+        await until(lambda: engine.is_running)
+        deaf.cancel()
+        with pytest.raises(GoneError):
+            await text(deaf)
+        assert await text(ask(engine, "next")) == "next"
+
+    run(work)
+
+
+def test_a_bug_costs_its_own_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._session, "ask", lambda *_, **__: 1 / 0)
+            with pytest.raises(GoneError, match="ZeroDivisionError"):
+                await text(ask(engine, "x"))
+        assert await text(ask(engine, "next")) == "next"
+
+    run(work)
+
+
+def test_who_waits_long_is_told_that_he_waits(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_WAITING_S", 0.01)
+
+    async def work() -> None:
+        first = ask(engine, "forever")
+        second = ask(engine, "x", "two")
+        events = second.events()
+        assert [(await anext(events))["event"] for _ in range(3)] == ["waiting"] * 3
+        first.cancel()
+        assert (await anext(event["texts"] async for event in events if event["event"] == "round")) == ["x"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("prompt", ["forever", "deaf", ""])
+def test_it_ends_whatever_the_child_does(prompt: str) -> None:
+    engine = Engine(spec(), module=jobs_serve.__name__)
+    engine.start()
+
+    async def work() -> None:
+        if prompt:
+            ask(engine, prompt)
+            await until(lambda: engine.is_running)
+            waiting = ask(engine, "x", "two")
+            engine.close(0.1)
+            with pytest.raises(GoneError, match="the server ends"):
+                await text(waiting)
+        engine.close(0.1)
+        with pytest.raises(GoneError, match="the server ends"):
+            ask(engine, "x")
+
+    run(work)
+    assert not engine._session.is_open
+
+
+def test_it_ends_while_it_loads() -> None:
+    engine = Engine(spec("slow"), module=jobs_serve.__name__)
+    failed: list[GgufspecError] = []
+
+    def start() -> None:
+        try:
+            engine.start()
+        except GgufspecError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert eventually(lambda: engine._session.is_open)
+    engine.close()
+    thread.join(PATIENCE_S)
+    assert isinstance(failed[0], WorkerError)
+
+
+def test_what_cannot_be_loaded_at_first_is_an_error(tmp_path: Path) -> None:
+    engine = Engine(spec(str(tmp_path)), module=jobs_serve.__name__)
+    with pytest.raises(ModelError, match="it cannot be loaded"):
+        engine.start()
+    engine.close()
