@@ -137,6 +137,7 @@ class _Answered(_Read):
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100)
+    repeat_last_n: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
     seed: int | None = Field(None, ge=-1, lt=2**64)
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
     n: int | None = None
@@ -165,10 +166,10 @@ class _Answered(_Read):
     def sampling(self) -> Sampling:
         """How tokens are chosen; OpenAI's default temperature, llama.cpp's truncations, a random seed unless given."""
         own: dict[str, Any] = {"temperature": 1.0 if self.temperature is None else self.temperature}
-        for name in ("top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty"):
+        for name in Sampling.__dataclass_fields__.keys() - {"temperature", "seed"}:
             if (value := getattr(self, name)) is not None:
                 own[name] = value
-        if "presence_penalty" in own or "frequency_penalty" in own:
+        if self.repeat_last_n is None and {"presence_penalty", "frequency_penalty"} & own.keys():
             own["repeat_last_n"] = -1  # OpenAI's look at the whole text
         return Sampling(seed=random_seed() if self.seed in (None, -1) else self.seed, **own)
 

@@ -108,8 +108,8 @@ class PairLatency:
 
     @property
     def target_only_s(self) -> float | None:
-        """Seconds of a batch of one token; None where that was not measured."""
-        return self._target.seconds(1) if self._target else None
+        """Seconds of a round that drafts nothing; None where that was not measured."""
+        return self._target.seconds(1) + self._back_off.overhead_s if self._target else None
 
     @property
     def is_backing_off(self) -> bool:
