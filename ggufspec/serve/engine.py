@@ -217,7 +217,7 @@ class Engine:
                 return
             if self._running is not answer:
                 return
-        self._session.stop()
+            self._session.stop()  # under the lock, or the next answer might be meant
         with contextlib.suppress(RuntimeError):  # there is no loop any more: ``close`` kills
             asyncio.get_running_loop().call_later(_STUCK_S, self._kill_if_at, answer)
 
