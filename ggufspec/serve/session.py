@@ -234,9 +234,12 @@ class Loaded:
 
     def _message(self, message: dict[str, Any]) -> Message:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
+        role = message["role"]
+        if role == "developer" and role not in self._source:  # the newer name, which most templates do not know
+            role = "system"
         content = message.get("content") or ""
-        tokens = self._answers.get(content, ()) if message["role"] == "assistant" and content else ()
-        return Message(message["role"], content, tokens, more)
+        tokens = self._answers.get(content, ()) if role == "assistant" and content else ()
+        return Message(role, content, tokens, more)
 
     def _remember(self, text: str, tokens: tuple[int, ...]) -> None:
         self._answers[text] = tokens
