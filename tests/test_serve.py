@@ -403,6 +403,39 @@ def test_a_dry_run_shows_the_plan(cli: Cli) -> None:
     assert done.document()["settings"]["sequences"] == 2
 
 
+def test_a_tuned_profile_is_served_as_it_is(cli: Cli, target: Path, draft: Path) -> None:
+    """By its name, or by the target's file that was tuned; what was not tuned is refused."""
+    done = cli("serve", "demo", "--profile-from-tune", "--dry-run")
+    assert (done.code, "demo was not tuned" in done.stderr, "ggufspec tune demo" in done.stderr) == (2, True, True)
+    folder = Path(cli.environment["HOME"]) / ".config" / "ggufspec" / "profiles"
+    folder.mkdir(parents=True)
+    name = target.stem
+    (folder / f"{name}.toml").write_text(
+        f"""name = "{name}"
+why = "tuned"
+source = "here"
+target = {{file = "{target}"}}
+draft = {{file = "{draft}"}}
+[settings]
+ctx_size = 768
+draft_max = 5
+[tuned]
+date = "2026-11-24"
+tokens_per_s = 100.0
+trials = 4
+machine = "this one"
+versions = "1"
+results = "none.json"
+"""
+    )
+    for words in ((name,), ("-m", str(target))):
+        done = cli("serve", *words, "--profile-from-tune", "--dry-run", "--json")
+        assert done.code == 0, done.stderr
+        assert (done.document()["settings"]["ctx_size"], done.document()["settings"]["draft_max"]) == (768, 5)
+    done = cli("serve", "-m", str(draft), "--profile-from-tune", "--dry-run")
+    assert (done.code, "nothing was tuned" in done.stderr) == (2, True)
+
+
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     with serving(tmp_path) as endpoint, endpoint.client() as client:
         found = error(client.post("/v1/chat/completions", json={"messages": [CODE]}), 400)

@@ -62,6 +62,12 @@ def serve(
         Path | None,
         typer.Option("--chat-template", metavar="FILE", help="A Jinja chat template in place of the target's own."),
     ] = None,
+    profile_from_tune: Annotated[
+        bool,
+        typer.Option(
+            "--profile-from-tune", help="Take what `tune` saved for this pair or target, and nothing untuned."
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and end.")] = False,
     given: Annotated[
         Settings,
@@ -73,6 +79,8 @@ def serve(
     One answer is decoded at a time, exactly as `run` decodes it; --parallel conversations keep their caches. The page
     at / shows what it does. A profile that `tune` saved is served as it was tuned.
     """
+    if profile_from_tune:
+        given = _tuned(given)
     if dry_run:
         return _plan(given)
     from ggufspec.serve import http
@@ -145,6 +153,28 @@ def _plan(given: Settings) -> int:
     document = inputs.make_plan(spec, given).document()
     ui.result(document, lambda: show_plan(document))
     return 0
+
+
+def _tuned(given: Settings) -> Settings:
+    """What is given, of the profile that ``tune`` saved: by the name that it takes for files, too.
+
+    Raises:
+        UsageError: the pair was not tuned.
+    """
+    from dataclasses import replace
+
+    from ggufspec.files import file_name
+    from ggufspec.models.profile import find, load_profile
+
+    name = given.pair or (file_name(Path(given.model).stem) if given.model else "demo")
+    ask = f"ggufspec tune {given.pair}" if given.pair else "ggufspec tune -m TARGET.gguf -md DRAFT.gguf"
+    try:
+        profile = load_profile(find(name))
+    except UsageError:
+        raise UsageError(f"nothing was tuned as {name}", ask) from None
+    if profile.tuned is None:
+        raise UsageError(f"{name} was not tuned", ask)
+    return replace(given, pair=name, model=None, model_draft=None)
 
 
 def _keys(given: tuple[str, ...] | list[str], file: Path | None) -> tuple[str, ...]:
