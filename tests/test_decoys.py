@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rehearse": (("rehearse", "-m", "t.gguf", "-r", "1", "--depth", "16", "-c", "256"),),
     "report": (("report",),),
     "run": (("run", "demo", *ANSWER),),
+    "serve": (("serve", "demo", "--dry-run"),),
     "trace": (("trace", "demo", *ANSWER),),
     "tune": (("tune", "demo", *ANSWER, "-r", "2", "--budget", "1s"),),
     "verify": (("verify", "demo", "--quick"),),

@@ -130,7 +130,7 @@ def _serve(
         for note in ready.notes:
             ui.note(note)
         endpoint = Endpoint(engine, pair.name, rules=rules, on_answer=_access)
-        http.serve(
+        ended_by = http.serve(
             endpoint.app(),
             engine,
             bound,
@@ -142,7 +142,7 @@ def _serve(
         return 130
     finally:
         engine.close()
-    return 0
+    return 128 + ended_by if ended_by else 0
 
 
 def _plan(given: Settings) -> int:

@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -71,11 +72,17 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: Engine, grace_s: float, on_started: Callable[[], None]) -> None:
         super().__init__(config)
         self._engine, self._grace_s, self._on_started = engine, grace_s, on_started
+        self.ended_by = 0  # the signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to answer."""
         await super().startup(sockets)
         self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal asks for the end; its own handler runs behind it, unless it is ignored."""
+        self.ended_by = self.ended_by or sig
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse what waits; what runs has the time of grace."""
@@ -93,7 +100,7 @@ def serve(
     grace_s: float,
     on_started: Callable[[], None],
     verbose: bool = False,
-) -> None:
+) -> int:
     """Answer until Ctrl-C or SIGTERM, whose own handlers run then.
 
     Args:
@@ -103,6 +110,9 @@ def serve(
         grace_s: seconds that the answer that runs may take then.
         on_started: called when requests are answered.
         verbose: whether uvicorn's log goes to standard error.
+
+    Returns:
+        the signal, where its own handler ignores it.
     """
     if not verbose:
         for name in ("uvicorn", "uvicorn.error", "uvicorn.asgi"):
@@ -122,4 +132,6 @@ def serve(
         timeout_graceful_shutdown=int(grace_s + _CUT_S),
         h11_max_incomplete_event_size=1 << 16,
     )
-    _Server(config, engine, grace_s, on_started).run(sockets=[bound])
+    server = _Server(config, engine, grace_s, on_started)
+    server.run(sockets=[bound])
+    return server.ended_by

@@ -10,7 +10,7 @@ other, in an order that rotates. Answers are greedy and streamed; what is timed 
 - first token of a second turn: a conversation of about 1,000 tokens, then a short question more;
 - three conversations by turns: the prompt tokens that are read, and those that are new;
 - what HTTP, the child process and the queue add: seconds of the whole request less those that the child was at work
-  (its prompt, and from there to its last token), by token.
+  (its prompt, and from there to its last token), by token; with all cores busy decoding, and with one free.
 """
 
 from __future__ import annotations
@@ -247,6 +247,10 @@ def main() -> None:
                 "by_turns": report(f"{kind}, three conversations", by_turns(client, own, 4)),
                 "added": report(f"{kind}, added", added(client, own, arguments.n, arguments.r)),
             }
+        with ours(target, draft, 1, scratch) as single, httpx2.Client(timeout=600) as client:
+            ask(client, single, "completions", {"prompt": "def main(", "max_tokens": 8})
+            found = added(client, single, arguments.n, arguments.r)
+            body["kinds"][kind]["added_with_a_free_core"] = report(f"{kind}, added, one thread", found)
     print(save("serving", body, *([arguments.folder] if arguments.folder else [])))
 
 
