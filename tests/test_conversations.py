@@ -193,7 +193,8 @@ TOKENS = st.lists(st.integers(0, 3), max_size=200)
 @given(st.lists(TOKENS, min_size=1, max_size=4), TOKENS, st.data())
 def test_a_choice_is_always_one_that_exists(held: list[list[int]], prompt: list[int], data: st.DataObject) -> None:
     used = data.draw(st.lists(st.integers(0, 9), min_size=len(held), max_size=len(held)))
-    found = choose(held, used, prompt)
+    prompts = [data.draw(st.integers(0, len(text))) for text in held]
+    found = choose(held, prompts, used, prompt)
     assert found.sequence in range(len(held))
     if found.copy is not None:
         assert found.copy != found.sequence
@@ -201,11 +202,14 @@ def test_a_choice_is_always_one_that_exists(held: list[list[int]], prompt: list[
 
 
 def test_which_conversation_goes_on() -> None:
-    editor, chat = list(range(1000)), list(range(5000, 5600))
+    editor, chat = list(range(1000)), list(range(5000, 5600))  # the last 100 of each are an answer
     system = list(range(300))
     cases = [
         ([editor, chat], [1, 2], [*editor, 7, 7], Choice(0)),  # one more turn
-        ([editor, chat], [1, 2], [*chat[:500], 7], Choice(1)),  # edited near its end
+        ([editor, chat, []], [1, 2, 0], [*editor, 7, 7], Choice(0)),
+        ([editor, chat, []], [1, 2, 0], editor[:900], Choice(0)),  # the last turn once more
+        ([editor, chat], [1, 2], [*chat[:450], 7], Choice(1)),  # edited near its end
+        ([editor, chat, []], [1, 2, 0], [*chat[:450], 7], Choice(2, 1)),  # where there is room, both are kept
         ([editor, chat, []], [1, 2, 0], [9, 9, 9], Choice(2)),  # a new one, and there is room
         ([editor, chat], [1, 2], [9, 9, 9], Choice(0)),  # a new one takes the oldest's place
         ([editor, chat], [2, 1], [*system, 9, 9], Choice(1, 0)),  # the same system prompt: copied
@@ -213,4 +217,5 @@ def test_which_conversation_goes_on() -> None:
         ([[], []], [0, 0], [1, 2], Choice(0)),
     ]
     for held, used, prompt, expected in cases:
-        assert choose(held, used, prompt) == expected
+        prompts = [max(0, len(text) - 100) for text in held]
+        assert choose(held, prompts, used, prompt) == expected, (prompt[-3:], expected)

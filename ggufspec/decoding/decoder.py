@@ -280,9 +280,10 @@ class SpeculativeDecoder:
             kept.drafter.follow(source.drafter)
             kept.texts["draft"] = list(source.texts["draft"])
 
-    def held(self, sequence: int) -> Sequence[int]:
-        """The text that the target's cache of a conversation begins with; empty where there is none."""
-        return self._kept[sequence].texts.get("target", ())
+    def held(self, sequence: int) -> tuple[Sequence[int], int]:
+        """The text that the target's cache of a conversation begins with, and how many tokens of it were its prompt."""
+        kept = self._kept[sequence]
+        return kept.texts.get("target", ()), kept.prompt
 
     def _make(self, name: str, corpus: Path | None) -> Drafter:
         """A drafter of the registry, made when it is needed first; one with a cache is the conversation's own."""

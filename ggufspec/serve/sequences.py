@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-_MOSTLY = 0.5  # of a conversation that a prompt has in common with it, from which on it is that conversation
+_EDITED = 0.25  # of a conversation's prompt that may be lost where it goes on edited
 _WORTH_COPYING = 64  # tokens: fewer are read as fast
 
 
@@ -18,26 +18,27 @@ class Choice:
     copy: int | None = None  # the conversation whose beginning it has, copied there first
 
 
-def choose(held: Sequence[Sequence[int]], used: Sequence[int], prompt: Sequence[int]) -> Choice:
+def choose(held: Sequence[Sequence[int]], prompts: Sequence[int], used: Sequence[int], prompt: Sequence[int]) -> Choice:
     """The conversation that a prompt goes on with, or one that makes room for it.
 
-    That is the one with the longest common beginning where this is most of what it holds, as when a turn is added,
-    retried or edited near its end. Otherwise it is another conversation: an empty one, or the one that was not used for
-    the longest time; what it has in common with any (a system prompt, say) is copied.
+    That is the one with the longest common beginning, if nothing of what it was asked is lost: a turn is added, or the
+    last one retried. Otherwise it is an empty one; or, where there is none, that one if little is lost (an edit near
+    its end), else the one that was not used for the longest time. What is in common (a system prompt, say) is copied.
 
     Args:
         held: tokens of each conversation that are in the cache.
+        prompts: how many of them were its last prompt; an answer follows.
         used: when each was last used, in any unit that grows; 0: never.
         prompt: token ids.
     """
     shared = [common(text, prompt) for text in held]
     best = max(range(len(held)), key=shared.__getitem__)
-    if shared[best] and shared[best] >= _MOSTLY * len(held[best]):
+    lost = max(0, min(prompts[best], len(held[best])) - shared[best])
+    empty = next((one for one, text in enumerate(held) if not text), None)
+    if shared[best] and (not lost or (empty is None and lost <= _EDITED * prompts[best])):
         return Choice(best)
-    oldest = min(range(len(held)), key=lambda one: (bool(held[one]), used[one]))
-    if oldest == best or shared[best] < _WORTH_COPYING:
-        return Choice(oldest)
-    return Choice(oldest, best)
+    found = min(range(len(held)), key=used.__getitem__) if empty is None else empty
+    return Choice(found) if found == best or shared[best] < _WORTH_COPYING else Choice(found, best)
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

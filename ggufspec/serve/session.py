@@ -174,7 +174,8 @@ class Loaded:
         end = b"".join(decoder.target.piece(token, special=True) for token in prompt[-8:])
         thinking = end.rstrip().endswith(b"<think>")
         emit({"event": "prompt", "tokens": len(prompt), "thinking": thinking})
-        choice = choose([decoder.held(i) for i in range(self.ready.parallel)], self._used, prompt)
+        held, prompts = zip(*map(decoder.held, range(self.ready.parallel)), strict=True)
+        choice = choose(held, prompts, self._used, prompt)
         self._requests += 1
         self._used[choice.sequence] = self._requests
         decoder.use(choice.sequence, choice.copy)
