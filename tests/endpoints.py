@@ -20,7 +20,7 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 @dataclass

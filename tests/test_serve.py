@@ -110,19 +110,19 @@ def test_the_same_seed_is_the_same_text_while_others_ask(endpoint: Endpoint, tmp
     def other(index: int) -> None:
         with endpoint.client() as client:
             while not over.is_set():
-                complete(client, f"# {index}\nclass Stack:\n" * (40 + counts[index] % 3), temperature=1.0)
+                complete(client, f"# {index}\nclass Stack:\n" * (8 + counts[index] % 3), temperature=1.0)
                 counts[index] += 1
 
     threads = [threading.Thread(target=other, args=(index,)) for index in (0, 1)]
     for thread in threads:
         thread.start()
     try:
-        busy = [answers(endpoint) for _ in range(3)]
+        busy = [answers(endpoint) for _ in range(2)]
     finally:
         over.set()
         for thread in threads:
             thread.join()
-    assert busy == [alone] * 3
+    assert busy == [alone] * 2
     assert min(counts) > 0
     with serving(tmp_path, "--no-draft", "--strict", "--chat-template", template(tmp_path)) as undrafted:
         assert answers(undrafted) == alone
