@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ggufspec.errors import GgufspecError
 from ggufspec.schema.base import Spread
 from lab.evidence_documents import (
     PARTS,
@@ -27,7 +26,6 @@ from lab.evidence_documents import (
     read_part,
 )
 
-BEGIN, END = "<!-- cards: made by scripts/gpu_evidence --index -->", "<!-- end of cards -->"
 _WIDTHS_SHOWN = (2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256)
 _WORST_SHOWN = 5
 
@@ -318,19 +316,6 @@ def index(root: Path) -> str:
     else:
         lines.append("Every part was measured on at least one GPU.")
     return "\n".join(lines) + "\n"
-
-
-def with_index(text: str, made: str) -> str:
-    """``text`` with what lies between its marks replaced.
-
-    Raises:
-        GgufspecError: the marks are not there.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise GgufspecError(f"the index has no place: {BEGIN} and {END} are not there", "git checkout docs/evidence")
-    return f"{before}{BEGIN}\n{made}{END}{after}"
 
 
 def _state(part: Part[Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""Draw the README's pictures and its table from docs/evidence, light and dark: docs/*.svg.
+"""Draw the README's pictures from docs/evidence, light and dark: docs/*.svg.
 
 .venv/bin/python scripts/pictures.py
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import vl_convert
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 LIGHT = {
     "ink": "#1f2328",
     "muted": "#59636e",
@@ -215,22 +213,6 @@ def how_fast(colours: Colours) -> Spec:
     }
 
 
-def table() -> str:
-    """The README's table: our loop ÷ llama-speculative-simple at equal draft length."""
-    cases = evidence("against-peers")["cases"]
-    lengths = list(dict.fromkeys(case["draft_max"] for case in cases))
-    lines = [
-        "| ggufspec ÷ llama.cpp at draft length | " + " | ".join(map(str, lengths)) + " |",
-        "| --- |" + " --- |" * len(lengths),
-    ]
-    for target, own in groupby(cases, key=lambda case: case["target"]):
-        cells = [
-            f"{case['ratio_median']:.2f} ({case['ratio_ci95'][0]:.2f} to {case['ratio_ci95'][1]:.2f})" for case in own
-        ]
-        lines.append(f"| {target} target | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 # ---- what both have in common ---------------------------------------------------------------------------------------
 
 
@@ -267,17 +249,10 @@ def pictures() -> dict[str, str]:
     }
 
 
-def readme(text: str) -> str:
-    """The README with the table of today."""
-    begin, end = "<!-- table -->\n", "<!-- end -->"
-    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{table()}\n{end}", text, flags=re.DOTALL)
-
-
 def main() -> None:
-    """Write the pictures and the table."""
+    """Write the pictures."""
     for name, svg in pictures().items():
         (ROOT / "docs" / name).write_text(svg, encoding="utf-8")
-    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The evidence script of heads: which lengths go on, what the goals and the tables are made of."""
+"""The evidence script of heads: which lengths go on, what the goals are made of."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,18 +76,3 @@ def test_goals_are_held_to_the_better_rival(head_speed: Any) -> None:
     whole = found["mtp ÷ llama.cpp at its best length, with the prompt"]["worst"]["ratio"]
     assert whole == pytest.approx((100 / 12.5 + 1) / (100 / 10 + 1))
     assert not any(name.startswith("eagle3") for name in found)
-
-
-def test_the_tables(head_speed: Any) -> None:
-    lines = head_speed.tables({"cases": CASES}).splitlines()
-    assert lines[0] == "| | n-gram lookup | draft model, 150M | MTP | MTP + lookup |"
-    assert "| code | 1.20 (1.20) | 1.10 (1.10) | 2.00 (2.00) | 2.20 (2.20) |" in lines
-    assert "| all | 1.10 (1.00) | 0.99 (0.90) | 1.41 (1.00) | 1.45 (0.95) |" in lines
-    assert "| MTP | 50% | 1.00 (0.80) | 0.99 (0.82) | 1.41 (1.00) | 1.25 (1.25) |" in lines
-
-
-def test_the_page_has_the_tables_of_the_evidence(head_speed: Any) -> None:
-    page = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
-    results = ROOT / "docs" / "evidence" / "head-speed.json"
-    document = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {"cases": []}
-    assert head_speed.with_tables(page, document) == page, "tests/evidence/head_speed.py --page"

@@ -2,7 +2,6 @@
 
     scripts/peers && .venv/bin/python tests/evidence/head_speed.py            # everything, within 40 minutes
     .venv/bin/python tests/evidence/head_speed.py --resume --targets F16 --heads mtp        # a slice, added to it
-    .venv/bin/python tests/evidence/head_speed.py --page                      # puts the tables into docs/drafters.md
 
 A target of a billion parameters with an MTP block, an EAGLE-3 head for the same target and a draft model of 150M, all
 expanded from small ones (lab/expanded_heads.py); six kinds of text, greedy. The target is ``mimo2``, which serves every
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import time
@@ -65,8 +63,6 @@ HEADS = {"eagle3": "EAGLE-3", "mtp": "MTP"}
 TARGETS = ("Q4_0", "Q8_0", "F16")  # the fast ones first
 LENGTHS, FIRST_LENGTHS = (1, 2, 3, 4), (2, 3)
 N_CTX = 2048
-PAGE = ROOT / "docs" / "drafters.md"
-BEGIN, END = "<!-- tables: made by tests/evidence/head_speed.py --page -->", "<!-- end of tables -->"
 GOALS = {
     "÷ llama.cpp at its best length": {"geomean": 1.15, "worst": 1.00},
     "÷ target-only": {"worst": 0.98},
@@ -220,67 +216,6 @@ def line(case: Case) -> str:
     return f"{name_of(case)}: {speeds} t/s; {'; '.join(ratios)}"
 
 
-# ---- the page -------------------------------------------------------------------------------------
-
-
-WAYS = {
-    "lookup": "n-gram lookup",
-    "draft": "draft model, 150M",
-    **{
-        f"{head}{more}": f"{what}{' + lookup' * bool(more)}" for head, what in HEADS.items() for more in ("", "+lookup")
-    },
-}
-
-
-def tables(document: dict[str, Any]) -> str:
-    """The tables of docs/drafters.md: each way to draft ÷ target-only by text and by type, and heads ÷ their rivals."""
-    cases = document["cases"]
-    if not cases:
-        return "No figures yet."
-    ways = [way for way in WAYS if any(way in modes_run(case) for case in cases)]
-    kinds = [kind for kind in KINDS if any(case["kind"] == kind for case in cases)]
-    targets = [target for target in reversed(TARGETS) if any(case["target"] == target for case in cases)]
-
-    def row(name: str, own: Sequence[Case]) -> str:
-        cells = [cell([ratio(case, way, "target-only") for case in own if way in modes_run(case)]) for way in ways]
-        return f"| {name} | {' | '.join(cells)} |"
-
-    head = [f"| | {' | '.join(WAYS[way] for way in ways)} |", f"| --- |{' ---: |' * len(ways)}"]
-    rows = [row(kind, [case for case in cases if case["kind"] == kind]) for kind in kinds]
-    rows += [row(f"all, {target}", [case for case in cases if case["target"] == target]) for target in targets]
-    rows.append(row("all", cases))
-    names = ["÷ `llama-speculative-simple`", "the same, with the prompt", "÷ target-only", "÷ our best fixed length"]
-    rivals = [f"| | {' | '.join(['accepted', *names])} |", f"| --- |{' ---: |' * (len(names) + 1)}"]
-    for one in (way for way in ways if way.split("+")[0] in HEADS):
-        own = [case for case in cases if one in modes_run(case)]
-        theirs, alone, fixed = against(one.split("+")[0]).values()
-        pairs = ((theirs, ""), (theirs, "whole_"), (alone, ""), (fixed, ""))
-        cells = [cell([ratio(case, one, fastest(case, other), part) for case in own]) for other, part in pairs]
-        rivals.append(f"| {WAYS[one]} | {' | '.join([accepted(own, one), *cells])} |")
-    return "\n".join([*head, *rows, "", *rivals])
-
-
-def cell(ratios: Sequence[dict[str, Any]]) -> str:
-    """The geometric mean, and the worst case."""
-    if not ratios:
-        return ""
-    mean = math.exp(sum(math.log(one["ratio"]) for one in ratios) / len(ratios))
-    return f"{mean:.2f} ({min(one['ratio'] for one in ratios):.2f})"
-
-
-def accepted(cases: Sequence[Case], mode: str) -> str:
-    """Accepted ÷ drafted tokens over all runs."""
-    runs = [repetition[mode] for case in cases for repetition in case["repetitions"] if mode in repetition]
-    drafted = sum(run["drafted"] for run in runs)
-    return f"{sum(run['accepted'] for run in runs) / drafted:.0%}" if drafted else "none drafted"
-
-
-def with_tables(page: str, document: dict[str, Any]) -> str:
-    """The page with the tables of these results between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables(document)}\n\n{END}{rest.partition(END)[2]}"
-
-
 # ---- the command ----------------------------------------------------------------------------------
 
 
@@ -296,7 +231,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--block", type=Path, default=DEMO / "mtp-demo-Q8_0.gguf", help="MTP block of the demo target")
     parser.add_argument("--peers", type=Path, default=ROOT / ".cache" / "peers" / "bin", help="folder of the program")
     parser.add_argument("--resume", action="store_true", help="go on with docs/evidence/head-speed.json")
-    parser.add_argument("--page", action="store_true", help="measure nothing; put the tables into docs/drafters.md")
     parser.add_argument("-v", "--verbose", action="store_true", help="tell every run")
     parser.add_argument("--folder", type=Path, default=EVIDENCE, help="of the JSON file: another one for a trial")
     return parser.parse_args()
@@ -306,9 +240,6 @@ def main() -> None:
     """Measure, print, save."""
     arguments = parsed()
     path = arguments.folder / "head-speed.json"
-    if arguments.page:
-        PAGE.write_text(with_tables(PAGE.read_text("utf-8"), json.loads(path.read_text("utf-8"))), "utf-8")
-        return
     settings = {"tokens": arguments.n, "search": arguments.search, "threads": arguments.t, "ctx_size": N_CTX}
     settings["code"] = code()
     known = json.loads(path.read_text("utf-8")) if arguments.resume and path.exists() else {}

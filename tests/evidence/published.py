@@ -551,11 +551,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="print the constants and end")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="the others stay as they are")
-    parser.add_argument("--page", action="store_true", help="write the page from the JSON and end")
     options = parser.parse_args()
-    if options.page:
-        PAGE.write_text(page(json.loads((EVIDENCE / "published.json").read_text())["results"]), encoding="utf-8")
-        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = read_rows(folder)

@@ -8,10 +8,12 @@ to reach it get the next larger type.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from shapes import (
     SANDWICH,
     Dims,

@@ -1,0 +1,536 @@
+"""Put the figures of docs/evidence into README.md and docs: whole tables, and the numbers in sentences.
+
+    .venv/bin/python scripts/tables.py        # then look at `git diff`
+
+A table stands between ``<!-- table NAME: scripts/tables.py -->`` and ``<!-- end -->``; TABLES has what makes it. A
+sentence has no marks: SENTENCES has its words with ``{}`` for each figure, and only the figures are replaced, so that
+who rewrites a sentence changes its words there, too. docs/predictions.md is made whole by tests/evidence/published.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from ggufspec.reports import bench, plan, reading, table, values
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.plan import PlanDocument
+from lab.evidence_pages import index
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "evidence"))  # scripts import each other there
+import published
+from decoder_prompts import KINDS
+from head_speed import HEADS, TARGETS, against
+from in_step import Case, fastest, has, modes_run, ratio
+
+sys.path.pop(0)
+
+ROOT = Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "docs" / "evidence"
+MARKED = re.compile(r"(<!-- table (\S+): scripts/tables\.py -->\n)(.*?)(^<!-- end -->$)", re.DOTALL | re.MULTILINE)
+FIGURE = r"\d(?:[\d.,]*\d)?"
+
+Read = Callable[[str], Any]  # the record of a name
+Lines = list[str]
+Figures = tuple[str, ...]
+
+TABLES: dict[str, Callable[[Read], Lines]] = {}
+SENTENCES: list[tuple[str, str, Callable[[Read], Figures]]] = []  # page, words, what makes the figures
+
+
+def shown(name: str) -> Callable[[Callable[[Read], Lines]], Callable[[Read], Lines]]:
+    """Makes a function's lines the table of a name."""
+    return lambda made: TABLES.setdefault(name, made)
+
+
+def said(page: str, words: str) -> Callable[[Callable[[Read], Figures]], Callable[[Read], Figures]]:
+    """Puts a function's figures into a sentence of a page, in the place of each ``{}`` of its words."""
+
+    def kept(figures: Callable[[Read], Figures]) -> Callable[[Read], Figures]:
+        SENTENCES.append((page, words, figures))
+        return figures
+
+    return kept
+
+
+# ---- Markdown -------------------------------------------------------------------------------------------------------
+
+
+def rows(head: Sequence[str], body: Sequence[Sequence[str]], *, numbers: bool | str = True) -> Lines:
+    """A table; cells behind the first column are at the right, or as ``numbers`` says for each: ``-`` or ``:``."""
+    kinds = numbers if isinstance(numbers, str) else "-" + (":" if numbers else "-") * (len(head) - 1)
+    rule = [" ---: " if kind == ":" else " --- " for kind in kinds]
+    return [f"|{'|'.join(each)}|" for each in (map(_padded, head), rule, *(map(_padded, row) for row in body))]
+
+
+def _padded(cell: str) -> str:
+    return f" {cell} " if cell else " "
+
+
+def interval(middle: float, ends: Sequence[float]) -> str:
+    return f"{middle:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"
+
+
+def cell(ratios: Sequence[dict[str, Any]]) -> str:
+    """The geometric mean, and the worst case."""
+    return f"{geometric_mean(ratios):.2f} ({min(one['ratio'] for one in ratios):.2f})" if ratios else ""
+
+
+def geometric_mean(ratios: Sequence[dict[str, Any]]) -> float:
+    return math.exp(sum(math.log(one["ratio"]) for one in ratios) / len(ratios))
+
+
+def printed(*parts: RenderableType) -> Lines:
+    """What a command prints on a terminal of 80 columns, as a block."""
+    out = Console(width=80, file=io.StringIO())
+    for part in parts:
+        out.print(part)
+    assert isinstance(out.file, io.StringIO)
+    text = "\n".join(line.rstrip() for line in out.file.getvalue().splitlines())
+    return ["```text", *re.sub("\n{3,}", "\n\n", text).strip("\n").splitlines(), "```"]
+
+
+# ---- outputs of commands --------------------------------------------------------------------------------------------
+
+
+def first_bench(read: Read) -> tuple[BenchDocument, list[RenderableType]]:
+    """The bench without a pair, and its table with the verdict."""
+    document = reading.parse(read("first-result")["measured"][0])
+    assert isinstance(document, BenchDocument)
+    return document, [table.terminal(bench.results(document)), document.verdict.text, document.verdict.why]
+
+
+@shown("first-result")
+def first_result(read: Read) -> Lines:
+    document, verdict = first_bench(read)
+    return printed(*verdict, bench.same_text(document))
+
+
+@shown("first-result-with-settings")
+def first_result_with_settings(read: Read) -> Lines:
+    document, verdict = first_bench(read)
+    fence, *lines = printed(values.conditions(document.settings), *verdict, bench.same_text(document))
+    return [fence, " …", *lines]
+
+
+@shown("first-result-and-verdict")
+def first_result_and_verdict(read: Read) -> Lines:
+    return printed(*first_bench(read)[1])
+
+
+def first_plan(read: Read) -> PlanDocument:
+    document = reading.parse(read("honest-rival")["plans"]["fastest"])
+    assert isinstance(document, PlanDocument)
+    return document
+
+
+@shown("plan-and-reason")
+def plan_and_reason(read: Read) -> Lines:
+    document = first_plan(read)
+    return printed(table.terminal(plan.options(document)), document.why)
+
+
+@shown("plan-of-pair")
+def plan_of_pair(read: Read) -> Lines:
+    """The last device's bars, which are the pair's on the card, and the options."""
+    document = first_plan(read)
+    bars = plan.bars(document, 80)
+    begin = max(number for number, line in enumerate(bars) if "speculative: " in line.plain)
+    return printed(*bars[begin:], table.terminal(plan.options(document)))
+
+
+# ---- against other programs -----------------------------------------------------------------------------------------
+
+
+@shown("peers-by-length")
+def peers_by_length(read: Read) -> Lines:
+    """Our loop ÷ llama-speculative-simple, medians, a row for each target."""
+    cases = read("against-peers")["cases"]
+    lengths = list(dict.fromkeys(str(case["draft_max"]) for case in cases))
+    body = [
+        [f"{target} target", *(interval(case["ratio_median"], case["ratio_ci95"]) for case in own)]
+        for target, own in groupby(cases, key=lambda case: case["target"])
+    ]
+    return rows(["ggufspec ÷ llama.cpp at draft length", *lengths], body, numbers=False)
+
+
+@shown("peers")
+def peers(read: Read) -> Lines:
+    """The same with tokens/s, and the ratio of those."""
+    body = [
+        [
+            case["target"],
+            str(case["draft_max"]),
+            *(f"{case['tokens_per_s'][who]:.1f} t/s" for who in ("ours", "theirs")),
+            interval(case["ratio_of_sums"], case["ratio_ci95"]),
+        ]
+        for case in read("against-peers")["cases"]
+    ]
+    return rows(["target", "draft length", "ours", "theirs", "ratio (95 % interval of the paired ratios)"], body)
+
+
+def grid(read: Read) -> list[Case]:
+    """Cases of default settings against the program, by target and draft."""
+    cases = [case for case in read("decoder")["cases"] if case["group"] == "grid" and has(case, "both", "theirs")]
+    order = list(dict.fromkeys(case["kind"] for case in cases))
+    key = lambda case: (list(reversed(TARGETS)).index(case["target"]), len(case["draft"]), order.index(case["kind"]))  # noqa: E731
+    return sorted(cases, key=key)
+
+
+@shown("default-settings")
+def default_settings(read: Read) -> Lines:
+    """Geometric means over the kinds of text, a row for each target and draft."""
+
+    def row(cases: Sequence[Case]) -> Lines:
+        pairs = (("both", "theirs"), ("both", "target-only"), ("draft", "fixed"))
+        return [cell([ratio(case, mode, fastest(case, other)) for case in cases]) for mode, other in pairs]
+
+    cases = grid(read)
+    pairs = [(pair, list(own)) for pair, own in groupby(cases, key=lambda case: (case["target"], case["draft"]))]
+    body = [[target, draft.upper(), *row(own)] for (target, draft), own in pairs]
+    ratios = ["÷ `llama-speculative-simple` at its best length", "÷ target-only"]
+    ratios += ["draft model only ÷ our best fixed length"]
+    return rows(["target", "draft", *ratios], [*body, [f"all {len(cases)}", "", *row(cases)]], numbers="--:::")
+
+
+@shown("serving")
+def serving(read: Read) -> Lines:
+    """``ggufspec serve`` ÷ llama-server: target-only, at the draft length where it is fastest, and at the others."""
+    found = read("serving")["kinds"]["Q4_0"]["one_client"]
+    speeds = {name: median(samples) for name, samples in found["tokens_per_s"].items()}
+    beginning = "llama-server, draft length "
+    lengths = {name.removeprefix(beginning): name for name in speeds if name.startswith(beginning)}
+    best = max(lengths, key=lambda length: speeds[lengths[length]])
+    others = [length for length in lengths if length != best]
+    over = found["speed_of_ours_over"]
+
+    def whole(name: str) -> str:
+        return interval(over[name]["median"], over[name]["ci95"])
+
+    body = [
+        ["target-only", whole("llama-server target-only")],
+        [f"draft length {best}, its fastest with this draft", whole(lengths[best])],
+        [
+            f"draft length {', '.join(others)}",
+            ", ".join(f"{over[lengths[length]]['median']:.2f}" for length in others),
+        ],
+    ]
+    return rows(["ggufspec serve ÷ llama-server", "tokens/s"], body, numbers=False)
+
+
+# ---- drafters -------------------------------------------------------------------------------------------------------
+
+
+WAYS = {
+    "lookup": "n-gram lookup",
+    "draft": "draft model, 150M",
+    **{
+        f"{head}{more}": f"{what}{' + lookup' * bool(more)}" for head, what in HEADS.items() for more in ("", "+lookup")
+    },
+}
+
+
+def ways(cases: Sequence[Case]) -> list[str]:
+    return [way for way in WAYS if any(way in modes_run(case) for case in cases)]
+
+
+@shown("drafters")
+def drafters(read: Read) -> Lines:
+    """Each way to draft ÷ target-only, by text and by type."""
+    cases = read("head-speed")["cases"]
+    parts = {kind: [case for case in cases if case["kind"] == kind] for kind in KINDS}
+    parts |= {f"all, {target}": [case for case in cases if case["target"] == target] for target in reversed(TARGETS)}
+    body = [
+        [name, *(cell([ratio(one, way, "target-only") for one in own if way in modes_run(one)]) for way in ways(cases))]
+        for name, own in (parts | {"all": cases}).items()
+        if own
+    ]
+    return rows(["", *(WAYS[way] for way in ways(cases))], body)
+
+
+@shown("heads")
+def heads(read: Read) -> Lines:
+    """Heads ÷ their rivals, over all cases."""
+    cases = read("head-speed")["cases"]
+    names = ["÷ `llama-speculative-simple`", "the same, with the prompt", "÷ target-only", "÷ our best fixed length"]
+    body = []
+    for way in (way for way in ways(cases) if way.split("+")[0] in HEADS):
+        own = [case for case in cases if way in modes_run(case)]
+        theirs, target_only, fixed = against(way.split("+")[0]).values()
+        pairs = ((theirs, ""), (theirs, "whole_"), (target_only, ""), (fixed, ""))
+        cells = [cell([ratio(case, way, fastest(case, other), part) for case in own]) for other, part in pairs]
+        body.append([WAYS[way], accepted(own, way), *cells])
+    return rows(["", "accepted", *names], body)
+
+
+def accepted(cases: Sequence[Case], mode: str) -> str:
+    """Accepted ÷ drafted tokens over all runs."""
+    runs = [repetition[mode] for case in cases for repetition in case["repetitions"] if mode in repetition]
+    drafted = sum(run["drafted"] for run in runs)
+    return f"{sum(run['accepted'] for run in runs) / drafted:.0%}" if drafted else "none drafted"
+
+
+@said("docs/drafters.md", "takes as long as {} tokens of target-only at F16, {} at Q8_0 and {} at Q4_0:")
+def rounds_of_three(read: Read) -> Figures:
+    return tuple(f"{cost_of_three(read, target):.1f}" for target in ("F16", "Q8_0", "Q4_0"))
+
+
+def cost_of_three(read: Read, target: str) -> float:
+    """A round that verifies four tokens of a head, in tokens of target-only; a shorter one counts as one of those."""
+    found = []
+    for case in read("head-speed")["cases"]:
+        for repetition in case["repetitions"] if case["target"] == target else ():
+            token_s = repetition["target-only"]["seconds"] / repetition["target-only"]["tokens"]
+            for run in (repetition.get(f"{head} fixed 3") for head in HEADS):
+                if run:
+                    rounds = run["widths"].get("4", 0)
+                    found.append((run["seconds"] / token_s - (run["rounds"] - rounds)) / rounds)
+    return median(found)
+
+
+# ---- figures in sentences -------------------------------------------------------------------------------------------
+
+
+def two(*figures: float) -> Figures:
+    return tuple(f"{figure:.2f}" for figure in figures)
+
+
+@said(
+    "README.md",
+    "Llama-3-70B on a 24 GB card: {} tokens/s target-only and {} with a draft at the same {} layers; with all of "
+    "the card's memory a predicted {} with a draft, {} of its blocks' feed-forward weights on the CPU, and {} "
+    "target-only at {} layers.",
+)
+def honest_rival(read: Read) -> Figures:
+    found = read("honest-rival")
+    published, options = found["published"], found["plans"]["fastest"]["options"]
+    best, pair = options["target_only"], options["speculative"]
+    measured = two(published["target_only_tokens_per_s"], published["speculative_tokens_per_s"])
+    predicted = *two(pair["tokens_per_s"]), str(pair["target"]["n_cpu_ffn"]), *two(best["tokens_per_s"])
+    return *measured, str(published["gpu_layers"]), *predicted, str(best["target"]["gpu_layers"])
+
+
+@said(
+    "README.md",
+    "for six pairs: ggufspec {} to {} times, llama-speculative-simple at its best draft length {} to {} times.",
+)
+def how_fast(read: Read) -> Figures:
+    """The lowest and the highest mean over the kinds of text, ours and theirs."""
+    pairs = [list(own) for _, own in groupby(grid(read), key=lambda case: (case["target"], case["draft"]))]
+    ours, theirs = (
+        [geometric_mean([ratio(case, fastest(case, mode), "target-only") for case in own]) for own in pairs]
+        for mode in ("both", "theirs")
+    )
+    return two(min(ours), max(ours), min(theirs), max(theirs))
+
+
+@said(
+    "docs/performance.md",
+    "`scripts/bench` would show about {}× ([evidence](evidence/README.md)), where two cores of an AMD EPYC "
+    "measured {} to {}×.",
+)
+def forecast(read: Read) -> Figures:
+    found = read("first-result")
+    there = found["forecasts"]["Intel Xeon with AMX"]["measured_by_default"]["speedup"]["median"]
+    here = [one["speedup"]["median"] for one in found["measured"]]
+    return tuple(f"{figure:.1f}" for figure in (there, min(here), max(here)))
+
+
+@said(
+    "docs/performance.md",
+    "Both drafters together ran at {} to {} of the better one, by kind of text (single cases from {} to {}).",
+)
+def together(read: Read) -> Figures:
+    """Both drafters ÷ the better one: means by kind of text, and single cases."""
+    means = [one["geomean"] for name, one in read("decoder")["summary"].items() if name.startswith("D ")]
+    cases = [ratio(case, "both", fastest(case, "draft", "lookup"))["ratio"] for case in grid(read)]
+    return two(min(means), max(means), min(cases), max(cases))
+
+
+@said("docs/performance.md", "{} of {} runs kept {} of target-only or more after the first {} tokens, the lowest {}.")
+def without_gain(read: Read) -> Figures:
+    found = read("decoder")["summary"]["C after 64 tokens"]
+    ratios, limit = [one["ratio"] for one in found["ratios"]], found["limits"]["worst"]
+    return str(sum(one >= limit for one in ratios)), str(len(ratios)), f"{limit:.2f}", "64", f"{min(ratios):.3f}"
+
+
+@said("docs/performance.md", "`--strict` ran at {} of the default with drafts (worst {}), and at {} without")
+def strict(read: Read) -> Figures:
+    """Strict mode ÷ default: with drafts, its worst case, and without."""
+    summary = read("decoder")["summary"]
+    drafted, plain = (summary[f"E strict ÷ default, {mode}"] for mode in ("both", "target-only"))
+    return two(drafted["geomean"], drafted["worst"]["ratio"], plain["geomean"])
+
+
+@said("docs/exactness.md", "With drafts strict mode ran at {} of the default speed; without a draft at {}, since")
+def strict_means(read: Read) -> Figures:
+    drafted, _, plain = strict(read)
+    return drafted, plain
+
+
+@said(
+    "docs/performance.md",
+    "all of its {} texts, with every drafter, policy and padding, were target-only's to the token",
+)
+def identity(read: Read) -> Figures:
+    found = read("decoder")["summary"]["E identity"]
+    assert found["identical"] == found["texts"], "the sentence says: all"
+    return (f"{found['texts']:,}",)
+
+
+@said(
+    "docs/performance.md",
+    "costs {} µs of Python outside llama.cpp when greedy ({} µs at a vocabulary of {}), and {} µs ({} µs) at "
+    "temperature 0.8 with llama.cpp's default truncation",
+)
+def round_overhead(read: Read) -> Figures:
+    """Microseconds a round: greedy and sampled, each at both vocabularies; the second vocabulary behind the greedy."""
+    found = {(one["sampling"], one["vocabulary"]): one["median_s"] for one in read("round-overhead")["results"]}
+    small, large = sorted({vocabulary for _, vocabulary in found})
+    greedy, sampled = (
+        [f"{found[name, vocabulary] * 1e6:,.0f}" for vocabulary in (small, large)]
+        for name in ("greedy", "temperature 0.8, llama.cpp's default truncation")
+    )
+    return *greedy, f"{large:,}", *sampled
+
+
+@said("docs/performance.md", "at Q4_0 ran at {} to {} tokens/s instead of {} and less")
+def busy(read: Read) -> Figures:
+    """Beside one busy program, there from the start or not: threads that follow, and as many as cores."""
+    found = read("busy")["runtimes"]["libgomp"]["medians_tokens_per_s"]
+    follows, cores = ([found[load][name] for load in ("one", "comes")] for name in ("follows", "all cores"))
+    return tuple(f"{figure:.0f}" for figure in (min(follows), max(follows), max(cores)))
+
+
+@said(
+    "docs/serve.md",
+    "has its first token after {} s: {} to {} of what llama-server takes with the draft, and {} of what it takes "
+    "target-only",
+)
+def second_turn(read: Read) -> Figures:
+    found = read("serving")["kinds"]["Q4_0"]["second_turn"]
+    over = {name: one["median"] for name, one in found["ours_over"].items()}
+    drafted = [figure for name, figure in over.items() if "draft length" in name]
+    first_s = median(found["first_token_s"]["ggufspec"])
+    return two(first_s, min(drafted), max(drafted), over["llama-server target-only"])
+
+
+@said("docs/serve.md", "Of {} later turns of three conversations by turns, {} tokens each were read, of up to {}:")
+def by_turns(read: Read) -> Figures:
+    later = [turn for turn in read("serving")["kinds"]["Q4_0"]["by_turns"]["turns"] if turn["turn"]]
+    most = max(turn["prompt_tokens"] - turn["cached"] for turn in later)
+    return str(len(later)), str(most), str(max(turn["prompt_tokens"] for turn in later))
+
+
+@said(
+    "docs/serve.md",
+    "add {} ms to a token where a core is free for them (`-t 1` here), and {} ms where decoding has all cores",
+)
+def added(read: Read) -> Figures:
+    found = read("serving")["kinds"]["Q4_0"]
+    return tuple(f"{1000 * found[name]['median']:.1g}" for name in ("added_with_a_free_core", "added"))
+
+
+@said("docs/python.md", "it ran at {} of `Llama` without a draft and at {} of our loop")
+def hook(read: Read) -> Figures:
+    found = read("hook")["pairs"]["Q4_0"]["hook"]
+    return two(found["speedup"]["median"], found["over_own"]["median"])
+
+
+@said(
+    "docs/compare-and-tune.md",
+    "On {} of {} simulated machines the winner reached at least 97 % of the best setting's speed ({} % on the "
+    "others), after {} trials in the median",
+)
+def tuning(read: Read) -> Figures:
+    found, shares = read("tuning"), [one["share"] for one in read("tuning")["outcomes"]]
+    good = sum(share >= 0.97 for share in shares)
+    trials = found["all"]["trials"]["median"]
+    return str(good), str(len(shares)), str(math.floor(100 * min(shares))), f"{trials:.0f}"
+
+
+@said("docs/gpu.md", "Headers are read by range, some {} MB of a {} GB file")
+def header_bytes(read: Read) -> Figures:
+    found = read("planning")["results"]
+    return f"{found['remote_bytes_read'] / 1e6:.0f}", f"{found['file_bytes'] / 1e9:.0f}"
+
+
+@said("docs/guide.md", "from {} MB of headers for {} files of an 8B model")
+def repository_bytes(read: Read) -> Figures:
+    found = read("repository")["results"]
+    return f"{max(found['first_bytes_read']) / 1e6:.0f}", str(found["files"])
+
+
+@said("docs/reading-the-output.md", "Its target takes {} ms a token;")
+def demo_token(read: Read) -> Figures:
+    return (f"{1000 / read('demo-bench')['runs']['target_only']['tokens_per_s']['median']:.1f}",)
+
+
+@shown("cards")
+def cards(_read: Read) -> Lines:
+    """What was measured on which card, of the folders beside the records."""
+    return index(EVIDENCE).splitlines()
+
+
+# ---- the pages ------------------------------------------------------------------------------------------------------
+
+
+def evidence(name: str) -> Any:
+    """A record of docs/evidence."""
+    return json.loads((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def with_tables(text: str, read: Read) -> str:
+    """A page with what belongs between its marks."""
+    return MARKED.sub(
+        lambda found: "".join([found[1], *(f"{line}\n" for line in TABLES[found[2]](read)), found[4]]), text
+    )
+
+
+def with_figures(text: str, words: str, figures: Sequence[str]) -> str:
+    """A page with these figures in the sentence of these words.
+
+    Raises:
+        ValueError: the page does not have the sentence, or has it twice.
+    """
+    parts = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in words.split("{}")]
+    found = list(re.finditer("(" + f"){FIGURE}(".join(parts) + ")", text))
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} times on the page, not once: {words}")
+    between = found[0].groups()
+    whole = "".join(part for pair in zip(between, (*figures, ""), strict=True) for part in pair)
+    return text[: found[0].start()] + whole + text[found[0].end() :]
+
+
+def pages(read: Read = evidence) -> dict[Path, str]:
+    """Every page that has a figure of the evidence, as it should be."""
+    made: dict[Path, str] = {}
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), EVIDENCE / "README.md"):
+        text = with_tables(path.read_text(encoding="utf-8"), read)
+        for page, words, figures in SENTENCES:
+            if ROOT / page == path:
+                text = with_figures(text, words, figures(read))
+        made[path] = text
+    return made | {published.PAGE: published.page(read("published")["results"])}
+
+
+def main() -> None:
+    """Write every page that differs."""
+    for path, text in pages().items():
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)} was out of date")
+
+
+if __name__ == "__main__":
+    main()
