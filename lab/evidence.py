@@ -21,7 +21,7 @@ from typing import Any
 from ggufspec import plain
 from ggufspec.bench.interleaved import CardWatch
 from ggufspec.bench.run_log import key_of
-from ggufspec.bench.summary import machine
+from ggufspec.bench.summary import machine_and_build
 from ggufspec.display import gib
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.files import check_writable, write_whole
@@ -167,7 +167,7 @@ def start(folder: Path, card: Card, asked: dict[str, Any], notes: Sequence[str],
         UsageError: it has figures of another card, of other settings or versions.
         GgufspecError: it cannot be written, or is damaged.
     """
-    now, here = datetime.now(UTC), machine()
+    now, here = datetime.now(UTC), machine_and_build()
     versions = {name: here[name] for name in ("ggufspec", "llama_cpp_python")}
     subject = {"card": asdict(replace(card, ceiling_bytes=None)), "cpu": here["cpu"], **versions, **asked}
     digest = key_of(subject)

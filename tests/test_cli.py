@@ -161,6 +161,7 @@ def test_bench_document_and_exports(cli: Cli, tmp_path: Path) -> None:
     assert next(iter(document)) == "schema"
     assert document["schema"] == "ggufspec/bench@1"
     assert {"pair", "machine", "plan", "settings", "divergences", "verdict"} <= set(document)
+    assert "CPU" in document["machine"]["build"]["system_info"]
     assert document["identical_output"] is True
     assert set(document["runs"]) == {"target_only", "draft_only", "speculative"}
     for run in document["runs"].values():

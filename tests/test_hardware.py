@@ -317,3 +317,41 @@ def test_the_processors_name(monkeypatch, root, text, name):
     monkeypatch.setattr(host.platform, "processor", lambda: "")
     monkeypatch.setattr(host.platform, "machine", lambda: "arm")
     assert host.cpu_name() == name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            """
+processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 26
+model\t\t: 2
+model name\t: AMD EPYC
+stepping\t: 1
+flags\t\t: fpu sse2 avx2 fma avx512f amx_int8 f16c smep
+
+processor\t: 1
+model\t\t: 3
+""",
+            host.Processor("AuthenticAMD", "26", "2", "1", ("amx_int8", "avx2", "avx512f", "f16c", "fma")),
+        ),
+        (
+            """
+processor\t: 0
+Features\t: fp asimd asimddp i8mm sve2
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x0
+CPU part\t: 0xd4f
+CPU revision\t: 1
+""",
+            host.Processor("0x41", "8", "0xd4f", "1", ("asimd", "asimddp", "i8mm", "sve2")),
+        ),
+        ("", host.Processor("", "", "", "", ())),
+    ],
+)
+def test_the_processors_numbers_and_vector_sets(root, text, expected):
+    root({"proc/cpuinfo": text})
+    assert host.processor() == expected

@@ -82,7 +82,7 @@ def result(seconds, tokens=20, drafters=(), notes=(), ids=None):
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.setattr(versus, "machine", lambda: {"cpu": "a cpu"})
+    monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"cpu": "a cpu"})
     spec = trial.Spec(Path("t.gguf"), Path("d.gguf"), DecoderOptions(threads=2), Sampling(), ("one",), 20)
     return versus.Bench(versus.Experiment(Pair("mine", spec.target, spec.draft), spec, 3, engine="hook"))
 

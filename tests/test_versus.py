@@ -1,7 +1,7 @@
 """What measured trials say about a pair; the trials are made by hand."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,13 @@ from ggufspec.bench.history import record_results
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.llamacpp import library
 from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
+from ggufspec.reports.doctor import features
 from ggufspec.schema.base import Run, SpeculativeRun, Spread, to_json
 from ggufspec.schema.bench import Verdict
+from ggufspec.schema.doctor import Build
 from ggufspec.settings import parse_drafters
 
 
@@ -48,6 +51,7 @@ def result(*answers, draft=None, drafters=None, gpu_layers=0, load_s=1.0, rss=10
         finished=True,
         drafters=(() if draft is None else ("draft",)) if drafters is None else drafters,
         notes=notes,
+        system_info="CPU : AVX2 = 1",
     )
 
 
@@ -244,7 +248,7 @@ OPTIONS = DecoderOptions(gpu_layers=9, gpu_layers_draft=5, threads=2, draft_max=
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.setattr(versus, "machine", lambda: {"cpu": "a cpu"})
+    monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"build": system_info, "cpu": "a cpu"})
     spec = trial.Spec(Path("t.gguf"), Path("d.gguf"), OPTIONS, Sampling(seed=7), ("one", "two"), 20)
     return versus.Bench(versus.Experiment(Pair("mine", spec.target, spec.draft), spec, 3))
 
@@ -255,6 +259,7 @@ def test_the_document(bench):
     bench.results["speculative"] = [pair(5), pair(4), pair(5)]
     bench.own = versus.SameText(True, "a note")
     document = bench.document()
+    assert document.machine["build"] == "CPU : AVX2 = 1"
     assert document.speedup.samples == (2.0, 2.0, 4.0)
     assert document.speedup.median == 2.0
     assert document.verdict.text.startswith("Worth it: 2.00×")
@@ -364,6 +369,27 @@ def test_the_threads_are_told_as_used(bench, monkeypatch):
 
 def test_the_machine_is_told():
     assert {"cpu", "cores", "memory_bytes", "gpus", "llama_cpp_python"} <= set(summary.machine())
+
+
+def test_a_record_names_the_processor_and_how_llama_cpp_was_built(monkeypatch):
+    args = """-DGGML_RPC=on '-DCMAKE_CXX_FLAGS=-I/a/b -include "/home/some one/scripts/amx_tile_config.h"'"""
+    monkeypatch.setattr(summary.installation, "built", lambda: Build("tile-load", "why", args))
+    found = summary.machine_and_build("CPU : AVX2 = 1")
+    assert found["processor"] == asdict(summary.host.processor())
+    assert found["build"] == {
+        "system_info": "CPU : AVX2 = 1",
+        "cpu": "tile-load",
+        "cmake_args": """-DGGML_RPC=on '-DCMAKE_CXX_FLAGS=-Ib -include "amx_tile_config.h"'""",
+    }
+    assert summary.machine().items() <= found.items()
+    monkeypatch.setattr(summary.installation, "built", lambda: None)
+    assert summary.machine_and_build("x")["build"] == {"system_info": "x"}  # a wheel's
+
+
+def test_the_installed_llama_cpp_is_asked_for_its_build_where_nothing_ran():
+    found = summary.machine_and_build()["build"]["system_info"]
+    assert found == library.system_info()
+    assert features(found)
 
 
 def test_answers_with_fewer_places_of_a_draft_are_added_up() -> None:

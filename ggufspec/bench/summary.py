@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import platform
+import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -12,7 +15,8 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.bench import trial
 from ggufspec.bench.statistics import spread
-from ggufspec.hardware import gpus, host
+from ggufspec.hardware import gpus, host, installation
+from ggufspec.llamacpp import installed
 from ggufspec.schema.base import Run, SpeculativeRun
 from ggufspec.settings import is_lossy
 
@@ -119,6 +123,34 @@ def machine() -> dict[str, object]:
         "ggufspec": __version__,
         "llama_cpp_python": version("llama-cpp-python"),
     }
+
+
+def machine_and_build(system_info: str | None = None) -> dict[str, object]:
+    """:func:`machine` with what speed depends on besides: the processor's model, and how llama.cpp was built.
+
+    Kept results go by :func:`machine` alone, so that they are found again.
+
+    Args:
+        system_info: llama.cpp's own line about its build; a child process asks it otherwise.
+
+    Raises:
+        GgufspecError: llama-cpp-python cannot be loaded.
+    """
+    build = {"system_info": _installed() if system_info is None else system_info}
+    if stamp := installation.built():
+        build |= {"cpu": stamp.cpu, "cmake_args": without_folders(stamp.cmake_args)}
+    return machine() | {"processor": asdict(host.processor()), "build": build}
+
+
+@functools.cache
+def _installed() -> str:
+    return installed.inspect().system
+
+
+def without_folders(cmake_args: str) -> str:
+    """CMake's options with the names of files, but not with the folders of this machine."""
+    words = (re.sub(r"([a-zA-Z]:)?[/\\]((?! -)[^\"'=;])*[/\\]", "", word) for word in shlex.split(cmake_args))
+    return shlex.join(words)
 
 
 def plan_of(results: dict[str, list[trial.Result]]) -> dict[str, object]:

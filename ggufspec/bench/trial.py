@@ -21,6 +21,7 @@ from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
 from ggufspec.schema.base import Failure
 
@@ -77,7 +78,7 @@ class Result:
 
     ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
     all cards used from the first prompt to the last token, where NVML counts it, and ``others_cpus`` the CPUs that
-    other programs kept busy meanwhile.
+    other programs kept busy meanwhile. ``system_info`` is llama.cpp's own line about its build.
     """
 
     answers: tuple[Answer, ...]
@@ -92,6 +93,7 @@ class Result:
     energy_j: float | None = None
     others_cpus: float = 0.0
     unwatched: tuple[str, ...] = ()
+    system_info: str = ""
 
 
 def prompt_speed(answers: Iterable[Answer]) -> float:
@@ -233,6 +235,7 @@ def run(
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
             others_cpus=cpu_after.others_since(cpu_before),
             unwatched=() if gpus.gpus() else tuple(card.description.strip() for card in devices.local_cards()),
+            system_info=system_info(),
         )
 
 

@@ -8,7 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from ggufspec.bench import divergence, hooked, trial
 from ggufspec.bench.interleaved import Progress, in_turn
 from ggufspec.bench.statistics import paired_ratios
-from ggufspec.bench.summary import alone, busy_notes, machine, notes_of, plan_of, settings_of, speed, summarise
+from ggufspec.bench.summary import (
+    alone,
+    busy_notes,
+    machine_and_build,
+    notes_of,
+    plan_of,
+    settings_of,
+    speed,
+    summarise,
+)
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
@@ -186,7 +195,8 @@ class Bench:
         speedup = self._speedup("speculative", "target_only")
         return BenchDocument(
             pair=self.experiment.pair.describe(),
-            machine=machine() | {"others_cpus": {m: [r.others_cpus for r in rs] for m, rs in self.results.items()}},
+            machine=machine_and_build(next((r.system_info for rs in self.results.values() for r in rs), ""))
+            | {"others_cpus": {m: [r.others_cpus for r in rs] for m, rs in self.results.items()}},
             plan=plan_of(self.results) | ({"planned": asdict(self.experiment.plan)} if self.experiment.plan else {}),
             settings=settings_of(spec) | {"repetitions": self.experiment.repetitions},
             runs=runs,

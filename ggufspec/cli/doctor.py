@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ from ggufspec.display import counted
 
 if TYPE_CHECKING:
     from ggufspec.hardware.gpus import Survey
-    from ggufspec.schema.doctor import Build, DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
+    from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
@@ -28,11 +27,11 @@ def doctor(
     import platform
 
     from ggufspec import __version__
-    from ggufspec.hardware import gpus
+    from ggufspec.hardware import gpus, installation
     from ggufspec.reports.doctor import examine
     from ggufspec.schema.doctor import DoctorDocument
 
-    llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), _build()
+    llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), installation.built()
     self_check = None if quick or llama.error is not None else _self_check()
     document = DoctorDocument(
         ggufspec=__version__,
@@ -70,19 +69,6 @@ def _llama_cpp() -> LlamaCpp:
         return LlamaCpp(number, error=error.message, fix=error.hint)
     devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
     return LlamaCpp(number, found.backends, devices, system=found.system, lacks=found.lacks)
-
-
-def _build() -> Build | None:
-    """What scripts/bootstrap wrote into the environment that it made, if this is one."""
-    from ggufspec import foreign
-    from ggufspec.errors import GgufspecError
-    from ggufspec.schema.doctor import Build
-
-    try:
-        stamp = foreign.read_json(Path(sys.prefix) / "bootstrap.json")
-        return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
-    except (GgufspecError, AttributeError):
-        return None
 
 
 def _self_check() -> SelfCheck:

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/")
+_VECTOR_SETS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "i8mm", "sve")  # beginnings of flags
 
 TOLERATED_CPUS = 0.5
 """With so much of a CPU in others' hands one thread more and one fewer are equally fast (docs/decisions/024)."""
@@ -162,6 +163,37 @@ def cpu_flags() -> tuple[str, ...]:
         if line.startswith(("flags", "Features")):
             return tuple(sorted(line.partition(":")[2].split()))
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor by its maker's numbers, since a hypervisor may shorten its name ("AMD EPYC").
+
+    ``vector_sets`` are its vector instructions in Linux's words. What the system does not tell is empty.
+    """
+
+    vendor: str
+    family: str
+    model: str
+    stepping: str
+    vector_sets: tuple[str, ...]
+
+
+def processor() -> Processor:
+    """This machine's, as arch/x86/kernel/cpu/proc.c and arch/arm64/kernel/cpuinfo.c of Linux tell it."""
+    facts: dict[str, str] = {}
+    for line in _text(_ROOT / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())  # the first processor's
+    names = (
+        ("vendor_id", "CPU implementer"),
+        ("cpu family", "CPU architecture"),
+        ("model", "CPU part"),
+        ("stepping", "CPU revision"),
+    )
+    vendor, family, model, stepping = (facts.get(x86, facts.get(arm, "")) for x86, arm in names)
+    vector_sets = tuple(flag for flag in cpu_flags() if flag.startswith(_VECTOR_SETS))
+    return Processor(vendor, family, model, stepping, vector_sets)
 
 
 def _cgroup_cores(root: Path) -> int:

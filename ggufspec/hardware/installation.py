@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ggufspec import foreign
+from ggufspec.errors import GgufspecError
 from ggufspec.hardware import gpus, prebuilt
 from ggufspec.hardware.prebuilt import Wheels
+from ggufspec.schema.doctor import Build
 
 _PACKAGE = "llama-cpp-python"
 _CMAKE = {"cuda": "-DGGML_CUDA=on", "metal": "-DGGML_METAL=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
@@ -57,6 +60,15 @@ def here(package: Path = Path(__file__).resolve().parents[1], prefix: Path = Pat
     if (prefix / "uv-receipt.toml").is_file() or importlib.util.find_spec("pip") is None:
         return Installation(checkout, prefix, "uv")
     return Installation(checkout, prefix, "pip")
+
+
+def built(prefix: Path = Path(sys.prefix)) -> Build | None:
+    """What scripts/bootstrap wrote into the environment that it made, if this is one."""
+    try:
+        stamp = foreign.read_json(prefix / "bootstrap.json")
+        return Build(str(stamp.get("cpu", "native")), str(stamp.get("why", "")), str(stamp.get("cmake_args", "")))
+    except (GgufspecError, AttributeError):
+        return None
 
 
 def requirement(name: str = _PACKAGE) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ggufspec import worker
 from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
-from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.library import system_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     del emit, stopping
     for endpoint in spec.rpc:
         add_rpc_worker(endpoint)
-    system = load().llama_print_system_info().decode("utf-8", "replace")
     lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing(drafter))}
-    return Result(tuple(backends()), tuple(devices()), system.strip(" |"), lacks)
+    return Result(tuple(backends()), tuple(devices()), system_info(), lacks)
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:

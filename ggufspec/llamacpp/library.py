@@ -117,6 +117,15 @@ def load() -> ModuleType:
     return module
 
 
+def system_info() -> str:
+    """What llama.cpp was built with, in a line of its own.
+
+    Raises:
+        GgufspecError: as :func:`imported`.
+    """
+    return str(load().llama_print_system_info().decode("utf-8", "replace").strip(" |"))
+
+
 def _import() -> ModuleType:
     """Import it; if CUDA's runtime is missing, with that of NVIDIA's packages in this environment.
 

@@ -28,6 +28,7 @@ from ggufspec.bench.statistics import spread
 from ggufspec.decoding.decoder import SpeculativeDecoder
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.hardware import host
+from ggufspec.llamacpp.library import system_info
 
 BUSY = "while True: pass"
 LOADS = ("idle", "one", "all", "comes")
@@ -72,7 +73,8 @@ def child(model: str, threads: int, seconds: float, comes: bool) -> None:
                 break
         passed = time.perf_counter() - begun
         others = host.cpu_use().others_since(before)
-        print(json.dumps({"tokens_per_s": counted / passed, "others_cpus": others, "threads": decoder._threads.count}))
+        sample = {"tokens_per_s": counted / passed, "others_cpus": others, "threads": decoder._threads.count}
+        print(json.dumps(sample | {"build": system_info()}))
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ggufspec.bench.summary import machine
+from ggufspec.bench.summary import machine_and_build
 from ggufspec.models.profile import demo_pair
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,9 +86,10 @@ def random_draft() -> Path:
 
 
 def save(name: str, body: dict[str, Any], folder: Path = EVIDENCE) -> Path:
-    """Write docs/evidence/NAME.json with date, machine and command; into another folder for a trial."""
+    """Write docs/evidence/NAME.json with date, machine, build and command; into another folder for a trial."""
     command = " ".join(["python", *sys.argv])
-    document = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "command": command, "machine": machine(), **body}
+    date = datetime.now(UTC).strftime("%Y-%m-%d")
+    document = {"date": date, "command": command, "machine": machine_and_build(), **body}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     part = path.with_suffix(".part")

@@ -23,7 +23,6 @@ from replay import WIDTH, chains, session
 from ggufspec import DecoderOptions, SpeculativeDecoder, load_profile
 from ggufspec.bench.prompts import PROMPTS, Prompt
 from ggufspec.decoding.options import ROWS
-from ggufspec.llamacpp import library
 from ggufspec.models.profile import demo_pair
 
 GROWN_BYTES, TARGET_BYTES = 2.47e9, 0.725e9  # of the model of the tables, of demo-360m's target
@@ -99,8 +98,7 @@ def main() -> int:
     for one in measured:
         one["pair"] |= {role: Path(one["pair"][role]).name for role in ("target", "draft")}
         print(one["verdict"]["text"])
-    system = library.load().llama_print_system_info().decode()
-    save("first-result", {"build": system, "forecasts": forecasts, "measured": measured})
+    save("first-result", {"forecasts": forecasts, "measured": measured})
     return 0
 
 
