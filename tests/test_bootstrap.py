@@ -200,19 +200,25 @@ def test_old_python_is_told(script: ModuleType, monkeypatch: pytest.MonkeyPatch)
 
 
 def machine(script: ModuleType, **facts: object) -> object:
-    return script.Machine(
-        **{"system": "Linux", "arch": "x86_64", "nvcc": None, "nvidia": False, "vulkan": False, **facts}
-    )
+    none = {"system": "Linux", "arch": "x86_64", "nvcc": None, "nvidia": False, "card": False, "vulkan_lacks": ()}
+    return script.Machine(**{**none, "vulkan_headers": 313, **facts})
 
 
 @pytest.mark.parametrize(
     ("facts", "backend", "note"),
     [
         ({}, "cpu", ""),
-        ({"nvcc": "/opt/nvcc", "nvidia": True, "vulkan": True}, "cuda", ""),
+        ({"nvcc": "/opt/nvcc", "nvidia": True, "card": True}, "cuda", ""),
         ({"nvcc": "/opt/nvcc"}, "cpu", "no NVIDIA GPU"),
         ({"nvidia": True}, "cpu", "no nvcc"),
-        ({"nvidia": True, "vulkan": True}, "vulkan", "no nvcc"),
+        ({"nvidia": True, "card": True}, "vulkan", "no nvcc"),
+        ({"card": True}, "vulkan", ""),
+        ({"card": True, "vulkan_lacks": ("glslc",), "vulkan_headers": 204}, "cpu", ""),
+        (
+            {"card": True, "vulkan_headers": 229},
+            "cpu",
+            "Vulkan headers 1.3.230 or newer, and those here have the number 229",
+        ),
         ({"system": "Darwin", "arch": "arm64"}, "metal", ""),
         ({"system": "Darwin"}, "cpu", ""),
     ],
@@ -260,19 +266,153 @@ def test_a_toolkit_is_no_card(script: ModuleType, bin_folder: Path, monkeypatch:
     assert script.look(env).nvidia
 
 
-def test_vulkan_wants_compiler_headers_and_card(
-    script: ModuleType, bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def sdk(tmp_path: Path, bin_folder: Path) -> Callable[[int], Path]:
+    """Makes a Vulkan SDK whose headers have that number; the compiler on PATH knows no others."""
+    real = shutil.which("c++")
+    program(bin_folder / "c++", f'exec "{real}" -nostdinc "-I{bin_folder}" "$@"')  # GCC wants one
+
+    def make(version: int) -> Path:
+        root = bin_folder.parent / "vulkan sdk"
+        program(root / "bin" / "glslc")
+        for name in ("vulkan/vulkan.hpp", "spirv/unified1/spirv.hpp"):
+            (root / "include" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / "include" / name).touch()
+        (root / "include" / "vulkan" / "vulkan_core.h").write_text(f"#define VK_HEADER_VERSION {version}\n")
+        return root
+
+    return make
+
+
+def test_vulkan_wants_a_card_a_shader_compiler_and_headers(
+    script: ModuleType, bin_folder: Path, sdk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "DEVICES", bin_folder)
-    env = {"PATH": str(bin_folder)}
-    program(bin_folder / "glslc")
+    root = sdk(239)
+    env = {"PATH": str(bin_folder), "VULKAN_SDK": str(root)}
+
+    def backend() -> object:
+        return script.choose("auto", "", script.look(env)).backend
+
+    assert backend() == "cpu"
     (bin_folder / "dri").mkdir()
     (bin_folder / "dri" / "renderD128").touch()
-    assert not script.look(env).vulkan
-    program(bin_folder / "pkg-config")
-    assert script.look(env).vulkan
-    (bin_folder / "dri" / "renderD128").unlink()
-    assert not script.look(env).vulkan
+    assert backend() == "vulkan"
+    for part in ("bin/glslc", "include/vulkan/vulkan.hpp", "include/spirv/unified1/spirv.hpp"):
+        (root / part).rename(root / "aside")
+        assert backend() == "cpu"
+        (root / "aside").rename(root / part)
+    assert backend() == "vulkan"
+
+
+def test_what_vulkan_is_built_with_is_looked_for(
+    script: ModuleType, bin_folder: Path, sdk: Callable[[int], Path]
+) -> None:
+    root, env = sdk(239), {"PATH": str(bin_folder)}
+    assert script.look_for_vulkan(env) == (("glslc", "the Vulkan headers", "SPIRV-Headers"), 0)
+    assert script.look_for_vulkan(env | {"VULKAN_SDK": str(root)}) == ((), 239)
+    assert script.look_for_vulkan(env | {"CMAKE_PREFIX_PATH": f"/nowhere:{root}"}) == ((), 239)
+    (bin_folder / "c++").unlink()  # nothing is known of headers then, and that is no reason to refuse
+    assert script.look_for_vulkan(env) == (("glslc",), 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (None, "--backend vulkan needs glslc, the Vulkan headers, SPIRV-Headers.\nInstall: "),
+        (204, "Vulkan headers 1.3.230 or newer, and those here have the number 204.\nInstall the Vulkan SDK"),
+    ],
+)
+def test_what_vulkan_lacks_is_said_before_anything_is_made(
+    copy: Path, bin_folder: Path, sdk: Callable[[int], Path], version: int | None, words: str
+) -> None:
+    env = environment(bin_folder, VULKAN_SDK=str(sdk(version)) if version else "")
+    code, err = finish(start(copy, env, "--backend", "vulkan"))
+    assert code == 1
+    assert words in err
+    assert sorted(path.name for path in copy.iterdir()) == ["pyproject.toml", "scripts"]
+
+
+def test_vulkan_is_not_refused_where_cmake_is_told_where_to_look(script: ModuleType) -> None:
+    here = machine(script, vulkan_lacks=("the Vulkan headers",))
+    own = "-DVulkan_INCLUDE_DIR=/opt/include"
+    assert script.choose("vulkan", own, here).cmake_args == f"-DGGML_RPC=on -DGGML_VULKAN=on {own}"
+    with pytest.raises(script.SetupError, match="--backend vulkan needs the Vulkan headers"):
+        script.choose("vulkan", "", here)
+
+
+@pytest.mark.parametrize(
+    ("backend", "extra", "version", "is_forced"),
+    [
+        ("vulkan", "", 230, True),
+        ("vulkan", "", 271, True),
+        ("vulkan", "", 272, False),
+        ("vulkan", "", 0, False),
+        ("auto", "-DGGML_VULKAN:BOOL=ON", 239, True),
+        ("auto", "-DGGML_VULKAN=off", 239, False),
+        ("cpu", "", 239, False),
+    ],
+)
+def test_old_vulkan_headers_get_the_names_they_lack(
+    script: ModuleType, backend: str, extra: str, version: int, is_forced: bool
+) -> None:
+    own = f"-DCMAKE_CXX_FLAGS='-O1 -g' {extra}"
+    cmake_args = script.choose(backend, own, machine(script, vulkan_headers=version)).cmake_args
+    forced = f' -include "{script.LAYER_SETTINGS}"' if is_forced else ""
+    for cpu, more in (("native", ""), ("tile-load", f' -include "{script.TILE_LOAD}"')):
+        words = script.shlex.split(script.cpu_options(cmake_args, cpu, "x86_64"))
+        last = [word for word in words if word.startswith("-DCMAKE_CXX_FLAGS=")][-1]
+        assert last == f"-DCMAKE_CXX_FLAGS=-O1 -g{forced}{more}"
+
+
+USES_LAYER_SETTINGS = """
+#include <vulkan/vulkan.hpp>
+#include <cstddef>
+struct setting { const char *layer, *name; int type; uint32_t count; const void *values; };  // vulkan_core.h, 1.3.272
+struct create_info { VkStructureType type; const void *next; uint32_t count; const vk::LayerSettingEXT *settings; };
+static_assert(sizeof(vk::LayerSettingEXT) == sizeof(setting), "");
+static_assert(sizeof(vk::LayerSettingsCreateInfoEXT) == sizeof(create_info), "");
+int use() {
+    uint32_t on = 1;
+    std::vector<vk::LayerSettingEXT> settings = {{"layer", "setting", vk::LayerSettingTypeEXT::eBool32, 1, &on}};
+    vk::LayerSettingsCreateInfoEXT info(settings);
+    const create_info &same = reinterpret_cast<const create_info &>(info);
+    return same.type == 1000496000 && !same.next && same.count == 1 && same.settings == settings.data();
+}
+"""
+NEW_VULKAN = """
+#define VK_EXT_layer_settings 1
+namespace vk {
+enum class LayerSettingTypeEXT { eBool32 };
+struct LayerSettingEXT { const char *a, *b; LayerSettingTypeEXT c; uint32_t d; const void *e; };
+struct LayerSettingsCreateInfoEXT {
+    VkStructureType a; const void *b; uint32_t c; const LayerSettingEXT *d;
+    LayerSettingsCreateInfoEXT(const std::vector<LayerSettingEXT> &) {}
+};
+}
+"""
+
+
+@pytest.mark.parametrize("more", ["", NEW_VULKAN], ids=["old", "new"])
+def test_the_names_that_old_vulkan_headers_lack(tmp_path: Path, more: str) -> None:
+    """As llama.cpp uses them, and laid out as newer headers have them; beside those it has no effect."""
+    headers = tmp_path / "vulkan"
+    headers.mkdir()
+    enum = "#pragma once\n#include <cstdint>\n#include <vector>\nenum VkStructureType { VK_LAST = 0x7FFFFFFF };\n"
+    (headers / "vulkan_core.h").write_text(enum + more)
+    (headers / "vulkan.hpp").write_text("#include <vulkan/vulkan_core.h>\n")
+    main = "int main() { return use() ? 0 : 1; }\n"
+    (tmp_path / "use.cpp").write_text(USES_LAYER_SETTINGS + main)
+    force = ["-include", CHECKOUT / "scripts" / "vulkan_layer_settings.h"]
+    strict = ["-Wall", "-Wextra", "-Werror", "-Wpedantic"]
+    flags = ["-std=c++17", "-fno-strict-aliasing", f"-I{tmp_path}", *([] if more else strict)]
+    subprocess.run(["c++", *flags, *force, "-o", tmp_path / "use", tmp_path / "use.cpp"], check=True)
+    if not more:
+        subprocess.run([tmp_path / "use"], check=True)
+    (tmp_path / "none.cpp").write_text("int none() { return 0; }\n")  # a file that knows of no Vulkan
+    subprocess.run(
+        ["c++", "-nostdinc", f"-I{CHECKOUT}", *strict, *force, "-fsyntax-only", tmp_path / "none.cpp"], check=True
+    )
 
 
 def test_what_was_asked_holds(
@@ -532,10 +672,12 @@ def test_flags_of_ones_own_are_kept(script: ModuleType) -> None:
     assert script.cpu_options(own, "plain", "aarch64") == f"{own} -DGGML_NATIVE=off"
 
 
-def test_the_wheel_of_a_corrected_load_depends_on_the_correction(script: ModuleType) -> None:
-    cmake_args = script.cpu_options("-DGGML_RPC=on", "tile-load", "x86_64")
+@pytest.mark.parametrize("header", ["TILE_LOAD", "LAYER_SETTINGS"])
+def test_the_wheel_of_a_corrected_build_depends_on_the_correction(script: ModuleType, header: str) -> None:
+    old = script.vulkan_options("-DGGML_VULKAN=on", machine(script, vulkan_headers=239))
+    cmake_args = script.cpu_options(old, "tile-load", "x86_64")
     before = script.wheel_folder("0.3.36", cmake_args, "3.11")
-    script.TILE_LOAD.write_text("// another\n")
+    getattr(script, header).write_text("// another\n")
     assert script.wheel_folder("0.3.36", cmake_args, "3.11") != before
 
 
@@ -631,6 +773,26 @@ def test_install_command_fits_the_system(
     with pytest.raises(script.SetupError) as error:
         script.need_compiler({"PATH": ""})
     assert str(error.value).endswith(f"Install one: {command}")
+
+
+@pytest.mark.parametrize(
+    ("release", "command"),
+    [
+        ({"ID": "debian"}, "sudo apt-get install libvulkan-dev glslc spirv-headers"),
+        (
+            {"ID": "opensuse-tumbleweed", "ID_LIKE": "opensuse suse"},
+            "sudo zypper install vulkan-headers vulkan-devel shaderc spirv-headers",
+        ),
+        ({"ID": "plan9"}, "the Vulkan SDK (https://vulkan.lunarg.com/sdk/home)"),
+    ],
+)
+def test_install_command_of_vulkan_fits_the_system(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, release: dict[str, str], command: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "freedesktop_os_release", lambda: release)
+    needs = script.vulkan_needs(machine(script, vulkan_lacks=("glslc", "SPIRV-Headers")))
+    assert needs == f"glslc, SPIRV-Headers.\nInstall: {command}"
 
 
 def test_missing_venv_module_is_told(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
