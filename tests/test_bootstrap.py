@@ -184,7 +184,7 @@ def test_bench_runs_from_anywhere(copy: Path, script: ModuleType, bin_folder: Pa
 # -- an old Python ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bootstrap", "peers"])
+@pytest.mark.parametrize("name", ["bootstrap", "peers", "vulkan"])
 def test_old_python_can_read_it(name: str) -> None:
     ast.parse((CHECKOUT / "scripts" / name).read_text(), feature_version=(3, 7))
 
@@ -821,3 +821,165 @@ def test_the_last_lines_of_a_log(script: ModuleType) -> None:
     log = "-- Looking for x - failed\n[1/9] cc -Werror=x a.c\na.c:1: error: no\nok\nfatal: stop\nImportError: x.so\n"
     assert script.last_lines(log) == ["  a.c:1: error: no", "  fatal: stop", "  ImportError: x.so"]
     assert script.last_lines("one\n\ntwo\nthree\n", limit=2) == ["  two", "  three"]
+
+
+# -- scripts/vulkan --------------------------------------------------------------------------------------------------
+
+FAKE_CMAKE = """
+echo "$*" >> "{root}/cmakes"
+[ "$1" = --build ] || exit 0
+[ -e "{root}/broken" ] && exit 1
+mkdir -p "$2/bin" && cd "$2/bin" && echo built > libggml.so.0 && ln -sf libggml.so.0 libggml.so
+"""
+FAKE_APT = """
+echo "$*" >> "{root}/apts"
+case "$*" in *update) exit 100 ;; esac
+mkdir -p "{root}/icd.d" && touch "{root}/icd.d/lvp_icd.x86_64.json" && cp "{root}/glslc" "{sdk}/bin/glslc"
+"""
+
+
+class Vulkan:
+    """scripts/vulkan in this process: a wheel in .venv, the source, and a cmake that writes down what it is asked."""
+
+    def __init__(self, copy: Path, bin_folder: Path, sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(bin_folder))
+        monkeypatch.setenv("VULKAN_SDK", str(sdk))
+        monkeypatch.setattr(platform, "system", lambda: "Linux")
+        monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"ID": "debian"})
+        for name in ("mkdir", "ln", "env", "timeout", "touch", "cp", "sh"):
+            (bin_folder / name).symlink_to(shutil.which(name, path="/usr/bin:/bin") or "")
+        program(bin_folder / "cmake", FAKE_CMAKE.format(root=copy))
+        program(bin_folder / "ninja")
+        self.root, self.script = copy, load(copy / "scripts" / "vulkan")
+        self.bootstrap = self.script.bootstrap
+        version = self.bootstrap.pinned((copy / "pyproject.toml").read_text())
+        (copy / ".cache" / "peers" / f"llama_cpp_python-{version}").mkdir(parents=True)
+        monkeypatch.setattr(self.script, "DRIVER_FOLDERS", (copy / "none", copy / "icd.d"))
+        (copy / "icd.d").mkdir()
+        (copy / "icd.d" / "lvp_icd.x86_64.json").touch()
+        self.wheel = copy / ".venv" / "lib" / "python3.11" / "site-packages" / "llama_cpp" / "lib"
+        self.wheel.mkdir(parents=True)
+        for name in ("libllama.so", "libmtmd.so", "libggml.so", "libggml-cuda.so"):
+            (self.wheel / name).write_text("of the wheel")
+        self.stamp(f"-DGGML_RPC=on -DGGML_CUDA=on '-DCMAKE_CXX_FLAGS=-include \"{self.bootstrap.TILE_LOAD}\"'")
+
+    def stamp(self, cmake_args: str) -> None:
+        self.bootstrap.STAMP.write_text(json.dumps({"cmake_args": cmake_args, "python": "3.11"}))
+
+    def lines(self, name: str) -> list[str]:
+        return (self.root / name).read_text().splitlines() if (self.root / name).exists() else []
+
+
+@pytest.fixture
+def vulkan(copy: Path, bin_folder: Path, sdk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> Vulkan:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return Vulkan(copy, bin_folder, sdk(239), monkeypatch)
+
+
+def test_vulkan_is_built_beside_the_wheel_once(
+    vulkan: Vulkan, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vulkan.script.vulkan(may_install=False)
+    out, _ = capsys.readouterr()
+    folder = Path(out.rstrip("\n"))
+    assert {file.name: file.read_text().strip() for file in folder.iterdir()} == {
+        "libllama.so": "of the wheel",
+        "libmtmd.so": "of the wheel",
+        "libggml.so": "built",
+        "libggml.so.0": "built",
+    }
+    assert (folder / "libggml.so").readlink() == Path("libggml.so.0")
+    assert [path.name for path in folder.parent.iterdir()] == ["lib"]
+    configure, build = vulkan.lines("cmakes")
+    assert build.endswith("--target ggml")
+    assert "-DGGML_RPC=on -DGGML_CUDA=on " in configure
+    assert configure.index("-DGGML_CUDA=off") > configure.index("-DGGML_CUDA=on")
+    headers = (vulkan.bootstrap.TILE_LOAD, vulkan.bootstrap.LAYER_SETTINGS)
+    assert configure.endswith("-DCMAKE_CXX_FLAGS=" + " ".join(f'-include "{header}"' for header in headers))
+
+    monkeypatch.setattr(vulkan.bootstrap, "alone", lambda lock: pytest.fail("there is nothing to wait for"))
+    vulkan.script.vulkan(may_install=True)
+    assert capsys.readouterr() == (out, "")
+    assert (len(vulkan.lines("cmakes")), vulkan.lines("apts")) == (2, [])
+
+
+@pytest.mark.parametrize("change", ["options", "header", "headers", "version"])
+def test_vulkan_is_built_again_for_another_build(
+    vulkan: Vulkan, sdk: Callable[[int], Path], capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    vulkan.script.vulkan(may_install=False)
+    before = capsys.readouterr().out
+    if change == "options":
+        vulkan.stamp("-DGGML_RPC=on -DGGML_NATIVE=off")
+    elif change == "header":
+        vulkan.bootstrap.LAYER_SETTINGS.write_text("// another\n")
+    elif change == "headers":
+        sdk(313)
+    else:
+        pyproject = vulkan.root / "pyproject.toml"
+        pyproject.write_text(pyproject.read_text().replace("llama-cpp-python>=", "llama-cpp-python>=9."))
+        version = vulkan.bootstrap.pinned(pyproject.read_text())
+        (vulkan.root / ".cache" / "peers" / f"llama_cpp_python-{version}").mkdir()
+    vulkan.script.vulkan(may_install=False)
+    assert capsys.readouterr().out not in ("", before)
+    assert len(vulkan.lines("cmakes")) == 4
+
+
+def test_a_vulkan_build_that_fails_leaves_nothing_whole(vulkan: Vulkan, capsys: pytest.CaptureFixture[str]) -> None:
+    (vulkan.root / "broken").touch()
+    with pytest.raises(vulkan.bootstrap.SetupError, match="building ggml: failed"):
+        vulkan.script.vulkan(may_install=False)
+    assert list(vulkan.script.FOLDER.glob("*/lib")) == []
+    (vulkan.root / "broken").unlink()
+    vulkan.script.vulkan(may_install=False)
+    assert Path(capsys.readouterr().out.rstrip("\n"), "libggml.so").exists()
+
+
+def test_what_vulkan_lacks_is_one_sentence(vulkan: Vulkan, sdk: Callable[[int], Path]) -> None:
+    (vulkan.root / "icd.d" / "lvp_icd.x86_64.json").rename(vulkan.root / "icd.d" / "radeon_icd.x86_64.json")
+    (sdk(239) / "bin" / "glslc").unlink()
+    with pytest.raises(vulkan.bootstrap.SetupError) as failed:
+        vulkan.script.vulkan(may_install=False)
+    assert str(failed.value) == (
+        "glslc, Mesa's software driver: not here; "
+        "install: sudo apt-get install libvulkan-dev glslc spirv-headers mesa-vulkan-drivers"
+    )
+    assert vulkan.lines("cmakes") == []
+
+
+def test_vulkan_headers_that_are_too_old(vulkan: Vulkan, sdk: Callable[[int], Path]) -> None:
+    sdk(204)
+    with pytest.raises(vulkan.bootstrap.SetupError, match=r"needs Vulkan headers 1\.3\.230 or newer"):
+        vulkan.script.vulkan(may_install=True)
+
+
+@pytest.mark.parametrize("sudo", ["root", "free", "asks", "none"])
+def test_vulkan_installs_what_it_lacks_where_no_password_is_needed(
+    vulkan: Vulkan, sdk: Callable[[int], Path], bin_folder: Path, monkeypatch: pytest.MonkeyPatch, sudo: str
+) -> None:
+    root = sdk(239)
+    (vulkan.root / "icd.d" / "lvp_icd.x86_64.json").unlink()
+    (root / "bin" / "glslc").rename(vulkan.root / "glslc")
+    program(bin_folder / "apt-get", FAKE_APT.format(root=vulkan.root, sdk=root))
+    monkeypatch.setattr(os, "geteuid", lambda: 0 if sudo == "root" else 1000)
+    if sudo in ("free", "asks"):
+        program(bin_folder / "true")
+        program(bin_folder / "sudo", '[ "$1" = -n ] && shift && exec "$@"' if sudo == "free" else "exit 1")
+    if sudo in ("root", "free"):
+        vulkan.script.vulkan(may_install=True)
+        update, install = vulkan.lines("apts")
+        assert update.endswith(" update")
+        packages = "libvulkan-dev glslc spirv-headers mesa-vulkan-drivers"
+        assert install.endswith(f" install --yes --no-install-recommends {packages}")
+        assert len(vulkan.lines("cmakes")) == 2
+    else:
+        with pytest.raises(vulkan.bootstrap.SetupError, match="not here; install: sudo apt-get install"):
+            vulkan.script.vulkan(may_install=True)
+        assert (vulkan.lines("apts"), vulkan.lines("cmakes")) == ([], [])
+
+
+def test_vulkan_without_a_wheel(copy: Path, bin_folder: Path) -> None:
+    command: list[str | Path] = [sys.executable, copy / "scripts" / "vulkan"]
+    done = subprocess.run(command, env=environment(bin_folder), capture_output=True, text=True)
+    expected = "vulkan: there is no .venv with llama-cpp-python here; make it: scripts/bootstrap --dev\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
