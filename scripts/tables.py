@@ -280,6 +280,13 @@ def accepted(cases: Sequence[Case], mode: str) -> str:
     return f"{sum(run['accepted'] for run in runs) / drafted:.0%}" if drafted else "none drafted"
 
 
+@said("docs/drafters.md", "the two together are {} to {} times as fast as the head alone")
+def with_lookup(read: Read) -> Figures:
+    cases = read("head-speed")["cases"]
+    means = [geometric_mean([ratio(case, f"{head}+lookup", head) for case in cases]) for head in HEADS]
+    return two(min(means), max(means))
+
+
 @said("docs/drafters.md", "takes as long as {} tokens of target-only at F16, {} at Q8_0 and {} at Q4_0:")
 def rounds_of_three(read: Read) -> Figures:
     return tuple(f"{cost_of_three(read, target):.1f}" for target in ("F16", "Q8_0", "Q4_0"))
@@ -336,7 +343,7 @@ def how_fast(read: Read) -> Figures:
 
 @said(
     "docs/performance.md",
-    "`scripts/bench` would show about {}× ([evidence](evidence/README.md)), where two cores of an AMD EPYC "
+    "`scripts/bench` would show about {}× ([data](evidence/first-result.json)), where two cores of an AMD EPYC "
     "measured {} to {}×.",
 )
 def forecast(read: Read) -> Figures:
@@ -474,6 +481,38 @@ def repository_bytes(read: Read) -> Figures:
 @said("docs/reading-the-output.md", "Its target takes {} ms a token;")
 def demo_token(read: Read) -> Figures:
     return (f"{1000 / read('demo-bench')['runs']['target_only']['tokens_per_s']['median']:.1f}",)
+
+
+@said("docs/evidence/README.md", "plan -hf REPO` of {} files")
+def repository_files(read: Read) -> Figures:
+    return (str(read("repository")["results"]["files"]),)
+
+
+@said("docs/evidence/README.md", "{} prompts of up to {} tokens, an EAGLE-3 head and MTP blocks")
+def identity_of_heads(read: Read) -> Figures:
+    found = read("head-identity")
+    prompts = max(len(way["answers"]["prompt"]) for way in found["ways"])
+    return str(prompts), f"{found['longest_prompt_tokens']:,}"
+
+
+@said("docs/evidence/README.md", "adaptive: {} answers, every token equal")
+def answers_of_heads(read: Read) -> Figures:
+    found = read("head-identity")
+    assert not found["unequal"], "the sentence says: every token"
+    return (f"{found['answers']:,}",)
+
+
+@said("docs/evidence/README.md", "measures again and does: {} to {} of the former")
+def calibrated(read: Read) -> Figures:
+    rows = read("calibrating")["repetitions"]
+    ratios = [row["idle after beside"]["tokens_per_s"] / row["idle"]["tokens_per_s"] for row in rows]
+    return two(min(ratios), max(ratios))
+
+
+@said("docs/evidence/README.md", "against what others published on {} cards")
+def published_cards(read: Read) -> Figures:
+    results = read("published")["results"]
+    return (str(len({row["card"] for part in published.PARTS for row in results[part]} - {""})),)
 
 
 @shown("cards")
