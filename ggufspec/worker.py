@@ -57,6 +57,13 @@ _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
 _OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # lack of memory ends otherwise
 _MEMORY_HINT = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
 _FILE_HINT = "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python"
+# By backend, what avoids that a card's driver crashes: variables of ggml/src
+_DRIVER_HINTS = {
+    "CUDA": "update NVIDIA's driver, or set GGML_CUDA_DISABLE_FUSION=1 or GGML_CUDA_DISABLE_GRAPHS=1",
+    "Vulkan": "update the card's driver, or set GGML_VK_DISABLE_FUSION=1 or GGML_VK_DISABLE_F16=1",
+    "MTL": "update macOS, or set GGML_METAL_FUSION_DISABLE=1",
+    "SYCL": "update the card's driver, or set GGML_SYCL_ENABLE_FUSION=0",
+}
 # What the last line of stderr is about: names of llama.cpp's files
 _OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
 _OF_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|(failed|unable) to allocate|alloc\w* failed")
@@ -251,6 +258,7 @@ class _Child:
         self._writing = threading.Lock()
         self._outcome: Outcome | None = None  # the newest
         self._ended = False
+        self._on_cards: list[tuple[str, str, str]] = []
         self._limit: tuple[float, float, str, str] | None = None  # until when, and what ``within`` was called with
         self._arrived: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()  # None at the end; [] is no message
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
@@ -339,6 +347,8 @@ class _Child:
             case ["event", event]:
                 if on_event is not None:
                     on_event(event)
+            case ["on_card", model, device, description]:
+                self._on_cards.append((model, device, description))
             case ["within", None]:
                 self._limit = None
             case ["within", seconds, what, hint]:
@@ -389,10 +399,17 @@ class _Child:
         self._log.seek(0)
         log = self._log.read()
         last = log[self._logged_bytes :].strip() or log
-        return _died(code, last.decode("utf-8", "replace"), self._peers, self._limit and self._limit[2:])
+        blame = self._limit and self._limit[2:]
+        return _died(code, last.decode("utf-8", "replace"), self._peers, blame, self._on_cards)
 
 
-def _died(code: int, stderr: str, peers: Sequence[str] = (), blame: tuple[str, str] | None = None) -> WorkerError:
+def _died(
+    code: int,
+    stderr: str,
+    peers: Sequence[str] = (),
+    blame: tuple[str, str] | None = None,
+    on_cards: Sequence[tuple[str, str, str]] = (),
+) -> WorkerError:
     """The error for a child that ended without an outcome: the last line of its stderr that tells why.
 
     Args:
@@ -400,6 +417,7 @@ def _died(code: int, stderr: str, peers: Sequence[str] = (), blame: tuple[str, s
         stderr: what it printed.
         peers: its RPC workers.
         blame: what ran within a limit, and a hint.
+        on_cards: models that were loaded, each with the device that has layers of it and that device's description.
     """
     lines = [_BUILT_IN.sub("", line.strip()) for line in stderr.splitlines() if line.strip()]
     telling = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower() or _OF_RPC.search(line)]
@@ -410,6 +428,16 @@ def _died(code: int, stderr: str, peers: Sequence[str] = (), blame: tuple[str, s
     if blame:
         return WorkerError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
     hint = _death_hint(name, reason, peers)
+    if on_cards and hint == CHECK_HINT:
+        models = " and ".join(dict.fromkeys(model for model, *_ in on_cards))
+        device, description = on_cards[-1][1:]
+        text = f"the driver of {device}, {description}, most likely crashed with {models} loaded: {name}"
+        hint = _DRIVER_HINTS.get(device.rstrip("0123456789"), "update the card's driver")
+        return WorkerError(
+            text + (f", {lines[-1]}" if lines else ""),
+            f"{hint}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it",
+            name,
+        )
     if name:
         return WorkerError(f"the child process that ran llama.cpp was ended by {name}: {reason}", hint, name)
     return WorkerError(f"the child process ended with status {code}: {last}", hint)
@@ -472,6 +500,12 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
     finally:
         _say("within", None)
         _end_with_parent(0)
+
+
+def note_on_card(model: str, device: str, description: str) -> None:
+    """In a child: tell the parent that ``device`` has layers of ``model``, for what it says if a driver crashes."""
+    if _say is not None:
+        _say("on_card", model, device, description)
 
 
 def _end_with_parent(number: int) -> None:

@@ -110,7 +110,8 @@ def find_card(name: str, here: installed.Result, survey: gpus.Survey) -> Card:
     """The card that ``name`` means.
 
     Args:
-        name: ``auto``, ``cuda``, or how llama.cpp's names of devices begin, ``vulkan`` say.
+        name: ``auto``, ``cuda``, or how llama.cpp's names of devices begin, ``vulkan`` say; a program that acts as a
+            card is none for ``auto``.
         here: what llama.cpp sees.
         survey: what NVML sees.
 
@@ -118,8 +119,8 @@ def find_card(name: str, here: installed.Result, survey: gpus.Survey) -> Card:
         GgufspecError: there is none, or why it cannot be used.
     """
     wanted = "" if name == "auto" else name.lower()
-    gpu = [device for device in here.devices if device.kind == "gpu"]
-    found = gpu or [device for device in here.devices if device.kind == "igpu"]
+    seen = [device for device in here.devices if wanted or not device.is_software]
+    found = [d for d in seen if d.kind == "gpu"] or [d for d in seen if d.kind == "igpu"]
     matching = [device for device in found if device.name.lower().startswith(wanted)]
     if not matching:
         raise _missing(wanted, here, survey)

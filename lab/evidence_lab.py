@@ -12,7 +12,7 @@ from ggufspec.api import plan_request
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import gib
 from ggufspec.errors import GgufspecError
-from ggufspec.hardware import cards, host
+from ggufspec.hardware import cards, gpus, host
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.planning import catalogue, history, machine_profile, plan
 from ggufspec.planning.dry_runs import DryRuns
@@ -167,9 +167,13 @@ class Lab:
 
     @property
     def overhead_bytes(self) -> int:
-        """What the planner adds for the driver's own share: what was seen before, or a guess."""
+        """What the planner adds for the driver's own share: what was seen before, or a guess.
+
+        Nothing where nobody counts the device's memory: what is held to the ceiling there are llama.cpp's own bytes.
+        """
         card = self.site.card
-        return 0 if self.is_remote else history.known_overhead(self.cache, card.description, card.name)
+        counts = card.driver and not self.is_remote
+        return history.known_overhead(self.cache, card.description, card.name) if counts else 0
 
     def learn_overhead(self, seen_bytes: int) -> None:
         """Keep the most that the driver was seen to take for itself."""
@@ -194,18 +198,20 @@ class Lab:
         return machine_profile.expected({card.name: known}, folder=self.cache, threads=self.threads)
 
     def machine(self, ceiling_bytes: int) -> plan.Machine:
-        """This machine with so much of the device. A worker on loopback is taken for a card, or layers would stay."""
+        """This machine with so much of the device. One that is none is taken for a card, or layers would stay."""
         card, overhead = self.site.card, self.overhead_bytes
         shown = plan.Card(card.name, card.description, ceiling_bytes, ceiling_bytes, overhead)
         headroom = min(DEFAULT_HEADROOM_BYTES, int(_HEADROOM_SHARE * ceiling_bytes))
         as_card = catalogue.from_catalogue([cards.find_card(_TYPICAL)], [card.name])
-        return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if self.is_remote else self.speed())
+        is_none = self.is_remote or gpus.is_software(card.description)
+        return plan.Machine((shown,), host.free_memory_bytes(), headroom, as_card if is_none else self.speed())
 
     def dry_run(self, requests: Sequence[Request]) -> list[ByDevice | str]:
         """What llama.cpp would allocate on this device."""
         cards = {self.site.card.name: self.site.card.description}
-        rpc = () if self.is_remote else self.site.endpoints()  # a simulated device is a worker on loopback too
-        with DryRuns(cards, simulated=self.is_remote, rpc=rpc, folder=self.cache, verbose=self.verbose) as runs:
+        with DryRuns(
+            cards, simulated=False, rpc=self.site.endpoints(), folder=self.cache, verbose=self.verbose
+        ) as runs:
             return runs(requests)
 
     def request(self, file: File, placement: Placement, context: ContextOptions) -> Request:

@@ -20,9 +20,9 @@ from ggufspec.bench.summary import (
 )
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.display import counted
-from ggufspec.errors import GgufspecError
+from ggufspec.errors import GgufspecError, WorkerError
 from ggufspec.models.profile import Pair
-from ggufspec.schema.base import Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Failure, Run, SpeculativeRun, Spread
 from ggufspec.schema.bench import BenchDocument, Divergence, HookComparison, Verdict
 from ggufspec.schema.plan import PlanDocument
 from ggufspec.settings import OPTIONS, is_lossy
@@ -80,11 +80,12 @@ class SameText:
 @dataclass
 class Bench:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
-    what is there.
+    what is there. A mode whose child process crashes is not tried again; the others go on.
     """
 
     experiment: Experiment
     results: dict[str, list[trial.Result]] = field(init=False)
+    crashes: dict[str, WorkerError] = field(default_factory=dict)
     own: SameText = field(default_factory=SameText)
     hook: SameText = field(default_factory=SameText)
 
@@ -95,7 +96,7 @@ class Bench:
         """Check identity in strict mode (which warms up the files' cache too), then measure.
 
         Raises:
-            GgufspecError: a trial failed in a way that the user can mend.
+            GgufspecError: a trial failed in a way that the user can mend, or every mode crashed.
             KeyboardInterrupt: Ctrl-C.
         """
         modes, spec, hook = self.experiment.modes, self.experiment.spec, self.experiment.engine == "hook"
@@ -111,14 +112,25 @@ class Bench:
         for repetition in range(self.experiment.repetitions):
             for mode in in_turn(modes, repetition):
                 progress(done, total, mode.replace("_", "-"))
-                measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
-                self.results[mode].append(measure(self.spec_of(mode), verbose=self.experiment.verbose))
+                self._try(mode)
                 done += 1
+        if not any(self.results.values()) and self.crashes:
+            raise next(iter(self.crashes.values()))
         progress(total, total, "divergences")
         if spec.options.accept == "exact":
             self.own.divergences = self._divergences("target_only", "speculative")
         if spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
             self.hook.divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
+
+    def _try(self, mode: str) -> None:
+        """One trial of a mode, unless one of them has crashed."""
+        if mode in self.crashes:
+            return
+        measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
+        try:
+            self.results[mode].append(measure(self.spec_of(mode), verbose=self.experiment.verbose))
+        except WorkerError as error:
+            self.crashes[mode] = error
 
     def spec_of(self, mode: str) -> trial.Spec:
         """The trial of one mode."""
@@ -149,6 +161,9 @@ class Bench:
         strict = replace(spec, options=replace(spec.options, strict=True, accept="exact", ctx_size=ctx_size))
         try:
             self.own = self._check(trial.measure, strict, progress)
+        except WorkerError as error:
+            self.own = SameText(None, error.message)
+            return
         except GgufspecError as error:
             if STRICT_IMPOSSIBLE not in error.message:
                 raise
@@ -204,13 +219,14 @@ class Bench:
             identical_output=self.own.identical,
             identity_check={"note": self.own.note},
             divergences=self.own.divergences,
-            verdict=judge(speedup, runs["target_only"], runs["speculative"]),
+            verdict=judge(speedup, runs["target_only"], runs["speculative"], crashed=bool(self.crashes)),
             notes=(
                 *notes_of(self.results["speculative"]),
                 *busy_notes(result for results in self.results.values() for result in results),
             ),
             interrupted=interrupted,
             hook=self._hook() if self.experiment.engine == "hook" else None,
+            failures={mode: Failure(error.message, error.hint) for mode, error in self.crashes.items()},
         )
 
     def _speedup(self, mode: str, rival: str) -> Spread | None:
@@ -242,8 +258,10 @@ def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
     return f"Llama with the hook: {ratio(over_alone)} Llama alone, {ratio(over_own)} our own loop with the same draft."
 
 
-def judge(speedup: Spread | None, alone: Run | None, pair: Run | None) -> Verdict:
+def judge(speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashed: bool = False) -> Verdict:
     """Worth it or not in one sentence, and why in the next."""
+    if (speedup is None or alone is None or pair is None) and crashed:
+        return Verdict(False, "No verdict: not every run could be measured.")
     if speedup is None or alone is None or pair is None:
         return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
     if not isinstance(pair, SpeculativeRun):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,7 @@ from ggufspec.cli import sweep as sweeping
 from ggufspec.cli.parameters import Swept, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
 from ggufspec.display import counted
-from ggufspec.errors import UsageError
+from ggufspec.errors import GgufspecError, UsageError, WorkerError
 from ggufspec.settings import DRAFTERS, Settings, parse_drafters
 
 if TYPE_CHECKING:
@@ -146,8 +147,19 @@ def bench(
         markdown=report.markdown,
         csv=report.comma_separated,
         notes=(*document.notes, *(document.hook.notes if document.hook else ())),
+        failed=_crash(run.crashes),
         hint="",
     )
+
+
+def _crash(crashes: Mapping[str, WorkerError]) -> GgufspecError | None:
+    """What is said last where runs crashed."""
+    from ggufspec.reports.values import mode_name
+
+    if not crashes:
+        return None
+    names = " and ".join(mode_name(mode) for mode in crashes)
+    return GgufspecError(f"{names} crashed; the reason is above", next(iter(crashes.values())).hint)
 
 
 def _show(document: BenchDocument) -> None:

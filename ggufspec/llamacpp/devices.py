@@ -78,10 +78,30 @@ def name_of(handle: int) -> str:
     return name.decode()
 
 
+def offloading(found: Sequence[Device]) -> list[Device]:
+    """Those of ``found`` that layers are offloaded to, in llama.cpp's order: RPC workers, then this machine's cards.
+
+    Integrated cards count only where there is no other, and a program that acts as a card where there is nothing else.
+    Source: ``llama_prepare_model_devices`` in src/llama.cpp.
+    """
+    cards = [device for device in found if device.kind in ("gpu", "igpu")]
+    remote = [device for device in cards if device.is_remote]
+    local = [device for device in cards if not device.is_remote and not device.is_software]
+    local = [device for device in local if device.kind == "gpu"] or local
+    return remote + local or cards
+
+
+def chosen_over_others() -> tuple[str, ...]:
+    """The names of :func:`offloading` where llama.cpp by itself would take more; else none, for its own choice."""
+    found = devices()
+    chosen = offloading(found)
+    software = any(device.is_software and device not in chosen for device in found)
+    return tuple(device.name for device in chosen) if software else ()
+
+
 def local_cards() -> list[Device]:
-    """The cards of this machine that layers are offloaded to: integrated ones only where there is no other."""
-    found = [d for d in devices() if d.kind in ("gpu", "igpu") and not d.is_remote and not d.is_software]
-    return [d for d in found if d.kind == "gpu"] or found
+    """The cards of this machine that layers are offloaded to."""
+    return [device for device in offloading(devices()) if not device.is_remote and not device.is_software]
 
 
 def used_bytes() -> int:

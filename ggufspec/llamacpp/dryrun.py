@@ -19,10 +19,8 @@ import logging
 import math
 import os
 import re
-import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -30,8 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ggufspec import worker
-from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.llamacpp import devices, library
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp import devices, library, simulated
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import HOST, ContextOptions, Placement, parse_override
 from ggufspec.llamacpp.params import context_params, head_params, model_params
@@ -170,16 +168,18 @@ def build() -> str:
 def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[_Serving]:
     """Make the devices available, and serve."""
     del emit, stopping
-    limits, simulated = "", spec.simulated_devices
+    limits = ""
     if not hasattr(load()._lib, _BREAKDOWN):
         limits = "this build of llama.cpp reports its compute buffers alone"
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
-    if simulated and devices.has_rpc():
-        _add_simulated_devices(simulated)
-    elif simulated:
-        limits = "llama.cpp was built without RPC, which simulates a card that is not here"
-    yield _Serving(spec, Ready(() if simulated and not devices.has_rpc() else _offload(), limits))
+    if not spec.simulated_devices:
+        names = [device.name for device in devices.offloading(devices.devices())]
+    elif devices.has_rpc():
+        names = simulated.add(spec.simulated_devices)
+    else:
+        names, limits = [], "llama.cpp was built without RPC, which simulates a card that is not here"
+    yield _Serving(spec, Ready(tuple(names), limits))
 
 
 class _Serving:
@@ -212,7 +212,7 @@ class _Serving:
     def _model(self, path: Path, placement: Placement) -> Iterator[Any]:
         lib = load()
         placement = Placement(mtp=placement.mtp) if self._on_host else self._here(placement)
-        params, _alive = model_params(lib, placement)
+        params, _alive = model_params(lib, placement, self.ready.offload)
         params.no_alloc = self._dry
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         if self._dry and not self.ready.offload:  # repacked weights crash a dry run without a device
@@ -300,30 +300,6 @@ def allocated(context: Context | Head) -> dict[str, Allocated]:
     Weights that are mapped from a file count with what lies between them in the file.
     """
     return _breakdown(context._handle)
-
-
-def _add_simulated_devices(count: int) -> None:
-    """Serve the CPU to ourselves as ``count`` devices; the server's thread ends with the process."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    threading.Thread(target=devices.serve_rpc, args=(endpoint, 1, ("CPU",) * count), daemon=True).start()
-    for _ in range(1000):
-        with contextlib.suppress(GgufspecError):
-            return devices.add_rpc_worker(endpoint)
-        time.sleep(0.005)
-    raise GgufspecError("the worker that simulates a card does not start", "ggufspec doctor")
-
-
-def simulated_device() -> str:
-    """The name of a device that stands for a card that is not here; empty where this llama.cpp has no RPC."""
-    if not devices.has_rpc():
-        return ""
-    _add_simulated_devices(1)
-    return _offload()[-1]
-
-
-def _offload() -> tuple[str, ...]:
-    return tuple(device.name for device in devices.devices() if device.kind in ("gpu", "igpu"))
 
 
 # ---- llama_memory_breakdown: a std::map<buffer type, three sizes> by value ---------------------------------------

@@ -15,9 +15,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ggufspec import foreign
+from ggufspec import foreign, worker
 from ggufspec.errors import ModelError
 from ggufspec.hardware.host import obtainable_memory_bytes
+from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
@@ -72,6 +73,9 @@ class Model:
         lib = load()
         self.path = path
         params, _alive = model_params(lib, placement)
+        if placement.gpu_layers:
+            for device in offloading(devices()):
+                worker.note_on_card(path.name, device.name, device.description)
         forget_complaints()
         self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:

@@ -23,6 +23,9 @@ REWINDS = ("auto", "snapshots", "checkpoint")
 REWIND_BY = {"target": "auto", "draft": "checkpoint"}  # of a pair; a draft's chain is several batches
 MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS, src/llama-hparams.h
 HOST = "CPU"
+# From so many tokens on a card computes with the host's weights too, of experts with those that are used: ggml-cuda.cu,
+# offload_op, and ggml-backend.cpp. The default of GGML_OP_OFFLOAD_MIN_BATCH.
+STREAM_WIDTH = 32
 # Names of a block's feed-forward tensors, behind "blk.N": LLM_FFN_EXPS_REGEX and LLM_FFN_DENSE_REGEX, common/common.h
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ggufspec.llamacpp.devices import buffer_type
+from ggufspec.llamacpp.devices import buffer_type, chosen_over_others, handle_of
 from ggufspec.llamacpp.options import (
     SLACK,
     ContextOptions,
@@ -79,8 +80,13 @@ class _TensorOverride(ctypes.Structure):
     _fields_: ClassVar = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
-def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
+def model_params(lib: Any, placement: Placement, names: Sequence[str] = ()) -> tuple[Any, list[Any]]:
     """(llama.cpp's parameters for ``placement``, what must stay alive until the model is loaded).
+
+    Args:
+        lib: llama.cpp.
+        placement: the layers.
+        names: the devices that they are offloaded to; without any :func:`ggufspec.llamacpp.devices.offloading`.
 
     Raises:
         UsageError: a tensor is to be on a device that is not here.
@@ -89,6 +95,10 @@ def model_params(lib: Any, placement: Placement) -> tuple[Any, list[Any]]:
     params.load_mtp = placement.mtp
     params.n_gpu_layers = min(placement.gpu_layers, _INT32_MAX)  # ctypes would cut a larger number down silently
     alive: list[Any] = []
+    if chosen := names or chosen_over_others():
+        handles = (ctypes.c_void_p * (len(chosen) + 1))(*map(handle_of, chosen))  # the last, a null, ends the list
+        params.devices = ctypes.cast(handles, ctypes.c_void_p)
+        alive.append(handles)
     if placement.split:
         shares = (ctypes.c_float * lib.llama_max_devices())(*placement.split)
         params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))

@@ -13,7 +13,7 @@ from pathlib import Path
 from ggufspec import worker
 from ggufspec.errors import ModelError, WorkerError
 from ggufspec.files import scratch
-from ggufspec.llamacpp import devices, dryrun, gguf, mmproj
+from ggufspec.llamacpp import devices, gguf, mmproj, simulated
 from ggufspec.llamacpp.library import load
 from ggufspec.models import hub
 from ggufspec.models.files import ModelFiles, Source, is_url, locate
@@ -121,7 +121,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
         devices.add_rpc_worker(endpoint)
     device = spec.device
     if spec.simulated and device:
-        device = dryrun.simulated_device()
+        device = next(iter(simulated.add(1)), "") if devices.has_rpc() else ""
     with scratch() as folder:
         path = folder / "mmproj.gguf"
         gguf.write_metadata_only([prefix], path)

@@ -20,6 +20,7 @@ from ggufspec.planning.memory import (
     SameHeader,
     copied_cache,
     f16_scratch_bytes,
+    fused_bytes,
     hidden_compute_bytes,
     hidden_host_bytes,
     layer_devices,
@@ -59,7 +60,7 @@ class DryRuns:
         self.limits = ""
         self._cards = tuple(cards)
         self._simulated = simulated
-        self._devices = [dryrun.build(), len(cards) if simulated else list(cards.items()), list(rpc)]
+        self._devices = [dryrun.build(), ["streaming", len(cards)] if simulated else list(cards.items()), list(rpc)]
         self._folder = folder / "dry-runs"
         spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards)
         self._session = dryrun.Session(spec, verbose=verbose)
@@ -85,17 +86,19 @@ class DryRuns:
                 cache.write(self._file(model), self._known[model])
         found = [self._known[model][key] for model, key in keys]
         self.limits = next((entry.limits for entry in found if entry.limits), self.limits)
-        return [entry.error or self._with_scratch(one, entry) for one, entry in zip(requests, found, strict=True)]
+        return [entry.error or self._with_hidden(one, entry) for one, entry in zip(requests, found, strict=True)]
 
-    def _with_scratch(self, request: Request, entry: _Entry) -> ByDevice:
-        """With what a simulated card does not show of CUDA's; where the card is here, llama.cpp counts it."""
+    def _with_hidden(self, request: Request, entry: _Entry) -> ByDevice:
+        """With what a simulated card does not show; where the card is here, llama.cpp counts it."""
         if not self._simulated or request.target is not None:
             return entry.devices
         count = len(self._cards) + 1
         devices = layer_devices(request.header.blocks, request.placement, count - 1)
-        scratch = f16_scratch_bytes(request.header, devices, request.context, count)[1:]
-        more = dict(zip(self._cards, scratch, strict=True))
-        return {name: used + Bytes(compute=more.get(name, 0)) for name, used in entry.devices.items()}
+        more = dict.fromkeys(entry.devices, 0)
+        for bound in (f16_scratch_bytes, fused_bytes):
+            for name, size in zip(self._cards, bound(request.header, devices, request.context, count)[1:], strict=True):
+                more[name] += size
+        return {name: used + Bytes(compute=more[name]) for name, used in entry.devices.items()}
 
     def close(self) -> None:
         """End the child process; what is asked afterwards starts another one."""

@@ -29,10 +29,10 @@ from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, from_catalogue, link_bytes_per_s
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import BITS, STREAM_WIDTH, DeviceProfile, MachineProfile
+from ggufspec.planning.speed import BITS, DeviceProfile, MachineProfile
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Context

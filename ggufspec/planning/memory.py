@@ -39,6 +39,8 @@ _ALIGNMENT = 32  # of ggml's buffers
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
 _ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the compute buffer as it is
 
+_PERIOD = 3  # layers after which the compute buffers of recurrent models repeat, at most: docs/evidence/memory.json
+
 # Tensors outside the blocks by the layer that llama.cpp counts them to (src/llama-arch.cpp); the rest is the output's.
 _INPUT = ("token_embd.", "position_embd.", "token_types.", "per_layer_token_embd.")
 _WITH_BLOCK_0 = ("token_embd_norm.", "per_layer_model_proj.", "per_layer_proj_norm.", "nextn.pre_projection.")
@@ -121,7 +123,7 @@ class Memory:
     def estimates(self, requests: Sequence[Request]) -> list[ByDevice]:
         """What each request takes, or a little more.
 
-        Of placements with one layout the first and the last are dry-run, and the larger compute buffer counts for all.
+        Of placements with one layout a few are dry-run, and the largest compute buffer counts for all.
         What llama.cpp refuses is estimated without a compute buffer.
         """
         keys: list[object] = [(id(one.header), one.context, self._layout(one)) for one in requests]
@@ -129,7 +131,7 @@ class Memory:
         for key, one in zip(keys, requests, strict=True):
             if key not in self._answers:
                 alike.setdefault(key, []).append(one)
-        asked = [(key, one) for key, some in alike.items() for one in (some[0], some[-1])[: len(some)]]
+        asked = [(key, one) for key, some in alike.items() for one in _samples(some)]
         answers = self.dry_run([one for _, one in asked]) if asked else []
         for (key, _), answer in zip(asked, answers, strict=True):
             known = self._answers.setdefault(key, [])
@@ -152,6 +154,15 @@ class Memory:
             name: replace(used, compute=max((answer[name].compute for answer in answers), default=0))
             for name, used in self.resident(request).items()
         }
+
+
+def _samples(alike: Sequence[Request]) -> Sequence[Request]:
+    """Those that stand for placements of one layout: the first and the last.
+
+    With recurrent blocks sizes repeat every two or three layers, so that it is the first three and the last.
+    """
+    first = _PERIOD if any(alike[0].header.recurrent) else 1
+    return (*alike[:first], *alike[first:][-1:])
 
 
 def resident(header: ModelHeader, placement: Placement, context: ContextOptions, cards: Sequence[str] = ()) -> ByDevice:
@@ -455,6 +466,25 @@ def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: Cont
             values = header.values(i) if context.cache_type_v != "f16" and not header.latent else 0
             found[devices[i]] = max(found[devices[i]], 2 * (keys + values) * cells[header.windowed[i]])
     return found
+
+
+def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:
+    """What backends that fuse or reorder operations add to a compute buffer: activations that they keep for longer.
+
+    At most: each expert's rows of a micro-batch until they are weighed (CUDA, Vulkan). Of a model without experts one
+    row of each token (Vulkan), unless it is dense and in part on the host with flash attention: there copies of the
+    host's weights are the most. A hybrid whole on the card without flash attention keeps a mask as well. Vulkan's own
+    dry runs are within it: docs/evidence/backend-bytes.json.
+
+    Source: ``add_alloc_dep`` in ggml/src/ggml-cuda/ggml-cuda.cu, ``ggml_vk_graph_optimize`` in
+    ggml/src/ggml-vulkan/ggml-vulkan.cpp.
+    """
+    whole, masked, hybrid = 0 not in devices, context.flash_attn == "off", any(header.recurrent)
+    size = 4 * context.computed * header.embedding * (header.experts_used or (whole or masked or hybrid))
+    if whole and masked and hybrid:
+        size += 2 * context.computed * context.cells
+    computed = devices[: header.blocks - header.nextn_blocks]
+    return [size if any(header.cached) and device in computed else 0 for device in range(count)]
 
 
 def _states(header: ModelHeader, context: ContextOptions) -> int:

@@ -18,13 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.gguf import Tensor
-from ggufspec.llamacpp.options import KV_TYPES, ContextOptions, Placement
+from ggufspec.llamacpp.options import KV_TYPES, STREAM_WIDTH, ContextOptions, Placement
 from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import HOST, SameHeader, layer_devices, part_device, parts
 
-# From so many tokens on a card computes with the host's weights too, of experts with those that are used: ggml-cuda.cu,
-# offload_op, and ggml-backend.cpp. The default of GGML_OP_OFFLOAD_MIN_BATCH.
-STREAM_WIDTH = 32
 # Kernel launches of a block besides those of a dense block with attention: fitted, see planning.catalogue
 ROUTING, RECURRENCE = 0.5, 0.5
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices

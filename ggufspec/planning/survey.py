@@ -9,7 +9,7 @@ from pathlib import Path
 from ggufspec.errors import UsageError
 from ggufspec.hardware import cards, gpus, host
 from ggufspec.llamacpp import installed
-from ggufspec.llamacpp.devices import Device
+from ggufspec.llamacpp.devices import Device, offloading
 from ggufspec.planning import machine_profile
 from ggufspec.planning.history import known_overhead
 from ggufspec.planning.plan import Card, Machine
@@ -63,13 +63,9 @@ def here(rpc: Sequence[str], *, headroom_bytes: int, folder: Path, threads: int)
     Raises:
         GgufspecError: llama-cpp-python cannot be loaded, or a worker does not answer.
     """
-    found = [d for d in installed.inspect(tuple(rpc)).devices if d.kind in ("gpu", "igpu")]
-    workers = [device for device in found if device.is_remote]
-    local = [device for device in found if not device.is_remote and not device.is_software]
-    if any(device.kind == "gpu" for device in local):  # src/llama.cpp: integrated ones only where there is no other
-        local = [device for device in local if device.kind == "gpu"]
+    found = offloading(installed.inspect(tuple(rpc)).devices)
     seen = {gpu.name: gpu for gpu in gpus.gpus()}
-    made = [_card(device, seen.get(device.description), folder) for device in (*workers, *local)]
+    made = [_card(device, seen.get(device.description), folder) for device in found if not device.is_software]
     named = {card.name: cards.recognise(card.description, card.total_bytes) for card in made}
     speed = machine_profile.expected(named, folder=folder, threads=threads)
     return Machine(tuple(made), host.free_memory_bytes(), headroom_bytes, speed, rpc=tuple(rpc))

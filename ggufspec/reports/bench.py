@@ -57,10 +57,11 @@ def _by_position(run: Run) -> str:
 
 
 def markdown(document: BenchDocument) -> str:
-    """The table and the verdict, and what they must be read with before them."""
+    """The table and the verdict, and what they must be read with before them; runs that crashed, after them."""
     note = f"{table.escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
     verdict = table.escaped(f"{document.verdict.text} {document.verdict.why}".strip())
-    return f"{note}{table.markdown(results(document))}\n\n{verdict}\n"
+    crashed = "".join(f"\n- {table.escaped(line)}" for line in failures(document))
+    return f"{note}{table.markdown(results(document))}\n\n{verdict}\n" + (f"{crashed}\n" if crashed else "")
 
 
 def comma_separated(document: BenchDocument) -> str:
@@ -75,7 +76,8 @@ def comma_separated(document: BenchDocument) -> str:
 
 def remarks(document: BenchDocument) -> tuple[str, ...]:
     """What there is to say of texts and prompts, with the draft and with the hook, in lines."""
-    lines = [same_text(document), prompts(document)]
+    lines = failures(document)
+    lines += [same_text(document), prompts(document)]
     if (hook := document.hook) is not None:
         if hook.identical_output is not None:
             same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
@@ -85,6 +87,11 @@ def remarks(document: BenchDocument) -> tuple[str, ...]:
             answers = counted(len(hook.divergences), "answer")
             lines.append(f"With the hook {answers} left the text of Llama alone, {explained} of them at a near tie.")
     return tuple(filter(None, lines))
+
+
+def failures(document: BenchDocument) -> list[str]:
+    """A line for each run that crashed."""
+    return [f"{mode_name(mode)} was not measured: {one.error}" for mode, one in document.failures.items()]
 
 
 def prompts(document: BenchDocument) -> str:

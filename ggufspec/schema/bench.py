@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Amount, Count, Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Amount, Count, Failure, Run, SpeculativeRun, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class HookComparison:
 class BenchDocument:
     """``ggufspec/bench@1``. ``interrupted`` says that Ctrl-C ended it: what is there was measured in full.
 
-    ``hook`` is there with ``--engine hook``.
+    ``hook`` is there with ``--engine hook``. ``failures`` has the runs that crashed, with the reason.
     """
 
     pair: dict[str, Any]
@@ -73,4 +73,5 @@ class BenchDocument:
     notes: tuple[str, ...] = ()
     interrupted: bool = False
     hook: HookComparison | None = None
+    failures: dict[str, Failure] = field(default_factory=dict)
     schema: str = field(default="ggufspec/bench@1")

@@ -1,0 +1,141 @@
+"""Devices that stand for cards that are not here: RPC workers on loopback in this process, never asked for memory.
+
+To llama.cpp such a device is a GPU. What a card has beside that, and a remote device has not, is put into its
+interface: batches of 32 tokens and more are computed on it with the host's weights, which are copied there for it
+(``op_offload``), and the host's weights lie in memory that it reads directly, so that the CPU does not rearrange them.
+Only for processes that make dry runs.
+
+Source: ``struct ggml_backend_device_i`` in ggml/src/ggml-backend-impl.h, ``ggml_backend_cuda_device_offload_op`` in
+ggml/src/ggml-cuda/ggml-cuda.cu, ``make_cpu_buft_list`` in src/llama-model.cpp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+import threading
+import time
+from typing import Any, ClassVar
+
+from ggufspec.errors import GgufspecError
+from ggufspec.hardware import installation
+from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.options import STREAM_WIDTH
+
+# Of the operations with weights, the dimension that counts tokens where it is not all but the first
+_NEVER = -1
+_TOKENS_IN = {"GET_ROWS": _NEVER, "MUL_MAT": 1, "MUL_MAT_ID": 2, "ROPE": 2, "ROPE_BACK": 2}
+_FIRST_OPERATIONS = 80  # of enum ggml_op, ggml/include/ggml.h: these five are among them
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of struct ggml_tensor."""
+
+    _fields_: ClassVar = [
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+    ]
+
+
+_BufferType = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+_OffloadOp = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.POINTER(_Tensor))
+
+
+class _Device(ctypes.Structure):
+    """struct ggml_backend_device."""
+
+    _fields_: ClassVar = [
+        ("get_name", ctypes.c_void_p),
+        ("get_description", ctypes.c_void_p),
+        ("get_memory", ctypes.c_void_p),
+        ("get_type", ctypes.c_void_p),
+        ("get_props", ctypes.c_void_p),
+        ("init_backend", ctypes.c_void_p),
+        ("get_buffer_type", _BufferType),
+        ("get_host_buffer_type", _BufferType),
+        ("buffer_from_host_ptr", ctypes.c_void_p),
+        ("supports_op", ctypes.c_void_p),
+        ("supports_buft", ctypes.c_void_p),
+        ("offload_op", _OffloadOp),
+        ("event_new", ctypes.c_void_p),
+        ("event_free", ctypes.c_void_p),
+        ("event_synchronize", ctypes.c_void_p),
+        ("reg", ctypes.c_void_p),
+    ]
+
+
+_alive: list[Any] = []  # ggml has only the bare pointers of what is called back
+
+
+def add(count: int) -> list[str]:
+    """Make ``count`` of them and return their names; what serves them ends with the process.
+
+    Raises:
+        GgufspecError: this llama.cpp was built without RPC, or lays out its devices in another way.
+    """
+    before = {device.name for device in devices.devices()}
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    threading.Thread(target=devices.serve_rpc, args=(endpoint, 1, ("CPU",) * count), daemon=True).start()
+    for _ in range(1000):
+        with contextlib.suppress(GgufspecError):
+            devices.add_rpc_worker(endpoint)
+            break
+        time.sleep(0.005)
+    else:
+        raise GgufspecError("the worker that simulates a card does not start", "ggufspec doctor")
+    names = [device.name for device in devices.devices() if device.name not in before]
+    for name in names:
+        _act_as_a_card(name)
+    return names
+
+
+def _act_as_a_card(name: str) -> None:
+    """Complete the interface of an RPC device.
+
+    Raises:
+        GgufspecError: its fields are not where they are expected.
+    """
+    handle = devices.handle_of(name)
+    device = _Device.from_address(handle)
+    known = device.reg == _registry_of(handle) and device.get_buffer_type(handle) == devices.buffer_type(name)
+    if not known or device.get_host_buffer_type or device.offload_op:
+        raise GgufspecError(
+            "this llama.cpp's devices have another layout, so that no card can be simulated", installation.mend()
+        )
+    host = load()._lib.ggml_backend_cpu_buffer_type
+    host.restype, host.argtypes = ctypes.c_void_p, []
+    dimensions = _dimensions()
+
+    def offloads(_device: int, tensor: Any) -> bool:
+        one = tensor.contents
+        dimension = dimensions.get(one.op)
+        if dimension is None:
+            return int(one.ne[1] * one.ne[2] * one.ne[3]) >= STREAM_WIDTH
+        return dimension != _NEVER and int(one.ne[dimension]) >= STREAM_WIDTH
+
+    device.get_host_buffer_type = keep = _BufferType(lambda _device: host())
+    device.offload_op = offload = _OffloadOp(offloads)
+    _alive.extend((keep, offload))
+
+
+def _registry_of(handle: int) -> int:
+    function = load()._lib.ggml_backend_dev_backend_reg
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    return int(function(handle))
+
+
+def _dimensions() -> dict[int, int]:
+    """_TOKENS_IN by ggml's numbers of the operations."""
+    name = load()._lib.ggml_op_name
+    name.restype, name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    found: dict[int, int] = {}
+    for number in range(_FIRST_OPERATIONS):
+        if len(found) < len(_TOKENS_IN) and (text := name(number).decode()) in _TOKENS_IN:
+            found[number] = _TOKENS_IN[text]
+    return found
