@@ -68,7 +68,14 @@ def _llama_cpp() -> LlamaCpp:
     except GgufspecError as error:
         return LlamaCpp(number, error=error.message, fix=error.hint)
     devices = tuple(LlamaDevice(d.name, d.description, d.kind, d.free_bytes, d.total_bytes) for d in found.devices)
-    return LlamaCpp(number, found.backends, devices, system=found.system, lacks=found.lacks)
+    return LlamaCpp(
+        number,
+        found.backends,
+        devices,
+        system=found.system,
+        lacks=found.lacks,
+        without_device=found.without_device,
+    )
 
 
 def _self_check() -> SelfCheck:

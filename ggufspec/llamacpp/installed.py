@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ggufspec import worker
 from ggufspec.llamacpp import staging
 from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
-from ggufspec.llamacpp.library import system_info
+from ggufspec.llamacpp.library import load, system_info
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,15 @@ class Spec:
 class Result:
     """The backends that are compiled in, the devices that they find, and llama.cpp's own line about its build.
 
-    ``lacks`` has the function that a kind of head would need and this build does not have, by drafter.
+    ``lacks`` has the function that a kind of head would need and this build does not have, by drafter;
+    ``without_device`` the backends that are compiled in and absent from ``backends``, since they find no driver.
     """
 
     backends: tuple[str, ...]
     devices: tuple[Device, ...]
     system: str = ""
     lacks: dict[str, str] = field(default_factory=dict)
+    without_device: tuple[str, ...] = ()
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -37,7 +39,10 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     for endpoint in spec.rpc:
         add_rpc_worker(endpoint)
     lacks = {drafter: absent for drafter in staging.NEEDED if (absent := staging.missing(drafter))}
-    return Result(tuple(backends()), tuple(devices()), system_info(), lacks)
+    found = tuple(backends())
+    # ggml-vulkan.cpp registers nothing where there is no device
+    silent = ("Vulkan",) if "Vulkan" not in found and hasattr(load()._lib, "ggml_backend_vk_reg") else ()
+    return Result(found, tuple(devices()), system_info(), lacks, silent)
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:

@@ -123,7 +123,10 @@ class DryRuns:
         if answer.error:
             return _Entry({}, answer.error, limits)
         names = {HOST: HOST} | dict(zip(self._session.ready.offload, self._cards, strict=False))
-        found = {names[name]: Bytes(one.weights, one.kv, one.compute) for name, one in answer.devices.items()}
+        found: ByDevice = {}
+        for device, one in answer.devices.items():
+            name = names.get(device, HOST)  # a program that acts as a card, and is none to a plan, is in host memory
+            found[name] = found.get(name, Bytes()) + Bytes(one.weights, one.kv, one.compute)
         if not limits:
             found = {name: found.get(name, Bytes()) for name in (HOST, *self._cards)}
             found[HOST] += Bytes(overhead=answer.output + hidden_host_bytes(request.header, request.context))

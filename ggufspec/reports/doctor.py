@@ -71,6 +71,9 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     if gpus:
         yield Finding("ok", f"llama.cpp uses {_listed(device.description.strip() for device in gpus)}")
     elif not survey.cards:
+        for name in llama.without_device:
+            text = f"llama.cpp has {name} and finds no device: no driver can be loaded, or its variables hide the card"
+            yield Finding("warning", text, "vulkaninfo --summary; unset GGML_VK_VISIBLE_DEVICES VK_ICD_FILENAMES")
         lent = "; `ggufspec worker` on another machine lends its own" if "RPC" in llama.backends else ""
         yield Finding("ok", f"no GPU: everything runs on the CPU{lent}")
     elif "CUDA" in llama.backends:

@@ -31,7 +31,7 @@ class LlamaCpp:
     """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load.
 
     ``system`` is llama.cpp's own line about what it was built with; ``lacks`` names the function that it has not and a
-    kind of head needs, by drafter.
+    kind of head needs, by drafter; ``without_device`` the backends that are compiled in and find no device.
     """
 
     version: str | None
@@ -41,6 +41,7 @@ class LlamaCpp:
     fix: str = ""
     system: str = ""
     lacks: dict[str, str] = field(default_factory=dict)
+    without_device: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

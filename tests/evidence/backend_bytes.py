@@ -1,7 +1,7 @@
 """Planned bytes against a real load on the card that is here: planned on the card itself, and as if it were not here.
 
     .venv/bin/python tests/evidence/backend_bytes.py        # half a minute; Mesa's software driver:
-    eval "$(scripts/vulkan)"; .venv/bin/python tests/evidence/backend_bytes.py
+    LLAMA_CPP_LIB_PATH="$(scripts/vulkan)" GGML_VK_VISIBLE_DEVICES=0 .venv/bin/python tests/evidence/backend_bytes.py
 
 The tiny shapes of tests/shapes.py with the placements and contexts of tests/evidence/memory.py. Each is loaded for real
 with its weights, and its bytes on the card are compared with two plans: by dry runs on the card, and by dry runs on a
@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ggufspec.llamacpp import dryrun, installed
+from ggufspec.llamacpp.options import ContextOptions, Placement
+from ggufspec.models.header import ModelHeader
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import ByDevice, Memory, Request, f16_scratch_bytes, layer_devices
 
@@ -38,7 +40,7 @@ class Row:
 
     family: Family
     gpu_layers: int
-    n_cpu_moe: int
+    on_cpu: int
     real: int
     planned: dict[str, int]
 
@@ -48,8 +50,18 @@ class Row:
 
     def as_text(self) -> str:
         """One line of the JSON."""
-        where = f"{self.family.model}, {self.family.name}, {self.gpu_layers}, {self.n_cpu_moe}"
+        where = f"{self.family.model}, {self.family.name}, {self.gpu_layers}, {self.on_cpu}"
         return f"{where}: {self.real} " + " ".join(f"{self.over(plan):+d}" for plan in PLANS)
+
+
+def more_families(header: ModelHeader, model: str) -> Iterator[Family]:
+    """Those of tests/evidence/memory.py on one card, a long context in f16, and feed-forward weights on the CPU."""
+    yield from (family for family in families(header, model) if family.cards == 1)
+    counts = tuple(Placement(count) for count in range(header.layers + 1))
+    yield Family(model, "long", ContextOptions(32768, 256, 1, flash_attn="on"), counts, ())
+    if not header.experts and any(header.cached):
+        kept = tuple(Placement(header.layers, n_cpu_ffn=blocks) for blocks in range(1, header.blocks + 1))
+        yield Family(model, "feed-forward on the CPU", ContextOptions(4096, 9, 1, flash_attn="on"), kept, ())
 
 
 def compare(family: Family, folder: Path, runs: dict[str, DryRuns], card: str) -> list[Row]:
@@ -74,7 +86,7 @@ def compare(family: Family, folder: Path, runs: dict[str, DryRuns], card: str) -
             Row(
                 family,
                 placement.gpu_layers,
-                placement.n_cpu_moe,
+                placement.n_cpu_moe or placement.n_cpu_ffn,
                 real.weights + real.kv + real.compute,
                 {"here": planned["here"][i][card].total, "simulated": planned["simulated"][i][card].total - scratch[i]},
             )
@@ -113,9 +125,8 @@ def main() -> None:
         with runs["here"], runs["simulated"]:
             for model in (one for one in SHAPES if one.startswith("tiny-")):
                 header, _ = model_of(folder, model)
-                for family in families(header, model):
-                    if family.cards == 1:
-                        rows += compare(family, folder, runs, card.name)
+                for family in more_families(header, model):
+                    rows += compare(family, folder, runs, card.name)
     result = {plan: summary(rows, plan) for plan in PLANS}
     for plan, figures in result.items():
         print(plan, figures)
@@ -125,8 +136,8 @@ def main() -> None:
             "llama_cpp_python": version("llama_cpp_python"),
             "card": card.description,
             "total": result,
-            "columns": "model, context, gpu_layers, n_cpu_moe: bytes on the card of a real load, planned more by dry "
-            "runs on the card, and on a simulated device",
+            "columns": "model, context, gpu_layers, blocks whose experts or feed-forward weights are on the CPU: bytes "
+            "on the card of a real load, planned more by dry runs on the card, and on a simulated device",
             "rows": [row.as_text() for row in rows],
         },
         Path(sys.argv[1]) if len(sys.argv) > 1 else Path("docs/evidence"),
