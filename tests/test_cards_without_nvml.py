@@ -39,6 +39,23 @@ def test_local_cards_are_what_layers_are_offloaded_to(monkeypatch, here: list[De
     assert devices.used_bytes() == sum(card.total_bytes - card.free_bytes for card in cards)
 
 
+@pytest.mark.parametrize(
+    ("here", "names"),
+    [
+        ([RADEON, INTEGRATED, CPU, REMOTE], ["RPC0", "Vulkan0"]),  # workers first, whenever they were added
+        ([INTEGRATED, SOFTWARE, CPU], ["Vulkan1"]),
+        ([SOFTWARE, CPU, REMOTE], ["RPC0"]),
+        ([SOFTWARE, CPU], ["Vulkan2"]),
+        ([CPU], []),
+    ],
+)
+def test_layers_go_to_devices_in_llama_cpp_s_order(monkeypatch, here: list[Device], names: list[str]) -> None:
+    assert [device.name for device in devices.offloading(here)] == names
+    monkeypatch.setattr(devices, "devices", lambda: here)
+    left_out = SOFTWARE in here and "Vulkan2" not in names
+    assert devices.chosen_over_others() == (tuple(names) if left_out else ())
+
+
 def test_nvml_is_asked_where_it_knows_a_card(monkeypatch) -> None:
     monkeypatch.setattr(devices, "devices", lambda: [RADEON])
     monkeypatch.setattr(devices.gpus, "gpus", lambda: [SimpleNamespace(used_bytes=5)])

@@ -108,6 +108,13 @@ def test_a_card_of_software_is_none() -> None:
     assert any("no GPU" in f.text for f in examine(llama, MACHINE, NO_DRIVER))
 
 
+def test_vulkan_without_a_device_is_told() -> None:
+    llama = LlamaCpp("1", ("RPC", "CPU"), (CPU,), without_device=("Vulkan",))
+    (finding,) = (f for f in examine(llama, MACHINE, NO_DRIVER) if f.level != "ok")
+    assert finding.text.startswith("llama.cpp has Vulkan and finds no device")
+    assert "vulkaninfo --summary" in finding.fix
+
+
 def test_built_without_rpc() -> None:
     (finding,) = found(replace(LLAMA_CUDA, backends=("CUDA", "CPU")))
     assert (finding.level, finding.fix) == ("warning", "scripts/bootstrap")

@@ -11,9 +11,11 @@ from ggufspec.bench.history import record_results
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import WorkerError
 from ggufspec.llamacpp import library
 from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
+from ggufspec.reports import bench as bench_report
 from ggufspec.reports.doctor import features
 from ggufspec.schema.base import Run, SpeculativeRun, Spread, to_json
 from ggufspec.schema.bench import Verdict
@@ -290,6 +292,36 @@ def test_a_document_of_nothing(bench):
     document = bench.document(interrupted=True)
     assert (document.runs, document.speedup, document.plan) == (dict.fromkeys(versus.MODES), None, {})
     assert (document.identical_output, document.verdict.worth_it) == (None, False)
+
+
+def test_a_run_that_crashes_costs_itself(bench, monkeypatch):
+    """It is not tried again, and the others are measured."""
+    tried = []
+
+    def measure(spec, *, verbose):
+        tried.append(spec)
+        if spec.draft is not None:
+            raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
+        return alone(10)
+
+    monkeypatch.setattr(versus.trial, "measure", measure)
+    bench.run(lambda *_: None)
+    document = bench.document()
+    assert document.runs["target_only"].tokens_per_s.samples
+    assert document.runs["speculative"] is None
+    assert document.failures["speculative"].error == "the driver most likely crashed"
+    assert "not every run could be measured" in document.verdict.text
+    assert sum(spec.draft is not None for spec in tried) == 2  # the check of the text, and one trial
+    assert any("was not measured" in line for line in bench_report.failures(document))
+
+
+def test_where_every_run_crashes_there_is_no_document(bench, monkeypatch):
+    def measure(spec, *, verbose):
+        raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
+
+    monkeypatch.setattr(versus.trial, "measure", measure)
+    with pytest.raises(WorkerError, match="crashed"):
+        bench.run(lambda *_: None)
 
 
 def test_what_each_mode_runs(bench):

@@ -427,3 +427,22 @@ def no_orphan(how: signal.Signals, count: int, task: str, thread: str) -> None:
         parent.send_signal(how)
         assert parent.wait(PATIENCE_S) == -how
     assert all_end([child])
+
+
+@pytest.mark.parametrize(
+    ("device", "what"),
+    [
+        ("Vulkan0", "GGML_VK_DISABLE_FUSION=1"),
+        ("CUDA1", "GGML_CUDA_DISABLE_FUSION=1"),
+        ("CANN0", "update the card's driver"),
+    ],
+)
+def test_a_driver_that_dies_is_told_with_what_was_loaded_and_what_to_try(device: str, what: str) -> None:
+    loaded = [("target.gguf", device, "a card"), ("draft.gguf", device, "a card")]
+    error = _died(-signal.SIGSEGV, "", on_cards=loaded)
+    assert f"the driver of {device}, a card, most likely crashed" in error.message
+    assert "with target.gguf and draft.gguf loaded: SIGSEGV" in error.message
+    assert what in error.hint
+    assert "-ngl 0 -ngld 0" in error.hint
+    assert "lower -c" in _died(-signal.SIGABRT, "ggml: failed to allocate buffer", on_cards=loaded).hint
+    assert "driver" not in _died(-signal.SIGSEGV, "").message
