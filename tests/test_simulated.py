@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(model: Path, *contexts: ContextOptions) -> list[dict[str, dryrun.Allocated]]:
     """Bytes by device with no layer on the simulated card."""
     runs = [dryrun.Run(model, Placement(0), context) for context in contexts]
-    return [answer.devices for answer in dryrun.ask(dryrun.Spec(simulated_devices=1), runs)]
+    return [answer.devices for answer in dryrun.ask(dryrun.Spec(simulated_devices=1, streams=True), runs)]
 
 
 def test_weights_of_the_host_are_copied_to_the_card_for_large_batches_only(model: Path) -> None:

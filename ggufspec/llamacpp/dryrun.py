@@ -59,6 +59,7 @@ class Run:
 class Spec:
     """The devices: those of this machine and of ``rpc`` workers, or so many ``simulated_devices``.
 
+    With ``streams`` those compute large batches with the host's weights (:mod:`ggufspec.llamacpp.simulated`).
     ``real`` loads the weights and allocates everything, to compare dry runs with the truth. ``names`` are what
     placements call the devices that layers are offloaded to, where that is not llama.cpp's own name of them.
     """
@@ -67,6 +68,7 @@ class Spec:
     simulated_devices: int = 0
     real: bool = False
     names: tuple[str, ...] = ()
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
     if not spec.simulated_devices:
         names = [device.name for device in devices.offloading(devices.devices())]
     elif devices.has_rpc():
-        names = simulated.add(spec.simulated_devices)
+        names = simulated.add(spec.simulated_devices, streams=spec.streams)
     else:
         names, limits = [], "llama.cpp was built without RPC, which simulates a card that is not here"
     yield _Serving(spec, Ready(tuple(names), limits))

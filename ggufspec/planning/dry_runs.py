@@ -51,18 +51,28 @@ class DryRuns:
         simulated: whether the cards are not here.
         rpc: RPC workers among them, if they are here.
         folder: the cache.
+        streams: whether simulated cards compute large batches with the host's weights; plans do not ask for it yet.
         verbose: let llama.cpp's log through.
     """
 
     def __init__(
-        self, cards: Mapping[str, str], *, simulated: bool, rpc: Sequence[str], folder: Path, verbose: bool = False
+        self,
+        cards: Mapping[str, str],
+        *,
+        simulated: bool,
+        rpc: Sequence[str],
+        folder: Path,
+        streams: bool = False,
+        verbose: bool = False,
     ) -> None:
         self.limits = ""
         self._cards = tuple(cards)
-        self._simulated = simulated
-        self._devices = [dryrun.build(), ["streaming", len(cards)] if simulated else list(cards.items()), list(rpc)]
+        self._simulated, self._streams = simulated, streams
+        self._devices = [dryrun.build(), [streams, len(cards)] if simulated else list(cards.items()), list(rpc)]
         self._folder = folder / "dry-runs"
-        spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards)
+        spec = dryrun.Spec(
+            () if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards, streams=streams
+        )
         self._session = dryrun.Session(spec, verbose=verbose)
         self._known: dict[str, dict[str, _Entry]] = {}  # by model
 
@@ -95,7 +105,7 @@ class DryRuns:
         count = len(self._cards) + 1
         devices = layer_devices(request.header.blocks, request.placement, count - 1)
         more = dict.fromkeys(entry.devices, 0)
-        for bound in (f16_scratch_bytes, fused_bytes):
+        for bound in (f16_scratch_bytes, fused_bytes) if self._streams else (f16_scratch_bytes,):
             for name, size in zip(self._cards, bound(request.header, devices, request.context, count)[1:], strict=True):
                 more[name] += size
         return {name: used + Bytes(compute=more[name]) for name, used in entry.devices.items()}
