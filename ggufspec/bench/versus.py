@@ -260,10 +260,13 @@ def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:
 
 def judge(speedup: Spread | None, alone: Run | None, pair: Run | None, *, crashed: bool = False) -> Verdict:
     """Worth it or not in one sentence, and why in the next."""
-    if (speedup is None or alone is None or pair is None) and crashed:
-        return Verdict(False, "No verdict: not every run could be measured.")
     if speedup is None or alone is None or pair is None:
-        return Verdict(False, "No verdict: the measurement was interrupted before both runs had one trial.")
+        why = (
+            "not every run could be measured"
+            if crashed
+            else "the measurement was interrupted before both runs had one trial"
+        )
+        return Verdict(False, f"No verdict: {why}.")
     if not isinstance(pair, SpeculativeRun):
         return Verdict(False, "Not worth it: no draft could pay for this target, so speculation was off.")
     low, high = speedup.ci95

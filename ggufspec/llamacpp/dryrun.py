@@ -190,6 +190,7 @@ class _Serving:
     def __init__(self, spec: Spec, ready: Ready) -> None:
         self.ready = ready
         self._dry = not spec.real
+        self._simulated = ready.offload if spec.simulated_devices else ()  # llama.cpp chooses among those that are here
         self._on_host = bool(spec.simulated_devices and not ready.offload)
         self._logged = _ComputeBuffers(ready.offload) if ready.limits else None
         self._named = dict(zip(spec.names, ready.offload, strict=False))
@@ -214,7 +215,7 @@ class _Serving:
     def _model(self, path: Path, placement: Placement) -> Iterator[Any]:
         lib = load()
         placement = Placement(mtp=placement.mtp) if self._on_host else self._here(placement)
-        params, _alive = model_params(lib, placement, self.ready.offload)
+        params, _alive = model_params(lib, placement, self._simulated)
         params.no_alloc = self._dry
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         if self._dry and not self.ready.offload:  # repacked weights crash a dry run without a device
