@@ -75,7 +75,8 @@ class Model:
         params, _alive = model_params(lib, placement)
         if placement.gpu_layers:
             for device in offloading(devices()):
-                worker.note_on_card(path.name, device.name, device.description)
+                if not device.is_remote:  # its driver ends the worker, not this process
+                    worker.note_on_card(path.name, device.name, device.description)
         forget_complaints()
         self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
