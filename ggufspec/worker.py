@@ -461,6 +461,7 @@ def _death_hint(name: str, reason: str, peers: Sequence[str]) -> str:
 
 _Request = tuple[int, Any, threading.Event]  # its number, its value, and what is set when it is to stop
 _say: Callable[..., None] | None = None  # to the parent, where there is one
+_parent = 0  # its number
 
 
 @contextlib.contextmanager
@@ -494,6 +495,8 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
         yield
         return
     _end_with_parent(_SIGKILL)
+    if os.getppid() != _parent:  # it died before the kernel knew
+        os._exit(1)
     _say("within", seconds, what, hint)
     try:
         yield
@@ -566,7 +569,8 @@ def _serve(module: Any, requests: queue.SimpleQueue[_Request | None], say: Calla
 
 def main(argv: list[str]) -> None:
     """The child's side."""
-    global _say
+    global _parent, _say
+    _parent = os.getppid()
     module_name, verbosity = argv
     os.environ["GGML_NO_BACKTRACE"] = "1"  # ggml would start a debugger on an abort: ggml/src/ggml.c
     signal.signal(signal.SIGINT, signal.SIG_IGN)
