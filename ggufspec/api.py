@@ -613,6 +613,7 @@ def with_placement(options: DecoderOptions, option: PlannedRun, *, draft_max: in
         draft_max=draft_max or planned or options.draft_max,
         cache_type_k=option.context.cache_type_k,
         cache_type_v=option.context.cache_type_v,
+        no_op_offload=not option.context.op_offload,
     )
 
 

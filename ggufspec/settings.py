@@ -745,6 +745,13 @@ class Settings:
         usual=f"1 to {MAX_MICRO_BATCH}; 512 is usual",
         label="micro-batch",
     )
+    no_op_offload: bool | None = option(
+        "--no-op-offload",
+        "Keep the CPU's weights off the GPU while prompts are read: slower, and takes less memory there.",
+        "context",
+        where="profile python",
+        label="no op offload",
+    )
 
     # ---- sampling
     temp: float | None = option(

@@ -494,15 +494,15 @@ def within(seconds: float, what: str, hint: str) -> Iterator[None]:
     if _say is None:
         yield
         return
-    _end_with_parent(_SIGKILL)
-    if os.getppid() != _parent:  # it died before the kernel knew
-        os._exit(1)
-    _say("within", seconds, what, hint)
     try:
+        _end_with_parent(_SIGKILL)
+        if os.getppid() != _parent:  # it died before the kernel knew
+            raise BrokenPipeError("the parent is gone")
+        _say("within", seconds, what, hint)
         yield
     finally:
-        _say("within", None)
         _end_with_parent(0)
+        _say("within", None)
 
 
 def note_on_card(model: str, device: str, description: str) -> None:

@@ -200,3 +200,20 @@ def test_files_that_are_not_there(cli: Cli, tmp_path: Path) -> None:
     offline = cli("plan", "llama3-70b", *CARD, "--json")
     assert offline.code == 1
     assert "HF_HUB_OFFLINE" in offline.document()["error"] + offline.document()["hint"]
+
+
+def test_a_card_without_room_for_a_batch_s_copies_is_told_to_make_none(cli: Cli, files) -> None:
+    """Then a plan without layers fits, and other programs get its flag."""
+    little = ("-m", files[0], "--vram", "600MiB", "-c", "2048")
+    plan = cli("plan", *little, "--json").document()
+    assert (plan["target"]["gpu_layers"], plan["target"]["op_offload"]) == (0, False)
+    assert plan["target"]["bytes"]["GPU0"]["compute"] == 0
+    assert "GPU0 has no room to read prompts with the CPU's weights" in " ".join(plan["notes"])
+    assert "--no-op-offload" in cli("export", *little, "--to", "llama-server").stdout.split()
+    assert "-nopo 1" in cli("export", *little, "--to", "llama-bench").stdout
+    more = cli("plan", *little[:3], "1GiB", *little[4:], "--json").document()["target"]
+    assert more["op_offload"]
+    assert more["bytes"]["GPU0"]["compute"] > 200 * 2**20
+    never = cli("plan", *little[:3], "1GiB", *little[4:], "--no-op-offload", "--json").document()["target"]
+    assert never["gpu_layers"] >= more["gpu_layers"]
+    assert never["bytes"]["GPU0"]["compute"] < more["bytes"]["GPU0"]["compute"]

@@ -19,19 +19,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asked(model: Path, *contexts: ContextOptions) -> list[dict[str, dryrun.Allocated]]:
     """Bytes by device with no layer on the simulated card."""
     runs = [dryrun.Run(model, Placement(0), context) for context in contexts]
-    return [answer.devices for answer in dryrun.ask(dryrun.Spec(simulated_devices=1, streams=True), runs)]
+    return [answer.devices for answer in dryrun.ask(dryrun.Spec(simulated_devices=1), runs)]
 
 
 def test_weights_of_the_host_are_copied_to_the_card_for_large_batches_only(model: Path) -> None:
-    large, least, small = asked(
+    large, without, least, small = asked(
         model,
         ContextOptions(4096, 9, 1),
+        ContextOptions(4096, 9, 1, op_offload=False),
         ContextOptions(4096, 9, 1, ubatch_size=STREAM_WIDTH),
         ContextOptions(4096, 9, 1, ubatch_size=STREAM_WIDTH - 1),
     )
     assert large["RPC0"].weights == least["RPC0"].weights == 0
     assert large["RPC0"].compute > least["RPC0"].compute > 0
-    assert small.get("RPC0", dryrun.Allocated(0, 0, 0)).compute == 0
+    for none in (without, small):
+        assert none.get("RPC0", dryrun.Allocated(0, 0, 0)).compute == 0
     assert large[HOST].weights == small[HOST].weights
 
 

@@ -139,10 +139,18 @@ def test_a_child_that_stays_in_one_call_of_c_is_ended() -> None:
 def test_a_limit_ends_with_its_block_however_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[Any, ...]] = []
     monkeypatch.setattr(worker, "_say", lambda *message: said.append(message))
-    monkeypatch.setattr(worker, "_parent", os.getppid())  # or this process ends itself as an orphan
+    monkeypatch.setattr(worker, "_parent", os.getppid())
     with pytest.raises(UsageError), worker.within(1.5, "the tuple", "leave it"):
         raise UsageError("it fails")
     assert said == [("within", 1.5, "the tuple", "leave it"), ("within", None)]
+
+
+def test_an_orphan_begins_nothing_that_may_stay_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent died before the kernel was told to end it with that."""
+    monkeypatch.setattr(worker, "_say", lambda *message: None)
+    monkeypatch.setattr(worker, "_parent", os.getppid() + 1)
+    with pytest.raises(BrokenPipeError), worker.within(1.5, "the tuple", "leave it"):
+        pytest.fail("it began")
 
 
 def test_a_limit_that_was_kept_counts_no_more() -> None:

@@ -194,9 +194,12 @@ class SpeculativeDecoder:
                 )
             ctx_size = options.ctx_size or self.target.context_train
             self.options = options = replace(options, threads=self._threads.start(), ctx_size=ctx_size)
+            asked = {"target": options.gpu_layers, "draft": options.gpu_layers_draft}
             for role, model in (("target", self.target), ("draft", None if in_target else self.draft)):
                 if model is not None:
                     self._note(beyond_training(role, model.path.name, model.context_train, ctx_size))
+                    if asked[role] and not model.gpu_layers:
+                        self._note("llama.cpp finds no GPU, and runs on the CPU alone; `ggufspec doctor` says why")
             sources = head_sources(self.draft) if self.draft and options.head else ()
             context_options = replace(options.context(with_draft=draft is not None), hidden=sources)
             self._target = own(closing(Context(self.target, context_options)))

@@ -54,6 +54,8 @@ class DecoderOptions:
         cache_type_v: type of the target's value cache.
         flash_attn: auto, on or off.
         ubatch_size: tokens of a prompt that are computed at once; 0: 512. Fewer make the compute buffers smaller.
+        no_op_offload: whether the GPU computes only with the weights that it has. Otherwise it copies the host's for
+            batches of 32 tokens and more, prompts that is, for which it needs room even without layers.
         drafters: who drafts, of :data:`ggufspec.settings.DRAFTERS`: ``draft`` (the model), ``mtp`` or ``eagle3`` (a
             head on the target), ``lookup`` (n-grams of the text); none for target-only. Of those that need a draft file
             one at most; where it is not loaded, nothing is drafted.
@@ -78,6 +80,7 @@ class DecoderOptions:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     ubatch_size: int = 0
+    no_op_offload: bool = False
     drafters: tuple[str, ...] = ("draft", "lookup")
     draft_policy: str = "adaptive"
     draft_max: int = DRAFT_MAX
@@ -182,6 +185,7 @@ class DecoderOptions:
             cache_type_v=self.cache_type_v,
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
+            op_offload=not self.no_op_offload,
             # The order of a window's cells depends on what was drafted, and rounding on the order
             swa_full=self.strict,
             rewind=min(width, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
@@ -197,6 +201,7 @@ class DecoderOptions:
             threads=self.threads or physical_cores(),
             flash_attn=self.flash_attn,
             ubatch_size=self.ubatch_size,
+            op_offload=not self.no_op_offload,
             swa_full=bool(self.head),
             rewind=max(ROWS, self.draft_max + 1),
             rewind_by=REWIND_BY["draft"],

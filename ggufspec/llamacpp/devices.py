@@ -14,6 +14,7 @@ from typing import Any
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.hardware import gpus, installation
 from ggufspec.llamacpp.library import load
+from ggufspec.llamacpp.options import is_remote
 
 # enum ggml_backend_dev_type
 _TYPES = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accelerator", 4: "meta"}
@@ -31,8 +32,8 @@ class Device:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
-        return self.name.startswith("RPC")
+        """Whether it is an RPC worker's."""
+        return is_remote(self.name)
 
     @property
     def is_software(self) -> bool:

@@ -1,10 +1,10 @@
 """What llama.cpp itself would allocate, without weights: its own loader and graph builder with ``no_alloc``.
 
 Runs in a child process (:mod:`ggufspec.worker`). **Simulated devices** stand for GPUs that are not here: an RPC worker
-on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory. They need a llama.cpp
-with RPC, which no prebuilt one has; without it everything is allocated on the CPU. What CUDA adds of its own (its
-context, scratch for a quantised KV cache: :func:`ggufspec.planning.memory.f16_scratch_bytes`) a simulated device does
-not show.
+on loopback inside the child, which llama.cpp treats as a GPU and which is never asked for memory
+(:mod:`ggufspec.llamacpp.simulated`). They need a llama.cpp with RPC, which no prebuilt one has; without it everything
+is allocated on the CPU. A simulated device does not show what a driver adds of its own: its context, scratch for a
+quantised KV cache, what fusing keeps (:func:`ggufspec.planning.memory.f16_scratch_bytes`, ``fused_bytes``).
 
 Source: ``common_get_device_memory_data`` in common/fit.cpp, ``llama_get_memory_breakdown`` in src/llama-ext.h.
 """
@@ -59,7 +59,6 @@ class Run:
 class Spec:
     """The devices: those of this machine and of ``rpc`` workers, or so many ``simulated_devices``.
 
-    With ``streams`` those compute large batches with the host's weights (:mod:`ggufspec.llamacpp.simulated`).
     ``real`` loads the weights and allocates everything, to compare dry runs with the truth. ``names`` are what
     placements call the devices that layers are offloaded to, where that is not llama.cpp's own name of them.
     """
@@ -68,7 +67,6 @@ class Spec:
     simulated_devices: int = 0
     real: bool = False
     names: tuple[str, ...] = ()
-    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +176,7 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
     if not spec.simulated_devices:
         names = [device.name for device in devices.offloading(devices.devices())]
     elif devices.has_rpc():
-        names = simulated.add(spec.simulated_devices, streams=spec.streams)
+        names = simulated.add(spec.simulated_devices)
     else:
         names, limits = [], "llama.cpp was built without RPC, which simulates a card that is not here"
     yield _Serving(spec, Ready(tuple(names), limits))

@@ -139,6 +139,7 @@ def make_llama(path: Path, placement: Placement, options: ContextOptions) -> Any
             type_k=kv_type(lib, options.cache_type_k),
             type_v=kv_type(lib, options.cache_type_v),
             flash_attn=options.flash_attn != "off",
+            op_offload=options.op_offload,
             verbose=False,
         )
     except ValueError as error:

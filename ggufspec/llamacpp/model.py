@@ -73,10 +73,10 @@ class Model:
         lib = load()
         self.path = path
         params, _alive = model_params(lib, placement)
-        if placement.gpu_layers:
-            for device in offloading(devices()):
-                if not device.is_remote:  # its driver ends the worker, not this process
-                    worker.note_on_card(path.name, device.name, device.description)
+        cards = offloading(devices()) if placement.gpu_layers else []
+        for device in cards:
+            if not device.is_remote:  # its driver ends the worker, not this process
+                worker.note_on_card(path.name, device.name, device.description)
         forget_complaints()
         self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._handle:
@@ -92,7 +92,7 @@ class Model:
         self.head_blocks: int = lib.llama_model_n_layer_nextn(self._handle)
         self.layers = self.blocks + self.head_blocks
         self.hidden_size: int = lib.llama_model_n_embd(self._handle)
-        self.gpu_layers = placement.offloaded(self.layers)
+        self.gpu_layers = placement.offloaded(self.layers) if cards else 0
         self.context_train: int = lib.llama_model_n_ctx_train(self._handle)
         self.size_bytes: int = lib.llama_model_size(self._handle)
         self.parameters: int = lib.llama_model_n_params(self._handle)

@@ -31,11 +31,17 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 DENSE_FFN = r"\.ffn_(up|down|gate)\."
 SLACK = 64  # cells beyond ctx_size, so that a padded batch at the very end still has room
 AGAIN_MAX = 4
+HEAD_BATCH = 128  # tokens that a head computes at once: upstream's 512 take gigabytes with a large vocabulary
 HIDDEN_RING = 2048  # tokens whose hidden rows are kept: a head that lags behind by more begins anew
 LAST_HIDDEN = -1  # among ContextOptions.hidden: the rows behind the last block
 # What ggml/src/gguf.cpp and src/llama-model-loader.cpp say of a file that is not whole
 _CUT = ("gguf_init_from_reader", "corrupted or incomplete", "not within", "unexpectedly reached end")
 _CELLS_STEP = 256  # src/llama-context.cpp
+
+
+def is_remote(device: str) -> bool:
+    """Whether a device is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
+    return device.startswith("RPC")
 
 
 def offloaded(gpu_layers: int, layers: int) -> int:
@@ -101,6 +107,7 @@ class ContextOptions:
         n_batch: most tokens in one call while a prompt is read.
         ubatch_size: most tokens that are computed at once (llama.cpp's ``n_ubatch``), on which the size of the compute
             buffers depends; 0: all of a call. A verification is never divided.
+        op_offload: whether a card computes batches of ``STREAM_WIDTH`` tokens and more with the host's weights, too.
         swa_full: whether layers with a sliding window keep the whole context, so that any token can be taken back. If
             not, they keep their window and a micro-batch, so that the last batch can, and ``rewind`` tokens that came
             one by one (:class:`ggufspec.llamacpp.rewind.Windowed`).
@@ -125,6 +132,7 @@ class ContextOptions:
     flash_attn: str = "auto"
     n_batch: int = 512
     ubatch_size: int = 0
+    op_offload: bool = True
     swa_full: bool = True
     rewind: int = 0
     rewind_by: str = "auto"

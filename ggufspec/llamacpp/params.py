@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from ggufspec.llamacpp.devices import buffer_type, chosen_over_others, handle_of
 from ggufspec.llamacpp.options import (
+    HEAD_BATCH,
     SLACK,
     ContextOptions,
     Placement,
@@ -38,6 +39,7 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     params.type_k, params.type_v = (kv_type(lib, name) for name in (options.cache_type_k, options.cache_type_v))
     params.flash_attn_type = _flash_attention(options.flash_attn)
     params.swa_full = options.swa_full
+    params.op_offload = options.op_offload
     check_rewind(options.rewind_by)
     match choose(lib, model, options) if model else "":
         case "snapshots":
@@ -49,7 +51,6 @@ def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
     return params
 
 
-HEAD_BATCH = 128  # tokens: upstream takes the target's 512, whose buffers take gigabytes with a large vocabulary
 _CONTEXT_TYPE_MTP = 1  # enum llama_context_type, include/llama.h
 
 

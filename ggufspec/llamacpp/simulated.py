@@ -1,6 +1,6 @@
 """Devices that stand for cards that are not here: RPC workers on loopback in this process, never asked for memory.
 
-To llama.cpp such a device is a GPU. What a card has beside that, and a remote device has not, can be put into its
+To llama.cpp such a device is a GPU. What a card has beside that, and a remote device has not, is put into its
 interface: batches of 32 tokens and more are computed on it with the host's weights, which are copied there for it
 (``op_offload``), and the host's weights lie in memory that it reads directly, so that the CPU does not rearrange them.
 Only for processes that make dry runs.
@@ -72,12 +72,8 @@ class _Device(ctypes.Structure):
 _alive: list[Any] = []  # ggml has only the bare pointers of what is called back
 
 
-def add(count: int, *, streams: bool = False) -> list[str]:
+def add(count: int) -> list[str]:
     """Make ``count`` of them and return their names; what serves them ends with the process.
-
-    Args:
-        count: how many.
-        streams: whether they compute large batches with the host's weights.
 
     Raises:
         GgufspecError: this llama.cpp was built without RPC, or lays out its devices in another way.
@@ -94,7 +90,7 @@ def add(count: int, *, streams: bool = False) -> list[str]:
     else:
         raise GgufspecError("the worker that simulates a card does not start", "ggufspec doctor")
     names = [device.name for device in devices.devices() if device.name not in before]
-    for name in names if streams else ():
+    for name in names:
         _act_as_a_card(name)
     return names
 

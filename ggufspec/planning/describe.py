@@ -95,5 +95,6 @@ def _model(
         override_tensor=placement.override_tensor,
         cache_type_k=context.cache_type_k,
         cache_type_v=context.cache_type_v,
+        op_offload=context.op_offload,
         bytes={name: asdict(used) for name, used in by_device.items()},
     )

@@ -25,9 +25,11 @@ from ggufspec.planning.memory import (
     hidden_host_bytes,
     layer_devices,
     lent_by,
+    streamed_bytes,
+    streaming_card,
 )
 
-# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026; of a head tests/test_head_bytes.py
+# A card's compute buffer ÷ the CPU's, at most: docs/decisions/026; of a head tests/test_bytes_without_rpc.py
 _DENSE, _EXPERTS, _RECURRENT, _HEAD = 1.0, 1.05, 1.25, 1.1
 
 
@@ -51,7 +53,6 @@ class DryRuns:
         simulated: whether the cards are not here.
         rpc: RPC workers among them, if they are here.
         folder: the cache.
-        streams: whether simulated cards compute large batches with the host's weights; plans do not ask for it yet.
         verbose: let llama.cpp's log through.
     """
 
@@ -62,17 +63,14 @@ class DryRuns:
         simulated: bool,
         rpc: Sequence[str],
         folder: Path,
-        streams: bool = False,
         verbose: bool = False,
     ) -> None:
         self.limits = ""
         self._cards = tuple(cards)
-        self._simulated, self._streams = simulated, streams
-        self._devices = [dryrun.build(), [streams, len(cards)] if simulated else list(cards.items()), list(rpc)]
+        self._simulated = simulated
+        self._devices = [dryrun.build(), ["cards", len(cards)] if simulated else list(cards.items()), list(rpc)]
         self._folder = folder / "dry-runs"
-        spec = dryrun.Spec(
-            () if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards, streams=streams
-        )
+        spec = dryrun.Spec(() if simulated else tuple(rpc), len(cards) if simulated else 0, names=self._cards)
         self._session = dryrun.Session(spec, verbose=verbose)
         self._known: dict[str, dict[str, _Entry]] = {}  # by model
 
@@ -105,7 +103,7 @@ class DryRuns:
         count = len(self._cards) + 1
         devices = layer_devices(request.header.blocks, request.placement, count - 1)
         more = dict.fromkeys(entry.devices, 0)
-        for bound in (f16_scratch_bytes, fused_bytes) if self._streams else (f16_scratch_bytes,):
+        for bound in (f16_scratch_bytes, fused_bytes):
             for name, size in zip(self._cards, bound(request.header, devices, request.context, count)[1:], strict=True):
                 more[name] += size
         return {name: used + Bytes(compute=more[name]) for name, used in entry.devices.items()}
@@ -144,15 +142,25 @@ class DryRuns:
             more = hidden_compute_bytes(request.header, request.context, devices, len(self._cards) + 1)
             return _Entry({name: found[name] + Bytes(compute=size) for name, size in zip(found, more, strict=True)})
         used = request.resident(self._cards)
-        on_host = 0 if self._session.ready.offload else int(_card_share(request) * found[HOST].compute)
+        if self._session.ready.offload:
+            compute = {name: found[name].compute if name in found else 0 for name in used}
+        else:
+            compute = self._as_on_cpu(request, used, found[HOST].compute)
+        return _Entry({name: replace(one, compute=compute[name]) for name, one in used.items()}, limits=limits)
+
+    def _as_on_cpu(self, request: Request, used: ByDevice, on_cpu: int) -> dict[str, int]:
+        """Compute buffers at most, by the one that everything takes on the CPU."""
+        share = int(_card_share(request) * on_cpu)
         lent = lent_by(request, request.target, self._cards) if request.target else ""
-        copied = copied_cache(request, request.target, self._cards) if request.target and on_host else {}
-        compute = {
-            name: (found[name].compute if name in found else on_host if one.total or name == lent else 0)
+        copied = copied_cache(request, request.target, self._cards) if request.target else {}
+        if streamed := streamed_bytes(request, self._cards):
+            card = streaming_card(self._cards)
+            copied[card] = copied.get(card, 0) + streamed
+        return {
+            name: (on_cpu if name == HOST else share if one.total or name == lent or name in copied else 0)
             + copied.get(name, 0)
             for name, one in used.items()
         }
-        return _Entry({name: replace(one, compute=compute[name]) for name, one in used.items()}, limits=limits)
 
     def _key(self, request: Request) -> str:
         """Threads do not matter."""

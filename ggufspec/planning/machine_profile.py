@@ -29,7 +29,7 @@ from ggufspec.hardware import gpus, host
 from ggufspec.hardware.cards import Card, find_card
 from ggufspec.llamacpp import devices as ggml
 from ggufspec.llamacpp.gguf import write_model
-from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement
+from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement, is_remote
 from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, from_catalogue, link_bytes_per_s
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import BITS, DeviceProfile, MachineProfile
@@ -202,11 +202,6 @@ def dummy_models(types: Sequence[str], wide_bytes: int) -> list[DummyModel]:
         block_bytes = block.block_numbers * BITS.get(kind, 4.5) / 8
         found.append(replace(block, blocks=max(2, round(wide_bytes / block_bytes))))
     return found
-
-
-def is_remote(device: str) -> bool:
-    """Whether a device is an RPC worker's: ggml/src/ggml-rpc/ggml-rpc.cpp names them so."""
-    return device.startswith("RPC")
 
 
 def offload_devices(here: Sequence[ggml.Device]) -> list[str]:

@@ -23,10 +23,13 @@ from ggufspec.llamacpp.gguf import Tensor
 from ggufspec.llamacpp.options import (
     DENSE_FFN,
     EXPERTS,
+    HEAD_BATCH,
     HIDDEN_RING,
     KV_TYPES,
+    STREAM_WIDTH,
     ContextOptions,
     Placement,
+    is_remote,
     parse_override,
 )
 from ggufspec.llamacpp.rewind import way_back
@@ -35,7 +38,7 @@ from ggufspec.models.header import ModelHeader, block_of
 
 HOST = options.HOST
 
-_ALIGNMENT = 32  # of ggml's buffers
+ALIGNMENT = 32  # of ggml's buffers
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
 _ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the compute buffer as it is
 
@@ -205,8 +208,7 @@ def copied_cache(head: Request, target: Request, cards: Sequence[str] = ()) -> d
     """By device of a head that reads the target's cache, what it copies where that is on another device."""
     if head.header.architecture != _READS_CACHE:
         return {}
-    blocks = target.header.blocks
-    cache = _kv(target.header, range(blocks + 1), target.context, blocks + 1)
+    blocks, cache = target.header.blocks, _kv_by_block(target.header, target.context)
     there = layer_devices(blocks, target.placement, len(cards))
     devices = {*layer_devices(head.header.blocks, head.placement, len(cards))[:-1]}
     last = range(max(0, blocks - 2), blocks)
@@ -369,11 +371,13 @@ class SameHeader:
 class _Sums:
     """Bytes of a model's weights by where they go, and the kind of each block that is computed, as a number.
 
-    Blocks have them by part (:func:`parts`). ``outside`` has (place, part, bytes) of the other tensors. ``tied`` is the
-    embedding if it is the output too, where that is copied to a card; an override has both in one place.
+    Blocks have them by part (:func:`parts`), and the ``largest`` tensor of each part. ``outside`` has (place, part,
+    bytes) of the other tensors. ``tied`` is the embedding if it is the output too, where that is copied to a card; an
+    override has both in one place.
     """
 
     blocks: tuple[Counter[str], ...]
+    largest: tuple[dict[str, int], ...]
     kinds: tuple[int, ...]
     outside: tuple[tuple[str, str, int], ...]
     tied: int
@@ -384,20 +388,22 @@ def _sums(same: SameHeader, mtp: bool, override_tensor: tuple[str, ...]) -> _Sum
     header = same.header
     main = header.blocks - (0 if mtp else header.nextn_blocks)  # llama.cpp does not load the others
     blocks: list[Counter[str]] = [Counter() for _ in range(main)]
+    largest: list[dict[str, int]] = [{} for _ in range(main)]
     shapes: list[set[object]] = [{header.windowed[i], ("recurrent", header.recurrent[i])} for i in range(main)]
     outside: Counter[tuple[str, str]] = Counter()
     tied = 0
     for tensor, part in zip(header.tensors, parts(same, override_tensor), strict=True):
-        size, block = padded(tensor.size_bytes, _ALIGNMENT), block_of(tensor)
+        size, block = padded(tensor.size_bytes, ALIGNMENT), block_of(tensor)
         if block is None:
             outside[_place(tensor.name, header.architecture), part] += size
             tied += size if tensor.name == "token_embd.weight" and header.tied and not part else 0
         elif block < main:
             shapes[block].add((tensor.name.split(".", 2)[2], tensor.shape, part))
             blocks[block][part] += size
+            largest[block][part] = max(size, largest[block].get(part, 0))
     numbers: dict[object, int] = {}
     kinds = tuple(numbers.setdefault(frozenset(some), len(numbers)) for some in shapes)
-    return _Sums(tuple(blocks), kinds, tuple((*key, size) for key, size in outside.items()), tied)
+    return _Sums(tuple(blocks), tuple(largest), kinds, tuple((*key, size) for key, size in outside.items()), tied)
 
 
 def _place(name: str, architecture: str) -> str:
@@ -434,7 +440,7 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
     transposed = context.flash_attn == "off" or header.architecture == "grok"
     widest = max(header.values(i) for i in range(header.blocks)) if transposed else 0
     (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
-    state = padded(4 * header.conv_numbers, _ALIGNMENT) + padded(4 * header.state_numbers, _ALIGNMENT)
+    state = padded(4 * header.conv_numbers, ALIGNMENT) + padded(4 * header.state_numbers, ALIGNMENT)
     state *= _states(header, context)
     for i in range(header.blocks):
         if header.recurrent[i]:
@@ -466,6 +472,72 @@ def f16_scratch_bytes(header: ModelHeader, devices: Sequence[int], context: Cont
             values = header.values(i) if context.cache_type_v != "f16" and not header.latent else 0
             found[devices[i]] = max(found[devices[i]], 2 * (keys + values) * cells[header.windowed[i]])
     return found
+
+
+def streaming_card(cards: Sequence[str]) -> str:
+    """The card that computes large batches with the host's weights, or empty: the first, and no RPC worker's.
+
+    Source: ``ggml_backend_sched_backend_id_from_cur`` in ggml/src/ggml-backend.cpp.
+    """
+    return next((name for name in cards if not is_remote(name)), "")
+
+
+def streamed_bytes(request: Request, cards: Sequence[str]) -> int:
+    """What :func:`streaming_card` holds at once of what is on the host, at most; 0 where it computes with none of that.
+
+    One of the weights (of a hybrid's experts two), the cache of a block whose attention it computes, thrice where that
+    is latent, and :func:`activation_bytes`. Of a head also the output's weights, which may be the target's, as the
+    cache may.
+
+    Source: ``ggml_backend_sched_split_graph`` in ggml/src/ggml-backend.cpp, which frees a weight before the next one.
+    """
+    header, context, target = request.header, request.context, request.target
+    if not streaming_card(cards) or context.computed < STREAM_WIDTH or not context.op_offload:
+        return 0
+    devices = layer_devices(header.blocks, request.placement, len(cards))
+    in_blocks, output = _on_host(request, cards)
+    rows = context.computed if target is None else HEAD_BATCH
+    kept = zip(_kv_by_block(header, context), devices, strict=False)
+    caches = [(3 if header.latent else 1) * size for size, device in kept if device == 0]
+    if target is None:  # few rows of logits are asked for
+        output = 0
+    elif lent_by(request, target, cards) == HOST:
+        output = _on_host(target, cards)[1]
+    if target is not None and header.architecture == _READS_CACHE:
+        there = layer_devices(target.header.blocks, target.placement, len(cards))[:-1]
+        read = [*zip(_kv_by_block(target.header, target.context), there, strict=True)][-2:]
+        caches.append(sum(size for size, device in read if device == 0))
+    weights = max(in_blocks, default=0) * (2 if header.experts and any(header.recurrent) else 1) + output
+    return weights + activation_bytes(header, rows) + max(caches, default=0) if weights else 0
+
+
+def activation_bytes(header: ModelHeader, tokens: int) -> int:
+    """Rows of a feed-forward and of its input: by so much copies may shift what is beside them in a buffer, at most."""
+    return 4 * tokens * (max(header.feed_forward, default=0) + header.embedding)
+
+
+def _on_host(request: Request, cards: Sequence[str]) -> tuple[list[int], int]:
+    """Bytes of weights on the host: of each block and part the largest, what is computed before them; the output's."""
+    header, placement = request.header, request.placement
+    sums = _sums(SameHeader(header), placement.mtp, placement.override_tensor)
+    devices = layer_devices(header.blocks, placement, len(cards))
+    found = [
+        size
+        for i, largest in enumerate(sums.largest)
+        for part, size in largest.items()
+        if part_device(part, i, devices[i], placement, cards) == 0
+    ]
+    output = 0 if devices[-1] else sums.tied
+    for place, part, size in sums.outside:
+        if place == "output" and part_device(part, 0, devices[-1], placement, cards) == 0:
+            output += size
+        elif place.startswith("with_") and part_device(part, 0, devices[0], placement, cards) == 0:
+            found.append(size)
+    return found, output
+
+
+def _kv_by_block(header: ModelHeader, context: ContextOptions) -> list[int]:
+    return _kv(header, range(header.blocks), context, header.blocks)
 
 
 def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOptions, count: int) -> list[int]:

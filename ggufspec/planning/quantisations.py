@@ -1,19 +1,33 @@
 """Ranks models that differ in their quantisation alone: what fits, how fast, at how many bits per weight. Pure.
 
-Weights and caches are sums over each model's own tensors; compute buffers do not depend on the weights' types, so that
-one model's dry runs serve all of its shape (tests/test_ranking.py compares them).
+Weights and caches are sums over each model's own tensors. Compute buffers depend on the weights' types only where a
+card computes with the host's weights, of which it holds one at a time: one model's dry runs serve all of its shape,
+with a bound on what the other's may take beyond (tests/test_ranking.py compares them).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Literal
 
-from ggufspec.models.header import ModelHeader
-from ggufspec.planning.memory import HOST, ByDevice, DryRun, Request
+from ggufspec.models.header import ModelHeader, block_of
+from ggufspec.planning.memory import (
+    ALIGNMENT,
+    HOST,
+    ByDevice,
+    Bytes,
+    DryRun,
+    Request,
+    SameHeader,
+    activation_bytes,
+    padded,
+    streamed_bytes,
+    streaming_card,
+)
 from ggufspec.planning.plan import Plan
 
 # Mean KL divergence from F16 in nats: tools/perplexity/README.md in llama.cpp, "LLaMA 3 8b Scoreboard" (Wikitext-2).
@@ -46,17 +60,31 @@ def sharing(dry_run: DryRun, shapes: Sequence[tuple[ModelHeader, Path]], cards: 
         return replace(one, header=by_file.get(one.file, one.header), target=on)
 
     def asked(requests: Sequence[Request]) -> list[ByDevice | str]:
-        answers = dry_run([of_shape(one) for one in requests])
+        like = [of_shape(one) for one in requests]
         return [
-            answer if isinstance(answer, str) else _with_weights(answer, one.resident(cards))
-            for one, answer in zip(requests, answers, strict=True)
+            answer if isinstance(answer, str) else _with_weights(answer, one, other.header, cards)
+            for one, other, answer in zip(requests, like, dry_run(like), strict=True)
         ]
 
     return asked
 
 
-def _with_weights(answer: ByDevice, own: ByDevice) -> ByDevice:
-    return {name: replace(used, weights=own[name].weights) for name, used in answer.items()}
+def _with_weights(answer: ByDevice, one: Request, like: ModelHeader, cards: Sequence[str]) -> ByDevice:
+    """The answer about a model ``like`` this one, with its own weights."""
+    own = one.resident(cards)
+    found = {name: replace(used, weights=own[name].weights) for name, used in answer.items()}
+    if one.header is not like and streamed_bytes(one, cards):
+        more = _heavier(SameHeader(one.header), SameHeader(like)) + activation_bytes(like, one.context.computed)
+        found[streaming_card(cards)] += Bytes(compute=more)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _heavier(one: SameHeader, like: SameHeader) -> int:
+    """Bytes by which a weight of a block is larger than in a model of the same shape, at most."""
+    sizes = {tensor.name: tensor.size_bytes for tensor in like.header.tensors}
+    in_blocks = (tensor for tensor in one.header.tensors if block_of(tensor) is not None)
+    return max((padded(max(0, tensor.size_bytes - sizes[tensor.name]), ALIGNMENT) for tensor in in_blocks), default=0)
 
 
 def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", "no"]:

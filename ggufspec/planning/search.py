@@ -12,11 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, load_hint, offloaded
-from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts
+from ggufspec.planning.memory import HOST, ByDevice, Bytes, DryRun, Memory, Request, SameHeader, parts, streaming_card
 from ggufspec.planning.plan import Machine, ModelRequest, Plan, PlannedRun, PlanRequest
 from ggufspec.planning.speed import Choice, accepted_share, best_length, break_even_acceptance
 from ggufspec.schema.plan import ContextRow, DraftLengthRow, SweepRow
@@ -39,12 +40,12 @@ def make_plan(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
         GgufspecError: nothing fits the budget, or the layers that were asked for do not.
         ModelError: llama.cpp refuses what would fit.
     """
-    return _plan(_Search(request, machine, dry_run), request)
+    return _plan(request, machine, dry_run, confirms=True)
 
 
 def estimate(request: PlanRequest, machine: Machine, dry_run: DryRun) -> Plan:
     """:func:`make_plan` by estimates alone: what is dry-run are a few placements, and not the one that is found."""
-    return replace(_plan(_Search(request, machine, dry_run, confirms=False), request), confirmed=False)
+    return replace(_plan(request, machine, dry_run, confirms=False), confirmed=False)
 
 
 def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) -> int | None:
@@ -58,11 +59,20 @@ def largest_context(subject: ModelRequest, machine: Machine, dry_run: DryRun) ->
     return max(found, default=0) or None
 
 
-def _plan(search: _Search, request: PlanRequest) -> Plan:
-    target_only = search.best([(request.target_only, None)])
+def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: bool) -> Plan:
+    notes, target_only = list[str](), None
+    for asked in _as_asked_and_smaller(request, machine):
+        search = _Search(asked, machine, dry_run, confirms=confirms)
+        if target_only := search.best([(asked.target_only, None)]):
+            break
     if target_only is None:
-        raise search.too_large(request.target_only, None)
-    pair, notes = None, list[str]()
+        raise search.too_large(asked.target_only, None)
+    if asked is not request:
+        notes.append(
+            f"{machine.cards[0].name} has no room to read prompts with the CPU's weights: the CPU does that, which is "
+            "slower (--no-op-offload)"
+        )
+    pair, request = None, asked
     if request.draft is not None:
         pair = search.best([(target, request.draft) for target in _with_kv_types(request)])
         if pair is None:
@@ -71,6 +81,13 @@ def _plan(search: _Search, request: PlanRequest) -> Plan:
                 raise error
             notes.append(error.message)
     return search.finish(target_only, pair, notes)
+
+
+def _as_asked_and_smaller(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
+    """The request; and where cards compute with the host's weights, the same without that, which takes no room."""
+    yield request
+    if streaming_card(machine.card_names) and request.target_only.context.op_offload:
+        yield _with_contexts(request, op_offload=False)
 
 
 def sweep(plan: Plan, dry_run: DryRun) -> list[SweepRow]:
@@ -114,9 +131,10 @@ def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
     sizes = sorted({planned, most, *(size for size in CONTEXTS if size <= most)})
     rows = []
     for size in sizes:
-        asked = _at_context(request, size)
-        search = _Search(asked, plan.machine, dry_run)
-        option = plan.chosen if size == planned else search.fastest()
+        for asked in _as_asked_and_smaller(_with_contexts(request, ctx_size=size), plan.machine):
+            search = _Search(asked, plan.machine, dry_run)
+            if option := plan.chosen if size == planned else search.fastest():
+                break
         if option is None:
             rows.append(ContextRow(size, fits=False))
             continue
@@ -142,13 +160,15 @@ def contexts(plan: Plan, dry_run: DryRun) -> list[ContextRow]:
     return rows
 
 
-def _at_context(request: PlanRequest, ctx_size: int) -> PlanRequest:
-    def at(subject: ModelRequest) -> ModelRequest:
-        return replace(subject, context=replace(subject.context, ctx_size=ctx_size))
+def _with_contexts(request: PlanRequest, **changes: Any) -> PlanRequest:
+    """The request with contexts that differ."""
 
-    draft = at(request.draft) if request.draft else None
-    alone = at(request.target_only)
-    target = alone if request.target is request.target_only else at(request.target)
+    def changed(subject: ModelRequest) -> ModelRequest:
+        return replace(subject, context=replace(subject.context, **changes))
+
+    draft = changed(request.draft) if request.draft else None
+    alone = changed(request.target_only)
+    target = alone if request.target is request.target_only else changed(request.target)
     return replace(request, target=target, target_only=alone, draft=draft)
 
 

@@ -135,6 +135,8 @@ def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
     yield "-t", str(context.threads)
     if context.swa_full:
         yield ("--swa-full",)
+    if not context.op_offload:
+        yield ("--no-op-offload",)
     yield "--fit", "off"  # which would move what is not set, the split say
     if settings.rpc:
         yield "--rpc", ",".join(settings.rpc)
@@ -225,6 +227,8 @@ def _llama_bench(settings: Settings) -> list[str]:
     elif placement.n_cpu_moe:
         command += ["-ncmoe", str(placement.n_cpu_moe)]
     command += ["-b", str(context.batch), "-ub", str(context.computed), *_flat(_cache(context))]
+    if not context.op_offload:
+        command += ["-nopo", "1"]
     return [*command, "-t", str(context.threads)]
 
 
@@ -421,6 +425,8 @@ def _tensor_notes(program: str, settings: Settings) -> Iterator[str]:
 
 
 def _device_notes(program: str, settings: Settings) -> Iterator[str]:
+    if not settings.context.op_offload:
+        yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
     if settings.placement.split:
         yield f"{program} divides layers over several cards by itself, not by the plan's split"
     if settings.rpc:

@@ -12,7 +12,8 @@ from ggufspec.schema.base import Amount, Count
 class PlannedModel:
     """Where one model's layers go. ``layers`` are its blocks; the output is one more, as ``gpu_layers`` counts.
 
-    ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``.
+    ``bytes`` has, by device, ``weights``, ``kv``, ``compute`` and ``overhead``; the host is ``CPU``. Without
+    ``op_offload`` a card computes with the weights that it has alone.
     """
 
     file: str
@@ -25,6 +26,7 @@ class PlannedModel:
     bytes: dict[str, dict[str, Count]]
     n_cpu_ffn: Count = 0
     override_tensor: tuple[str, ...] = ()
+    op_offload: bool = True
 
 
 @dataclass(frozen=True, slots=True)

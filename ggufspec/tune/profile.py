@@ -131,6 +131,7 @@ def _settings(setting: TunedSetting, base: DecoderOptions) -> dict[str, object]:
         value = getattr(setting, name)
         found[name] = None if value == getattr(usual, name) else value
     found["override_tensor"] = [*setting.override_tensor] or None
+    found["no_op_offload"] = base.no_op_offload or None
     return found
 
 

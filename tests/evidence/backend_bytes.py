@@ -120,8 +120,7 @@ def main() -> None:
         folder = Path(name)
         asked = {plan: {card.name: card.description} for plan in PLANS}
         runs = {
-            plan: DryRuns(asked[plan], simulated=plan == "simulated", streams=True, rpc=(), folder=folder / plan)
-            for plan in PLANS
+            plan: DryRuns(asked[plan], simulated=plan == "simulated", rpc=(), folder=folder / plan) for plan in PLANS
         }
         with runs["here"], runs["simulated"]:
             for model in (one for one in SHAPES if one.startswith("tiny-")):

@@ -149,7 +149,7 @@ def main() -> None:
             header, _ = models[model] = model_of(folder, model)
             for family in families(header, model):
                 cards = dict.fromkeys(card_names(family.cards), "")
-                with DryRuns(cards, simulated=True, streams=True, rpc=(), folder=folder / "cache") as runs:
+                with DryRuns(cards, simulated=True, rpc=(), folder=folder / "cache") as runs:
                     row, unequal = compare(family, models[model], runs)
                 print(f"{model:22} {family.name:20} {row}", flush=True)
                 results[f"{model}, {family.name}"] = row | {"unequal": unequal}

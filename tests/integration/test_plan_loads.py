@@ -14,7 +14,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.llamacpp import dryrun, gguf
 from ggufspec.models.header import interpret
 from ggufspec.planning.dry_runs import DryRuns
-from ggufspec.planning.memory import HOST, Request, f16_scratch_bytes, layer_devices
+from ggufspec.planning.memory import HOST, Request, f16_scratch_bytes, fused_bytes, layer_devices
 from ggufspec.planning.plan import Card, Machine
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceProfile, MachineProfile
@@ -54,7 +54,7 @@ def cases():
 
 def test_every_plan_loads_within_its_budget(tiny, tmp_path):
     """One child process loads them all for real, with the decoder's own placements and contexts."""
-    runs, wanted, refused, scratches = [], [], [], []
+    runs, wanted, refused, hidden = [], [], [], []
     dry_runs = DryRuns({"RPC0": "a worker"}, simulated=True, rpc=(), folder=tmp_path)
     for target, draft, budget, options, acceptance in cases():
         here = Machine((Card("RPC0", "", budget, budget),), 8 << 30, 0, SPEED)
@@ -70,9 +70,17 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
                 parts.append((tiny[draft][2], option.draft, asked.draft.context))
             runs += [dryrun.Run(*part) for part in parts]
             wanted.append((option, budget, len(parts)))
-            header = asked.target.header  # what CUDA would take besides, and a worker on the CPU does not
-            devices = layer_devices(header.blocks, option.target, 1)
-            scratches.append(f16_scratch_bytes(header, devices, option.context, 2)[1])
+            # what a driver would take besides, and a worker on the CPU does not
+            subjects = [(asked.target.header, option.target, option.context)]
+            if option.draft is not None:
+                subjects.append((asked.draft.header, option.draft, asked.draft.context))
+            hidden.append(
+                sum(
+                    bound(header, layer_devices(header.blocks, placement, 1), context, 2)[1]
+                    for header, placement, context in subjects
+                    for bound in (f16_scratch_bytes, fused_bytes)
+                )
+            )
             more = replace(option.target, gpu_layers=option.target.gpu_layers + 1)
             if more.gpu_layers <= asked.target.header.layers:
                 subject = asked.target if option.draft else asked.target_only
@@ -85,8 +93,8 @@ def test_every_plan_loads_within_its_budget(tiny, tmp_path):
     assert len({option.target.gpu_layers for option, *_ in wanted}) > 4
 
     answers = iter(dryrun.ask(dryrun.Spec(simulated_devices=1, real=True), runs))
-    for (option, budget, parts), scratch in zip(wanted, scratches, strict=True):
+    for (option, budget, parts), more in zip(wanted, hidden, strict=True):
         loaded = [next(answers) for _ in range(parts)]
         assert not any(answer.error for answer in loaded)
         used = [answer.devices["RPC0"] for answer in loaded]
-        assert sum(one.weights + one.kv + one.compute for one in used) == option.used("RPC0").total - scratch <= budget
+        assert sum(one.weights + one.kv + one.compute for one in used) == option.used("RPC0").total - more <= budget

@@ -143,7 +143,10 @@ def test_without_a_driver_that_loads_everything_runs_on_the_cpu(command: Command
         found = json.loads(command("doctor", "--quick", "--json", VK_ICD_FILENAMES=str(path)).stdout)
         assert any("has Vulkan and finds no device" in one["text"] for one in found["findings"])
         done = command("run", "demo", "-ngl", "all", *PROMPT, "-n", "4", "--json", VK_ICD_FILENAMES=str(path))
-        assert json.loads(done.stdout)["tokens"]
+        answer = json.loads(done.stdout)
+        assert answer["tokens"]
+        assert answer["statistics"]["gpu_layers"] == 0
+        assert any("llama.cpp finds no GPU" in note for note in answer["notes"])
 
 
 def test_without_a_device_everything_runs_on_the_cpu(command: Command) -> None:

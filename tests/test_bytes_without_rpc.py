@@ -1,17 +1,19 @@
-"""Bytes of a head where no dry run can be made as on the card: sums, and the CPU's compute buffer."""
+"""Bytes where no dry run is as on the card: sums, the CPU's compute buffer, and copies of the host's weights."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
+from shapes import SHAPES, write
 
 from ggufspec import api
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.llamacpp import devices, dryrun
-from ggufspec.llamacpp.options import Placement
+from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.profile import bundled_folder
 from ggufspec.models.source import read_headers
 from ggufspec.planning.dry_runs import DryRuns
@@ -56,11 +58,8 @@ def requests(target: Path, head: Path, ctx_size: int) -> Iterator[Request]:
         yield from (request.draft.at(Placement(own), on) for own in ((layers,) if head == target else (0, 1, 99)))
 
 
-@pytest.mark.parametrize("kind", [SHIPPED, *heads.KINDS])
-def test_weights_and_caches_are_sums_and_buffers_are_not_too_small(
-    files: dict[str, tuple[Path, Path]], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = [one for ctx_size in (512, 8192) for one in requests(*files[kind], ctx_size)]
+def check(asked: Sequence[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and caches are as dry runs on a simulated card have them, and compute buffers are not below those."""
     with DryRuns({"GPU0": "a card"}, simulated=True, rpc=(), folder=tmp_path / "true") as dry_runs:
         truth = dry_runs(asked)
     assert not dry_runs.limits
@@ -78,3 +77,25 @@ def test_weights_and_caches_are_sums_and_buffers_are_not_too_small(
             one, other = true[name], estimate[name]
             assert (other.weights, other.kv, other.overhead) == (one.weights, one.kv, one.overhead)
             assert other.compute >= one.compute
+
+
+@pytest.mark.parametrize("kind", [SHIPPED, *heads.KINDS])
+def test_bytes_of_a_head(
+    files: dict[str, tuple[Path, Path]], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check([one for ctx_size in (512, 8192) for one in requests(*files[kind], ctx_size)], tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("tiny-")])
+def test_bytes_of_a_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "model.gguf", SHAPES[name])
+    (known,) = read_headers([path])
+    layers = known.header.layers
+    kept = {"n_cpu_moe" if known.header.experts else "n_cpu_ffn": layers}
+    placements = [*map(Placement, (0, 1, layers // 2, layers - 1, layers)), Placement(layers, **kept)]
+    contexts = [ContextOptions(size, width, 1, flash_attn="on") for size in (512, 8192) for width in (1, 16)]
+    check(
+        [Request(known.header, known.metadata_only, *one) for one in product(placements, contexts)],
+        tmp_path,
+        monkeypatch,
+    )
