@@ -544,15 +544,16 @@ def fused_bytes(header: ModelHeader, devices: Sequence[int], context: ContextOpt
     """What backends that fuse or reorder operations add to a compute buffer: activations that they keep for longer.
 
     At most: each expert's rows of a micro-batch until they are weighed (CUDA, Vulkan). Of a model without experts one
-    row of each token (Vulkan), unless it is dense and in part on the host with flash attention: there copies of the
-    host's weights are the most. A hybrid whole on the card without flash attention keeps a mask as well. Vulkan's own
-    dry runs are within it: docs/evidence/backend-bytes.json.
+    row of each token (Vulkan), unless it is dense and in part on the host with flash attention and ``op_offload``:
+    there copies of the host's weights are the most. A hybrid whole on the card without flash attention keeps a mask as
+    well. Vulkan's own dry runs are within it: docs/evidence/backend-bytes.json.
 
     Source: ``add_alloc_dep`` in ggml/src/ggml-cuda/ggml-cuda.cu, ``ggml_vk_graph_optimize`` in
     ggml/src/ggml-vulkan/ggml-vulkan.cpp.
     """
     whole, masked, hybrid = 0 not in devices, context.flash_attn == "off", any(header.recurrent)
-    size = 4 * context.computed * header.embedding * (header.experts_used or (whole or masked or hybrid))
+    kept = whole or masked or hybrid or not context.op_offload
+    size = 4 * context.computed * header.embedding * (header.experts_used or kept)
     if whole and masked and hybrid:
         size += 2 * context.computed * context.cells
     computed = devices[: header.blocks - header.nextn_blocks]

@@ -55,10 +55,13 @@ class Row:
 
 
 def more_families(header: ModelHeader, model: str) -> Iterator[Family]:
-    """Those of tests/evidence/memory.py on one card, a long context in f16, and feed-forward weights on the CPU."""
+    """Those of tests/evidence/memory.py on one card, a long context in f16, without copies of the host's weights, and
+    feed-forward weights on the CPU.
+    """
     yield from (family for family in families(header, model) if family.cards == 1)
     counts = tuple(Placement(count) for count in range(header.layers + 1))
     yield Family(model, "long", ContextOptions(32768, 256, 1, flash_attn="on"), counts, ())
+    yield Family(model, "no op offload", ContextOptions(4096, 9, 1, flash_attn="on", op_offload=False), counts, ())
     if not header.experts and any(header.cached):
         kept = tuple(Placement(header.layers, n_cpu_ffn=blocks) for blocks in range(1, header.blocks + 1))
         yield Family(model, "feed-forward on the CPU", ContextOptions(4096, 9, 1, flash_attn="on"), kept, ())
