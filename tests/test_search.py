@@ -201,7 +201,7 @@ def test_a_card_too_small_for_anything_is_left_alone(model):
     here = machine(0.3, overhead=200 * 2**20)
     plan = make_plan(ask(model), here)
     assert plan.target_only.target.gpu_layers <= 1
-    with pytest.raises(GgufspecError, match=r"budget is 0\.00 GiB"):
+    with pytest.raises(GgufspecError, match="budget is 0 MiB"):
         make_plan(ask(model), replace(here, headroom_bytes=GIB))
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from ggufspec.display import of_memory
 from ggufspec.errors import GgufspecError, ModelError
 from ggufspec.llamacpp.dryrun import CANNOT_LOAD
 from ggufspec.llamacpp.options import Placement, beyond_training, context_hint, load_hint, offloaded
@@ -478,8 +479,8 @@ class _Search:
             layers = target.header.layers
             fits = f"; {largest.placement.offloaded(layers - 1)} of {layers} layers fit" if largest else ""
         return GgufspecError(
-            f"{what} needs {needed / 2**30:.2f} GiB of {card.name} at least, and the budget is "
-            f"{self.machine.budget_bytes(card) / 2**30:.2f} GiB{fits}",
+            f"{what} needs {_finely(needed)} of {card.name} at least, and the budget is "
+            f"{_finely(self.machine.budget_bytes(card))}{fits}",
             hint,
         )
 
@@ -531,6 +532,11 @@ class _Search:
             header = subject.header
             if note := beyond_training(role, header.name, header.context_length, subject.context.ctx_size):
                 yield note
+
+
+def _finely(size: int) -> str:
+    """Memory to a few MiB, so that two sizes that differ look different."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else of_memory(size)
 
 
 def _at_length(
