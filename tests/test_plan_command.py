@@ -167,7 +167,7 @@ def test_more_memory_holds_more_layers(cli: Cli, files) -> None:
         (("--vram", "24G", "--acceptance", "2"), ("--acceptance",)),
         (("--vram", "24G", "--allow-kv", "q9_9"), ("q9_9", "q8_0")),
         (("--vram", "24G", "--n-cpu-moe", "3"), ("no experts", "--n-cpu-moe")),
-        (("--vram", "100M", "--headroom", "1G"), ("the budget is 0.00 GiB", "--headroom")),
+        (("--vram", "100M", "--headroom", "1G"), ("the budget is 0 MiB", "--headroom")),
         (("--vram", "24G", "-ctv", "q8_0", "-fa", "off"), ("quantized V cache", "-fa on")),
     ],
 )

@@ -38,7 +38,7 @@ from ggufspec.models.header import ModelHeader, block_of
 
 HOST = options.HOST
 
-ALIGNMENT = 32  # of ggml's buffers
+_ALIGNMENT = 32  # of ggml's buffers
 _CELLS = 256  # cells of a cache come in multiples: src/llama-context.cpp, src/llama-kv-cache-iswa.cpp
 _ALIKE_FROM = 3  # blocks in a row on a device; one more of them leaves the compute buffer as it is
 
@@ -393,7 +393,7 @@ def _sums(same: SameHeader, mtp: bool, override_tensor: tuple[str, ...]) -> _Sum
     outside: Counter[tuple[str, str]] = Counter()
     tied = 0
     for tensor, part in zip(header.tensors, parts(same, override_tensor), strict=True):
-        size, block = padded(tensor.size_bytes, ALIGNMENT), block_of(tensor)
+        size, block = padded(tensor.size_bytes, _ALIGNMENT), block_of(tensor)
         if block is None:
             outside[_place(tensor.name, header.architecture), part] += size
             tied += size if tensor.name == "token_embd.weight" and header.tied and not part else 0
@@ -440,7 +440,7 @@ def _kv(header: ModelHeader, devices: Sequence[int], context: ContextOptions, co
     transposed = context.flash_attn == "off" or header.architecture == "grok"
     widest = max(header.values(i) for i in range(header.blocks)) if transposed else 0
     (block_k, bytes_k), (block_v, bytes_v) = KV_TYPES[context.cache_type_k], KV_TYPES[context.cache_type_v]
-    state = padded(4 * header.conv_numbers, ALIGNMENT) + padded(4 * header.state_numbers, ALIGNMENT)
+    state = padded(4 * header.conv_numbers, _ALIGNMENT) + padded(4 * header.state_numbers, _ALIGNMENT)
     state *= _states(header, context)
     for i in range(header.blocks):
         if header.recurrent[i]:

@@ -16,7 +16,6 @@ from typing import Literal
 
 from ggufspec.models.header import ModelHeader, block_of
 from ggufspec.planning.memory import (
-    ALIGNMENT,
     HOST,
     ByDevice,
     Bytes,
@@ -24,7 +23,6 @@ from ggufspec.planning.memory import (
     Request,
     SameHeader,
     activation_bytes,
-    padded,
     streamed_bytes,
     streaming_card,
 )
@@ -84,7 +82,7 @@ def _heavier(one: SameHeader, like: SameHeader) -> int:
     """Bytes by which a weight of a block is larger than in a model of the same shape, at most."""
     sizes = {tensor.name: tensor.size_bytes for tensor in like.header.tensors}
     in_blocks = (tensor for tensor in one.header.tensors if block_of(tensor) is not None)
-    return max((padded(max(0, tensor.size_bytes - sizes[tensor.name]), ALIGNMENT) for tensor in in_blocks), default=0)
+    return max([0, *(tensor.size_bytes - sizes[tensor.name] for tensor in in_blocks)])
 
 
 def fits(plan: Plan, largest_context: int | None) -> Literal["whole", "partly", "no"]:

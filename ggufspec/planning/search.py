@@ -69,9 +69,10 @@ def _plan(request: PlanRequest, machine: Machine, dry_run: DryRun, *, confirms: 
     if target_only is None:
         raise search.too_large(asked.target_only, None)
     if asked is not request:
+        card = streaming_card(machine.card_names)
         notes.append(
-            f"{machine.cards[0].name} has no room to read prompts with the CPU's weights: the CPU does that, which is "
-            "slower (--no-op-offload)"
+            f"{card} has no room to read prompts with the CPU's weights: the CPU does that, which is slower "
+            "(--no-op-offload)"
         )
     pair, request = None, asked
     if request.draft is not None:
