@@ -59,6 +59,17 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """A time to wait: ``45 s``, ``3 min``, ``2 min 30 s``, ``1 h 10 min``; from a minute on to ten seconds."""
+    if seconds < 60:
+        return f"{max(round(seconds), 1)} s"
+    if seconds < 3600:
+        minutes, rest = divmod(round(seconds / 10) * 10, 60)
+        return f"{minutes} min" + (f" {rest} s" if rest and minutes < 10 else "")
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h" + (f" {minutes} min" if minutes else "")
+
+
 def number(value: float) -> str:
     """Three figures or so."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2

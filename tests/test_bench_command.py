@@ -33,13 +33,13 @@ def run(monkeypatch: pytest.MonkeyPatch, target: Path, draft: Path) -> Run:
         name = given.pair
         names.append(name)
         small = (
-            Measuring(prompts=["edit", "prose"], max_tokens=48, repetitions=7, minutes=2)
+            Measuring(prompts=["edit", "prose"], max_tokens=48, budget_s=45)
             if name == bench.BENCH_PAIR
             else Measuring()
         )
         return Pair(name or "files", target, draft, bench=small)
 
-    def measure(self: versus.Bench, progress: object) -> None:
+    def measure(self: versus.Bench, progress: object, note: object) -> None:
         seen.append((names[-1], self.experiment))
         raise KeyboardInterrupt
 
@@ -57,27 +57,50 @@ def test_without_a_pair_it_measures_the_expanded_one_and_says_how_long(
     run: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name, experiment = run()
-    assert (name, experiment.repetitions) == ("demo-360m", 7)
+    assert (name, experiment.repetitions, experiment.limit_s, experiment.cut) == ("demo-360m", None, 45, True)
     assert experiment.spec.prompts == tuple(prompt.text for prompt in PROMPTS[2:5])
     assert experiment.spec.max_tokens == 48
     first = capfd.readouterr().err.splitlines()[0]
-    assert first.startswith("measuring demo-360m: target-only, draft-only, speculative, 7 trials each; about 2 minutes")
+    assert first.startswith("measuring demo-360m: target-only, draft-only, speculative; at most 45 s after loading")
 
 
 def test_what_the_command_line_says_goes_over_the_profile(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     _, experiment = run("-n", "7", "-p", "a text", "-r", "3")
     assert (experiment.spec.prompts, experiment.spec.max_tokens, experiment.repetitions) == (("a text",), 7, 3)
-    assert "minutes" not in capfd.readouterr().err  # it is no longer what was timed
+    assert (experiment.limit_s, experiment.cut) == (None, False)  # exactly so many answers, of exactly so many tokens
+    assert "at most" not in capfd.readouterr().err
+    _, experiment = run("--budget", "1m", "-r", "3")
+    assert (experiment.limit_s, experiment.repetitions, experiment.cut) == (60, 3, True)
 
 
 def test_a_pair_that_is_named_is_measured_as_ever(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     name, experiment = run("demo")
-    assert experiment.repetitions == 5
+    assert (experiment.repetitions, experiment.limit_s) == (None, 180)
     assert (name, len(experiment.spec.prompts), experiment.spec.max_tokens) == ("demo", len(PROMPTS), 128)
     assert run("-m", "t.gguf", "-md", "d.gguf")[0] is None
     capfd.readouterr()
     run("demo", "-q")
     assert "measuring" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--budget", "0"), "not a duration"),
+        (("--budget", "soon"), "not a duration"),
+        (("--budget", "1m", "--sweep", "--draft-max", "1,2"), "--budget ends a bench of one setting"),
+    ],
+)
+def test_a_budget_is_a_time(arguments: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "demo", *arguments]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_a_budget_shorter_than_one_answer(cli: Cli) -> None:
+    done = cli("bench", "demo", "-p", "def main(", "-n", "1000", "--budget", "0.3s", "--json")
+    assert done.code == 2
+    assert "is too short for one answer" in done.document()["error"]
+    assert "--budget" in done.document()["hint"]
 
 
 def test_a_profile_knows_the_kinds_of_prompts_that_there_are() -> None:

@@ -22,7 +22,7 @@ import sys
 if "ggufspec.bench.trial" in sys.orig_argv:
     import os, resource
     from ggufspec.bench import trial
-    good = trial.run
+    good = trial.opened
     def bad(spec, emit, stopping):
         name = spec.draft.name if spec.draft else ""
         if "abort" in name:
@@ -32,7 +32,7 @@ if "ggufspec.bench.trial" in sys.orig_argv:
             limit = pages * resource.getpagesize() + (24 << 20)
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         return good(spec, emit, stopping)
-    trial.run = bad
+    trial.opened = bad
 """
 
 

@@ -376,3 +376,16 @@ def test_checking_a_link_to_nothing_leaves_it_alone(tmp_path):
     write_whole(link, "new")
     assert (tmp_path / "new").read_text() == "new"
     assert link.is_symlink()
+
+
+def test_a_bench_says_how_much_it_rests_on() -> None:
+    """A budget makes answers shorter, or fewer; what only informs is measured less in any case."""
+    pair = replace(PAIR, prompts=8, answers=12, tokens=8 * 38)
+    alone, draft = replace(pair), replace(ALONE, prompts=3, answers=3, tokens=96)
+    found = document(runs={"target_only": alone, "draft_only": draft, "speculative": pair})
+    said = "Measured: target-only, speculative on 8 prompts × 38 tokens, 1 to 2 times; "
+    said += "draft-only on 3 prompts × 32 tokens, once."
+    assert bench.rests_on(found) == said
+    assert said in bench.remarks(found)
+    assert said in bench.markdown(found)
+    assert bench.rests_on(document()) == ""  # of a document of before

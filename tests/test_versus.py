@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.bench import summary, trial, versus
+from ggufspec.bench import interleaved, summary, trial, versus
 from ggufspec.bench.history import record_results
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import WorkerError
+from ggufspec.errors import UsageError, WorkerError
 from ggufspec.llamacpp import library
 from ggufspec.models.profile import Pair, demo_pair
 from ggufspec.models.source import read_headers
@@ -294,34 +294,279 @@ def test_a_document_of_nothing(bench):
     assert (document.identical_output, document.verdict.worth_it) == (None, False)
 
 
-def test_a_run_that_crashes_costs_itself(bench, monkeypatch):
-    """It is not tried again, and the others are measured."""
-    tried = []
+class Machine:
+    """Loads and answers by arithmetic, on a clock of its own: a token of the target's takes 0.1 s, of a pair's less.
 
-    def measure(spec, *, verbose):
-        tried.append(spec)
-        if spec.draft is not None:
+    ``token_s`` of a way is a number, or a number by prompt; ``crashing`` are ways whose child dies.
+    """
+
+    def __init__(self, *, token_s=None, prompt_tokens=(11,) * 8, alone=True, crashing=(), dies_at_load=(), texts=None):
+        self.now, self.loads, self.asked, self.closed = 0.0, [], [], 0
+        self.token_s = {"target": 0.1, "draft": 0.01, "pair": 0.05} | (token_s or {})
+        self.prompt_tokens, self.alone, self.crashing, self.dies_at_load = prompt_tokens, alone, crashing, dies_at_load
+        self.texts = texts or {}
+
+    def clock(self):
+        return self.now
+
+    def opened(self, spec, _engine, **_):
+        kind = "pair" if spec.options.drafters else "draft" if spec.target == Path("d.gguf") else "target"
+        self.loads.append((kind, spec))
+        self.now += 1000.0  # loading is nobody's budget
+        if kind in self.dies_at_load:
             raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
-        return alone(10)
+        return Loaded(self, spec, kind)
 
-    monkeypatch.setattr(versus.trial, "measure", measure)
-    bench.run(lambda *_: None)
+
+class Loaded:
+    def __init__(self, machine, spec, kind):
+        self.machine, self.spec, self.kind = machine, spec, kind
+        self.ready = trial.Ready(1.0, machine.prompt_tokens[: len(spec.prompts)], machine.alone)
+
+    def ask(self, request):
+        machine, way = self.machine, request.alone or self.kind
+        prompts = range(len(self.spec.prompts)) if request.prompts is None else request.prompts
+        machine.asked.append((way, "warm-up" if request.warm_up else tuple(prompts), request.max_tokens))
+        if way in machine.crashing and not request.warm_up:
+            raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
+        answers = []
+        for prompt in prompts[:1] if request.warm_up else prompts:
+            tokens = 4 if request.warm_up else request.max_tokens or self.spec.max_tokens
+            each = machine.token_s[way]
+            seconds = tokens * (each if isinstance(each, float) else each[prompt])
+            took = statistics(tokens, seconds, max(tokens // 2, 1), (tokens // 2,), (tokens // 2,), 0.0, seconds)
+            machine.now += seconds + took.prompt_s
+            ids = machine.texts.get(way, tuple(range(tokens)))[:tokens]
+            answers.append(trial.Answer("", ids, took))
+        drafts = way == "pair"
+        return replace(
+            result(draft=0 if drafts and self.spec.draft else None, drafters=("draft",) if drafts else ()),
+            answers=tuple(answers),
+        )
+
+    def stop(self):
+        raise AssertionError("nothing here takes as long as the budget")
+
+    def close(self):
+        self.machine.closed += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def prompted(count, *, kinds=(), max_tokens=128, **options):
+    return trial.Spec(
+        Path("t.gguf"),
+        Path("d.gguf"),
+        replace(OPTIONS, gpu_layers=0, gpu_layers_draft=0, **options),
+        Sampling(seed=7),
+        tuple(f"prompt {i}" for i in range(count)),
+        max_tokens,
+        kinds=kinds,
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A bench of so many prompts on a machine of arithmetic; what it said, too."""
+    monkeypatch.setattr(versus, "machine_and_build", lambda system_info: {"cpu": "a cpu"})
+    monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: ())
+    monkeypatch.setattr(interleaved, "_fit_side_by_side", lambda specs: False)
+
+    def measure(machine, spec, repetitions=None, **more):
+        found = versus.Bench(
+            versus.Experiment(Pair("mine", spec.target, spec.draft), spec, repetitions, **more),
+            opened=machine.opened,
+            clock=machine.clock,
+        )
+        found.said = []
+        found.run(lambda *_: None, found.said.append)
+        return found
+
+    return measure
+
+
+def test_one_load_serves_the_ways_of_a_placement(measured):
+    """Each prompt is answered in every way before the next; the draft alone only a few times, shortly."""
+    machine = Machine()
+    bench = measured(machine, prompted(4, max_tokens=64), 2)
+    assert [kind for kind, _ in machine.loads] == ["pair", "pair"]  # the second one for the check in strict mode
+    assert machine.loads[1][1].options.strict
+    first = machine.asked[3:]  # after the warm-ups
+    assert [(way, prompt, tokens) for way, prompt, tokens in first[:6]] == [
+        ("target", (0,), 64),
+        ("pair", (0,), 64),
+        ("draft", (0,), 32),
+        ("pair", (1,), 64),
+        ("target", (1,), 64),
+        ("draft", (1,), 32),
+    ]
+    assert [len(one.answers) for one in bench.results["draft_only"]] == [3, 3]
+    assert [len(one.answers) for one in bench.results["speculative"]] == [4, 4]
     document = bench.document()
-    assert document.runs["target_only"].tokens_per_s.samples
-    assert document.runs["speculative"] is None
+    assert document.speedup.median == pytest.approx(2.0)
+    assert document.runs["target_only"].tokens_per_s.median == pytest.approx(10.0)
+    assert document.runs["draft_only"].tokens_per_s.median == pytest.approx(100.0)
+    assert bench.said == ["4 prompts × 64 tokens, 2 times: about 1 min 30 s"]
+    assert machine.closed == 2
+
+
+def test_the_first_pass_shares_the_budget(measured):
+    """The longer a pass takes, the shorter its answers are; faster answers leave the rest more time."""
+    machine = Machine(token_s={"target": 0.3, "pair": 0.15})
+    bench = measured(machine, prompted(8), budget_s=180.0)
+    lengths = bench.answers.lengths
+    assert len(lengths) == 8
+    assert 8 <= min(lengths) < max(lengths) < 128
+    assert bench.answers.spent_s <= 180
+    assert bench.answers.spent_s > 150
+    assert [len(one.answers) for one in bench.results["target_only"]] == [8]
+    settings = bench.document().settings
+    assert (settings["prompts"], settings["max_tokens"], settings["repetitions"]) == (8, max(lengths), 1)
+    assert bench.said == [f"8 prompts × about {lengths[0]} tokens: about 3 min"]
+
+
+def test_a_slow_pair_leaves_prompts_out_rather_than_a_few_tokens_of_each(measured):
+    kinds = ("code", "code", "prose", "prose", "list")
+    machine = Machine(token_s={"target": 1.0, "pair": 0.9}, prompt_tokens=(11,) * 5)
+    bench = measured(machine, prompted(5, kinds=kinds), budget_s=180.0)
+    assert 0 < bench.answers.prompts < 5
+    assert min(bench.answers.lengths) >= 32
+    assert bench.experiment.spec.kinds == ("code", "prose", "list", "code", "prose")  # those that are asked first
+    assert bench.experiment.spec.prompts[:3] == ("prompt 0", "prompt 2", "prompt 4")
+    assert bench.answers.spent_s <= 180
+
+
+@pytest.mark.parametrize(
+    ("cut", "budget_s", "hint"), [(True, 4.0, "--budget 8s"), (False, 20.0, "or fewer tokens with -n")]
+)
+def test_a_budget_shorter_than_one_answer_says_what_is_enough(measured, cut, budget_s, hint):
+    with pytest.raises(UsageError, match="too short for one answer") as caught:
+        measured(Machine(), prompted(8), budget_s=budget_s, cut=cut)
+    assert hint in caught.value.hint
+    enough = float(caught.value.hint.split()[1].rstrip("s,"))
+    assert measured(Machine(), prompted(8), budget_s=enough, cut=cut).results["target_only"]
+
+
+def test_it_stops_when_the_verdict_is_clear(measured):
+    bench = measured(Machine(token_s={"target": 0.01, "pair": 0.005}), prompted(8, max_tokens=32), budget_s=180.0)
+    assert len(bench.results["speculative"]) == 1
+    assert bench.document().verdict.text.startswith("Worth it: 2.00×")
+    assert bench.said == ["8 prompts × 32 tokens: 17 s to 3 min, until the verdict is clear"]
+
+
+def test_it_stops_when_the_speeds_are_the_same(measured):
+    bench = measured(Machine(token_s={"target": 0.01, "pair": 0.01}), prompted(8, max_tokens=32), budget_s=180.0)
+    assert len(bench.results["speculative"]) == 1
+    assert bench.document().speedup.ci95 == pytest.approx((1.0, 1.0))
+
+
+def test_what_is_not_clear_is_measured_until_the_budget_ends(measured):
+    """Here drafts help some prompts and harm others: more passes say so no better, up to the last that fits."""
+    pair = [0.05, 0.15, 0.05, 0.15, 0.06, 0.14, 0.08, 0.12]
+    machine = Machine(token_s={"target": 0.1, "pair": pair})
+    bench = measured(machine, prompted(8, max_tokens=32), budget_s=180.0)
+    assert len(bench.results["speculative"]) > 1
+    assert 100 < bench.answers.spent_s <= 180
+    assert bench.document().verdict.text.startswith("Not shown to be worth it: 1.00×")
+    pairs = zip(bench.results["speculative"], bench.results["target_only"], strict=True)
+    assert all(len(a.answers) == len(b.answers) for a, b in pairs)
+
+
+def test_repetitions_are_exactly_so_many(measured):
+    machine = Machine(token_s={"target": 0.01, "pair": 0.005})
+    bench = measured(machine, prompted(8, max_tokens=32), 4)
+    assert [len(results) for results in bench.results.values()] == [4, 4, 4]
+    assert bench.document().settings["budget_s"] is None
+    bench = measured(Machine(), prompted(8, max_tokens=32), 40, budget_s=60.0)
+    assert 0 < len(bench.results["speculative"]) < 40
+    assert bench.answers.spent_s <= 60
+
+
+def test_one_prompt_is_repeated_before_it_is_judged(measured):
+    bench = measured(Machine(), prompted(1, max_tokens=16), budget_s=180.0)
+    assert len(bench.results["speculative"]) == 6
+    assert bench.document().speedup.samples == pytest.approx((2.0,) * 6)
+
+
+def test_what_is_before_the_prompts_is_read_at_nobody_s_expense(measured):
+    machine = Machine(prompt_tokens=(1011,) * 3)
+    deep = replace(prompted(3, max_tokens=16), depth=1000)
+    bench = measured(machine, deep, 1, budget_s=60.0)
+    warm_ups = 3 * (0.5 + 4 * 0.1)
+    counted = replace(deep, depth=0, options=deep.options)
+    machine = Machine()
+    assert bench.answers.spent_s < measured(machine, counted, 1, budget_s=60.0).answers.spent_s < 60
+    assert bench.answers.spent_s > warm_ups
+
+
+def test_another_placement_is_another_load_and_a_pass_goes_on_with_the_one_that_is_open(measured):
+    machine = Machine()
+    spec = prompted(3, max_tokens=16)
+    bench = measured(machine, spec, 3, alone=replace(spec.options, gpu_layers=14, gpu_layers_draft=0))
+    assert [kind for kind, _ in machine.loads] == ["pair", "target", "pair", "target", "pair"]  # and the check
+    assert {mode: len(results) for mode, results in bench.results.items()} == dict.fromkeys(
+        (*versus.MODES, versus.AT_PAIR), 3
+    )
+    assert machine.loads[1][1].options.gpu_layers == 14
+    assert machine.closed == 5
+
+
+def test_a_pair_that_keeps_states_for_drafts_is_no_load_for_target_only(measured):
+    machine = Machine(alone=False)
+    measured(machine, prompted(3, max_tokens=16), 1)
+    assert [kind for kind, _ in machine.loads] == ["pair", "target", "pair", "target"]  # the last two for the check
+    assert ("draft", (0,), 16) in machine.asked  # the draft's own context is no other
+    assert "target" not in [way for way, what, _ in machine.asked[:2]]
+
+
+def test_a_run_that_crashes_costs_itself(measured):
+    """It is not tried again, and the others are measured, each in a load of its own."""
+    machine = Machine(crashing=("pair",))
+    bench = measured(machine, prompted(4, max_tokens=16), 2)
+    document = bench.document()
+    assert [len(bench.results[mode]) for mode in versus.MODES] == [2, 2, 0]
     assert document.failures["speculative"].error == "the driver most likely crashed"
     assert "not every run could be measured" in document.verdict.text
-    assert sum(spec.draft is not None for spec in tried) == 2  # the check of the text, and one trial
+    assert document.identical_output is None
+    assert [one for one in machine.asked if one[0] == "pair" and one[1] != "warm-up"] == [
+        ("pair", (0,), 16),
+        ("pair", (0, 1, 2), 0),  # the check of the text
+    ]
     assert any("was not measured" in line for line in bench_report.failures(document))
 
 
-def test_where_every_run_crashes_there_is_no_document(bench, monkeypatch):
-    def measure(spec, *, verbose):
-        raise WorkerError("the driver most likely crashed", "update it", "SIGSEGV")
+def test_a_pair_that_cannot_be_loaded_leaves_its_models_to_be_measured(measured):
+    bench = measured(Machine(dies_at_load=("pair",)), prompted(4, max_tokens=16), 1)
+    assert [len(bench.results[mode]) for mode in versus.MODES] == [1, 1, 0]
+    assert set(bench.crashes) == {"speculative"}
 
-    monkeypatch.setattr(versus.trial, "measure", measure)
+
+def test_where_every_run_crashes_there_is_no_document(measured):
     with pytest.raises(WorkerError, match="crashed"):
-        bench.run(lambda *_: None)
+        measured(Machine(dies_at_load=("pair", "target", "draft")), prompted(2), 1)
+
+
+def test_a_check_that_the_budget_leaves_no_time_for_is_left_out(measured):
+    machine = Machine(token_s={"target": 1.0, "pair": 1.0}, prompt_tokens=(200,))
+    bench = measured(machine, prompted(1, max_tokens=40), 1, budget_s=145.0, cut=False)
+    document = bench.document()
+    assert document.identical_output is None
+    assert bench_report.same_text(document) == (
+        "Whether a draft changes the text was not checked: the budget left no time for it."
+    )
+
+
+def test_divergences_are_looked_into_as_far_as_the_budget_goes(measured):
+    text = (*range(20), 99, *range(21, 128))
+    slow = measured(Machine(token_s={"target": 0.5, "pair": 0.25}, texts={"pair": text}), prompted(8), budget_s=180.0)
+    (note,) = [one for one in slow.document().notes if "the budget left no time" in one]
+    assert note.startswith(f"{slow.answers.prompts} answers with a draft differ from the one without")
+    fast = measured(Machine(texts={"pair": text}), prompted(8), 1)
+    assert not [one for one in fast.document().notes if "budget" in one]
 
 
 def test_what_each_mode_runs(bench):
@@ -365,18 +610,15 @@ def test_what_the_decoders_had_to_say_is_told_once(bench):
     assert bench.document().notes == ("busy", "a dead end")
 
 
-def test_a_divergence_is_judged_by_the_sampling_that_made_it(bench, monkeypatch):
-    asked = []
-    other = result(statistics(20, 1))
-    answer = replace(other.answers[0], tokens=(*range(9), 99, *range(10, 20)))
-    cut = replace(other.answers[0], tokens=tuple(range(12)))  # was stopped early, and says the same as far as it goes
-    other = replace(other, answers=(answer, cut))
-    drafted = replace(pair(5), answers=2 * pair(5).answers)
-    monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: asked.append(spec) or ())
-    monkeypatch.setattr(versus.trial, "measure", lambda spec, **_: drafted if spec.draft else other)
-    bench.run(lambda *_: None)
-    (case,) = asked[0].cases
+def test_a_divergence_is_judged_by_the_sampling_that_made_it(measured, monkeypatch):
+    """An answer that was stopped early says the same as far as it goes."""
+    seen = []
+    monkeypatch.setattr(versus.divergence, "explain", lambda spec, verbose: seen.append(spec) or ())
+    measured(Machine(texts={"target": (*range(9), 99, *range(10, 20))}), prompted(1, max_tokens=20), 1)
+    measured(Machine(texts={"target": tuple(range(12))}), prompted(1, max_tokens=20), 1)
+    (case,) = seen[0].cases
     assert (case.sampling, case.index, case.position) == (Sampling(seed=7), 0, 9)
+    assert seen[1].cases == ()
 
 
 def test_the_rival_runs_at_its_own_placement(bench):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import worker
 from ggufspec.bench import trial
-from ggufspec.bench.trial import WARM_UP_PROMPT, Answer, LoadedModel, Result, Spec
+from ggufspec.bench.trial import Answer, LoadedModel, Ready, Reply, Request, Spec
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
@@ -28,7 +28,7 @@ from ggufspec.settings import OPTIONS
 if TYPE_CHECKING:
     from ggufspec.decoding.hook import DraftModel
 
-__all__ = ["Result", "Spec", "check", "measure", "run"]
+__all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
 
 _WARM_UP_TOKENS = 8  # in the first rounds the hook learns how long the target takes
 
@@ -59,13 +59,15 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
             )
 
 
-def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
-    """Do the trial in this process; its events are those of :func:`ggufspec.bench.trial.run`."""
-    return trial.run(spec, emit, stopping, _llama)
+@contextlib.contextmanager
+def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[trial.Serving]:
+    """Load in this process; see :func:`ggufspec.bench.trial.opened`."""
+    with trial.opened(spec, emit, stopping, _llama, _WARM_UP_TOKENS) as serving:
+        yield serving
 
 
 @contextlib.contextmanager
-def _llama(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[trial.Engine]:  # noqa: ARG001
+def _llama(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
     """A ``Llama``, with a draft or without."""
     from ggufspec.llamacpp.hook import Borrowed, make_llama, scores_bytes  # which load llama_cpp: not in the parent
 
@@ -86,8 +88,8 @@ def _llama(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
             _loaded(draft.model, draft.model.gpu_layers) if draft else None,
             draft.drafters if draft else (),
             notes,
-            lambda: answering.answer(target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT], _WARM_UP_TOKENS),
-            lambda prompt: answering.answer(target.tokenize(prompt), spec.max_tokens),
+            target.tokenize,
+            lambda prompt, request: answering.answer(prompt, request.max_tokens),
         )
 
 
@@ -120,7 +122,7 @@ class _Answering:
     """A ``Llama`` that answers prompts, with a draft or without."""
 
     def __init__(
-        self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec, stopping: threading.Event
+        self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec, stopping: Callable[[], bool]
     ) -> None:
         self.llama, self.target, self.draft, self.stopping = llama, target, draft, stopping
         self.ctx_size, self.draft_max = spec.options.ctx_size, spec.options.draft_max
@@ -146,7 +148,7 @@ class _Answering:
             emitted.append(token)
             first_s = clock() - requested if first_s is None else first_s
             stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
-            if stop_reason or self.stopping.is_set():
+            if stop_reason or self.stopping():
                 break
         ended = clock()
         rounds = self.draft.rounds if self.draft else []
@@ -198,13 +200,3 @@ class _Answering:
             plain_rounds=found.plain_rounds + first,
             verify_s=found.decode_s - found.draft_s,
         )
-
-
-def measure(spec: Spec, *, verbose: bool = False) -> Result:
-    """Do the trial in a child process.
-
-    Raises:
-        GgufspecError: what the user can mend.
-        Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
-    """
-    return worker.call(__name__, spec, Result, verbose=verbose)

@@ -26,7 +26,8 @@ def bench_pair(
     *,
     prompts: Sequence[str] | None = None,
     max_tokens: int = 128,
-    repetitions: int = 5,
+    repetitions: int | None = None,
+    budget_s: float | None = None,
     sampling: Sampling | None = None,
     engine: str = "own",
     depth: int = 0,
@@ -37,8 +38,8 @@ def bench_pair(
 ) -> BenchDocument:
     r"""Measure target-only, draft-only and speculative decoding, and say whether it was worth it.
 
-    Trials are interleaved, each in a child process of its own, so that an abort of llama.cpp is an error and not the
-    end of the program. Target-only runs at its own best placement. What was learned of the pair's acceptance is kept in
+    Answers are interleaved, and given by child processes, so that an abort of llama.cpp is an error and not the end of
+    the program. Target-only runs at its own best placement. What was learned of the pair's acceptance is kept in
     the user's cache, for later plans.
 
     >>> from ggufspec import bench_pair
@@ -54,8 +55,9 @@ def bench_pair(
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         settings: options that go over the profile's, checked by type checkers, too.
         prompts: what is answered; eight short bundled ones by default.
-        max_tokens: of each answer, at most.
-        repetitions: trials of each run; an interval takes three.
+        max_tokens: of each answer, at most; a budget shortens them.
+        repetitions: answers to each prompt, exactly so many; as many as the verdict needs by default.
+        budget_s: seconds of answering, loading not counted; three minutes where there is no number of repetitions.
         sampling: temperature, truncation, seed and penalties; greedy by default.
         engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.hook.DraftModel`.
         depth: tokens of text in the cache before each prompt; the context holds them.
@@ -79,8 +81,11 @@ def bench_pair(
         raise UsageError("there is no prompt, or an empty one", "leave prompts out for the bundled ones")
     if depth < 0 or (depth and engine == "hook"):
         raise UsageError("depth is a number of tokens, and of our own loop", "depth=4096, engine='own'")
-    if repetitions < 1 or max_tokens < 1:
-        raise UsageError("a bench takes at least one trial of at least one token", "repetitions=5, max_tokens=128")
+    if max_tokens < 1 or (repetitions is not None and repetitions < 1) or (budget_s is not None and budget_s <= 0):
+        raise UsageError(
+            "a bench takes at least one answer of at least one token, and time for it",
+            "repetitions=5, max_tokens=128, budget_s=180",
+        )
     check_one_of(engine, versus.ENGINES, "engine")
     given = of_keywords(options, settings)
     files = api.files_of(pair, download=download, on_event=on_event)
@@ -105,14 +110,16 @@ def bench_pair(
     )
     trial.check_depth(spec, depth + 1)
     run = versus.Bench(
-        versus.Experiment(files, spec, repetitions, verbose, alone=places.alone, plan=places.plan, engine=engine)
+        versus.Experiment(
+            files, spec, repetitions, verbose, places.alone, places.plan, engine=engine, budget_s=budget_s
+        )
     )
 
     def progress(done: int, total: int, what: str) -> None:
         if on_event is not None:
             on_event({"event": "progress", "done": done, "total": total, "what": what})
 
-    run.run(progress)
+    run.run(progress, lambda text: on_event({"event": "note", "text": text}) if on_event else None)
     record_results(spec, run.results["speculative"])
     record_overhead(places, run.results["speculative"])
     record_speed(places, spec, run.results["target_only"])

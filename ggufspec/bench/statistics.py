@@ -1,11 +1,13 @@
-"""Medians with bootstrap intervals. Pure.
+"""Medians with bootstrap intervals, and means over prompts. Pure.
 
 Seeds are fixed, so that the same samples give the same interval.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist, fmean, median, stdev
 
 import numpy as np
 
@@ -33,3 +35,50 @@ def spread(samples: Sequence[float]) -> Spread:
 def paired_ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Spread:
     """Spread of the ratio, pair by pair; the pairs were measured next to each other in time."""
     return spread([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def mean_ratio(
+    numerators: Sequence[Sequence[float]], denominators: Sequence[Sequence[float]], kinds: Sequence[str] = ()
+) -> Spread:
+    """Ratio of two means over prompts, in which each kind of prompt counts alike, and each prompt of a kind.
+
+    Of a prompt's own repetitions it takes the median. The 95 % interval is that of the mean over prompts like these:
+    what scatters is the prompts, and how often one was repeated only makes it known better. It is Student's, on the
+    logarithm, with the ratio's variance by linearisation.
+
+    Args:
+        numerators: for each prompt, at least two, one value or more.
+        denominators: as many, measured beside them.
+        kinds: of the prompts; without, each is its own.
+
+    Source: Cochran 1977, Sampling Techniques, section 6.3 (the variance of a ratio).
+    """
+    count = len(numerators)
+    kinds = kinds or [str(i) for i in range(count)]
+    weights = [1 / kinds.count(kind) for kind in kinds]
+    weights = [weight * count / sum(weights) for weight in weights]
+    above, below = ([median(values) for values in rows] for rows in (numerators, denominators))
+    mean = fmean(w * b for w, b in zip(weights, below, strict=True))
+    ratio = fmean(w * a for w, a in zip(weights, above, strict=True)) / mean
+    parts = [w * (a - ratio * b) / mean for w, a, b in zip(weights, above, below, strict=True)]
+    half = student(count - 1) * stdev(parts) / math.sqrt(count) / ratio
+    samples = tuple(a / b for rows in zip(numerators, denominators, strict=True) for a, b in zip(*rows, strict=True))
+    return Spread(ratio, (ratio * math.exp(-half), ratio * math.exp(half)), samples)
+
+
+def student(freedom: int) -> float:
+    """Student's 97.5 % quantile: exact for one and two degrees of freedom, from three on to less than 1 %.
+
+    Source: Abramowitz and Stegun 1964, 26.7.5.
+    """
+    if freedom == 1:
+        return math.tan(math.pi * 0.475)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    z: float = NormalDist().inv_cdf(0.975)
+    powers = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + float(sum(term / freedom**power for power, term in enumerate(powers, 1)))

@@ -30,7 +30,12 @@ def alone(spec: trial.Spec) -> trial.Spec:
 
 def speed(result: trial.Result) -> float:
     """Σ tokens ÷ Σ seconds over a trial's answers, prompts not counted."""
-    statistics = [answer.statistics for answer in result.answers]
+    return speed_of(result.answers)
+
+
+def speed_of(answers: Iterable[trial.Answer]) -> float:
+    """The same of some answers."""
+    statistics = [answer.statistics for answer in answers]
     return sum(s.tokens for s in statistics) / max(sum(s.decode_s for s in statistics), 1e-9)
 
 
@@ -50,6 +55,8 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         "load_s": spread([result.load_s for result in results]).median,
         "prompt_tokens": sum(answer.statistics.prompt_decoded for answer in first.answers),
         "time_to_first_token_s": spread(waits).median if waits else None,
+        "prompts": len(first.answers),
+        "answers": len(every),
     }
     if not first.drafters:
         return Run(**base)

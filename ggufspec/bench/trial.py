@@ -1,4 +1,7 @@
-"""One measured run: load, warm up, answer every prompt. Runs in a child process (:mod:`ggufspec.worker`)."""
+"""Measured answers: a child process (:mod:`ggufspec.worker`) loads a pair once and answers prompts, in several ways.
+
+A trial is one load, a warm-up, and an answer to every prompt.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from ggufspec import worker
 from ggufspec.bench.prompts import at_depth
@@ -25,7 +30,7 @@ from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
 from ggufspec.schema.base import Failure
 
-WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of an answer to them that is not counted
+WARM_UP_PROMPT = 512  # tokens of the first prompt, of an answer that is not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Spec:
 
     ``depth`` tokens of text are in the cache before a prompt; reading them is not measured.
     With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
+    ``kinds`` are those of the prompts, where they have any.
     """
 
     target: Path
@@ -48,6 +54,7 @@ class Spec:
     rpc: tuple[str, ...] = ()
     grammar: str = ""
     depth: int = 0
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class Result:
     ``vram_bytes`` is what all cards' use rose by; without NVML, as far as the backend counts it. ``unwatched`` are the
     cards then.
 
+    ``peak_rss_bytes`` and ``vram_bytes`` are of all that the child had loaded, a draft that did not draft included.
     ``drafters`` are those that drafted, none in a target-only run; ``notes`` are the decoder's. ``energy_j`` is what
     all cards used from the first prompt to the last token, where NVML counts it, and ``others_cpus`` the CPUs that
     other programs kept busy meanwhile. ``system_info`` is llama.cpp's own line about its build.
@@ -122,15 +130,49 @@ def recorder(decoder: SpeculativeDecoder, emit: worker.Emit) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """A pair that is loaded: how many tokens its prompts have, with the text before them.
+
+    ``alone`` says whether target-only is as fast as in a load of its own: neither states nor hidden rows are kept for
+    drafts.
+    """
+
+    load_s: float
+    prompt_tokens: tuple[int, ...]
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Answers to the prompts of these indices, all of them by default, in one way.
+
+    ``alone`` is as of :meth:`SpeculativeDecoder.generate`; ``max_tokens`` the spec's where it is 0. With ``warm_up``
+    it is a short answer to the beginning of the first prompt, of which there are no events.
+    """
+
+    prompts: tuple[int, ...] | None = None
+    max_tokens: int = 0
+    alone: str = ""
+    warm_up: bool = False
+
+
+Reply = Result
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
-    """What answers prompts, with its models loaded. An answer is None where a stop came before its prompt was read."""
+    """What answers prompts, with its models loaded.
+
+    ``answer`` takes a prompt's tokens and a request; it gives None where a stop came before the prompt was read.
+    """
 
     target: LoadedModel
     draft: LoadedModel | None
     drafters: tuple[str, ...]
     notes: list[str]
-    warm_up: Callable[[], object]
-    answer: Callable[[str], Answer | None]
+    read: Callable[[str], list[int]]
+    answer: Callable[[list[int], Request], Answer | None]
+    alone: bool = True
 
 
 def check_depth(spec: Spec, longest: int) -> None:
@@ -149,88 +191,112 @@ def check_depth(spec: Spec, longest: int) -> None:
 
 
 @contextmanager
-def _decoder(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Engine]:
+def _decoder(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iterator[Engine]:
     """Our own loop."""
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
-        def read(prompt: str) -> list[int]:
-            return at_depth(decoder.target.tokenize, prompt, spec.depth)
-
-        if spec.depth:
-            check_depth(spec, max(len(read(prompt)) for prompt in spec.prompts))
-
-        def warm_up() -> None:
-            beginning = read(spec.prompts[0])[: spec.depth + WARM_UP_PROMPT]
-            for _ in decoder.generate(beginning, max_tokens=_WARM_UP_TOKENS, sampling=spec.sampling):
-                pass
-
-        def answer(prompt: str) -> Answer | None:
+        def answer(prompt: list[int], request: Request) -> Answer | None:
             text, tokens = [], []
             for emitted in decoder.generate(
-                read(prompt) if spec.depth else prompt,
+                prompt,
+                alone=request.alone,
                 cache_prompt=bool(spec.depth),
-                max_tokens=spec.max_tokens,
+                max_tokens=request.max_tokens,
                 sampling=spec.sampling,
-                stop=spec.stop,
-                grammar=spec.grammar,
-                trace=recorder(decoder, emit) if spec.trace else None,
-                stopping=stopping.is_set,
+                stop=() if request.warm_up else spec.stop,
+                grammar="" if request.warm_up else spec.grammar,
+                trace=recorder(decoder, emit) if spec.trace and not request.warm_up else None,
+                stopping=stopping,
             ):
                 text.append(emitted.text)
                 if emitted.token >= 0:
                     tokens.append(emitted.token)
-                if spec.stream:
+                if spec.stream and not request.warm_up:
                     emit({"event": "token", "token": emitted.token, "text": emitted.text, "source": emitted.source})
-                if stopping.is_set():
+                if stopping():
                     break
             assert decoder.statistics is not None
-            if stopping.is_set() and not decoder.statistics.tokens:
+            if stopping() and not decoder.statistics.tokens:
                 return None
             return Answer("".join(text), tuple(tokens), decoder.statistics)
 
-        yield Engine(*loaded_models(decoder), decoder.drafters, decoder.notes, warm_up, answer)
+        yield Engine(
+            *loaded_models(decoder),
+            decoder.drafters,
+            decoder.notes,
+            lambda prompt: at_depth(decoder.target.tokenize, prompt, spec.depth),
+            answer,
+            decoder.target_runs_alone,
+        )
 
 
-def run(
-    spec: Spec,
-    emit: worker.Emit,
-    stopping: threading.Event,
-    opened: Callable[[Spec, worker.Emit, threading.Event], AbstractContextManager[Engine]] = _decoder,
-) -> Result:
-    """Do the trial in this process; events ``loaded`` and ``answer`` tell how far it is.
+Opened = Callable[[Spec, worker.Emit, Callable[[], bool]], AbstractContextManager[Engine]]
 
-    Args:
-        spec: what to run.
-        emit: takes the events.
-        stopping: set when the trial shall end with what it has.
-        opened: loads what answers.
-    """
+
+@contextmanager
+def opened(
+    spec: Spec, emit: worker.Emit, stopping: threading.Event, engine: Opened = _decoder, warm_up_tokens: int = 4
+) -> Iterator[Serving]:
+    """Load in this process; an event ``loaded`` says so."""
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     vram_before = devices.used_bytes()
     began = time.perf_counter()
-    with opened(spec, emit, stopping) as engine:
-        load_s = time.perf_counter() - began
-        emit({"event": "loaded", "seconds": load_s})
-        engine.warm_up()
+    serving = Serving(spec, stopping, vram_before, warm_up_tokens)
+    with engine(spec, emit, lambda: serving.stopping.is_set()) as serving.engine:
+        serving.load_s = time.perf_counter() - began
+        serving.prompts = [serving.engine.read(prompt) for prompt in spec.prompts]
+        if spec.depth:
+            check_depth(spec, max(map(len, serving.prompts)))
+        emit({"event": "loaded", "seconds": serving.load_s})
+        yield serving
+
+
+class Serving:
+    """A pair that is loaded in this process, and answers requests; events ``answer`` tell how far it is."""
+
+    engine: Engine
+    load_s: float
+    prompts: list[list[int]]
+
+    def __init__(self, spec: Spec, stopping: threading.Event, vram_before: int, warm_up_tokens: int) -> None:
+        self.stopping = stopping
+        self._spec, self._vram_before, self._warm_up_tokens = spec, vram_before, warm_up_tokens
+
+    @property
+    def ready(self) -> Ready:
+        """What there is to say before the first request."""
+        return Ready(self.load_s, tuple(map(len, self.prompts)), self.engine.alone)
+
+    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Result:
+        """Answer the prompts of a request."""
+        self.stopping, engine = stopping, self.engine
+        request = replace(request, max_tokens=request.max_tokens or self._spec.max_tokens)
+        prompts = [self.prompts[i] for i in (range(len(self.prompts)) if request.prompts is None else request.prompts)]
+        if request.warm_up:
+            prompts = [prompts[0][: self._spec.depth + WARM_UP_PROMPT]]
+            request = replace(request, max_tokens=self._warm_up_tokens)
         answers: list[Answer] = []
         energy_before, cpu_before = gpus.energy_j(), host.cpu_use()
-        for prompt in spec.prompts:
-            if (answer := engine.answer(prompt)) is not None:
+        for prompt in prompts:
+            if (answer := engine.answer(prompt, request)) is not None:
                 answers.append(answer)
-                emit({"event": "answer", "index": len(answers) - 1})
+                if not request.warm_up:
+                    emit({"event": "answer", "index": len(answers) - 1})
             if stopping.is_set():
                 break
         energy_after, cpu_after = gpus.energy_j(), host.cpu_use()
+        writes = engine.draft if request.alone == "draft" else engine.target
+        assert writes is not None
         return Result(
             answers=tuple(answers),
-            target=engine.target,
-            draft=engine.draft,
-            load_s=load_s,
+            target=writes,
+            draft=None if request.alone else engine.draft,
+            load_s=self.load_s,
             peak_rss_bytes=host.peak_rss_bytes(),
-            vram_bytes=max(0, devices.used_bytes() - vram_before),
+            vram_bytes=max(0, devices.used_bytes() - self._vram_before),
             finished=not stopping.is_set(),
-            drafters=engine.drafters,
+            drafters=() if request.alone else engine.drafters,
             notes=tuple(engine.notes),
             energy_j=None if energy_before is None or energy_after is None else energy_after - energy_before,
             others_cpus=cpu_after.others_since(cpu_before),
@@ -239,14 +305,69 @@ def run(
         )
 
 
+class Load:
+    """A child process in which a pair is loaded, from the parent's side.
+
+    Args:
+        spec: what to load, and the prompts.
+        engine: the module of the job: this one, or :mod:`ggufspec.bench.hooked`.
+        on_event: takes its events.
+        verbose: let llama.cpp's log through to stderr.
+
+    Raises:
+        GgufspecError: what the user can mend.
+        Interrupted: Ctrl-C.
+    """
+
+    def __init__(
+        self, spec: Spec, engine: str = __name__, *, on_event: worker.Emit | None = None, verbose: bool = False
+    ) -> None:
+        self._session, self._on_event = worker.Session(verbose=verbose), on_event
+        self.ready = self._session.open(engine, spec, Ready, on_event=on_event)
+
+    def ask(self, request: Request) -> Result:
+        """Answer a request.
+
+        Raises:
+            GgufspecError: what the user can mend.
+            Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
+        """
+        return self._session.ask(request, Result, on_event=self._on_event)
+
+    def stop(self) -> None:
+        """Have the request that is being answered end with what it has; any thread may call this."""
+        self._session.stop()
+
+    def close(self) -> None:
+        """End the child."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Result:
-    """Do the trial in a child process.
+    """Do a trial in a child process of its own.
 
     Raises:
         GgufspecError: what the user can mend.
         Interrupted: Ctrl-C; its ``partial`` is the result so far, or None.
     """
-    return worker.call(__name__, spec, Result, on_event=on_event, verbose=verbose)
+    try:
+        load = Load(spec, on_event=on_event, verbose=verbose)
+    except worker.Interrupted:
+        raise worker.Interrupted(None) from None
+    with load:
+        try:
+            load.ask(Request(warm_up=True))
+        except worker.Interrupted:
+            raise worker.Interrupted(None) from None
+        return load.ask(Request())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
-"""Target-only against speculative: interleaved trials, paired ratios, one verdict."""
+"""Target-only against speculative: answers in turn, paired ratios, one verdict."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from ggufspec.bench import divergence, hooked, trial
-from ggufspec.bench.interleaved import Progress, in_turn
-from ggufspec.bench.statistics import paired_ratios
+from ggufspec.bench.interleaved import Answers, Progress, Way, asked
+from ggufspec.bench.statistics import mean_ratio, paired_ratios
 from ggufspec.bench.summary import (
     alone,
     busy_notes,
@@ -15,7 +16,7 @@ from ggufspec.bench.summary import (
     notes_of,
     plan_of,
     settings_of,
-    speed,
+    speed_of,
     summarise,
 )
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
@@ -31,13 +32,22 @@ ENGINES = ("own", "hook")
 MODES = ("target_only", "draft_only", "speculative")
 AT_PAIR = "target_only_at_pair"
 LLAMA_ALONE, LLAMA_HOOK = "llama_target_only", "llama_hook"
+BUDGET_S = 180.0
 _CHECK_PROMPTS, _CHECK_TOKENS = 3, 32
+_STRICT = 1.6  # times as long as usual, at most: single tokens are padded
+_EXPLAINED = 16  # times target-only's time of a text: docs of ggufspec.bench.divergence
 _FEWEST_TRIALS = 3
+_FEWEST_PROMPTS = 3  # that stand for others like them; fewer stand for themselves
+_FEWEST_PASSES = 6  # over fewer prompts, before an interval may end the measurement
+_PRECISE = 0.02  # of the speedup: half an interval that needs no more trials
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """What to compare: ``spec`` is the speculative run, draft and all; each mode is tried ``repetitions`` times.
+    """What to compare: ``spec`` is the speculative run, draft and all.
+
+    ``repetitions`` are passes over the prompts, exactly so many; None for as many as the verdict needs within
+    ``budget_s``, seconds of answering. With ``cut`` a budget may shorten the answers, not only leave prompts out.
 
     ``alone`` is how the rival runs: target-only at its own best placement, since the draft's memory would hold more of
     the target. Where that differs from the pair's, target-only is measured at the pair's placement too.
@@ -48,16 +58,23 @@ class Experiment:
 
     pair: Pair
     spec: trial.Spec
-    repetitions: int
+    repetitions: int | None = None
     verbose: bool = False
     alone: DecoderOptions | None = None
     plan: PlanDocument | None = None
     engine: str = "own"
+    budget_s: float | None = None
+    cut: bool = True
 
     @property
     def rival(self) -> DecoderOptions:
         """How target-only runs."""
         return self.alone or self.spec.options
+
+    @property
+    def limit_s(self) -> float | None:
+        """The budget, or the usual one where nothing else ends the measurement."""
+        return self.budget_s or (None if self.repetitions else BUDGET_S)
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -77,60 +94,98 @@ class SameText:
     divergences: tuple[Divergence, ...] = ()
 
 
-@dataclass
 class Bench:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
     what is there. A mode whose child process crashes is not tried again; the others go on.
+
+    Args:
+        experiment: what to compare.
+        opened: opens a load.
+        clock: seconds.
     """
 
-    experiment: Experiment
-    results: dict[str, list[trial.Result]] = field(init=False)
-    crashes: dict[str, WorkerError] = field(default_factory=dict)
-    own: SameText = field(default_factory=SameText)
-    hook: SameText = field(default_factory=SameText)
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        opened: Callable[..., trial.Load] = trial.Load,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.experiment = experiment = replace(experiment, spec=_by_kind(experiment.spec))
+        self.own, self.hook = SameText(), SameText()
+        self._opened = opened
+        self.answers = Answers(
+            {mode: self._way(mode) for mode in experiment.modes},
+            "speculative",
+            budget_s=experiment.limit_s,
+            repetitions=experiment.repetitions,
+            cut=experiment.cut,
+            verbose=experiment.verbose,
+            opened=opened,
+            clock=clock,
+        )
+        self.results, self.crashes = self.answers.results, self.answers.crashes
+        self._cut_off: list[str] = []
 
-    def __post_init__(self) -> None:
-        self.results = {mode: [] for mode in self.experiment.modes}
+    def run(self, progress: Progress, note: Callable[[str], None] = lambda _: None) -> None:
+        """Measure, then check identity in strict mode, and look where answers diverge.
 
-    def run(self, progress: Progress) -> None:
-        """Check identity in strict mode (which warms up the files' cache too), then measure.
+        Args:
+            progress: told of what is done.
+            note: takes a sentence on how long it will take, once that is known.
 
         Raises:
+            UsageError: the budget is too short for one answer.
             GgufspecError: a trial failed in a way that the user can mend, or every mode crashed.
             KeyboardInterrupt: Ctrl-C.
         """
-        modes, spec, hook = self.experiment.modes, self.experiment.spec, self.experiment.engine == "hook"
-        done = 4 if hook else 2
-        total = done + self.experiment.repetitions * len(modes)
-        self._check_own(lambda half: progress(half, total, "warm-up and identity check"))
-        if hook:
-            greedy = replace(spec, sampling=replace(spec.sampling, temperature=0.0))
-            self.hook = self._check(
-                hooked.measure, greedy, lambda half: progress(2 + half, total, "identity check of the hook")
-            )
-            self.hook.note += ", greedy, of Llama with the hook and without"
-        for repetition in range(self.experiment.repetitions):
-            for mode in in_turn(modes, repetition):
-                progress(done, total, mode.replace("_", "-"))
-                self._try(mode)
-                done += 1
+        spec, hook = self.experiment.spec, self.experiment.engine == "hook"
+        self.answers.measure(progress, note, self._enough)
         if not any(self.results.values()) and self.crashes:
             raise next(iter(self.crashes.values()))
-        progress(total, total, "divergences")
+        progress(1, 1, "identity check")
+        self._check_own()
+        if hook:
+            greedy = replace(spec, sampling=replace(spec.sampling, temperature=0.0))
+            self.hook = self._check(greedy, hooked.__name__)
+            self.hook.note += ", greedy, of Llama with the hook and without"
+        progress(1, 1, "divergences")
         if spec.options.accept == "exact":
             self.own.divergences = self._divergences("target_only", "speculative")
         if spec.sampling.temperature == 0:  # above, Llama's random numbers are its own
             self.hook.divergences = self._divergences(LLAMA_ALONE, LLAMA_HOOK)
 
-    def _try(self, mode: str) -> None:
-        """One trial of a mode, unless one of them has crashed."""
-        if mode in self.crashes:
-            return
-        measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
-        try:
-            self.results[mode].append(measure(self.spec_of(mode), verbose=self.experiment.verbose))
-        except WorkerError as error:
-            self.crashes[mode] = error
+    def _way(self, mode: str) -> Way:
+        """How a mode is answered. A load of the pair answers for the target where the options are the same."""
+        spec = self.spec_of(mode)
+        same = replace(
+            self.experiment.rival,
+            gpu_layers_draft=self.experiment.spec.options.gpu_layers_draft,
+            draft_split=self.experiment.spec.options.draft_split,
+            draft_max=self.experiment.spec.options.draft_max,
+        )
+        if mode in (LLAMA_ALONE, LLAMA_HOOK):
+            return Way(spec, hooked.__name__)
+        if mode == "target_only":
+            return Way(spec, shared="target" if same == self.experiment.spec.options else None)
+        return Way(
+            spec,
+            shared={"speculative": "", "draft_only": "draft", AT_PAIR: "target"}[mode],
+            aside=mode in ("draft_only", AT_PAIR),
+        )
+
+    def _enough(self) -> bool:
+        """Whether the verdict is clear, or so precise that more answers would not change it."""
+        pairs = [("speculative", "target_only")]
+        pairs += [(LLAMA_HOOK, LLAMA_ALONE)] if self.experiment.engine == "hook" else []
+        return all(self._is_clear(self._speedup(*pair)) for pair in pairs)
+
+    def _is_clear(self, speedup: Spread | None) -> bool:
+        if speedup is None:  # one of them has crashed
+            return True
+        low, high = speedup.ci95
+        few = self.answers.prompts < _FEWEST_PROMPTS and len(self.results["speculative"]) < _FEWEST_PASSES
+        return not few and (low > 1 or high < 1 or high - low <= 2 * _PRECISE * speedup.median)
 
     def spec_of(self, mode: str) -> trial.Spec:
         """The trial of one mode."""
@@ -152,7 +207,7 @@ class Bench:
         )
         return alone(replace(spec, target=spec.draft, options=options))
 
-    def _check_own(self, progress: Callable[[int], None]) -> None:
+    def _check_own(self) -> None:
         """Text with a draft and without, in strict mode, placed alike."""
         spec = self.experiment.spec
         # Strict mode keeps whole caches where a model has windows, for which a long context may leave no room
@@ -160,7 +215,7 @@ class Bench:
         ctx_size = min(spec.options.ctx_size, max(OPTIONS["ctx_size"].default, longest))
         strict = replace(spec, options=replace(spec.options, strict=True, accept="exact", ctx_size=ctx_size))
         try:
-            self.own = self._check(trial.measure, strict, progress)
+            self.own = self._check(strict, trial.__name__)
         except WorkerError as error:
             self.own = SameText(None, error.message)
             return
@@ -169,51 +224,78 @@ class Bench:
                 raise
             self.own = SameText(None, error.message)
             return
-        self.own.note += " in strict mode" + ("" if spec.options.accept == "exact" else " under the exact rule")
+        if self.own.identical is not None:
+            self.own.note += " in strict mode" + ("" if spec.options.accept == "exact" else " under the exact rule")
 
-    def _check(
-        self, measure: Callable[..., trial.Result], spec: trial.Spec, progress: Callable[[int], None]
-    ) -> SameText:
+    def _check(self, spec: trial.Spec, engine: str) -> SameText:
         """Whether short answers are the same with a draft and without, placed alike."""
-        most = min(_CHECK_TOKENS, spec.max_tokens)
-        short = replace(spec, prompts=spec.prompts[:_CHECK_PROMPTS], max_tokens=most, depth=0)
-        results = []
-        for half, one in enumerate((short, alone(short))):
-            progress(half)
-            results.append(measure(one, verbose=self.experiment.verbose))
-        drafted, plain = ([answer.tokens for answer in result.answers] for result in results)
+        size = self._check_size(spec)
+        late = SameText(None, "the budget left no time for it")
+        if size is None:
+            return late
+        short = replace(spec, prompts=spec.prompts[: size[0]], max_tokens=size[1], depth=0)
+        found: list[trial.Result] = []
+        for one in (short, alone(short)):
+            with self._opened(one, engine, verbose=self.experiment.verbose) as load:
+                found.append(self.answers.ask(load, trial.Request()))
+                if one.draft is not None and engine == trial.__name__ and load.ready.alone:
+                    found.append(self.answers.ask(load, trial.Request(alone="target")))
+            if len(found) == 2:
+                break
+        if not all(result.finished for result in found):
+            return late
+        drafted, plain = ([answer.tokens for answer in result.answers] for result in found)
         compared = f"{sum(map(len, plain))} tokens of {counted(len(plain), 'answer')} compared"
         return SameText(drafted == plain, compared)
 
+    def _check_size(self, spec: trial.Spec) -> tuple[int, int] | None:
+        """How many prompts and tokens a check compares; None where the budget leaves no time for any."""
+        most = min(_CHECK_TOKENS, spec.max_tokens)
+        both = [mode for mode in ("target_only", "speculative") if self.results[mode]]
+        for prompts in range(min(_CHECK_PROMPTS, len(spec.prompts)), 0, -1):
+            for tokens in (most, most // 2, most // 4):
+                cost_s = sum(_STRICT * self.answers.cost_s(mode, i, tokens) for mode in both for i in range(prompts))
+                if tokens and cost_s < self.answers.left_s:
+                    return prompts, tokens
+        return None
+
     def _divergences(self, without: str, drafted: str) -> tuple[Divergence, ...]:
-        """Where the answers of one mode leave those of another, explained."""
+        """Where the answers of one mode leave those of another, explained as far as the budget goes."""
         spec = self.experiment.spec
         if not (self.results.get(without) and self.results.get(drafted)):
             return ()
-        answers = zip(self.results[without][0].answers, self.results[drafted][0].answers, strict=True)
-        cases = tuple(
+        answers = zip(self.results[without][0].answers, self.results[drafted][0].answers, strict=False)
+        cases = [
             divergence.Case(index, spec.prompts[index], alone.tokens, drafted.tokens, spec.sampling)
             for index, (alone, drafted) in enumerate(answers)
             if any(a != b for a, b in zip(alone.tokens, drafted.tokens, strict=False))  # one may have been cut short
-        )
+        ]
+        left_s, explained = self.answers.left_s, list[divergence.Case]()
+        for case in cases:
+            left_s -= self.answers.cost_s("target_only", case.index, _EXPLAINED * (case.position + 1))
+            if left_s > 0:
+                explained.append(case)
+        if late := len(cases) - len(explained):
+            self._cut_off.append(
+                f"{counted(late, 'answer')} with a draft {'differs' if late == 1 else 'differ'} from the one without, "
+                "as rounding can make them at near ties; the budget left no time to look for the reason"
+            )
         return divergence.explain(
-            divergence.Spec(spec.target, spec.options, cases, spec.rpc, spec.depth), verbose=self.experiment.verbose
+            divergence.Spec(spec.target, spec.options, tuple(explained), spec.rpc, spec.depth),
+            verbose=self.experiment.verbose,
         )
 
     def document(self, *, interrupted: bool = False) -> BenchDocument:
         """Everything that has been measured so far."""
         spec = self.experiment.spec
-        runs: dict[str, Run | SpeculativeRun | None] = {
-            mode: summarise(results, lossy=is_lossy(spec.options.accept)) if results else None
-            for mode, results in self.results.items()
-        }
+        runs = {mode: self._summary(mode) if results else None for mode, results in self.results.items()}
         speedup = self._speedup("speculative", "target_only")
         return BenchDocument(
             pair=self.experiment.pair.describe(),
             machine=machine_and_build(next((r.system_info for rs in self.results.values() for r in rs), ""))
             | {"others_cpus": {m: [r.others_cpus for r in rs] for m, rs in self.results.items()}},
             plan=plan_of(self.results) | ({"planned": asdict(self.experiment.plan)} if self.experiment.plan else {}),
-            settings=settings_of(spec) | {"repetitions": self.experiment.repetitions},
+            settings=settings_of(spec) | self._extent(),
             runs=runs,
             speedup=speedup,
             identical_output=self.own.identical,
@@ -222,6 +304,7 @@ class Bench:
             verdict=judge(speedup, runs["target_only"], runs["speculative"], crashed=bool(self.crashes)),
             notes=(
                 *notes_of(self.results["speculative"]),
+                *self._cut_off,
                 *busy_notes(result for results in self.results.values() for result in results),
             ),
             interrupted=interrupted,
@@ -229,9 +312,47 @@ class Bench:
             failures={mode: Failure(error.message, error.hint) for mode, error in self.crashes.items()},
         )
 
+    def _extent(self) -> dict[str, object]:
+        """How much was measured: most of all of what was compared."""
+        passes = max((len(results) for results in self.results.values()), default=0)
+        return {
+            "repetitions": self.experiment.repetitions or passes,
+            "prompts": self.answers.prompts,
+            "max_tokens": max(self.answers.lengths, default=self.experiment.spec.max_tokens),
+            "budget_s": self.experiment.limit_s,
+            "spent_s": self.answers.spent_s if self.experiment.limit_s else None,
+        }
+
+    def _summary(self, mode: str) -> Run | SpeculativeRun:
+        """One row of the table. Of three prompts and more its speed is the mean, as that of the speedup."""
+        results = self.results[mode]
+        row = summarise(results, lossy=is_lossy(self.experiment.spec.options.accept))
+        rows = [[_token_s(one.answers[i]) for one in results if i < len(one.answers)] for i in range(asked(results))]
+        if len(rows) < _FEWEST_PROMPTS:
+            return row
+        kinds = self.experiment.spec.kinds[: len(rows)]
+        return replace(row, tokens_per_s=mean_ratio([[1.0] * len(found) for found in rows], rows, kinds))
+
     def _speedup(self, mode: str, rival: str) -> Spread | None:
-        paired = list(zip(self.results[mode], self.results[rival], strict=False))
-        return paired_ratios([speed(a) for a, _ in paired], [speed(b) for _, b in paired]) if paired else None
+        """Of one way over another, answer by answer; of one prompt or two pass by pass."""
+        ours, theirs = self.results[mode], self.results[rival]
+        prompts = min(asked(ours), asked(theirs))
+        if not prompts:
+            return None
+        both = [
+            (a.answers[:most], b.answers[:most])
+            for a, b in zip(ours, theirs, strict=False)
+            if (most := min(len(a.answers), len(b.answers)))
+        ]
+        if prompts < _FEWEST_PROMPTS:
+            whole = [pair for pair in both if len(pair[0]) == prompts]
+            return paired_ratios([speed_of(a) for a, _ in whole], [speed_of(b) for _, b in whole])
+        rows = [[(_token_s(a[i]), _token_s(b[i])) for a, b in both if i < len(a)] for i in range(prompts)]
+        return mean_ratio(
+            [[theirs for _, theirs in row] for row in rows],
+            [[ours for ours, _ in row] for row in rows],
+            self.experiment.spec.kinds[:prompts],
+        )
 
     def _hook(self) -> HookComparison:
         """``Llama`` with the hook against ``Llama`` alone and against our own loop."""
@@ -245,6 +366,19 @@ class Bench:
             text=_hook_text(over_alone, over_own),
             notes=notes_of(self.results[LLAMA_HOOK]),
         )
+
+
+def _by_kind(spec: trial.Spec) -> trial.Spec:
+    """The prompts so that the first ones are of as many kinds as they can be."""
+    ranks = [(spec.kinds[:i].count(kind), i) for i, kind in enumerate(spec.kinds)]
+    order = [i for _, i in sorted(ranks)]
+    if not order:
+        return spec
+    return replace(spec, prompts=tuple(spec.prompts[i] for i in order), kinds=tuple(spec.kinds[i] for i in order))
+
+
+def _token_s(answer: trial.Answer) -> float:
+    return max(answer.statistics.decode_s, 1e-9) / max(answer.statistics.tokens, 1)
 
 
 def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:

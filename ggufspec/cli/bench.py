@@ -13,16 +13,16 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
-from ggufspec.cli.parameters import Swept, takes
+from ggufspec.cli.parameters import Swept, seconds, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
-from ggufspec.display import counted
+from ggufspec.display import duration
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
 from ggufspec.settings import DRAFTERS, Settings, parse_drafters
 
 if TYPE_CHECKING:
     from ggufspec.schema.bench import BenchDocument
 
-TOKENS, TRIALS = 128, 5
+TOKENS, SWEPT_TRIALS = 128, 5
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 
 
@@ -39,6 +39,15 @@ def bench(
         Engine,
         typer.Option("--engine", metavar="own|hook", help="hook: llama-cpp-python's Llama with our draft, too."),
     ] = Engine.OWN,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            parser=seconds,
+            help="Stop after this long, loading not counted: 90s, 10m.  [the profile's, or 3m; no limit with -r]",
+        ),
+    ] = None,
     depth: Annotated[
         int,
         typer.Option(
@@ -55,15 +64,19 @@ def bench(
             *("context", "sampling", "results", "exports"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
             predict={"shown": f"the profile's, or {TOKENS}"},
-            repetitions={"shown": f"the profile's, or {TRIALS}"},
+            repetitions={
+                "help": "Answers to each prompt, exactly so many.",
+                "shown": f"as many as the verdict needs; {SWEPT_TRIALS} with --sweep",
+            },
         ),
     ],
     swept: Swept | None,
 ) -> int:
     """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
 
-    Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used. Without a
-    pair, demo-360m: the demo pair at the cost of a real one, in about two minutes.
+    Answers are interleaved. It ends when the verdict is clear, and at the latest after --budget: then answers are
+    shorter, or prompts fewer, and the result says so. Without -p or -f, eight short bundled prompts are used. Without a
+    pair, demo-360m: the demo pair at the cost of a real one, in less than a minute.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command measures what is missing, --fresh everything again.
@@ -90,6 +103,8 @@ def bench(
         raise UsageError("--depth measures our own loop", "leave --depth or --engine hook away")
     if swept and engine == "hook":
         raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
+    if swept and budget:
+        raise UsageError("--budget ends a bench of one setting", "a sweep that is interrupted goes on where it was")
     own_prompt = inputs.read_prompt(given.prompt, given.file)
     check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
@@ -103,8 +118,7 @@ def bench(
     if not given.given(("pair", "model", "model_draft", "hf_repo", "hf_repo_draft")):
         given = replace(given, pair=BENCH_PAIR)
     pair = inputs.pair(given, need_draft=any(row.needs_file for row in wanted), no_draft=no_draft)
-    is_usual = (given.predict, given.repetitions, own_prompt) == (None, None, None)
-    repetitions = given.repetitions or pair.bench.repetitions or TRIALS
+    repetitions = given.repetitions or pair.bench.repetitions
     kinds = pair.bench.prompts or {p.kind for p in PROMPTS}
     spec = Spec(
         target=pair.target,
@@ -117,7 +131,9 @@ def bench(
         depth=depth,
     )
     if swept:
-        return sweeping.measure(sweeping.prepare(pair, spec, swept, given, repetitions=repetitions), given)
+        return sweeping.measure(
+            sweeping.prepare(pair, spec, swept, given, repetitions=repetitions or SWEPT_TRIALS), given
+        )
     if given.drafter is None and pair.settings.drafter == "none":
         ui.note(f"the profile of {pair.name} turns speculation off: measured as with --drafter both")
         given = replace(given, drafter="both")
@@ -129,13 +145,25 @@ def bench(
         hooked.check(resolved.alone, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
     check_depth(spec, depth + 1)  # the prompts' tokens are counted when the model is loaded
-    run = Bench(Experiment(pair, spec, repetitions, ui.flags().verbose, resolved.alone, resolved.plan, engine))
-    if not ui.flags().json:
-        modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
-        minutes = f"; about {pair.bench.minutes:g} minutes on two cores" if is_usual and pair.bench.minutes else ""
-        ui.note(f"measuring {pair.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
+    run = Bench(
+        Experiment(
+            pair,
+            spec,
+            repetitions,
+            ui.flags().verbose,
+            resolved.alone,
+            resolved.plan,
+            engine,
+            budget_s=budget or (None if repetitions else pair.bench.budget_s),
+            cut=given.predict is None,
+        )
+    )
+    said = (lambda _: None) if ui.flags().json else ui.note
+    modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
+    limit = run.experiment.limit_s
+    said(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
     with interruptible(lambda: any(run.results.values())) as state, ui.progress() as progress:
-        run.run(progress)
+        run.run(progress, said)
     record_results(spec, run.results["speculative"])
     record_overhead(resolved, run.results["speculative"])
     record_speed(resolved, spec, run.results["target_only"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +51,14 @@ class Swept:
     def put(self, settings: Settings, value: Any) -> Settings:
         """The settings with one of the values."""
         return replace(settings, **{self.option.name: value})
+
+
+def seconds(text: str) -> float:
+    """``--budget``: 90s, 10m, 1.5h; a bare number is minutes."""
+    found = re.fullmatch(r"\s*(\d{1,6}(?:\.\d+)?)([smh]?)\s*", text)
+    if found is None or not float(found[1]):
+        raise typer.BadParameter(f"{text!r} is not a duration: 90s, 10m or 2h")
+    return float(found[1]) * {"s": 1.0, "": 60.0, "m": 60.0, "h": 3600.0}[found[2]]
 
 
 class Typed(frozenset[str]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from ggufspec import api
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import seconds, takes
 from ggufspec.cli.plan import measure_if_due
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
 from ggufspec.display import counted
@@ -21,22 +20,14 @@ if TYPE_CHECKING:
     from ggufspec.schema.tune import TuneDocument
 
 _SHOWN = 10  # settings, without --explain
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _seconds(text: str) -> str:
-    """``--budget``: 90s, 10m, 1.5h; a bare number is minutes."""
-    if not re.fullmatch(r"\d{1,6}(\.\d+)?[smh]?", text.strip()) or not re.search(r"[1-9]", text):
-        raise typer.BadParameter(f"{text!r} is not a duration: 90s, 10m or 2h")
-    return text.strip()
 
 
 def tune(
     *,
     budget: Annotated[
-        str | None,
+        float | None,
         typer.Option(
-            "--budget", metavar="TIME", parser=_seconds, help="Stop after this long: 90s, 10m, 2h.  [no limit]"
+            "--budget", metavar="TIME", parser=seconds, help="Stop after this long: 90s, 10m, 2h.  [no limit]"
         ),
     ] = None,
     threshold: Annotated[
@@ -99,7 +90,7 @@ def tune(
         planned,
         prompt=own_prompt,
         threshold=threshold / 100,
-        budget_s=None if budget is None else _in_seconds(budget),
+        budget_s=budget,
         verbose=ui.flags().verbose,
     )
     path = log_path(folder(given), experiment)
@@ -131,10 +122,6 @@ def tune(
         ui.failure("every setting failed", "ggufspec doctor; -v shows llama.cpp's log")
         return 1
     return code
-
-
-def _in_seconds(text: str) -> float:
-    return float(text[:-1]) * _UNITS[text[-1]] if text[-1] in _UNITS else float(text) * _UNITS["m"]
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------------------

@@ -348,6 +348,11 @@ class SpeculativeDecoder:
             self._latency.save()
 
     @property
+    def target_runs_alone(self) -> bool:
+        """Whether ``alone="target"`` is as fast as a decoder without drafters: nothing is kept aside for drafts."""
+        return self._head is None and self._target.rewind_kind == "exact"
+
+    @property
     def drafters(self) -> tuple[str, ...]:
         """Who drafts; none in a target-only decoder."""
         return tuple(drafter.name for drafter in self._drafters)

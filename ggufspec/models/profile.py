@@ -121,13 +121,13 @@ def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa
 class Measuring(_Strict):
     """Defaults of ``bench`` for the profile's pair.
 
-    ``prompts`` are kinds of bundled prompts, ``minutes`` is the approximate duration on two cores.
+    ``prompts`` are kinds of bundled prompts; ``budget_s`` is for a bench without a number of repetitions.
     """
 
     prompts: list[Literal["code", "edit", "prose", "list", "numbers", "noise"]] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     repetitions: Annotated[int, Field(ge=1, le=_MOST)] | None = None
-    minutes: Annotated[float, Field(gt=0)] | None = None
+    budget_s: Annotated[float, Field(gt=0)] | None = None
 
 
 class Tuned(_Strict):

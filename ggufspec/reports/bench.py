@@ -59,7 +59,7 @@ def _by_position(run: Run) -> str:
 def markdown(document: BenchDocument) -> str:
     """The table and the verdict, and what they must be read with before them; runs that crashed, after them."""
     note = f"{table.escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
-    verdict = table.escaped(f"{document.verdict.text} {document.verdict.why}".strip())
+    verdict = table.escaped(" ".join(filter(None, (document.verdict.text, document.verdict.why, rests_on(document)))))
     crashed = "".join(f"\n- {table.escaped(line)}" for line in failures(document))
     return f"{note}{table.markdown(results(document))}\n\n{verdict}\n" + (f"{crashed}\n" if crashed else "")
 
@@ -77,7 +77,7 @@ def comma_separated(document: BenchDocument) -> str:
 def remarks(document: BenchDocument) -> tuple[str, ...]:
     """What there is to say of texts and prompts, with the draft and with the hook, in lines."""
     lines = failures(document)
-    lines += [same_text(document), prompts(document)]
+    lines += [rests_on(document), same_text(document), prompts(document)]
     if (hook := document.hook) is not None:
         if hook.identical_output is not None:
             same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"
@@ -92,6 +92,19 @@ def remarks(document: BenchDocument) -> tuple[str, ...]:
 def failures(document: BenchDocument) -> list[str]:
     """A line for each run that crashed."""
     return [f"{mode_name(mode)} was not measured: {one.error}" for mode, one in document.failures.items()]
+
+
+def rests_on(document: BenchDocument) -> str:
+    """How many answers each row is made of, which the budget decides; empty for an old document."""
+    names: dict[str, list[str]] = {}
+    for mode, run in document.runs.items():
+        if run is not None and run.prompts:
+            least, more = divmod(run.answers, run.prompts)
+            times = f"{least} to {least + 1} times" if more else "once" if least == 1 else f"{least} times"
+            extent = f"{counted(run.prompts, 'prompt')} × {counted(round(run.tokens / run.prompts), 'token')}, {times}"
+            names.setdefault(extent, []).append(mode_name(mode))
+    parts = [f"{', '.join(found)} on {extent}" for extent, found in names.items()]
+    return f"Measured: {'; '.join(parts)}." if parts else ""
 
 
 def prompts(document: BenchDocument) -> str:

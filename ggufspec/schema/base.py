@@ -37,11 +37,13 @@ class Run:
         tokens: of the answers to one trial's prompts together.
         tokens_per_s: of answers; prompts are not counted.
         prompt_tokens_per_s: with the draft model's reading.
-        peak_rss_bytes: of the child.
-        vram_bytes: by which the use of all cards rose.
+        peak_rss_bytes: of the child, with all that it had loaded.
+        vram_bytes: by which the use of all cards rose then.
         prompt_tokens: that were decoded before the answers of one trial: without the last one of each prompt, which the
             first round decodes, and those that a cache held.
         time_to_first_token_s: of loaded models; the median of all answers.
+        prompts: that were answered.
+        answers: to them, of all trials together.
     """
 
     gpu_layers: Count
@@ -54,6 +56,8 @@ class Run:
     load_s: Amount
     prompt_tokens: Count = field(default=0, kw_only=True)
     time_to_first_token_s: Amount | None = field(default=None, kw_only=True)
+    prompts: Count = field(default=0, kw_only=True)
+    answers: Count = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
