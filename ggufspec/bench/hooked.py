@@ -83,13 +83,17 @@ def _llama(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Itera
             notes = draft.notes
             notes.append(f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory")
         answering = _Answering(llama, target, draft, spec, stopping)
+
+        def read(prompt: str) -> list[int]:
+            return target.tokenize(prompt, special=spec.templated)
+
         yield trial.Engine(
             _loaded(target, options.placement.offloaded(target.layers)),
             _loaded(draft.model, draft.model.gpu_layers) if draft else None,
             draft.drafters if draft else (),
             notes,
-            target.tokenize,
-            lambda prompt, request: answering.answer(prompt, request.max_tokens),
+            read,
+            lambda _, prompt, request: answering.answer(prompt, request.max_tokens),
         )
 
 

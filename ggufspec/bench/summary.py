@@ -6,7 +6,7 @@ import functools
 import platform
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import zip_longest
@@ -14,12 +14,14 @@ from typing import Any
 
 from ggufspec import __version__
 from ggufspec.bench import trial
-from ggufspec.bench.statistics import spread
+from ggufspec.bench.statistics import paired_ratios, spread
+from ggufspec.decoding.decoder import Statistics
 from ggufspec.hardware import gpus, host, installation
 from ggufspec.llamacpp import installed
-from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.settings import is_lossy
 
+_PARTS = ("thinking", "answer")  # of an answer, in the order of trial.Answer.parts
 BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
 
 
@@ -35,8 +37,67 @@ def speed(result: trial.Result) -> float:
 
 def speed_of(answers: Iterable[trial.Answer]) -> float:
     """The same of some answers."""
-    statistics = [answer.statistics for answer in answers]
-    return sum(s.tokens for s in statistics) / max(sum(s.decode_s for s in statistics), 1e-9)
+    return _speed(answer.statistics for answer in answers)
+
+
+def _speed(statistics: Iterable[Statistics]) -> float:
+    tokens, seconds = map(sum, zip(*((s.tokens, s.decode_s) for s in statistics), strict=True))
+    return tokens / max(seconds, 1e-9)
+
+
+def by_kind(
+    kinds: Sequence[str], alone: Sequence[trial.Result], drafted: Sequence[trial.Result]
+) -> tuple[Portion, ...]:
+    """What drafts brought for each kind of prompt; nothing where there is one.
+
+    Args:
+        kinds: of the prompts, in their order.
+        alone: target-only trials.
+        drafted: speculative trials, paired with them.
+    """
+
+    def chosen(result: trial.Result, name: str) -> list[Statistics]:
+        return [one.statistics for kind, one in zip(kinds, result.answers, strict=False) if kind == name]
+
+    return _portions(dict.fromkeys(kinds), chosen, alone, drafted) if len(set(kinds)) > 1 else ()
+
+
+def by_part(alone: Sequence[trial.Result], drafted: Sequence[trial.Result]) -> tuple[Portion, ...]:
+    """The same of thinking and of what comes behind; nothing where the target does not think."""
+
+    def chosen(result: trial.Result, name: str) -> list[Statistics]:
+        return [one.parts[_PARTS.index(name)] for one in result.answers if one.parts]
+
+    return _portions(_PARTS, chosen, alone, drafted)
+
+
+def _portions(
+    names: Iterable[str],
+    chosen: Callable[[trial.Result, str], list[Statistics]],
+    alone: Sequence[trial.Result],
+    drafted: Sequence[trial.Result],
+) -> tuple[Portion, ...]:
+    """What is chosen of both runs under each name; not those of which there is nothing."""
+    found = []
+    for name in names:
+        pairs = [
+            tuple([one for one in chosen(result, name) if one.tokens] for result in pair)
+            for pair in zip(alone, drafted, strict=False)
+        ]
+        if pairs := [pair for pair in pairs if all(pair)]:
+            without, with_draft = ([_speed(pair[side]) for pair in pairs] for side in (0, 1))
+            found.append(
+                Portion(
+                    name=name,
+                    tokens=sum(one.tokens for one in pairs[0][1]),
+                    target_only_tokens_per_s=spread(without),
+                    tokens_per_s=spread(with_draft),
+                    speedup=paired_ratios(with_draft, without),
+                    drafted=sum(one.drafted for _, every in pairs for one in every),
+                    accepted=sum(one.accepted for _, every in pairs for one in every),
+                )
+            )
+    return tuple(found)
 
 
 def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
@@ -185,6 +246,7 @@ def settings_of(spec: trial.Spec) -> dict[str, object]:
         | {
             "max_tokens": spec.max_tokens,
             "prompts": len(spec.prompts),
+            "prompt_format": "chat template" if spec.templated else "plain text",
             "depth": spec.depth,
         }
     )

@@ -30,16 +30,18 @@ from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
 from ggufspec.schema.base import Failure
 
-WARM_UP_PROMPT = 512  # tokens of the first prompt, of an answer that is not counted
+_THINK = "<think>"
+WARM_UP_PROMPT, _WARM_UP_AGAIN = 512, 64  # tokens of the first prompt, the first time in a load and later
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
 
+    ``prompts`` are texts, as :mod:`ggufspec.bench.prompting` makes them, with the ``kinds`` that reports tell apart;
+    ``templated`` ones are a chat template's, so that ``<|…|>`` in them are tokens.
     ``depth`` tokens of text are in the cache before a prompt; reading them is not measured.
     With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
-    ``kinds`` are those of the prompts, where they have any.
     """
 
     target: Path
@@ -55,15 +57,17 @@ class Spec:
     grammar: str = ""
     depth: int = 0
     kinds: tuple[str, ...] = ()
+    templated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one prompt."""
+    """The answer to one prompt; ``parts`` are its thinking and what comes behind, where the model thinks."""
 
     text: str
     tokens: tuple[int, ...]
     statistics: Statistics
+    parts: tuple[Statistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ Reply = Result
 class Engine:
     """What answers prompts, with its models loaded.
 
-    ``answer`` takes a prompt's tokens and a request; it gives None where a stop came before the prompt was read.
+    ``answer`` takes a prompt, its tokens and a request; it gives None where a stop came before the prompt was read.
     """
 
     target: LoadedModel
@@ -171,23 +175,66 @@ class Engine:
     drafters: tuple[str, ...]
     notes: list[str]
     read: Callable[[str], list[int]]
-    answer: Callable[[list[int], Request], Answer | None]
+    answer: Callable[[str, list[int], Request], Answer | None]
     alone: bool = True
 
 
-def check_depth(spec: Spec, longest: int) -> None:
-    """Whether the context holds the text before a prompt, the prompt (``longest`` tokens together) and the answer.
+def check_room(spec: Spec, longest: int) -> None:
+    """Whether the context holds the longest prompt, of so many tokens, and the text before it.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not, or with text before a prompt not the whole answer too.
     """
-    needed = longest + spec.max_tokens
-    if needed > spec.options.ctx_size:
+    needed = spec.depth + longest + spec.max_tokens
+    if spec.options.ctx_size and (needed if spec.depth else longest + 1) > spec.options.ctx_size:
+        depth = f"--depth {spec.depth}, " if spec.depth else ""
         raise UsageError(
-            f"--depth {spec.depth} and answers of {counted(spec.max_tokens, 'token')} need {needed:,} tokens of "
-            f"context, and it holds {spec.options.ctx_size:,}",
+            f"{depth}a prompt of {counted(longest, 'token')} and answers of {counted(spec.max_tokens, 'token')} need "
+            f"{needed:,} tokens of context, and it holds {spec.options.ctx_size:,}",
             f"-c {-(-needed // 256) * 256}",
         )
+
+
+def _parts(decoder: SpeculativeDecoder, prompt: str) -> tuple[Statistics, ...]:
+    """What the thinking of the last answer took and what the rest did; nothing where the model did not think."""
+    texts = (
+        b"".join(decoder.target.piece(token, special=True) for token in one.emitted).decode("utf-8", "replace")
+        for one in decoder.rounds
+    )
+    count = thinking_rounds(prompt, texts)
+    if not count or decoder.statistics is None:
+        return ()
+    whole = decoder.statistics
+    return tuple(
+        Statistics.of(
+            rounds,
+            len(whole.drafted_by_position),
+            prompt_tokens=0,
+            prompt_s=0.0,
+            tokens=sum(len(one.emitted) for one in rounds),
+            stop_reason=whole.stop_reason,
+        )
+        for rounds in (decoder.rounds[:count], decoder.rounds[count:])
+    )
+
+
+def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
+    """How many of an answer's rounds are thinking: to ``</think>``, all of them where it does not come. Pure.
+
+    Args:
+        prompt: it may end with the ``<think>`` that the answer then lacks.
+        rounds: what each of them emitted.
+    """
+    said = _THINK if prompt.rstrip().endswith(_THINK) else ""
+    count = 0
+    for text in rounds:
+        said = (said + text).lstrip()
+        count += 1
+        if not said.startswith(_THINK[: len(said)]):
+            return 0
+        if "</think>" in said:
+            break
+    return count if said.startswith(_THINK) else 0
 
 
 @contextmanager
@@ -195,8 +242,8 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Ite
     """Our own loop."""
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
-        def answer(prompt: list[int], request: Request) -> Answer | None:
-            text, tokens = [], []
+        def answer(text: str, prompt: list[int], request: Request) -> Answer | None:
+            texts, tokens = [], []
             for emitted in decoder.generate(
                 prompt,
                 alone=request.alone,
@@ -208,7 +255,7 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Ite
                 trace=recorder(decoder, emit) if spec.trace and not request.warm_up else None,
                 stopping=stopping,
             ):
-                text.append(emitted.text)
+                texts.append(emitted.text)
                 if emitted.token >= 0:
                     tokens.append(emitted.token)
                 if spec.stream and not request.warm_up:
@@ -218,13 +265,13 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Ite
             assert decoder.statistics is not None
             if stopping() and not decoder.statistics.tokens:
                 return None
-            return Answer("".join(text), tuple(tokens), decoder.statistics)
+            return Answer("".join(texts), tuple(tokens), decoder.statistics, _parts(decoder, text))
 
         yield Engine(
             *loaded_models(decoder),
             decoder.drafters,
             decoder.notes,
-            lambda prompt: at_depth(decoder.target.tokenize, prompt, spec.depth),
+            lambda prompt: at_depth(decoder.target.tokenize, prompt, spec.depth, special=spec.templated),
             answer,
             decoder.target_runs_alone,
         )
@@ -246,8 +293,6 @@ def opened(
     with engine(spec, emit, lambda: serving.stopping.is_set()) as serving.engine:
         serving.load_s = time.perf_counter() - began
         serving.prompts = [serving.engine.read(prompt) for prompt in spec.prompts]
-        if spec.depth:
-            check_depth(spec, max(map(len, serving.prompts)))
         emit({"event": "loaded", "seconds": serving.load_s})
         yield serving
 
@@ -262,6 +307,7 @@ class Serving:
     def __init__(self, spec: Spec, stopping: threading.Event, vram_before: int, warm_up_tokens: int) -> None:
         self.stopping = stopping
         self._spec, self._vram_before, self._warm_up_tokens = spec, vram_before, warm_up_tokens
+        self._warm = False
 
     @property
     def ready(self) -> Ready:
@@ -272,14 +318,16 @@ class Serving:
         """Answer the prompts of a request."""
         self.stopping, engine = stopping, self.engine
         request = replace(request, max_tokens=request.max_tokens or self._spec.max_tokens)
-        prompts = [self.prompts[i] for i in (range(len(self.prompts)) if request.prompts is None else request.prompts)]
+        asked = range(len(self.prompts)) if request.prompts is None else request.prompts
+        prompts = [(self._spec.prompts[i], self.prompts[i]) for i in asked]
         if request.warm_up:
-            prompts = [prompts[0][: self._spec.depth + WARM_UP_PROMPT]]
+            most = self._spec.depth + (_WARM_UP_AGAIN if self._warm else WARM_UP_PROMPT)
+            prompts, self._warm = [(prompts[0][0], prompts[0][1][:most])], True
             request = replace(request, max_tokens=self._warm_up_tokens)
         answers: list[Answer] = []
         energy_before, cpu_before = gpus.energy_j(), host.cpu_use()
         for prompt in prompts:
-            if (answer := engine.answer(prompt, request)) is not None:
+            if (answer := engine.answer(*prompt, request)) is not None:
                 answers.append(answer)
                 if not request.warm_up:
                     emit({"event": "answer", "index": len(answers) - 1})

@@ -12,6 +12,8 @@ from ggufspec.bench.statistics import mean_ratio, paired_ratios
 from ggufspec.bench.summary import (
     alone,
     busy_notes,
+    by_kind,
+    by_part,
     machine_and_build,
     notes_of,
     plan_of,
@@ -281,7 +283,7 @@ class Bench:
                 "as rounding can make them at near ties; the budget left no time to look for the reason"
             )
         return divergence.explain(
-            divergence.Spec(spec.target, spec.options, tuple(explained), spec.rpc, spec.depth),
+            divergence.Spec(spec.target, spec.options, tuple(explained), spec.rpc, spec.depth, spec.templated),
             verbose=self.experiment.verbose,
         )
 
@@ -309,6 +311,8 @@ class Bench:
             ),
             interrupted=interrupted,
             hook=self._hook() if self.experiment.engine == "hook" else None,
+            by_kind=by_kind(spec.kinds, self.results["target_only"], self.results["speculative"]),
+            by_part=by_part(self.results["target_only"], self.results["speculative"]),
             failures={mode: Failure(error.message, error.hint) for mode, error in self.crashes.items()},
         )
 
@@ -339,15 +343,13 @@ class Bench:
         prompts = min(asked(ours), asked(theirs))
         if not prompts:
             return None
-        both = [
-            (a.answers[:most], b.answers[:most])
-            for a, b in zip(ours, theirs, strict=False)
-            if (most := min(len(a.answers), len(b.answers)))
-        ]
+        both = [tuple(zip(a.answers, b.answers, strict=False)) for a, b in zip(ours, theirs, strict=False)]
         if prompts < _FEWEST_PROMPTS:
-            whole = [pair for pair in both if len(pair[0]) == prompts]
-            return paired_ratios([speed_of(a) for a, _ in whole], [speed_of(b) for _, b in whole])
-        rows = [[(_token_s(a[i]), _token_s(b[i])) for a, b in both if i < len(a)] for i in range(prompts)]
+            whole = [zip(*pairs, strict=True) for pairs in both if len(pairs) == prompts]
+            return paired_ratios(*zip(*((speed_of(a), speed_of(b)) for a, b in whole), strict=True))
+        rows = [
+            [(_token_s(pairs[i][0]), _token_s(pairs[i][1])) for pairs in both if i < len(pairs)] for i in range(prompts)
+        ]
         return mean_ratio(
             [[theirs for _, theirs in row] for row in rows],
             [[ours for ours, _ in row] for row in rows],

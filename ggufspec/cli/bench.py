@@ -60,8 +60,8 @@ def bench(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "prompt", "predict", "repetitions", "placement", "devices", "drafting"),
-            *("context", "sampling", "results", "exports"),
+            *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "placement", "devices"),
+            *("drafting", "context", "sampling", "results", "exports"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
             predict={"shown": f"the profile's, or {TOKENS}"},
             repetitions={
@@ -75,8 +75,9 @@ def bench(
     """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
 
     Answers are interleaved. It ends when the verdict is clear, and at the latest after --budget: then answers are
-    shorter, or prompts fewer, and the result says so. Without -p or -f, eight short bundled prompts are used. Without a
-    pair, demo-360m: the demo pair at the cost of a real one, in less than a minute.
+    shorter, or prompts fewer, and the result says so. Without -p, -f or --prompts, eight short bundled prompts are
+    used: requests by the target's chat template, or plain text where it has none. Without a pair, demo-360m: the demo
+    pair at the cost of a real one, in less than a minute.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command measures what is missing, --fresh everything again.
@@ -86,10 +87,9 @@ def bench(
     --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
     table with our own loop.
     """
-    from ggufspec.bench import hooked
+    from ggufspec.bench import hooked, prompting
     from ggufspec.bench.history import record_overhead, record_results, record_speed
-    from ggufspec.bench.prompts import PROMPTS
-    from ggufspec.bench.trial import Spec, check_depth
+    from ggufspec.bench.trial import Spec, check_room
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.reports import bench as report
@@ -105,7 +105,7 @@ def bench(
         raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
     if swept and budget:
         raise UsageError("--budget ends a bench of one setting", "a sweep that is interrupted goes on where it was")
-    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    own_prompts = inputs.own_prompts(given)
     check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
     wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # any value of a sweep
@@ -119,13 +119,16 @@ def bench(
         given = replace(given, pair=BENCH_PAIR)
     pair = inputs.pair(given, need_draft=any(row.needs_file for row in wanted), no_draft=no_draft)
     repetitions = given.repetitions or pair.bench.repetitions
-    kinds = pair.bench.prompts or {p.kind for p in PROMPTS}
+    asked = prompting.prepare(
+        prompting.Spec(pair.target, own_prompts, bool(given.raw), tuple(pair.bench.prompts or ())),
+        verbose=ui.flags().verbose,
+    )
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
         options=DecoderOptions(),
         sampling=api.sampling(inputs.with_seed(given)),
-        prompts=tuple(p.text for p in PROMPTS if p.kind in kinds) if own_prompt is None else (own_prompt,),
+        **asked.trial,
         max_tokens=given.predict or pair.bench.max_tokens or TOKENS,
         rpc=given.rpc or (),
         depth=depth,
@@ -144,7 +147,7 @@ def bench(
         hooked.check(resolved.pair, spec.sampling)
         hooked.check(resolved.alone, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
-    check_depth(spec, depth + 1)  # the prompts' tokens are counted when the model is loaded
+    check_room(spec, max(asked.tokens))
     run = Bench(
         Experiment(
             pair,
@@ -174,7 +177,7 @@ def bench(
         given,
         markdown=report.markdown,
         csv=report.comma_separated,
-        notes=(*document.notes, *(document.hook.notes if document.hook else ())),
+        notes=(*asked.notes, *document.notes, *(document.hook.notes if document.hook else ())),
         failed=_crash(run.crashes),
         hint="",
     )
@@ -211,5 +214,9 @@ def _show(document: BenchDocument) -> None:
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
     if document.hook is not None:
         out.print(Text(document.hook.text, style="bold"))
-    for line in filter(None, (document.verdict.why, *report.remarks(document))):
+    if document.verdict.why:
+        out.print(Text(document.verdict.why, style="dim"))
+    if portions := report.portions(document.by_kind, document.by_part):
+        out.print(table.terminal(portions))
+    for line in report.remarks(document):
         out.print(Text(line, style="dim"))
