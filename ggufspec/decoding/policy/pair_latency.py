@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ggufspec.decoding.options import STRICT_IMPOSSIBLE, DecoderOptions
 from ggufspec.decoding.policy import latency_cache
-from ggufspec.decoding.policy.adaptive import Adaptive
+from ggufspec.decoding.policy.adaptive import Adaptive, Trials
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
 from ggufspec.decoding.policy.estimator import AcceptanceEstimator
@@ -54,6 +54,7 @@ class PairLatency:
         self._target: LatencyModel | None = None
         self._draft: LatencyModel | None = None
         self._estimators: dict[str, AcceptanceEstimator] = {}
+        self._trials = Trials()
         if options.strict and target.rewind_kind != "exact":
             raise ModelError(
                 f"{STRICT_IMPOSSIBLE} with {target.model.path.name}: what is accepted of a draft is decoded "
@@ -104,7 +105,7 @@ class PairLatency:
             return Policy()
         assert self._target is not None
         drafts = {self._options.head or "draft": self._draft} if self._draft and self._options.needs_draft else {}
-        return Adaptive(self._target, drafts, self._estimators, self._back_off)
+        return Adaptive(self._target, drafts, self._estimators, self._back_off, self._trials)
 
     @property
     def target_only_s(self) -> float | None:
