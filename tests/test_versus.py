@@ -23,13 +23,13 @@ from ggufspec.schema.doctor import Build
 from ggufspec.settings import parse_drafters
 
 
-def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
+def statistics(decoded, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
     return Statistics(
         prompt_tokens=10,
         prompt_s=0.5,
-        tokens=tokens,
+        tokens=decoded + 1,
         decode_s=decode_s,
-        rounds=rounds or tokens,
+        rounds=rounds or decoded,
         drafted=sum(drafted),
         accepted=sum(accepted),
         drafted_by_position=drafted,
@@ -37,7 +37,7 @@ def statistics(tokens, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft
         draft_s=draft_s,
         verify_s=verify_s,
         stop_reason="length",
-        prompt_read=11,
+        prompt_read=10,
         time_to_first_token_s=0.25 + decode_s / 100,
     )
 
@@ -95,7 +95,7 @@ def test_speed_is_all_tokens_over_all_seconds():
 def test_a_target_only_run_in_one_row():
     found = summary.summarise([alone(10, load_s=3, rss=50, vram=7), alone(8, load_s=1), alone(5, load_s=2, vram=3)])
     assert type(found) is Run
-    assert (found.tokens, found.layers, found.gpu_layers) == (20, 16, 0)
+    assert (found.tokens, found.layers, found.gpu_layers) == (21, 16, 0)
     assert (found.tokens_per_s.median, found.tokens_per_s.samples) == (2.5, (2.0, 2.5, 4.0))
     assert (found.prompt_tokens_per_s, found.load_s) == (20.0, 2.0)
     assert (found.prompt_tokens, found.time_to_first_token_s) == (10, 0.33)
@@ -103,9 +103,9 @@ def test_a_target_only_run_in_one_row():
 
 
 def test_prompts_count_as_far_as_they_were_decoded():
-    """Not the last token, which the first round decodes, nor what a cache held; nor is there a speed without any."""
-    kept = replace(statistics(10, 1.0), prompt_tokens=500, prompt_read=101, prompt_s=2.0)
-    single = replace(statistics(10, 1.0), prompt_tokens=1, prompt_read=1, prompt_s=0.0, time_to_first_token_s=None)
+    """Not what a cache held; nor is there a speed without any."""
+    kept = replace(statistics(10, 1.0), prompt_tokens=500, prompt_read=100, prompt_s=2.0)
+    single = replace(statistics(10, 1.0), prompt_tokens=1, prompt_read=0, prompt_s=0.0, time_to_first_token_s=None)
     found = summary.summarise([result(kept, single)])
     assert (found.prompt_tokens, found.prompt_tokens_per_s) == (100, 50.0)
     assert found.time_to_first_token_s == kept.time_to_first_token_s
@@ -124,7 +124,7 @@ def test_a_speculative_run_in_one_row():
     assert found.accepted_by_position == (11 / 12, 6 / 10)
     assert (found.draft_s, found.verify_s) == (3 / 12, 6 / 12)
     assert (found.draft_layers, found.gpu_layers_draft) == (4, 5)
-    assert found.tokens == 20  # of one trial
+    assert found.tokens == 21  # of one trial
 
 
 def test_a_pair_that_never_drafted_divides_by_nothing():

@@ -55,9 +55,9 @@ class Statistics:
     """
 
     prompt_tokens: int
-    prompt_s: float  # the target's decoding of all tokens read but the last, which is the first round's
+    prompt_s: float  # the target's decoding of the tokens read, which gives the first token, too
     tokens: int
-    decode_s: float  # from the end of the prompt to the last token; draft_s and verify_s are parts of it
+    decode_s: float  # of the rounds, which give all tokens but the first; draft_s and verify_s are parts of it
     rounds: int
     drafted: int
     accepted: int
@@ -75,6 +75,7 @@ class Statistics:
     @classmethod
     def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
         """Those of an answer's rounds, none longer than ``draft_max``; ``more`` are the fields that rounds lack."""
+        rounds = [one for one in rounds if one.width]  # the first token has none
         names = [(name, place < one.accepted) for one in rounds for place, name in enumerate(one.drafters)]
         found: dict[str, Any] = {
             "rounds": len(rounds),
@@ -92,9 +93,19 @@ class Statistics:
         return cls(**found | more)
 
     @property
-    def prompt_decoded(self) -> int:
-        """Tokens that were decoded in ``prompt_s``."""
-        return max(0, self.prompt_read - 1)
+    def decoded(self) -> int:
+        """Tokens that ``decode_s`` and ``rounds`` gave."""
+        return max(0, self.tokens - 1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Those by their seconds; 0 where there are none."""
+        return self.decoded / self.decode_s if self.decoded and self.decode_s else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Those by their rounds; 0 where there are none."""
+        return self.decoded / self.rounds if self.rounds else 0.0
 
 
 @dataclass(slots=True)
@@ -459,7 +470,7 @@ class SpeculativeDecoder:
             if alone != "draft":
                 cached = self._same("target", tokens, context, context.length)
                 if self.options.strict:
-                    cached = self._aligned(cached, len(tokens) - 1)
+                    cached = self._aligned(min(cached, kept.prompt - 1))
                 elif not cached and context.forgets:
                     cached = self._restored(tokens)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
@@ -470,17 +481,19 @@ class SpeculativeDecoder:
         time_to_first_token_s: float | None = None
         try:
             if alone != "draft":
-                kept.prompt = len(tokens) - 1
+                kept.prompt = len(tokens)
                 kept.states = [one for one in kept.states if one[0] <= cached]
             for name in {alone or "target"} | {"draft" for one in drafters if one is self._drafter}:
                 self._held[name] = text
             if alone == "draft" and isinstance(self._drafter, ModelDrafter):
                 self._drafter.let_go()
             self._threads.resume()
+            as_wide = self._latency.width if context is self._target else lambda count: count
             began, self._stopping = clock(), stopping
             try:
                 begin = self._saved(tokens, cached) if cache_prompt and alone != "draft" else cached
-                prefill(context, tokens, drafters, policy, cached=begin, draft_cached=draft_cached)
+                apart = as_wide(1) if self.options.strict and context is self._target else 0
+                first = prefill(context, tokens, drafters, policy, cached=begin, draft_cached=draft_cached, apart=apart)
             except _LeftOff:
                 prompt_read = context.length - cached
                 if self._drafter in drafters:
@@ -489,18 +502,19 @@ class SpeculativeDecoder:
             finally:
                 prompt_s, self._stopping = clock() - began, None
             if policy is not None:
-                policy.prompt_read(prompt_read - 1, prompt_s)
+                policy.prompt_read(prompt_read, prompt_s)
             rows: list[Logits] = []  # of the round, where log-probabilities are wanted
             for round_ in generate(
                 context,
                 tokens,
+                first,
                 rule,
                 max_tokens=max_tokens,
                 is_end=model.is_end,
                 drafters=drafters,
                 policy=policy,
                 draft_max=draft_max,
-                width=self._latency.width if context is self._target else lambda count: count,
+                width=as_wide,
                 clock=clock,
                 observe=None if logprobs is None else lambda found: rows.__setitem__(slice(None), [found.copy()]),
             ):
@@ -575,16 +589,11 @@ class SpeculativeDecoder:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return same if same == has_read or (context.rewind_kind == "exact" and same >= context.floor) else 0
 
-    def _aligned(self, cached: int, new: int) -> int:
-        """How much of a cache strict mode may keep: batches that reading the new prompt from its beginning would have
-        decoded, too, as how a token was rounded depends on its batch.
-
-        Args:
-            cached: tokens that are the same.
-            new: tokens of the new prompt that are read.
+    def _aligned(self, cached: int) -> int:
+        """How much strict mode may keep of ``cached`` tokens that were a prompt's but for its last: the whole batches,
+        which reading the new prompt from its beginning would have decoded, too, as a token is rounded by its batch.
         """
-        batch, rest = self._target.batch, self._target.last_batch
-        return max(0, min(cached, new - rest, self._kept[self._sequence].prompt - rest) // batch * batch)
+        return cached // self._target.batch * self._target.batch
 
     def _saved(self, prompt: Sequence[int], cached: int) -> int:
         """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
@@ -593,7 +602,7 @@ class SpeculativeDecoder:
             the tokens of the prompt that are in the cache then.
         """
         context, states = self._target, self._kept[self._sequence].states
-        last = len(prompt) - 1 - _BEFORE_END
+        last = len(prompt) - _BEFORE_END
         if not context.forgets or last <= cached:
             return cached
         context.rewind(cached)
