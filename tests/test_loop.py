@@ -231,7 +231,7 @@ class Whim:
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.wanted = []  # tokens to verify, of each round
-        self.shadow = 0
+        self.shadow = self.taken = 0
         self.open = False
 
     def is_backing_off(self):
@@ -276,15 +276,16 @@ class Whim:
         assert self.open != self.rests
         assert outcome.accepted <= self.wanted[-1]
         assert 0 < outcome.verify_s <= outcome.total_s
-        self.open = False
+        self.open, self.taken = False, 0
 
     def catch_up_count(self, _name, pending):
-        assert not self.open
+        assert self.open
+        assert not self.taken
         assert pending > 0
         return self.rng.choice((0, 0, 0, 1, 3, 99))
 
     def shadow_evaluated(self, _name, seen, _seconds=0.0):
-        assert not self.open
+        assert not self.taken
         assert all(0 <= one.confidence <= 1 and 0 <= one.agreement <= 1 for one in seen)
         self.shadow += len(seen)
 

@@ -122,13 +122,18 @@ def generate(
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(prompt)
-    drafting, batch_width, learning_s, catch_up_s = False, 0, 0.0, 0.0
+    batch_width, learning_s = 0, 0.0
     while len(tokens) < last:
-        began = verify_began = verify_ended = clock()
+        catch_up_s, began = 0.0, clock()
+        verify_began = verify_ended = began
         if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
-            drafting = bool(drafters) and not policy.is_backing_off()
-            limit = min(draft_max, last - len(tokens) - 1)
-            chain = draft(tokens, limit, last - len(tokens), drafters, policy, rule, is_end, clock) if drafting else []
+            limit, chain = min(draft_max, last - len(tokens) - 1), []
+            if drafters and not policy.is_backing_off():
+                policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
+                told_s = catch_up(tokens, drafters, policy, rule, clock)
+                catch_up_s = clock() - began
+                learning_s, began = learning_s + catch_up_s - told_s, began + catch_up_s
+                chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
             batch_width = width(1 + len(chain))
             unverified = (tokens[-1], *(token.token for _, token in chain))
             verify_began = clock()
@@ -164,20 +169,13 @@ def generate(
             catch_up_s + clock() - began,
             result.token is None,
         )
-        if end is not None or result.token is None or len(tokens) >= last:
+        if end is not None or result.token is None:
             return
-        catch_up_s = 0.0
-        if drafting:  # behind the round's tokens: the first does not wait while a drafter reads the prompt
-            began = clock()
-            told_s = catch_up(tokens, drafters, policy, rule, clock)
-            catch_up_s = clock() - began
-            learning_s += catch_up_s - told_s
 
 
 def draft(
     tokens: Sequence[int],
     limit: int,
-    remaining: int,
     drafters: Sequence[Drafter],
     policy: Policy,
     rule: Rule,
@@ -185,7 +183,6 @@ def draft(
     clock: Clock,
 ) -> list[tuple[str, DraftToken]]:
     """The chain to verify: each token and its drafter."""
-    policy.begin(limit, remaining, may_trim=rule.may_trim)
     by_name = {drafter.name: drafter for drafter in drafters}
     text = list(tokens)
     chain: list[tuple[str, DraftToken]] = []

@@ -70,7 +70,7 @@ class Adaptive(Policy):
         self._back_off.begin_answer()
         rounds = CONSTANTS.initial_rounds
         self._tokens, self._seconds = float(rounds), rounds * target.seconds(1)
-        self._unread: set[str] | None = None  # drafters that have the prompt to read; None before the first round
+        self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
         self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
         self._charged = 0.0  # share of the reading under way that is for finding out
         self._in_large = 1.0  # seconds for a token in a batch as large as a prompt, of those in the widest of a round
@@ -120,13 +120,12 @@ class Adaptive(Policy):
         position = len(self._chain)
         if position >= self._limit:
             return None
-        if self._unread is None:
-            self._unread = {name for name, unread in pending.items() if unread > ROWS}
+        self._begun.update(name for name, unread in pending.items() if unread <= ROWS)
         values = {name: self._value_of(name, confidence, position) for name, confidence in confidences.items()}
         values |= {
             name: self._value_of_proposing(name, unread, position)
             for name, unread in pending.items()
-            if name not in self._unread
+            if name in self._begun
         }
         best = max(values, key=lambda name: values[name], default=None)
         return best if best is not None and values[best] > 0 else None
@@ -185,13 +184,13 @@ class Adaptive(Policy):
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS:
             return 0
-        first = bool(self._unread) and name in self._unread
+        first = name not in self._begun
         if 0 <= pending - self._looked.get(name, -ROWS) < ROWS:
             return 0  # every sixteen tokens are often enough
         self._looked[name] = pending
         count = self._worth_reading(name, pending, first=first)
         if count and first:
-            self._unread.discard(name)
+            self._begun.add(name)
             self._back_off.cooldown = 0
         return count
 
@@ -240,7 +239,7 @@ class Adaptive(Policy):
         return CONSTANTS.later_share * (trials.elapsed_s + horizon_s) + CONSTANTS.credit * token_s - trials.spent_s
 
     def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float) -> float:
-        """Tokens gained for each token of the text by asking a drafter in every round, if it is ``shift`` nats better."""
+        """Tokens gained for each token of the text by asking in every round, of a drafter ``shift`` nats better."""
         run = shifted(estimator.run, shift)
         runs = list(accumulate(run**number for number in range(self._limit)))
         drafting = self._rate * self._cost_s(name, 1)
