@@ -7,20 +7,17 @@ from pathlib import Path
 import pytest
 
 from ggufspec.bench import summary, trial, versus
-from ggufspec.bench.history import record_results
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import WorkerError
 from ggufspec.llamacpp import library
-from ggufspec.models.profile import Pair, demo_pair
-from ggufspec.models.source import read_headers
+from ggufspec.models.profile import Pair
 from ggufspec.reports import bench as bench_report
 from ggufspec.reports.doctor import features
 from ggufspec.schema.base import Run, SpeculativeRun, Spread, to_json
 from ggufspec.schema.bench import Verdict
 from ggufspec.schema.doctor import Build
-from ggufspec.settings import parse_drafters
 
 
 def statistics(decoded, decode_s, rounds=None, drafted=(0,), accepted=(0,), draft_s=0.0, verify_s=0.0):
@@ -143,19 +140,6 @@ def test_rounds_without_a_draft_and_tokens_of_the_lookup_are_added_up():
     other = replace(one, plain_rounds=1, lookup_drafted=0, lookup_accepted=0)
     found = summary.summarise([result(one, other, drafters=("draft", "lookup")), result(one, draft=0)])
     assert (found.plain_rounds, found.lookup_drafted, found.lookup_accepted) == (5, 10, 6)
-
-
-def test_what_the_lookup_alone_kept_is_not_taken_for_the_pair_s(monkeypatch, tmp_path):
-    kept = []
-    monkeypatch.setattr("ggufspec.planning.history.record_acceptance", lambda *reported: kept.append(reported))
-    monkeypatch.setattr("ggufspec.cache.user_cache_path", lambda _: tmp_path)
-    target, draft = demo_pair()
-    for drafter in ("lookup", "both"):
-        options = DecoderOptions(drafters=parse_drafters(drafter))
-        spec = trial.Spec(target, draft, options, Sampling(), ("one",), 20)
-        record_results(spec, [pair(drafters=(drafter,))])
-    names = [known.header.fingerprint for known in read_headers([target, draft])]
-    assert [reported[1:] for reported in kept] == [(*names, [7, 5], [8, 8])]
 
 
 # of a target-only token that takes 0.5 s

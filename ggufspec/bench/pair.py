@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import api
 from ggufspec.bench import hooked, trial, versus
-from ggufspec.bench.history import record_overhead, record_results, record_speed
+from ggufspec.bench.history import record_overhead, record_speed
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
@@ -113,7 +113,6 @@ def bench_pair(
             on_event({"event": "progress", "done": done, "total": total, "what": what})
 
     run.run(progress)
-    record_results(spec, run.results["speculative"])
     record_overhead(places, run.results["speculative"])
     record_speed(places, spec, run.results["target_only"])
     return run.document()

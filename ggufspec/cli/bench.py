@@ -74,7 +74,7 @@ def bench(
     table with our own loop.
     """
     from ggufspec.bench import hooked
-    from ggufspec.bench.history import record_overhead, record_results, record_speed
+    from ggufspec.bench.history import record_overhead, record_speed
     from ggufspec.bench.prompts import PROMPTS
     from ggufspec.bench.trial import Spec, check_depth
     from ggufspec.bench.versus import Bench, Experiment
@@ -136,7 +136,6 @@ def bench(
         ui.note(f"measuring {pair.name}: {modes}, {counted(repetitions, 'trial')} each{minutes}")
     with interruptible(lambda: any(run.results.values())) as state, ui.progress() as progress:
         run.run(progress)
-    record_results(spec, run.results["speculative"])
     record_overhead(resolved, run.results["speculative"])
     record_speed(resolved, spec, run.results["target_only"])
     document = run.document(interrupted=state.interrupted)

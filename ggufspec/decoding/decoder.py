@@ -20,6 +20,7 @@ from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.logprobs import Logprob, logprob
 from ggufspec.decoding.loop import Round, generate, prefill
 from ggufspec.decoding.options import ROWS, AnswerOptions, DecoderOptions, check_one_of
+from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.pair_latency import PairLatency
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
@@ -37,9 +38,9 @@ from ggufspec.models import heads
 from ggufspec.models.compat import Vocabulary, judge, vocabulary_mismatch
 from ggufspec.models.files import LocalFile
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.models.source import read_prefix
+from ggufspec.models.source import cached_header, read_prefix
 from ggufspec.models.vocabulary import accepted
-from ggufspec.settings import DRAFTERS
+from ggufspec.settings import DRAFTERS, is_lossy
 
 _BEFORE_END = 16  # tokens: a chat template's end of a prompt is rarely longer
 _MOST_STATES = 2  # saved for each conversation, as large as a recurrent state or the cells of a window
@@ -235,12 +236,22 @@ class SpeculativeDecoder:
                     drafter = self._new_drafter(options.head or "draft", None)
                     assert isinstance(drafter, ModelDrafter | HeadDrafter)
                     kept.drafter = drafter
-            self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
+            self._experience = PairExperience(cache, *self._identities(cache))
+            self._latency = PairLatency(self._target, self._draft or self._head, options, cache, self._experience)
             self._stack.callback(self._save)
             self._engage(options)
         except BaseException:
             self.close()
             raise
+
+    def _identities(self, cache: Path | None) -> tuple[str, dict[str, str]]:
+        """The target's fingerprint, and by drafter its file's, or its name; as far as headers are in the cache."""
+        found = []
+        for model in (self.target, self.draft):
+            known = cached_header(model.path, cache / "headers") if cache and model else None
+            found.append(known.header.fingerprint if known else "")
+        drafters = {name: name for name, row in DRAFTERS.items() if not row.needs_model}
+        return found[0], drafters | ({self._head_kind or "draft": found[1]} if found[1] else {})
 
     def _engage(self, options: DecoderOptions) -> None:
         """Make the drafters of the options, which hold if that succeeds."""
@@ -355,6 +366,8 @@ class SpeculativeDecoder:
 
     def _save(self) -> None:
         """Cache what was learned of the models' speed, for the number of threads that was begun with."""
+        if not is_lossy(self.options.accept):  # whose acceptance says nothing about exact drafts
+            self._experience.save()
         if not self._threads.changed:
             self._latency.save()
 
@@ -377,6 +390,7 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None = None,
         special: bool = False,
         logprobs: int | None = None,
+        kind: str = "",
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
@@ -394,6 +408,7 @@ class SpeculativeDecoder:
                 that wants no more tokens just leaves off.)
             special: control tokens are part of the text, but for those that end it.
             logprobs: how many of the likeliest tokens to list with each; None for no log-probabilities.
+            kind: of the text; what drafts showed in texts of this kind is what their policy begins with.
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
@@ -415,6 +430,7 @@ class SpeculativeDecoder:
                 stopping,
                 special,
                 logprobs,
+                kind,
             )
             if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
@@ -436,6 +452,7 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None,
         special: bool,
         logprobs: int | None,
+        kind: str,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
         requested = clock()
@@ -461,7 +478,7 @@ class SpeculativeDecoder:
             trace.begin(rule)
         drafters = [] if alone else self._drafters
         draft_max = self._latency.draft_max if drafters else 0
-        policy = self._latency.policy() if drafters else None
+        policy = self._latency.policy(kind) if drafters else None
         cached, draft_cached = 0, 0
         kept = self._kept[self._sequence]
         if cache_prompt:
@@ -557,6 +574,8 @@ class SpeculativeDecoder:
                 stop_reason=stop_reason,
                 time_to_first_token_s=time_to_first_token_s,
             )
+            if not is_lossy(self.options.accept):
+                self._experience.count(kind, rounds)
             failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
             self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
             self._note(self._threads.note)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ggufspec.decoding.policy.constants import CONSTANTS
+from ggufspec.planning.history import EstimatorState
 
 # Confidences crowd near 1, where the difference between .95 and .99 decides about long drafts.
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997)
@@ -52,6 +53,26 @@ class AcceptanceEstimator:
         self._level, self._variance = 0.0, CONSTANTS.level_spread**2
         self._losses = [0.0, 1.0]  # of both forecasts, the confidence and the mean: nats, decayed
         self._outlooks: dict[int, list[tuple[float, float]]] = {}  # what was computed since the last change
+
+    @staticmethod
+    def fits(state: EstimatorState) -> bool:
+        """Whether a state is of these bins; another version may have written it."""
+        rows = (*state.seen, *state.accepted, *state.usual)
+        pairs = [len(pair) for pair in (state.run, state.mean, state.losses)]
+        return [len(row) for row in rows] == [len(_MIDDLES)] * 2 * (_POSITIONS + 2) and pairs == [2, 2, 2]
+
+    @classmethod
+    def restored(cls, state: EstimatorState) -> AcceptanceEstimator:
+        """One that goes on from where another ended."""
+        estimator = cls()
+        estimator._seen, estimator._accepted, estimator._usual = state.seen, state.accepted, state.usual
+        estimator._run, estimator._all, estimator._losses = state.run, state.mean, state.losses
+        estimator._usual_seen = [round(sum(state.seen[-1]))] * 2
+        return estimator
+
+    def state(self) -> EstimatorState:
+        """For another one to go on from."""
+        return EstimatorState(self._seen, self._accepted, self._usual, self._run, self._all, self._losses)
 
     def chance(self, confidence: float, position: int) -> float:
         """That a candidate at this position of a draft (0 first) is accepted, if all before it are."""
