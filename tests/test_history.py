@@ -1,4 +1,4 @@
-"""What runs leave for later plans."""
+"""What runs leave for later plans and answers."""
 
 import pytest
 
@@ -6,56 +6,74 @@ from ggufspec.planning.history import (
     CUDA_OVERHEAD_BYTES,
     PRIOR_ACCEPTANCE,
     VULKAN_OVERHEAD_BYTES,
+    Experience,
+    add_experience,
     expected_acceptance,
+    experience,
     is_guessed,
     known_overhead,
-    record_acceptance,
     record_overhead,
 )
 
 
+def record(folder, target, drafter, accepted, reached):
+    add_experience(folder, target, drafter, {"": Experience([*accepted], [*reached])})
+
+
 def test_the_chance_of_a_token_is_not_accepted_over_drafted(tmp_path):
     """100 rounds of three, each token kept with 0.8: 80, 64, 51 kept. A profile that says so changes nothing."""
-    record_acceptance(tmp_path, "t", "d", (80, 64, 51), (100, 100, 100))
+    record(tmp_path, "t", "d", (80, 64, 51), (100, 80, 64))
     rate, where = expected_acceptance(tmp_path, "t", "d", 195 / 244)
     assert rate == pytest.approx(195 / 244)
     assert where == "80%, measured here before on 244 drafted tokens"
 
 
-def test_drafts_that_end_early_count_what_was_reached(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (800, 300), (1000, 400))
-    assert expected_acceptance(tmp_path, "t", "d", 11 / 14)[0] == pytest.approx(11 / 14)
+def test_tokens_are_counted_by_position():
+    one = Experience()
+    for accepted in (2, 0, 1):
+        for position in range(min(accepted + 1, 2)):
+            one.count(position, accepted=position < accepted)
+    assert (one.accepted, one.reached) == ([2, 1], [3, 2])
 
 
 def test_few_tokens_move_what_many_have_taught_by_little(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (860,), (896,))
-    record_acceptance(tmp_path, "t", "d", (0,), (2,))
+    record(tmp_path, "t", "d", (860,), (896,))
+    record(tmp_path, "t", "d", (0,), (2,))
     rate, where = expected_acceptance(tmp_path, "t", "d", None)
     assert rate == pytest.approx(0.955, abs=0.005)
     assert "measured here before on 897 drafted tokens" in where
 
 
 def test_few_tokens_alone_move_the_prior_by_little(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (2,), (2,))
+    record(tmp_path, "t", "d", (2,), (2,))
     rate, where = expected_acceptance(tmp_path, "t", "d", 0.6)
     assert rate == pytest.approx((2 + 16 * 0.6) / 18)
     assert where == "64%, measured here before on 2 drafted tokens, so few that 60% was weighed in"
 
 
 def test_new_tokens_outweigh_old_ones(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (2000,), (2000,))
-    record_acceptance(tmp_path, "t", "d", (1000,), (2000,))
+    record(tmp_path, "t", "d", (2000,), (2000,))
+    record(tmp_path, "t", "d", (1000,), (2000,))
     assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(2000 / 3000, abs=0.01)
     for _ in range(20):
-        record_acceptance(tmp_path, "t", "d", (1000,), (2000,))
+        record(tmp_path, "t", "d", (1000,), (2000,))
     assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(0.5, abs=0.01)
 
 
-def test_pairs_are_apart(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (5000,), (10000,))
-    record_acceptance(tmp_path, "t", "e", (9000,), (10000,))
+def test_drafters_are_apart(tmp_path):
+    record(tmp_path, "t", "d", (5000,), (10000,))
+    record(tmp_path, "t", "lookup", (9000,), (10000,))
     assert expected_acceptance(tmp_path, "t", "d", None)[0] == pytest.approx(0.5, abs=0.01)
-    assert expected_acceptance(tmp_path, "t", "e", None)[0] == pytest.approx(0.9, abs=0.01)
+    assert expected_acceptance(tmp_path, "t", "lookup", None)[0] == pytest.approx(0.9, abs=0.01)
+
+
+def test_kinds_of_text_are_apart(tmp_path):
+    add_experience(tmp_path, "t", "d", {"": Experience([8.0], [9.0]), "edit": Experience([6.0], [6.0])})
+    add_experience(tmp_path, "t", "d", {"": Experience([1.0], [3.0]), "story": Experience([1.0], [3.0])})
+    known = experience(tmp_path, "t", "d")
+    assert known.keys() == {"", "edit", "story"}
+    assert known["edit"].reached == [6.0]
+    assert known[""].reached == pytest.approx([12.0], abs=0.1)
 
 
 def test_the_profile_then_a_prior(tmp_path):
@@ -66,16 +84,17 @@ def test_the_profile_then_a_prior(tmp_path):
 
 
 def test_nothing_drafted_teaches_nothing(tmp_path):
-    record_acceptance(tmp_path, "t", "d", (0,), (0,))
+    add_experience(tmp_path, "t", "d", {})
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", '{"t + d": 3}', '{"t + d": {"accepted": 1}}', '{"t + d": {"accepted": "x", "reached": 2}}'),
-        *('{"t + d": {"accepted": 3, "reached": 2}}', '{"t + d": {"accepted": -1, "reached": 2}}'),
-        *('{"t + d": {"accepted": NaN, "reached": NaN}}', '{"t + d": {"accepted": 1, "reached": Infinity}}'),
+        *("", "{", "[]", '{"t + d": 3}', '{"t + d": {"": 1}}', '{"t + d": {"": {"accepted": "x", "reached": [2]}}}'),
+        *('{"t + d": {"": {"accepted": [3], "reached": [2]}}}', '{"t + d": {"": {"accepted": [-1], "reached": [2]}}}'),
+        *('{"t + d": {"": {"accepted": [1], "reached": [NaN]}}}', '{"t + d": {"": {"reached": [Infinity]}}}'),
+        '{"t + d": {"accepted": 1, "reached": 2}}',  # an older version's
     ],
 )
 def test_a_damaged_file_is_as_none(tmp_path, text):

@@ -126,6 +126,7 @@ class TableModel:
         self.cache = []
         self.decodes = []  # (tokens, outputs) of every call
         self.widths = []  # of every call
+        self.batch = 512
         self.spoilt = False  # has given a row that cannot be used
         self.first = lambda: 0  # a draft may have forgotten the text before this place
         self._buffer = np.zeros((capacity + 1, self.vocab_size), np.float32)
@@ -153,8 +154,8 @@ class TableModel:
             raise BrokenError("the cache disagrees with the text")
         if self.spoilt:
             raise BrokenError("asked again though it is damaged")
-        if not self.drafts and before != len(said) - 1 and (before or len(after) != len(said) - 1):
-            raise BrokenError("the target reads all but the last token of the prompt, then the newest and the drafted")
+        if not self.drafts and before != len(said) - 1 and (before or not len(said) - 1 <= len(after) <= len(said)):
+            raise BrokenError("the target reads the prompt, then the newest token and the drafted")
         if not self.drafts and before == len(said) - 1 and outputs != len(tokens):
             raise BrokenError("the target's row of each token of a round is needed")
         self.cache = after
@@ -183,9 +184,8 @@ class Scripted:
         self.lags = lags
         self.kept = []
 
-    def begin(self, prompt, _choices=(), _same=0):
-        self.start(len(prompt))
-        return []
+    def begin(self, _prompt, _choices=(), _same=0):
+        return []  # no round before the first token
 
     def start(self, length):
         """A round follows a text of this length."""
@@ -231,7 +231,7 @@ class Whim:
     def __init__(self, seed):
         self.rng = random.Random(seed)
         self.wanted = []  # tokens to verify, of each round
-        self.shadow = 0
+        self.shadow = self.taken = 0
         self.open = False
 
     def is_backing_off(self):
@@ -276,15 +276,16 @@ class Whim:
         assert self.open != self.rests
         assert outcome.accepted <= self.wanted[-1]
         assert 0 < outcome.verify_s <= outcome.total_s
-        self.open = False
+        self.open, self.taken = False, 0
 
     def catch_up_count(self, _name, pending):
-        assert not self.open
+        assert self.open
+        assert not self.taken
         assert pending > 0
         return self.rng.choice((0, 0, 0, 1, 3, 99))
 
     def shadow_evaluated(self, _name, seen, _seconds=0.0):
-        assert not self.open
+        assert not self.taken
         assert all(0 <= one.confidence <= 1 and 0 <= one.agreement <= 1 for one in seen)
         self.shadow += len(seen)
 
@@ -357,7 +358,9 @@ class Case:
     constraint: object = None
     rule: object = None
     accept: str = "exact"
-    rounds: list = field(default_factory=list)
+    apart: int = 0
+    first: object = None  # the first token
+    rounds: list = field(default_factory=list)  # behind it
 
     def is_end(self, token):
         return token == END
@@ -379,11 +382,12 @@ class Case:
             asked.append((count, as_wide_as(count)))
             return asked[-1][1]
 
-        loop.prefill(self.target, self.prompt, self.drafters, self.policy)
-        self.rounds = []
+        rows = loop.prefill(self.target, self.prompt, self.drafters, self.policy, apart=self.apart)
+        self.first, self.rounds = None, []
         for round_ in generate(
             self.target,
             self.prompt,
+            rows,
             self.rule or make_rule(self.accept, self.sampling, self.constraint),
             max_tokens=self.max_tokens,
             is_end=self.is_end,
@@ -393,11 +397,15 @@ class Case:
             width=width,
             clock=clock,
         ):
-            self.rounds.append(round_)
             text.extend(round_.emitted)
             assert self.target.cache == text[:-1]
-            assert asked[-1:] == [(1 + len(round_.drafted), round_.width)]
-            assert self.target.widths[-1] == round_.width
+            if self.first is None:
+                self.first = round_
+                assert (round_.drafted, round_.width, asked) == ((), 0, [])
+            else:
+                self.rounds.append(round_)
+                assert asked[-1:] == [(1 + len(round_.drafted), round_.width)]
+                assert self.target.widths[-1] == round_.width
             if self.model:
                 known = [token if token < self.model.vocab_size else 0 for token in text[:-1]]
                 first = self.drafters[-1]._first
@@ -423,8 +431,9 @@ class Case:
         """The answer is target-only's, and the rounds add up to it."""
         answer = self.run(generate)
         assert answer == self.alone()
-        assert [token for round_ in self.rounds for token in round_.emitted] == answer
-        for index, round_ in enumerate(self.rounds):
+        rounds = [self.first, *self.rounds] if self.first else []
+        assert [token for round_ in rounds for token in round_.emitted] == answer
+        for index, round_ in enumerate(rounds):
             assert 0 <= round_.accepted <= len(round_.drafted) == len(round_.drafters) <= self.draft_max
             kept = round_.emitted[: round_.accepted]
             assert kept == round_.drafted[: len(kept)]
@@ -434,9 +443,9 @@ class Case:
             else:
                 assert len(round_.emitted) == round_.accepted + (not round_.dead_end)
             if END in round_.emitted or round_.dead_end:
-                assert index == len(self.rounds) - 1
-        if self.rounds and END not in answer:
-            assert self.rounds[-1].dead_end == self.stuck
+                assert index == len(rounds) - 1
+        if rounds and END not in answer:
+            assert rounds[-1].dead_end == self.stuck
         if isinstance(self.policy, Whim) and self.constraint is None:
             assert self.policy.wanted == [len(round_.drafted) for round_ in self.rounds if self.drafters]
         return answer
@@ -540,7 +549,7 @@ def test_a_drafter_that_knows_the_text_up_to_some_place_gives_the_text_of_target
 def test_without_a_drafter_every_round_is_one_token(made):
     case = Case(**made)
     answer = case.check()
-    assert [(r.drafted, r.accepted, len(r.emitted)) for r in case.rounds] == [((), 0, 1)] * len(answer)
+    assert [(r.drafted, r.accepted, len(r.emitted)) for r in case.rounds] == [((), 0, 1)] * (len(answer) - 1)
 
 
 @examples(300)
@@ -570,7 +579,7 @@ def test_every_other_rule_keeps_the_books_too(case, accept):
     answer = case.run()  # the models look after their caches
     assert len(answer) == min(case.max_tokens, case.capacity + 1 - len(case.prompt)) or END in answer
     assert END not in answer[:-1]
-    assert [token for round_ in case.rounds for token in round_.emitted] == answer
+    assert [token for round_ in case.rounds for token in round_.emitted] == answer[1:]
     if isinstance(case.policy, Whim):
         assert case.policy.wanted == [len(round_.drafted) for round_ in case.rounds if case.drafters]
 
@@ -629,7 +638,7 @@ def test_max_tokens_is_exact(max_tokens, draft_max):
 
 
 @pytest.mark.parametrize("draft_max", range(7))
-@pytest.mark.parametrize("capacity", range(2, 12))
+@pytest.mark.parametrize("capacity", range(3, 12))
 def test_both_stop_at_the_same_token_when_the_context_is_full(capacity, draft_max):
     table = Line(3, (0, 1, 2, 1))
     fields = {"prompt": (0, 1, 2), "capacity": capacity, "max_tokens": 99}
@@ -641,36 +650,37 @@ def test_both_stop_at_the_same_token_when_the_context_is_full(capacity, draft_ma
 
 def test_a_draft_model_with_a_smaller_context_falls_silent():
     table = Line(2, (0, 1, 2))
-    case = Case(table, max_tokens=10, draft=table, draft_capacity=5)
+    case = Case(table, max_tokens=10, draft=table, draft_capacity=6)
     case.check()
-    assert [len(round_.drafted) for round_ in case.rounds] == [4, 0, 0, 0, 0, 0]
+    assert [len(round_.drafted) for round_ in case.rounds] == [4, 0, 0, 0, 0]
 
 
-ANSWER = (0, 1, 2, END, 0, 0, 0)
+ANSWER = (2, 0, 1, 2, END, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
     ("script", "accepted", "emitted"),
     [
-        pytest.param([(0, 1, 2, END, 0)], 4, ANSWER[:4], id="inside a draft that goes on behind it"),
-        pytest.param([(0, 1, 2, END, 1)], 4, ANSWER[:4], id="inside a draft, a wrong token behind it"),
-        pytest.param([(0, 1, 2, END)], 4, ANSWER[:4], id="last of a draft"),
-        pytest.param([(0, 1, 2)], 3, ANSWER[:4], id="as the bonus token"),
-        pytest.param([(0, 1, 2, 0)], 3, ANSWER[:4], id="as the correction"),
+        pytest.param([(0, 1, 2, END, 0)], 4, ANSWER[1:5], id="inside a draft that goes on behind it"),
+        pytest.param([(0, 1, 2, END, 1)], 4, ANSWER[1:5], id="inside a draft, a wrong token behind it"),
+        pytest.param([(0, 1, 2, END)], 4, ANSWER[1:5], id="last of a draft"),
+        pytest.param([(0, 1, 2)], 3, ANSWER[1:5], id="as the bonus token"),
+        pytest.param([(0, 1, 2, 0)], 3, ANSWER[1:5], id="as the correction"),
     ],
 )
 def test_the_end_of_the_text(script, accepted, emitted):
     case = Case(Line(2, ANSWER), draft_max=9, others=(lambda: Scripted(script),))
-    assert case.check() == list(ANSWER[:4])
+    assert case.check() == list(ANSWER[:5])
     assert len(case.rounds) == 1
     assert (case.rounds[0].accepted, case.rounds[0].emitted) == (accepted, emitted)
     assert case.rounds[0].drafted == script[0][:4]  # nothing behind the end is verified
-    assert case.drafters[0].kept == [1, 2 + 4 - 1]
+    assert case.drafters[0].kept == [2, 2 + 5 - 1]
 
 
 def test_a_draft_that_proposes_the_end_wrongly_does_not_end_the_text():
-    case = Case(Line(2, (0, 1, 2)), max_tokens=6, draft_max=9, others=(lambda: Scripted([(0, END, 2), (2, 2, END)]),))
-    assert case.check() == [0, 1, 2, 2, 2, 2]
+    script = [(0, END, 2), (2, 2, END)]
+    case = Case(Line(2, (2, 0, 1, 2)), max_tokens=7, draft_max=9, others=(lambda: Scripted(script),))
+    assert case.check() == [2, 0, 1, 2, 2, 2, 2]
     assert [round_.emitted for round_ in case.rounds] == [(0, 1), (2, 2, 2), (2,)]
 
 
@@ -687,26 +697,26 @@ def test_a_model_drafter_does_not_draft_behind_the_end():
     table = Line(2, ANSWER)
     case = Case(table, draft_max=9, draft=table)
     case.check()
-    assert case.rounds[0].drafted == ANSWER[:4]
+    assert case.rounds[0].drafted == ANSWER[1:5]
 
 
 def test_what_a_full_acceptance_and_a_rejection_cost_the_draft_model():
-    answer = (0, 1, 2, 0, 1, 2, 0, 1, 2, 0)
-    full = Case(Line(2, answer), max_tokens=10, draft=Line(2, answer))
+    answer = (1, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0)
+    full = Case(Line(2, answer), max_tokens=11, draft=Line(2, answer))
     full.check()
-    assert [len(tokens) for tokens, _ in full.model.decodes] == [2, 1, 1, 1, 2, 1, 1, 1]
-    guess = (0, 2, 2, 0, 1, 2, 0, 1, 2, 0)  # wrong at the second place
-    part = Case(Line(2, answer), max_tokens=10, draft=Line(2, guess))
+    assert [len(tokens) for tokens, _ in full.model.decodes] == [3, 1, 1, 1, 2, 1, 1, 1]
+    guess = (1, 0, 2, 2, 0, 1, 2, 0, 1, 2, 0)  # wrong at the second place of the first draft
+    part = Case(Line(2, answer), max_tokens=11, draft=Line(2, guess))
     part.check()
     assert [round_.accepted for round_ in part.rounds] == [1, 4, 2]
     # After the rejection the correction alone is new to it, after the full acceptance two tokens are.
-    assert [len(tokens) for tokens, _ in part.model.decodes] == [2, 1, 1, 1, 1, 1, 1, 1, 2, 1]
+    assert [len(tokens) for tokens, _ in part.model.decodes] == [3, 1, 1, 1, 1, 1, 1, 1, 2, 1]
 
 
 @pytest.mark.parametrize("difference", [-2, -1, 1, 2])
 def test_a_vocabulary_that_differs_at_the_end(difference):
     shared, accepted, strangers = 7 + min(difference, 0), 0, 0
-    for seed in range(20):
+    for seed in range(24):
         table = Table(seed, 7, end_bonus=-8)
         case = Case(table, max_tokens=20, draft=Draft(table, 8, 7 + difference))
         answer = case.check()
@@ -721,7 +731,7 @@ def test_a_prompt_of_tokens_that_only_the_target_has():
     table = Table(1, 6, end_bonus=-8)
     case = Case(table, prompt=(5, 4, 5), draft=Draft(table, 8, 4))
     case.check()
-    assert case.model.decodes[0] == ((0, 0, 0), 1)
+    assert case.model.decodes[0][0][:3] == (0, 0, 0)
 
 
 def test_a_prompt_of_one_token_is_not_read():
@@ -737,16 +747,18 @@ def test_reading_starts_a_new_text():
     models = [TableModel(Table(1), 8, text, clock, drafts=drafts) for drafts in (False, True)]
     for model in models:
         model.cache = [2, 2, 2, 2]
-    loop.prefill(models[0], text, [ModelDrafter(models[1], VOCAB)])
-    assert [model.cache for model in models] == [[0, 1], []]  # the draft reads when it is asked
+    rows = loop.prefill(models[0], text, [ModelDrafter(models[1], VOCAB)])
+    assert [model.cache for model in models] == [text, []]  # the draft reads when it is asked
+    assert rows.shape == (1, VOCAB)
+    assert (rows[0] == models[0].table(text)).all()
 
 
 def test_the_clock_is_split_into_drafting_and_verifying():
     table = Line(2, (0, 1, 2))
-    case = Case(table, max_tokens=6, draft_max=3, draft=table)
+    case = Case(table, max_tokens=7, draft_max=3, draft=table)
     case.check()
-    times = [(len(r.drafted), r.draft_s, r.verify_s, r.total_s) for r in case.rounds]
-    assert times == [(3, 3, 100, 103), (1, 1, 100, 101)]
+    times = [(len(r.drafted), r.draft_s, r.verify_s, r.total_s) for r in (case.first, *case.rounds)]
+    assert times == [(0, 0, 0, 0), (3, 3, 100, 103), (1, 1, 100, 101)]
 
 
 # A drafter that gives up.
@@ -754,8 +766,8 @@ def test_the_clock_is_split_into_drafting_and_verifying():
 
 def test_a_drafter_that_gives_up_leaves_the_rest_of_the_chain_to_others():
     """It is asked again in the next round."""
-    line = Line(2, (0, 1, 2))
-    case = Case(line, max_tokens=10, draft=line, others=(lambda: Scripted([(0, 1), (2,), ()]),), draft_max=4)
+    line = Line(2, (2, 0, 1, 2))
+    case = Case(line, max_tokens=11, draft=line, others=(lambda: Scripted([(0, 1), (2,), ()]),), draft_max=4)
     case.check()
     names = [round_.drafters for round_ in case.rounds]
     assert names == [("script", "script", "draft", "draft"), ("script", "draft", "draft", "draft")]
@@ -770,20 +782,20 @@ def test_a_drafter_that_has_nothing_when_asked_is_not_asked_again_in_this_round(
             asked.append(len(text))
             return super().propose(text, rule)
 
-    line = Line(2, (0, 1, 2))
-    case = Case(line, max_tokens=4, draft=line, others=(lambda: Silent([(0,)], lags=lags),), draft_max=3)
+    line = Line(2, (2, 0, 1, 2))
+    case = Case(line, max_tokens=5, draft=line, others=(lambda: Silent([(0,)], lags=lags),), draft_max=3)
     if lags:  # what has to be asked is asked in the order of the names
         case.check()
-        assert asked == [2, 3]
+        assert asked == [3, 4]
     else:  # an offer that costs nothing is looked for at every token
         case.check()
-        assert asked == [2, 3, 4]
+        assert asked == [3, 4, 5]
     assert case.rounds[0].drafters == ("script", "draft", "draft")
 
 
 def test_a_draft_context_that_is_full_is_no_reason_to_stop_for_others():
-    line = Line(2, (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2))
-    case = Case(line, max_tokens=12, draft=line, draft_capacity=6, others=(LookupDrafter,))
+    line = Line(2, (2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2))
+    case = Case(line, (1, 1), max_tokens=13, draft=line, draft_capacity=7, others=(LookupDrafter,))
     case.check()
     names = [name for round_ in case.rounds for name in round_.drafters]
     assert names.index("lookup") > names.index("draft")
@@ -801,9 +813,9 @@ def test_the_time_of_an_offer_that_did_not_come_is_not_told():
             reported.append((name, pending, seconds))
 
     line = Line(2, (0, 1, 2))
-    case = Case(line, max_tokens=9, draft=line, draft_capacity=4, play=always(Times()))
+    case = Case(line, max_tokens=9, draft=line, draft_capacity=5, play=always(Times()))
     case.check()
-    assert reported == [("draft", 2, 1.0), ("draft", 1, 1.0), ("draft", 1, 1.0)]
+    assert reported == [("draft", 3, 1.0), ("draft", 1, 1.0), ("draft", 1, 1.0)]
 
 
 # A draft that is damaged.
@@ -827,9 +839,9 @@ def test_a_draft_that_breaks_in_a_chain_drafts_no_more():
         vocab = VOCAB
 
         def __call__(self, context):
-            return Line(2, (0, 1, 2))(context) * (np.nan if len(context) == 5 else 1)
+            return Line(2, (2, 0, 1, 2))(context) * (np.nan if len(context) == 6 else 1)
 
-    case = Case(Line(2, (0, 1, 2)), max_tokens=9, draft=Breaks())
+    case = Case(Line(2, (2, 0, 1, 2)), max_tokens=10, draft=Breaks())
     case.check()
     assert [round_.drafted for round_ in case.rounds] == [(0, 1, 2), (), (), (), (), ()]
     assert case.drafters[-1].failure
@@ -881,7 +893,7 @@ def test_drafters_are_judged_on_the_prompt_by_what_the_target_would_have_said(ta
     answer = case.check()
     expected = {"draft": [], "lookup": []}
     lookup, rule = LookupDrafter(), make_rule("exact", GREEDY)
-    for place in range(max(1, len(prompt) - ROWS), len(prompt) + 1):
+    for place in range(max(1, len(prompt) - ROWS + 1), len(prompt) + 1):
         choice = table(prompt[:place]).argmax() if place < len(prompt) else answer[0]
         row = draft(prompt[:place])[:shared]
         expected["draft"].append(ShadowEvaluation(confidence(row), float(row.argmax() == choice)))
@@ -890,9 +902,8 @@ def test_drafters_are_judged_on_the_prompt_by_what_the_target_would_have_said(ta
             expected["lookup"].append(ShadowEvaluation(offer.confidence, float(offer.draw().token == choice)))
     assert case.policy.reported["lookup"][: len(expected["lookup"])] == expected["lookup"]
     goes_on = len(case.rounds) > 1  # the draft reads behind the first token
-    assert case.policy.reported["draft"] == expected["draft"][-ROWS:] * goes_on
-    if len(prompt) > 1:
-        assert case.target.decodes[0][1] == min(ROWS, len(prompt) - 1)
+    assert case.policy.reported["draft"] == expected["draft"] * goes_on
+    assert case.target.decodes[0][1] == min(ROWS, len(prompt))
 
 
 def test_without_a_policy_nobody_is_judged():
@@ -902,51 +913,72 @@ def test_without_a_policy_nobody_is_judged():
     assert [outputs for _, outputs in case.target.decodes] == [1]
 
 
+@pytest.mark.parametrize(("batch", "rows"), [(19, 2), (20, 1), (21, ROWS), (7, 7)])
+def test_the_rows_of_a_prompt_are_of_its_last_batch(batch, rows):
+    """So that its batches are the same with a policy and without."""
+    prompt = (0, 1, 2) * 7
+    target = TableModel(Table(1), 64, list(prompt), Clock())
+    target.batch = batch
+    loop.prefill(target, prompt, policy=Policy())
+    assert target.decodes == [(prompt, rows)]
+
+
+@examples(100)
+@given(cases(), st.sampled_from([4, 8]))
+def test_the_last_token_of_a_prompt_may_have_a_batch_of_its_own(case, width):
+    """As in strict mode."""
+    case.apart = width
+    case.check()
+    own = int(len(case.prompt) > 1)
+    assert case.target.decodes[own] == (case.prompt[-1:], 1)
+    assert case.target.widths[own] == width
+
+
 def test_the_clock_of_a_review_is_the_drafts():
     class Reviews(Listening):
         def choose(self, _offers, _pending):
             return None
 
         def catch_up_count(self, _name, pending):
-            return 99 * (pending == 3)
+            return 99 * (pending > 2)
 
     table = Line(2, (0, 1, 2))
-    case = Case(table, max_tokens=6, draft_max=3, draft=table, play=always(Reviews()))
+    case = Case(table, max_tokens=7, draft_max=3, draft=table, play=always(Reviews()))
     case.check()
     times = [(r.draft_s, r.verify_s, r.total_s) for r in case.rounds]
     assert times == [(0, 100, 100), (1, 100, 101)] * 3
-    assert case.policy.reported["draft"] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 6
+    assert case.policy.reported["draft"] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 7
 
 
 # The end of what a grammar permits.
 
 
 def test_what_a_round_has_before_a_dead_end_is_emitted():
-    only = Automaton([{0: 1}, {1: 2}, {2: 3}, {}], VOCAB)
-    line = Line(2, (0, 1, 2, 1, 1))
+    only = Automaton([{2: 1}, {0: 2}, {1: 3}, {2: 4}, {}], VOCAB)
+    line = Line(2, (2, 0, 1, 2, 1, 1))
     case = Case(line, max_tokens=9, draft_max=5, others=(lambda: Scripted([(0, 1, 2, 1, 1)]),), constraint=only)
-    assert case.check() == [0, 1, 2]
+    assert case.check() == [2, 0, 1, 2]
     assert [(r.drafted, r.accepted, r.emitted, r.dead_end) for r in case.rounds] == [((0, 1, 2), 3, (0, 1, 2), True)]
 
 
 def test_a_dead_end_at_once_ends_a_text_without_a_token():
     case = Case(Line(2, (0,)), draft=Line(2, (0,)), constraint=Automaton([{}], VOCAB))
     assert case.check() == []
-    assert [(r.emitted, r.dead_end) for r in case.rounds] == [((), True)]
+    assert (case.first.emitted, case.first.dead_end, case.rounds) == ((), True, [])
 
 
 def test_a_dead_end_behind_the_targets_own_token_is_met_in_the_next_round():
     case = Case(Line(2, (1,)), constraint=Automaton([{0: 1}, {}], VOCAB))
     assert case.check() == [0]
-    assert [(r.emitted, r.dead_end) for r in case.rounds] == [((0,), False), ((), True)]
+    assert [(r.emitted, r.dead_end) for r in (case.first, *case.rounds)] == [((0,), False), ((), True)]
 
 
 def test_a_token_that_the_grammar_does_not_permit_is_not_verified():
     loops = Automaton([{0: 1}, {1: 0}], VOCAB)
-    line = Line(2, (0, 1, 0, 1))
-    case = Case(line, max_tokens=4, others=(lambda: Scripted([(0, 1, 2, 1)]),), constraint=loops)
-    assert case.check() == [0, 1, 0, 1]
-    assert case.rounds[0].drafted == (0, 1)
+    line = Line(2, (0, 1, 0, 1, 0))
+    case = Case(line, max_tokens=5, others=(lambda: Scripted([(1, 0, 2, 1)]),), constraint=loops)
+    assert case.check() == [0, 1, 0, 1, 0]
+    assert case.rounds[0].drafted == (1, 0)
 
 
 # What the checks above are worth: each bug, put in from outside, must be found.
@@ -1007,7 +1039,7 @@ class Watched(CoupledRule):
         return self.verdict
 
 
-def bonus_not_asked(target, prompt, rule, *, is_end, **rest):
+def bonus_not_asked(target, prompt, rows, rule, *, is_end, **rest):
     """The end is looked for among the drafted tokens only."""
 
     def among_drafted(token):
@@ -1016,45 +1048,45 @@ def bonus_not_asked(target, prompt, rule, *, is_end, **rest):
         rule.seen += 1
         return rule.seen <= rule.verdict.accepted and is_end(token)
 
-    return loop.generate(target, prompt, rule, is_end=among_drafted, **rest)
+    return loop.generate(target, prompt, rows, rule, is_end=among_drafted, **rest)
 
 
-def bonus_dropped(target, prompt, rule, **rest):
+def bonus_dropped(target, prompt, rows, rule, **rest):
     """A bonus token that ends the text is not emitted."""
-    for round_ in loop.generate(target, prompt, rule, **rest):
+    for round_ in loop.generate(target, prompt, rows, rule, **rest):
         ended = round_.emitted[-1] == END and len(round_.emitted) == len(round_.drafted) + 1
         emitted = round_.emitted[:-1] if ended else round_.emitted
         yield replace(round_, emitted=emitted)
 
 
-def emits_one_more(target, prompt, rule, *, max_tokens, **rest):
-    return loop.generate(target, prompt, rule, max_tokens=max_tokens + 1, **rest)
+def emits_one_more(target, prompt, rows, rule, *, max_tokens, **rest):
+    return loop.generate(target, prompt, rows, rule, max_tokens=max_tokens + 1, **rest)
 
 
-def end_goes_on(target, prompt, rule, *, is_end, **rest):
+def end_goes_on(target, prompt, rows, rule, *, is_end, **rest):
     """A drafted end is one of the tokens like any other."""
-    return loop.generate(target, prompt, rule, is_end=lambda token: False, **rest)
+    return loop.generate(target, prompt, rows, rule, is_end=lambda token: False, **rest)
 
 
-def target_not_rewound(target, prompt, rule, **rest):
+def target_not_rewound(target, prompt, rows, rule, **rest):
     """What was rejected stays in the target's cache."""
     target.rewind = lambda length: None
-    return loop.generate(target, prompt, rule, **rest)
+    return loop.generate(target, prompt, rows, rule, **rest)
 
 
-def rejected_emitted(target, prompt, rule, **rest):
+def rejected_emitted(target, prompt, rows, rule, **rest):
     """One token more than was accepted."""
-    for round_ in loop.generate(target, prompt, rule, **rest):
+    for round_ in loop.generate(target, prompt, rows, rule, **rest):
         more = (*round_.drafted[: round_.accepted + 1], round_.emitted[-1])
         yield replace(round_, emitted=more)
 
 
-def width_ignored(target, prompt, rule, *, width, **rest):
-    return loop.generate(target, prompt, rule, width=as_wide_as_needed, **rest)
+def width_ignored(target, prompt, rows, rule, *, width, **rest):
+    return loop.generate(target, prompt, rows, rule, width=as_wide_as_needed, **rest)
 
 
-def too_narrow(target, prompt, rule, *, width, **rest):
-    return loop.generate(target, prompt, rule, width=lambda count: max(1, count - 1), **rest)
+def too_narrow(target, prompt, rows, rule, *, width, **rest):
+    return loop.generate(target, prompt, rows, rule, width=lambda count: max(1, count - 1), **rest)
 
 
 def check_many(drafter=ModelDrafter, generate=loop.generate, *, damaged=0):
@@ -1140,7 +1172,7 @@ def test_a_rule_with_a_bug_is_found(monkeypatch):
         (lambda model: model.decode((2,), 1), "disagrees with the text"),
         (lambda model: model.decode((1, 0, 0), 3, 2), "3 tokens in a batch of 2"),
         (lambda model: model.decode((1, 0), 1), "row of each token"),
-        (lambda model: [model.rewind(0), model.decode((0, 1), 1)], "all but the last"),
+        (lambda model: [model.text.append(0), model.rewind(0), model.decode((0,), 1)], "reads the prompt"),
         (lambda model: model.rewind(2), "rewind to 2 of 1"),
     ],
 )

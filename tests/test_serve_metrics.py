@@ -44,13 +44,13 @@ def parsed(text: str) -> tuple[dict[str, str], dict[tuple[str, tuple[tuple[str, 
 
 
 def reply(**changes: Any) -> Reply:
-    """An answer of 12 tokens in 9 rounds and 2 seconds, 6 of the rounds without a draft."""
+    """An answer of 13 tokens, 12 of them in 9 rounds and 2 seconds, 6 of the rounds without a draft."""
     own = {key: changes.pop(key) for key in set(changes) & set(Statistics.__dataclass_fields__)}
     statistics = Statistics(
         **{
             "prompt_tokens": 100,
             "prompt_s": 0.5,
-            "tokens": 12,
+            "tokens": 13,
             "decode_s": 2.0,
             "rounds": 9,
             "drafted": 6,
@@ -92,8 +92,8 @@ def test_an_answer_is_counted_in_every_way():
     samples = read(metrics)
     assert samples["llamacpp:prompt_tokens_total", ()] == 41
     assert samples["llamacpp:prompt_seconds_total", ()] == 0.5
-    assert samples["llamacpp:prompt_tokens_seconds", ()] == 80  # the last token of the prompt is the first round's
-    assert samples["llamacpp:tokens_predicted_total", ()] == 12
+    assert samples["llamacpp:prompt_tokens_seconds", ()] == 82
+    assert samples["llamacpp:tokens_predicted_total", ()] == 13
     assert samples["llamacpp:tokens_predicted_seconds_total", ()] == 2
     assert samples["llamacpp:predicted_tokens_seconds", ()] == 6
     assert samples["ggufspec:prompt_tokens_cached_total", ()] == 59
@@ -130,7 +130,9 @@ def test_counters_only_grow_and_are_sums():
     assert before["llamacpp:tokens_predicted_total", ()] == sum(range(30))
     assert before["ggufspec:answers_total", (("stop_reason", "length"),)] == 15
     assert before["ggufspec:answers_total", (("stop_reason", "cancelled"),)] == 15
-    assert before["llamacpp:predicted_tokens_seconds", ()] == sum(range(10, 30)) / 40  # of the last twenty
+    assert (
+        before["llamacpp:predicted_tokens_seconds", ()] == sum(range(9, 29)) / 40
+    )  # of the last twenty, without the first of each
 
 
 def test_positions_are_in_order_and_every_one_is_there():
@@ -195,7 +197,7 @@ def test_figures_are_the_last_answers_newest_first():
     assert newest == {
         "number": 25,
         "tokens": 25,
-        "tokens_per_s": 12.5,
+        "tokens_per_s": 12.0,
         "prompt_tokens": 100,
         "cached": 59,
         "time_to_first_token_s": 0.75,
@@ -204,7 +206,7 @@ def test_figures_are_the_last_answers_newest_first():
         "accepted": 3,
         "acceptance_rate": 0.5,
         "rounds": 9,
-        "tokens_per_round": 25 / 9,
+        "tokens_per_round": 24 / 9,
         "gain": 1.5,
         "stop_reason": "end",
         "speculation": True,
@@ -244,4 +246,4 @@ def test_threads_lose_nothing():
         thread.start()
     for thread in threads:
         thread.join()
-    assert read(metrics)["llamacpp:tokens_predicted_total", ()] == 800 * 12
+    assert read(metrics)["llamacpp:tokens_predicted_total", ()] == 800 * 13

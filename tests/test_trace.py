@@ -36,9 +36,9 @@ JSON_GRAMMAR = 'root ::= "[" [0-9]+ ("," " "? [0-9]+)* "]"'
 def listening(trace):
     """The loop with a trace, as the decoder runs it."""
 
-    def generate(target, prompt, rule, **more):
+    def generate(target, prompt, rows, rule, **more):
         trace.begin(rule)
-        for round_ in loop.generate(target, prompt, rule, **more):
+        for round_ in loop.generate(target, prompt, rows, rule, **more):
             trace.add(round_)
             yield round_
 

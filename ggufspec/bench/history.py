@@ -1,4 +1,7 @@
-"""What later plans use of measured runs: a pair's acceptance, a target's speed, and what a card's driver takes."""
+"""What later plans use of measured runs: a target's speed, and what a card's driver takes.
+
+What became of drafted tokens the decoder itself writes down.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from ggufspec.api import Resolved
-from ggufspec.bench.summary import busy_notes, by_position, speed
+from ggufspec.bench.summary import busy_notes, speed
 from ggufspec.bench.trial import Result, Spec
 from ggufspec.cache import cache_folder
 from ggufspec.errors import GgufspecError
@@ -16,25 +19,8 @@ from ggufspec.hardware.gpus import survey
 from ggufspec.hardware.host import physical_cores
 from ggufspec.models.source import read_headers
 from ggufspec.planning import history, rehearsed
-from ggufspec.settings import is_lossy
 
 _ENOUGH_TOKENS = 32  # of all trials, for a speed
-
-
-def record_results(spec: Spec, results: Sequence[Result]) -> None:
-    """Write the acceptance of speculative runs to the user's cache.
-
-    The lookup's alone says nothing about the pair, nor does that of a lossy rule.
-    """
-    file = spec.draft or (spec.target if spec.options.head else None)  # MTP blocks may be in the target's own
-    if not results or file is None or not spec.options.needs_draft or is_lossy(spec.options.accept):
-        return
-    every = [answer.statistics for result in results for answer in result.answers]
-    accepted = by_position(s.accepted_by_position for s in every)
-    drafted = by_position(s.drafted_by_position for s in every)
-    with contextlib.suppress(GgufspecError):  # a cache that cannot be written is skipped
-        target, draft = (known.header.fingerprint for known in read_headers([spec.target, file]))
-        history.record_acceptance(cache_folder(), target, draft, accepted, drafted)
 
 
 def record_overhead(resolved: Resolved, results: Sequence[Result]) -> None:

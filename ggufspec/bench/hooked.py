@@ -1,7 +1,6 @@
 """A trial through llama-cpp-python's ``Llama``, with or without our draft; see :mod:`ggufspec.bench.trial`.
 
-``Llama`` reads all but the last token of a prompt before its first round, as our own loop does, and the draft's reading
-of it is counted to the prompt: so tokens per second are of the same tokens.
+``Llama`` takes the first token from the prompt's batch, as our own loop does: tokens per second are of the same tokens.
 """
 
 from __future__ import annotations
@@ -144,8 +143,6 @@ class _Answering:
         clock = time.perf_counter
         requested = clock()
         self.llama.reset()
-        self.llama.eval(tokens[:-1])
-        began = clock()
         emitted: list[int] = []
         stop_reason, first_s = "", None
         for token in self._generate(tokens):
@@ -154,16 +151,16 @@ class _Answering:
             stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
             if stop_reason or self.stopping():
                 break
-        ended = clock()
+        total_s = clock() - requested
         rounds = self.draft.rounds if self.draft else []
         found = Statistics.of(
             rounds,
             self.draft_max if self.draft else 0,
             prompt_tokens=len(tokens),
             prompt_read=len(tokens),
-            prompt_s=began - requested,
+            prompt_s=total_s if first_s is None else first_s,
             tokens=len(emitted),
-            decode_s=ended - began,
+            decode_s=0.0 if first_s is None else total_s - first_s,
             stop_reason=stop_reason,
             time_to_first_token_s=first_s,
         )
@@ -190,17 +187,17 @@ class _Answering:
         return "context" if prompt + count > self.ctx_size else ""
 
     def _completed(self, found: Statistics, known: int) -> Statistics:
-        """The hook knows neither of the first round, which has no draft, nor of how the last one ended.
+        """The hook does not know how the last round ended, and without it none is known.
 
         Args:
             found: of the rounds that it knows.
             known: tokens of these.
         """
-        first = found.tokens if self.draft is None else 1  # rounds that are not the hook's
+        plain = found.decoded if self.draft is None else 0
         last = self.draft is not None and found.tokens > known + 1
         return replace(
             found,
-            rounds=found.rounds + first + last,
-            plain_rounds=found.plain_rounds + first,
+            rounds=found.rounds + plain + last,
+            plain_rounds=found.plain_rounds + plain,
             verify_s=found.decode_s - found.draft_s,
         )

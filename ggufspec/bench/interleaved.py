@@ -205,9 +205,9 @@ class _Pace:
         if self.warm and not warm:
             self.read = self.read_s = self.written = self.written_s = 0.0
         self.warm = warm
-        self.read += found.prompt_decoded
+        self.read += found.prompt_read
         self.read_s += found.prompt_s
-        self.written += found.tokens
+        self.written += found.decoded
         self.written_s += found.decode_s
 
 

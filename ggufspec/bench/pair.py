@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import api
 from ggufspec.bench import hooked, prompting, trial, versus
-from ggufspec.bench.history import record_overhead, record_results, record_speed
+from ggufspec.bench.history import record_overhead, record_speed
 from ggufspec.bench.prompts import Prompt
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
@@ -125,7 +125,6 @@ def bench_pair(
             on_event({"event": "progress", "done": done, "total": total, "what": what})
 
     run.run(progress, lambda text: on_event({"event": "note", "text": text}) if on_event else None)
-    record_results(spec, run.results["speculative"])
     record_overhead(places, run.results["speculative"])
     record_speed(places, spec, run.results["target_only"])
     return run.document()

@@ -31,7 +31,7 @@ def alone(spec: trial.Spec) -> trial.Spec:
 
 
 def speed(result: trial.Result) -> float:
-    """Σ tokens ÷ Σ seconds over a trial's answers, prompts not counted."""
+    """Σ tokens ÷ Σ seconds over a trial's answers, without prompts and the first tokens, which are theirs."""
     return speed_of(result.answers)
 
 
@@ -41,7 +41,7 @@ def speed_of(answers: Iterable[trial.Answer]) -> float:
 
 
 def _speed(statistics: Iterable[Statistics]) -> float:
-    tokens, seconds = map(sum, zip(*((s.tokens, s.decode_s) for s in statistics), strict=True))
+    tokens, seconds = map(sum, zip(*((s.decoded, s.decode_s) for s in statistics), strict=True))
     return tokens / max(seconds, 1e-9)
 
 
@@ -114,7 +114,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         "peak_rss_bytes": max(result.peak_rss_bytes for result in results),
         "vram_bytes": max(result.vram_bytes for result in results),
         "load_s": spread([result.load_s for result in results]).median,
-        "prompt_tokens": sum(answer.statistics.prompt_decoded for answer in first.answers),
+        "prompt_tokens": sum(answer.statistics.prompt_read for answer in first.answers),
         "time_to_first_token_s": spread(waits).median if waits else None,
         "prompts": len(first.answers),
         "answers": len(every),
@@ -129,7 +129,7 @@ def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | Spec
         gpu_layers_draft=first.draft.gpu_layers if first.draft else 0,
         draft_layers=first.draft.layers if first.draft else 0,
         acceptance_rate=accepted / max(drafted, 1),
-        tokens_per_round=sum(s.tokens for s in every) / max(rounds, 1),
+        tokens_per_round=sum(s.decoded for s in every) / max(rounds, 1),
         accepted_by_position=tuple(
             kept / drafted
             for kept, drafted in zip(

@@ -109,9 +109,9 @@ class Result:
 
 
 def prompt_speed(answers: Iterable[Answer]) -> float:
-    """Σ prompt tokens that were decoded ÷ Σ seconds that took; what a cache held is neither, nor is the first token."""
+    """Σ prompt tokens that were decoded ÷ Σ seconds that took; what a cache held is neither."""
     statistics = [answer.statistics for answer in answers]
-    return sum(s.prompt_decoded for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
+    return sum(s.prompt_read for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
 
 def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel | None]:

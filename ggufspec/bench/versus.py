@@ -331,29 +331,39 @@ class Bench:
         """One row of the table. Of three prompts and more its speed is the mean, as that of the speedup."""
         results = self.results[mode]
         row = summarise(results, lossy=is_lossy(self.experiment.spec.options.accept))
-        rows = [[_token_s(one.answers[i]) for one in results if i < len(one.answers)] for i in range(asked(results))]
-        if len(rows) < _FEWEST_PROMPTS:
+        rows = [
+            [_token_s(one.answers[i]) for one in results if i < len(one.answers) and one.answers[i].statistics.decoded]
+            for i in range(asked(results))
+        ]
+        if sum(map(bool, rows)) < _FEWEST_PROMPTS:
             return row
-        kinds = self.experiment.spec.kinds[: len(rows)]
-        return replace(row, tokens_per_s=mean_ratio([[1.0] * len(found) for found in rows], rows, kinds))
+        return replace(row, tokens_per_s=self._mean([[(ours, 1.0) for ours in found] for found in rows]))
 
     def _speedup(self, mode: str, rival: str) -> Spread | None:
         """Of one way over another, answer by answer; of one prompt or two pass by pass."""
         ours, theirs = self.results[mode], self.results[rival]
-        prompts = min(asked(ours), asked(theirs))
-        if not prompts:
-            return None
         both = [tuple(zip(a.answers, b.answers, strict=False)) for a, b in zip(ours, theirs, strict=False)]
-        if prompts < _FEWEST_PROMPTS:
-            whole = [zip(*pairs, strict=True) for pairs in both if len(pairs) == prompts]
-            return paired_ratios(*zip(*((speed_of(a), speed_of(b)) for a, b in whole), strict=True))
         rows = [
-            [(_token_s(pairs[i][0]), _token_s(pairs[i][1])) for pairs in both if i < len(pairs)] for i in range(prompts)
+            [
+                (_token_s(pairs[i][0]), _token_s(pairs[i][1]))
+                for pairs in both
+                if i < len(pairs) and all(one.statistics.decoded for one in pairs[i])
+            ]
+            for i in range(min(asked(ours), asked(theirs)))
         ]
+        if sum(map(bool, rows)) >= _FEWEST_PROMPTS:
+            return self._mean(rows)
+        whole = [tuple(zip(*pairs, strict=True)) for pairs in both if len(pairs) == len(rows)]
+        return paired_ratios([speed_of(a) for a, _ in whole], [speed_of(b) for _, b in whole]) if any(rows) else None
+
+    def _mean(self, rows: list[list[tuple[float, float]]]) -> Spread:
+        """How many times as fast ours is, of pairs (our seconds, theirs) for each prompt, each kind counting alike."""
+        kinds = self.experiment.spec.kinds or [str(i) for i in range(len(rows))]
+        found = [(row, kind) for row, kind in zip(rows, kinds, strict=False) if row]
         return mean_ratio(
-            [[theirs for _, theirs in row] for row in rows],
-            [[ours for ours, _ in row] for row in rows],
-            self.experiment.spec.kinds[:prompts],
+            [[theirs for _, theirs in row] for row, _ in found],
+            [[ours for ours, _ in row] for row, _ in found],
+            [kind for _, kind in found],
         )
 
     def _hook(self) -> HookComparison:
@@ -380,7 +390,7 @@ def _by_kind(spec: trial.Spec) -> trial.Spec:
 
 
 def _token_s(answer: trial.Answer) -> float:
-    return max(answer.statistics.decode_s, 1e-9) / max(answer.statistics.tokens, 1)
+    return max(answer.statistics.decode_s, 1e-9) / answer.statistics.decoded
 
 
 def _hook_text(over_alone: Spread | None, over_own: Spread | None) -> str:

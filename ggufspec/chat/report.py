@@ -32,14 +32,14 @@ def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None
         prompt_read=statistics.prompt_read,
         prompt_s=statistics.prompt_s,
         tokens=statistics.tokens,
-        tokens_per_s=statistics.tokens / statistics.decode_s if statistics.decode_s > 0 else 0.0,
+        tokens_per_s=statistics.tokens_per_s,
         rounds=statistics.rounds,
         drafted=statistics.drafted,
         accepted=statistics.accepted,
         lookup_drafted=statistics.lookup_drafted,
         lookup_accepted=statistics.lookup_accepted,
         lossy=lossy,
-        prompt_tokens_per_s=statistics.prompt_decoded / statistics.prompt_s if statistics.prompt_s > 0 else 0.0,
+        prompt_tokens_per_s=statistics.prompt_read / statistics.prompt_s if statistics.prompt_s > 0 else 0.0,
         time_to_first_token_s=statistics.time_to_first_token_s,
     )
 
@@ -75,7 +75,7 @@ def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
 
 
 def _per_round(figures: ChatFigures) -> float:
-    return figures.tokens / max(figures.rounds, 1)
+    return (figures.tokens - 1) / max(figures.rounds, 1)  # the first is the prompt's
 
 
 def comparison(runs: Iterable[ChatRun]) -> RichTable:

@@ -88,7 +88,7 @@ def bench(
     table with our own loop.
     """
     from ggufspec.bench import hooked, prompting
-    from ggufspec.bench.history import record_overhead, record_results, record_speed
+    from ggufspec.bench.history import record_overhead, record_speed
     from ggufspec.bench.trial import Spec, check_room
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
@@ -167,7 +167,6 @@ def bench(
     said(f"measuring {pair.name}: {modes}" + (f"; at most {duration(limit)} after loading" if limit else ""))
     with interruptible(lambda: any(run.results.values())) as state, ui.progress() as progress:
         run.run(progress, said)
-    record_results(spec, run.results["speculative"])
     record_overhead(resolved, run.results["speculative"])
     record_speed(resolved, spec, run.results["target_only"])
     document = run.document(interrupted=state.interrupted)

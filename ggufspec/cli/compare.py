@@ -63,7 +63,6 @@ def compare(
     command resumes an interrupted run. Quality is measured against the largest target.
     """
     from ggufspec.bench.compare import LOG, Comparison
-    from ggufspec.bench.history import record_results
     from ggufspec.bench.matrix import Matrix
     from ggufspec.bench.run_log import RunLog
     from ggufspec.files import check_writable
@@ -84,8 +83,6 @@ def compare(
         trials = comparison.trials
         with interruptible(lambda: any(trials.results.values())) as state, ui.progress() as progress:
             comparison.run(progress)
-        for spec, results in trials.measured.items():
-            record_results(spec, results)
     document = comparison.document(interrupted=state.interrupted)
     code = finish(
         document,

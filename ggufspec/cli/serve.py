@@ -272,10 +272,10 @@ def _access(reply: Reply, seconds: float) -> None:
     parts = [f"{took.prompt_tokens} + {took.tokens} tokens"]
     if reply.cached:
         parts.append(f"{reply.cached} cached")
-    if took.tokens and took.decode_s:
-        parts.append(f"{took.tokens / took.decode_s:.1f} tokens/s")
+    if took.tokens_per_s:
+        parts.append(f"{took.tokens_per_s:.1f} tokens/s")
     if took.drafted:
-        parts += [f"{took.accepted / took.drafted:.0%} accepted", f"{took.tokens / took.rounds:.2f} tokens/round"]
+        parts += [f"{took.accepted / took.drafted:.0%} accepted", f"{took.tokens_per_round:.2f} tokens/round"]
     if reply.target_only_s and took.decode_s and took.drafted:
         parts.append(f"{reply.target_only_s / took.decode_s:.2f}× target-only")
     parts.append(f"{seconds:.1f} s{'' if took.stop_reason else ', cut'}")

@@ -69,7 +69,7 @@ def trace(
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "token":
-            tokens.append(Written(event["token"], event["text"], event["source"], len(seen)))
+            tokens.append(Written(event["token"], event["text"], event["source"], len(seen) - 1))
         if event["event"] != "round":
             return
         round_ = plain.load(TracedRound, event["round"])
@@ -83,7 +83,7 @@ def trace(
 
     result, interrupted = answered(pair, replace(spec, trace=True), show)
     common = described(pair, spec, result, interrupted)
-    document = TraceDocument(**common, prompt=spec.prompts[0], tokens=tuple(tokens), rounds=len(seen))
+    document = TraceDocument(**common, prompt=spec.prompts[0], tokens=tuple(tokens), rounds=max(0, len(seen) - 1))
     if ui.flags().json:
         ui.data(to_line(document))
     else:

@@ -3,8 +3,8 @@
 :class:`~ggufspec.decoding.decoder.SpeculativeDecoder` loads the models, and turns a prompt into rounds and rounds into
 text.
 
-1. **Prefill** (``loop.prefill``). The target reads all but the last token of the prompt. Drafters that decode read it
-   later, as much of it as that is worth.
+1. **Prefill** (``loop.prefill``). The target reads the prompt, and the first token is chosen by the last row of the
+   prompt's batch: steps 4 to 7 without a draft. Drafters that decode read it later, as much of it as that is worth.
 2. **Draft** (``loop.draft``), unless the policy backs off. For each position the policy chooses a drafter by the
    confidences that are known and the cost of those that are not (``policy.choose``); the drafter proposes a candidate
    (``drafters``), which joins the chain if that pays (``policy.extend``); the rule draws its token

@@ -20,6 +20,7 @@ from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.logprobs import Logprob, logprob
 from ggufspec.decoding.loop import Round, generate, prefill
 from ggufspec.decoding.options import ROWS, AnswerOptions, DecoderOptions, check_one_of
+from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.pair_latency import PairLatency
 from ggufspec.decoding.rules import make_rule
 from ggufspec.decoding.sampling import Sampling
@@ -37,9 +38,9 @@ from ggufspec.models import heads
 from ggufspec.models.compat import Vocabulary, judge, vocabulary_mismatch
 from ggufspec.models.files import LocalFile
 from ggufspec.models.header import ModelHeader, interpret
-from ggufspec.models.source import read_prefix
+from ggufspec.models.source import cached_header, read_prefix
 from ggufspec.models.vocabulary import accepted
-from ggufspec.settings import DRAFTERS
+from ggufspec.settings import DRAFTERS, is_lossy
 
 _BEFORE_END = 16  # tokens: a chat template's end of a prompt is rarely longer
 _MOST_STATES = 2  # saved for each conversation, as large as a recurrent state or the cells of a window
@@ -55,9 +56,9 @@ class Statistics:
     """
 
     prompt_tokens: int
-    prompt_s: float  # the target's decoding of all tokens read but the last, which is the first round's
+    prompt_s: float  # the target's decoding of the tokens read, which gives the first token, too
     tokens: int
-    decode_s: float  # from the end of the prompt to the last token; draft_s and verify_s are parts of it
+    decode_s: float  # of the rounds, which give all tokens but the first; draft_s and verify_s are parts of it
     rounds: int
     drafted: int
     accepted: int
@@ -75,6 +76,7 @@ class Statistics:
     @classmethod
     def of(cls, rounds: Sequence[Round], draft_max: int, **more: Any) -> Statistics:
         """Those of an answer's rounds, none longer than ``draft_max``; ``more`` are the fields that rounds lack."""
+        rounds = [one for one in rounds if one.width]  # the first token has none
         names = [(name, place < one.accepted) for one in rounds for place, name in enumerate(one.drafters)]
         found: dict[str, Any] = {
             "rounds": len(rounds),
@@ -92,9 +94,19 @@ class Statistics:
         return cls(**found | more)
 
     @property
-    def prompt_decoded(self) -> int:
-        """Tokens that were decoded in ``prompt_s``."""
-        return max(0, self.prompt_read - 1)
+    def decoded(self) -> int:
+        """Tokens that ``decode_s`` and ``rounds`` gave."""
+        return max(0, self.tokens - 1)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Those by their seconds; 0 where there are none."""
+        return self.decoded / self.decode_s if self.decoded and self.decode_s else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Those by their rounds; 0 where there are none."""
+        return self.decoded / self.rounds if self.rounds else 0.0
 
 
 @dataclass(slots=True)
@@ -224,12 +236,22 @@ class SpeculativeDecoder:
                     drafter = self._new_drafter(options.head or "draft", None)
                     assert isinstance(drafter, ModelDrafter | HeadDrafter)
                     kept.drafter = drafter
-            self._latency = PairLatency(self._target, self._draft or self._head, options, cache)
+            self._experience = PairExperience(cache, *self._identities(cache))
+            self._latency = PairLatency(self._target, self._draft or self._head, options, cache, self._experience)
             self._stack.callback(self._save)
             self._engage(options)
         except BaseException:
             self.close()
             raise
+
+    def _identities(self, cache: Path | None) -> tuple[str, dict[str, str]]:
+        """The target's fingerprint, and by drafter its file's, or its name; as far as headers are in the cache."""
+        found = []
+        for model in (self.target, self.draft):
+            known = cached_header(model.path, cache / "headers") if cache and model else None
+            found.append(known.header.fingerprint if known else "")
+        drafters = {name: name for name, row in DRAFTERS.items() if not row.needs_model}
+        return found[0], drafters | ({self._head_kind or "draft": found[1]} if found[1] else {})
 
     def _engage(self, options: DecoderOptions) -> None:
         """Make the drafters of the options, which hold if that succeeds."""
@@ -344,6 +366,8 @@ class SpeculativeDecoder:
 
     def _save(self) -> None:
         """Cache what was learned of the models' speed, for the number of threads that was begun with."""
+        if not is_lossy(self.options.accept):  # whose acceptance says nothing about exact drafts
+            self._experience.save()
         if not self._threads.changed:
             self._latency.save()
 
@@ -371,6 +395,7 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None = None,
         special: bool = False,
         logprobs: int | None = None,
+        kind: str = "",
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
@@ -388,6 +413,7 @@ class SpeculativeDecoder:
                 that wants no more tokens just leaves off.)
             special: control tokens are part of the text, but for those that end it.
             logprobs: how many of the likeliest tokens to list with each; None for no log-probabilities.
+            kind: of the text; what drafts showed in texts of this kind is what their policy begins with.
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
@@ -409,6 +435,7 @@ class SpeculativeDecoder:
                 stopping,
                 special,
                 logprobs,
+                kind,
             )
             if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
@@ -430,6 +457,7 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None,
         special: bool,
         logprobs: int | None,
+        kind: str,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
         requested = clock()
@@ -455,7 +483,7 @@ class SpeculativeDecoder:
             trace.begin(rule)
         drafters = [] if alone else self._drafters
         draft_max = self._latency.draft_max if drafters else 0
-        policy = self._latency.policy() if drafters else None
+        policy = self._latency.policy(kind) if drafters else None
         cached, draft_cached = 0, 0
         kept = self._kept[self._sequence]
         if cache_prompt:
@@ -464,7 +492,7 @@ class SpeculativeDecoder:
             if alone != "draft":
                 cached = self._same("target", tokens, context, context.length)
                 if self.options.strict:
-                    cached = self._aligned(cached, len(tokens) - 1)
+                    cached = self._aligned(min(cached, kept.prompt - 1))
                 elif not cached and context.forgets:
                     cached = self._restored(tokens)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning
@@ -475,17 +503,19 @@ class SpeculativeDecoder:
         time_to_first_token_s: float | None = None
         try:
             if alone != "draft":
-                kept.prompt = len(tokens) - 1
+                kept.prompt = len(tokens)
                 kept.states = [one for one in kept.states if one[0] <= cached]
             for name in {alone or "target"} | {"draft" for one in drafters if one is self._drafter}:
                 self._held[name] = text
             if alone == "draft" and isinstance(self._drafter, ModelDrafter):
                 self._drafter.let_go()
             self._threads.resume()
+            as_wide = self._latency.width if context is self._target else lambda count: count
             began, self._stopping = clock(), stopping
             try:
                 begin = self._saved(tokens, cached) if cache_prompt and alone != "draft" else cached
-                prefill(context, tokens, drafters, policy, cached=begin, draft_cached=draft_cached)
+                apart = as_wide(1) if self.options.strict and context is self._target else 0
+                first = prefill(context, tokens, drafters, policy, cached=begin, draft_cached=draft_cached, apart=apart)
             except _LeftOff:
                 prompt_read = context.length - cached
                 if self._drafter in drafters:
@@ -494,18 +524,19 @@ class SpeculativeDecoder:
             finally:
                 prompt_s, self._stopping = clock() - began, None
             if policy is not None:
-                policy.prompt_read(prompt_read - 1, prompt_s)
+                policy.prompt_read(prompt_read, prompt_s)
             rows: list[Logits] = []  # of the round, where log-probabilities are wanted
             for round_ in generate(
                 context,
                 tokens,
+                first,
                 rule,
                 max_tokens=max_tokens,
                 is_end=model.is_end,
                 drafters=drafters,
                 policy=policy,
                 draft_max=draft_max,
-                width=self._latency.width if context is self._target else lambda count: count,
+                width=as_wide,
                 clock=clock,
                 observe=None if logprobs is None else lambda found: rows.__setitem__(slice(None), [found.copy()]),
             ):
@@ -548,6 +579,8 @@ class SpeculativeDecoder:
                 stop_reason=stop_reason,
                 time_to_first_token_s=time_to_first_token_s,
             )
+            if not is_lossy(self.options.accept):
+                self._experience.count(kind, rounds)
             failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
             self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
             self._note(self._threads.note)
@@ -580,16 +613,11 @@ class SpeculativeDecoder:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return same if same == has_read or (context.rewind_kind == "exact" and same >= context.floor) else 0
 
-    def _aligned(self, cached: int, new: int) -> int:
-        """How much of a cache strict mode may keep: batches that reading the new prompt from its beginning would have
-        decoded, too, as how a token was rounded depends on its batch.
-
-        Args:
-            cached: tokens that are the same.
-            new: tokens of the new prompt that are read.
+    def _aligned(self, cached: int) -> int:
+        """How much strict mode may keep of ``cached`` tokens that were a prompt's but for its last: the whole batches,
+        which reading the new prompt from its beginning would have decoded, too, as a token is rounded by its batch.
         """
-        batch, rest = self._target.batch, self._target.last_batch
-        return max(0, min(cached, new - rest, self._kept[self._sequence].prompt - rest) // batch * batch)
+        return cached // self._target.batch * self._target.batch
 
     def _saved(self, prompt: Sequence[int], cached: int) -> int:
         """Read a prompt up to where a later one, which differs at its end, may go back to, and save the state there.
@@ -598,7 +626,7 @@ class SpeculativeDecoder:
             the tokens of the prompt that are in the cache then.
         """
         context, states = self._target, self._kept[self._sequence].states
-        last = len(prompt) - 1 - _BEFORE_END
+        last = len(prompt) - _BEFORE_END
         if not context.forgets or last <= cached:
             return cached
         context.rewind(cached)

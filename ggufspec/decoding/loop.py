@@ -1,7 +1,8 @@
 """The draft-and-verify loop: no files, no clock but the one given, and of a context only decode and rewind.
 
-A round drafts a chain of tokens, verifies them in one target batch, accepts the prefix that the rule allows and adds
-one token of the target's own. Without a drafter every round is one target token: target-only is the same loop.
+The prompt's own batch gives the first token. After it, a round drafts a chain of tokens, verifies them in one target
+batch, accepts the prefix that the rule allows and adds one token of the target's own. Without a drafter every round is
+one target token: target-only is the same loop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Width = Callable[[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One draft and one verification."""
+    """One draft and one verification; or, with a width of 0, the first token, which has neither."""
 
     drafted: tuple[int, ...]  # tokens that were verified
     drafters: tuple[str, ...]  # who drafted each of them
@@ -50,8 +51,9 @@ def prefill(
     *,
     cached: int = 0,
     draft_cached: int = 0,
-) -> None:
-    """Put all but the last token of ``prompt`` into the target's cache; the last one is the first round's.
+    apart: int = 0,
+) -> Logits:
+    """Put ``prompt`` into the target's cache, and return what the first token of the answer is chosen by.
 
     The drafters read it later, where the policy finds that worth its time. With a policy, they are evaluated on the
     prompt's last positions by what the target would have said there.
@@ -63,24 +65,32 @@ def prefill(
         policy: the answer's.
         cached: tokens of the prompt, less than n, that the target's cache begins with and that stay.
         draft_cached: the same of the drafters' text.
+        apart: decode the last token in a batch of its own of this width, as strict mode decodes every token whose
+            logits count; 0: it is in the prompt's last batch.
+
+    Returns:
+        (1, vocab) the target's logits behind the prompt, valid until its next batch.
     """
     target.rewind(cached)
+    new = prompt[cached:]
     choices: list[int] = []
-    new = prompt[cached:-1]
-    if new:
-        # One row at least: it is there when the device is done, which else would be in the first round's time.
-        count = min(ROWS if policy is not None else 1, len(new))
-        rows = target.decode(new, outputs=count)
-        choices = [int(row.argmax()) for row in rows] if policy is not None else []
+    for part, width in ((new[:-1], 0), (new[-1:], apart)) if apart else ((new, 0),):
+        if part:
+            # No more rows than the last of its batches has tokens: batches are the same with and without a policy.
+            count = min(ROWS, (len(part) - 1) % target.batch + 1) if policy is not None else 1
+            rows = target.decode(part, outputs=count, width=width)
+            choices += [int(row.argmax()) for row in rows] if policy is not None else []
     for drafter in drafters:
-        seen = drafter.begin(prompt, choices, draft_cached)
+        seen = drafter.begin(prompt, choices[:-1], draft_cached)  # the last is of the first token's position
         if policy is not None:
             policy.shadow_evaluated(drafter.name, seen)
+    return rows[-1:]
 
 
 def generate(
     target: Context,
     prompt: Sequence[int],
+    rows: Logits,
     rule: Rule,
     *,
     max_tokens: int,
@@ -92,13 +102,12 @@ def generate(
     clock: Clock,
     observe: Callable[[Logits], None] | None = None,
 ) -> Generator[Round]:
-    """Rounds until ``max_tokens`` are emitted, a token ends the text, or the target's context is full.
-
-    All but the last token of ``prompt`` is in the caches already (:func:`prefill`).
+    """The first token, then rounds until ``max_tokens`` are emitted, a token ends the text, or the context is full.
 
     Args:
         target: the model whose distribution the text follows.
-        prompt: (n,) token ids, at least one.
+        prompt: (n,) token ids, at least one, which the target has read.
+        rows: (1, vocab) its logits behind them (:func:`prefill`).
         rule: chooses drafted tokens and judges them.
         max_tokens: tokens to emit at most.
         is_end: whether a token ends the text.
@@ -110,22 +119,29 @@ def generate(
         observe: called with the target's rows (drafted + 1, vocab) before they are judged; they are valid until then.
     """
     policy = policy or Policy()
-    tokens = list(prompt)
+    tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(prompt)
-    learning_s = catch_up_s = 0.0
+    batch_width, learning_s = 0, 0.0
     while len(tokens) < last:
-        began = clock()
-        drafting = bool(drafters) and not policy.is_backing_off()
-        limit = min(draft_max, last - len(tokens) - 1)
-        chain = draft(tokens, limit, last - len(tokens), drafters, policy, rule, is_end, clock) if drafting else []
-        drafted = tuple(token.token for _, token in chain)
-        batch_width = width(1 + len(drafted))
-        verify_began = clock()
-        rows = target.decode((tokens[-1], *drafted), outputs=len(drafted) + 1, width=batch_width)
-        verify_ended = clock()
+        catch_up_s, began = 0.0, clock()
+        verify_began = verify_ended = began
+        if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
+            limit, chain = min(draft_max, last - len(tokens) - 1), []
+            if drafters and not policy.is_backing_off():
+                policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
+                told_s = catch_up(tokens, drafters, policy, rule, clock)
+                catch_up_s = clock() - began
+                learning_s, began = learning_s + catch_up_s - told_s, began + catch_up_s
+                chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
+            batch_width = width(1 + len(chain))
+            unverified = (tokens[-1], *(token.token for _, token in chain))
+            verify_began = clock()
+            rows = target.decode(unverified, outputs=len(unverified), width=batch_width)
+            verify_ended = clock()
         if observe is not None:
             observe(rows)
+        drafted = tuple(token.token for _, token in chain)
         result = rule.verify(rows, [token for _, token in chain], len(tokens))
         emitted = result.emitted(drafted)
         end = next((i for i, token in enumerate(emitted) if is_end(token)), None)
@@ -136,7 +152,7 @@ def generate(
         for drafter in drafters:
             drafter.commit(len(tokens) - 1)
         ended = clock()
-        if drafters:
+        if drafters and batch_width:
             verify_s = verify_ended - verify_began
             policy.observe_round(
                 Outcome(batch_width, result.accepted, len(emitted), verify_s, ended - began, learning_s)
@@ -153,20 +169,13 @@ def generate(
             catch_up_s + clock() - began,
             result.token is None,
         )
-        if end is not None or result.token is None or len(tokens) >= last:
+        if end is not None or result.token is None:
             return
-        catch_up_s = 0.0
-        if drafting:  # behind the round's tokens: the first does not wait while a drafter reads the prompt
-            began = clock()
-            told_s = catch_up(tokens, drafters, policy, rule, clock)
-            catch_up_s = clock() - began
-            learning_s += catch_up_s - told_s
 
 
 def draft(
     tokens: Sequence[int],
     limit: int,
-    remaining: int,
     drafters: Sequence[Drafter],
     policy: Policy,
     rule: Rule,
@@ -174,7 +183,6 @@ def draft(
     clock: Clock,
 ) -> list[tuple[str, DraftToken]]:
     """The chain to verify: each token and its drafter."""
-    policy.begin(limit, remaining, may_trim=rule.may_trim)
     by_name = {drafter.name: drafter for drafter in drafters}
     text = list(tokens)
     chain: list[tuple[str, DraftToken]] = []

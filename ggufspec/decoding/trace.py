@@ -49,7 +49,7 @@ class Trace:
     def add(self, round_: Round) -> None:
         """A round of that answer is over."""
         assert self._rule is not None
-        traced = _traced(self._rule, round_, len(self.rounds) + 1, self._spell)
+        traced = _traced(self._rule, round_, len(self.rounds), self._spell)
         self.rounds.append(traced)
         if self._on_round is not None:
             self._on_round(traced)

@@ -205,11 +205,6 @@ class Model:
         self.close()
 
 
-# Tokens that the last batch of a long prompt has at least, so that how a prompt is read does not depend on whether
-# logits are wanted of its end.
-_LAST_BATCH = 16
-
-
 @contextmanager
 def _within_memory(*, on_host: bool) -> Iterator[None]:
     """Let llama.cpp take the memory that is free and no more, where the platform can: it writes to all that it takes.
@@ -363,7 +358,7 @@ class Context:
             self._submit(again, 0, 0)
             again, _ = self._memory.settle(self.length, len(tokens), outputs)
         tokens = [*again, *tokens] if again else tokens
-        start, last = 0, min(max(outputs, _LAST_BATCH), self._n_batch)
+        start, last = 0, max(outputs, 1)  # tokens of the last batch at least
         while len(tokens) - start > self._n_batch:  # all but the last batch of a prompt
             count = min(self._n_batch, len(tokens) - start - last)
             self._submit(tokens[start : start + count], 0, 0)
@@ -404,11 +399,6 @@ class Context:
     def batch(self) -> int:
         """Tokens of a prompt that are decoded in one call at most."""
         return self._n_batch
-
-    @property
-    def last_batch(self) -> int:
-        """Tokens that the last batch of a prompt has at least."""
-        return min(_LAST_BATCH, self._n_batch)
 
     @property
     def hidden_first(self) -> int:

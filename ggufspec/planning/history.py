@@ -1,9 +1,9 @@
-"""What earlier runs on this machine measured: the acceptance rate of a pair, and what a card's driver takes."""
+"""What earlier runs on this machine measured: what became of drafted tokens, and what a card's driver takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import inf
 from pathlib import Path
 
@@ -15,64 +15,102 @@ _SURE_TOKENS = 100  # from so many on the prior is not worth a word
 _HALVED_BY = 2000  # drafted tokens after which older ones count half
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Draft tokens that were accepted, of those whose predecessors were; older ones discounted."""
+@dataclass(slots=True)
+class EstimatorState:
+    """What an acceptance estimator has seen, all of it decayed: see ``ggufspec.decoding.policy.estimator``."""
 
-    accepted: float
-    reached: float
+    seen: list[list[float]]
+    accepted: list[list[float]]
+    usual: list[list[float]]
+    run: list[float]
+    mean: list[float]
+    losses: list[float]
+
+
+@dataclass(slots=True)
+class Experience:
+    """What became of one drafter's tokens for one target; older ones count less.
+
+    The chance that a token is accepted given that all before it were, and not accepted ÷ drafted, tells what another
+    draft length would give.
+    """
+
+    accepted: list[float] = field(default_factory=list)  # tokens, by position in the draft
+    reached: list[float] = field(default_factory=list)  # those whose predecessors all were accepted
+    estimator: EstimatorState | None = None  # where an adaptive policy judged them
 
     def __post_init__(self) -> None:
-        if not 0 <= self.accepted <= self.reached < inf:
+        pairs = zip_longest(self.accepted, self.reached, fillvalue=0.0)
+        if not all(0 <= accepted <= reached < inf for accepted, reached in pairs):
             raise ValueError("more accepted than drafted")
 
+    def count(self, position: int, *, accepted: bool) -> None:
+        """A token at this position was judged."""
+        missing = position + 1 - len(self.reached)
+        self.reached += [0.0] * missing
+        self.accepted += [0.0] * missing
+        self.reached[position] += 1
+        self.accepted[position] += accepted
 
-def _acceptance(folder: Path) -> Table[_Seen]:
-    return Table(folder / "acceptance.json", _Seen)
+    def joined(self, newer: Experience) -> Experience:
+        """This and what came later."""
+        share = 0.5 ** (sum(newer.reached) / _HALVED_BY)
+
+        def add(old: list[float], new: list[float]) -> list[float]:
+            return [share * before + now for before, now in zip_longest(old, new, fillvalue=0.0)]
+
+        return Experience(
+            add(self.accepted, newer.accepted), add(self.reached, newer.reached), newer.estimator or self.estimator
+        )
 
 
-def record_acceptance(folder: Path, target: str, draft: str, accepted: Sequence[int], drafted: Sequence[int]) -> None:
-    """Add what a run measured to what earlier ones did; older tokens count less, the more came after them.
+Kinds = dict[str, Experience]  # by kind of text; "" is all of them together
 
-    What is kept is the chance that a drafted token is accepted given that all before it were: that, and not accepted ÷
-    drafted, tells what another draft length would give.
+
+def experience(folder: Path, target: str, drafter: str) -> Kinds:
+    """What a drafter did for a target on this machine.
 
     Args:
         folder: the cache folder.
         target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`).
-        draft: the draft's.
-        accepted: tokens kept at each position of the draft.
-        drafted: tokens drafted at each position.
+        drafter: the draft's, or the name of a drafter without a file.
     """
-    reached = [min(before, here) for before, here in zip([*drafted[:1], *accepted], drafted, strict=False)]
-    if new := sum(reached):
-        share = 0.5 ** (new / _HALVED_BY)
-
-        def add(seen: _Seen | None) -> _Seen:
-            seen = seen or _Seen(0.0, 0.0)
-            return _Seen(seen.accepted * share + sum(accepted), seen.reached * share + new)
-
-        _acceptance(folder).update(_key(target, draft), add)
+    return _experience(folder).get(_key(target, drafter)) or {}
 
 
-def expected_acceptance(folder: Path, target: str, draft: str, profile: float | None) -> tuple[float, str]:
+def add_experience(folder: Path, target: str, drafter: str, newer: Kinds) -> None:
+    """Write what a drafter did since; see :func:`experience`."""
+
+    def add(known: Kinds | None) -> Kinds:
+        known = known or {}
+        return known | {kind: known.get(kind, Experience()).joined(one) for kind, one in newer.items()}
+
+    if newer:
+        _experience(folder).update(_key(target, drafter), add)
+
+
+def expected_acceptance(folder: Path, target: str, drafter: str, profile: float | None) -> tuple[float, str]:
     """(chance that a drafted token is kept, where it comes from): measured before, the profile's, or a prior.
 
     A measurement of few tokens moves the profile's or the prior by little.
     """
-    seen = _acceptance(folder).get(_key(target, draft))
-    if seen and seen.reached:
+    known = experience(folder, target, drafter).get("", Experience())
+    if reached := sum(known.reached):
         prior = PRIOR_ACCEPTANCE if profile is None else profile
-        rate = (seen.accepted + _PRIOR_TOKENS * prior) / (seen.reached + _PRIOR_TOKENS)
-        few = f", so few that {prior:.0%} was weighed in" if seen.reached < _SURE_TOKENS else ""
-        return rate, f"{rate:.0%}, measured here before on {seen.reached:,.0f} drafted tokens{few}"
+        rate = (sum(known.accepted) + _PRIOR_TOKENS * prior) / (reached + _PRIOR_TOKENS)
+        few = f", so few that {prior:.0%} was weighed in" if reached < _SURE_TOKENS else ""
+        return rate, f"{rate:.0%}, measured here before on {reached:,.0f} drafted tokens{few}"
     if profile is not None:
         return profile, f"{profile:.0%}, the profile's"
     return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
 
 
-def _key(target: str, draft: str) -> str:
-    return f"{target} + {draft}"
+def _experience(folder: Path) -> Table[Kinds]:
+    return Table(folder / "acceptance.json", Kinds)
+
+
+def _key(target: str, drafter: str) -> str:
+    return f"{target} + {drafter}"
 
 
 # What a backend takes of a card beside what llama.cpp counts: CUDA's context, cuBLAS, graphs and pools. Guesses until

@@ -53,6 +53,8 @@ class Row:
 
 def heading(round_: TracedRound) -> str:
     """What a round did, in a line."""
+    if not round_.number:
+        return "first token: from the prompt's batch" + ("" if round_.added else ", and the grammar permits nothing")
     parts = ["nothing drafted"]
     if count := len(round_.drafted):
         parts = [f"{count} drafted", f"{round_.accepted} accepted", f"draft {milliseconds(round_.draft_s)}"]

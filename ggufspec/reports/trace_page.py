@@ -53,7 +53,7 @@ def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
 
 
 def _tokens(document: TraceDocument, rows: dict[int, list[Row]]) -> list[_Token]:
-    tokens, index, number = [], 0, 0
+    tokens, index, number = [], 0, -1
     for one in document.tokens:
         index = index + 1 if one.round == number else 0
         number = one.round

@@ -35,12 +35,11 @@ class Run:
     Args:
         gpu_layers: of the target, which has ``layers``.
         tokens: of the answers to one trial's prompts together.
-        tokens_per_s: of answers; prompts are not counted.
+        tokens_per_s: of answers; prompts, and the first tokens, which their batches give, are not counted.
         prompt_tokens_per_s: with the draft model's reading.
         peak_rss_bytes: of the child, with all that it had loaded.
         vram_bytes: by which the use of all cards rose then.
-        prompt_tokens: that were decoded before the answers of one trial: without the last one of each prompt, which the
-            first round decodes, and those that a cache held.
+        prompt_tokens: that were decoded before the answers of one trial: without those that a cache held.
         time_to_first_token_s: of loaded models; the median of all answers.
         prompts: that were answered.
         answers: to them, of all trials together.

@@ -13,8 +13,8 @@ class ChatFigures:
     """What an answer of a chat took.
 
     ``prompt_tokens`` are the conversation's, as the model got it; ``prompt_read`` of them were decoded for this answer,
-    in ``prompt_s``, at ``prompt_tokens_per_s`` without the last one, which the first round decodes. Without
-    speculation ``rounds`` are target tokens. There is no ``time_to_first_token_s`` where no token came.
+    in ``prompt_s``, at ``prompt_tokens_per_s``. The first token is from the prompt's batch: ``tokens_per_s`` and
+    ``rounds`` are of the others. There is no ``time_to_first_token_s`` where no token came.
     """
 
     prompt_tokens: Count

@@ -176,15 +176,15 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """``ggufspec/trace-round@2``: one draft and one verification.
+    """``ggufspec/trace-round@2``: one draft and one verification, or the first token, which the prompt's batch gave.
 
     Args:
-        number: from 1.
+        number: from 1; the first token's is 0.
         description: when the rule accepts a drafted token.
         lossless: whether the text has the target's distribution under the rule.
         added: the token that follows those that were accepted; absent if the grammar permits none.
         emitted: ids of the tokens that the round added to the text.
-        width: tokens in the target's batch, padding included.
+        width: tokens in the target's batch, padding included; 0 of the first token.
         draft_s: drafters catching up included.
         penalised: whether there are penalties; all rows are recorded as these leave them.
     """

@@ -180,10 +180,10 @@ def timings(reply: session.Reply) -> dict[str, Any]:
         "cache_n": reply.cached,
         "prompt_n": took.prompt_read,
         "prompt_ms": 1000 * took.prompt_s,
-        "prompt_per_second": took.prompt_decoded / took.prompt_s if took.prompt_s else 0.0,
+        "prompt_per_second": took.prompt_read / took.prompt_s if took.prompt_s else 0.0,
         "predicted_n": took.tokens,
         "predicted_ms": 1000 * took.decode_s,
-        "predicted_per_second": took.tokens / took.decode_s if took.decode_s else 0.0,
+        "predicted_per_second": took.tokens_per_s,
         "draft_n": took.drafted,
         "draft_n_accepted": took.accepted,
     }

@@ -83,7 +83,7 @@ class Metrics:
                 self._sums[name] += value
             self._speculation = reply.speculation
             number = sum(tokens for (name, _), tokens in count.items() if name == "answers")
-            rates = _Rates(took.prompt_decoded, took.prompt_s, took.tokens, took.decode_s)
+            rates = _Rates(took.prompt_read, took.prompt_s, took.decoded, took.decode_s)
             self._last.append((_answer(number, reply, seconds, reason), rates))
 
     def refused(self, status: int) -> None:
@@ -203,7 +203,7 @@ def _answer(number: int, reply: session.Reply, seconds: float, reason: str) -> A
     return Answer(
         number=number,
         tokens=took.tokens,
-        tokens_per_s=_ratio(took.tokens, took.decode_s),
+        tokens_per_s=_ratio(took.decoded, took.decode_s),
         prompt_tokens=took.prompt_tokens,
         cached=reply.cached,
         time_to_first_token_s=took.time_to_first_token_s,
@@ -212,7 +212,7 @@ def _answer(number: int, reply: session.Reply, seconds: float, reason: str) -> A
         accepted=took.accepted,
         acceptance_rate=_ratio(took.accepted, took.drafted),
         rounds=took.rounds,
-        tokens_per_round=_ratio(took.tokens, took.rounds),
+        tokens_per_round=_ratio(took.decoded, took.rounds),
         gain=_ratio(reply.target_only_s, took.decode_s) if reply.target_only_s is not None and took.drafted else None,
         stop_reason=reason,
         speculation=reply.speculation,

@@ -95,7 +95,7 @@ class Reply:
     statistics: Statistics  # ``stop_reason``: end, stop, length, context, grammar, or empty where it was stopped
     cached: int  # tokens of the prompt that were in the cache
     sequence: int  # which of the kept conversations it was
-    target_only_s: float | None  # what the same tokens would have taken target-only, as far as is known
+    target_only_s: float | None  # what the tokens of ``decode_s`` would have taken target-only, as far as is known
     speculation: bool  # whether drafting was on at the end: it backs off where it does not pay
     accepted_by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) of each
     notes: tuple[str, ...] = ()  # each once in a session
@@ -205,7 +205,7 @@ class Loaded:
             statistics=statistics,
             cached=statistics.prompt_tokens - statistics.prompt_read,
             sequence=choice.sequence,
-            target_only_s=None if alone_s is None else alone_s * statistics.tokens,
+            target_only_s=None if alone_s is None else alone_s * statistics.decoded,
             speculation=bool(decoder.drafters) and not decoder.is_backing_off,
             accepted_by_drafter=_by_drafter(decoder),
             notes=self._new([*self._prompter.notes, *decoder.notes]),

@@ -85,7 +85,7 @@ class Answer:
     @property
     def speed(self) -> float:
         """Tokens/s so far."""
-        return len(self.ids) / sum(round_.total_s for round_ in self.decoder.rounds)
+        return len(self.ids) / max(sum(round_.total_s for round_ in self.decoder.rounds), 1e-9)
 
     def leave(self) -> None:
         """Run no more rounds."""

@@ -143,6 +143,9 @@ class Time:
         self.now += seconds * math.exp(self._noise.gauss(0, NOISE))
 
 
+NO_ROWS = np.empty((1, 0), np.float32)
+
+
 class Told:
     """The rule and the target of a text that is known."""
 
@@ -154,6 +157,7 @@ class Told:
         self._last = 1
 
     def decode(self, tokens: Sequence[int], outputs: int, width: int = 0) -> Any:  # noqa: ARG002
+        """The rows are looked at by nobody."""
         self._clock.spend(self._by_width[width] + (SWITCH_S if width != self._last else 0.0))
         self._last = width
 
@@ -267,6 +271,7 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
         for round_ in generate(
             reported,
             text["prompt"],
+            NO_ROWS,
             reported,  # type: ignore[arg-type]
             max_tokens=count,
             is_end=lambda _: False,

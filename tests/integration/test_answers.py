@@ -135,12 +135,12 @@ def test_the_first_token_is_waited_for_from_the_request_on(decoder: SpeculativeD
         pass
     statistics = decoder.statistics
     assert statistics is not None
-    assert statistics.prompt_decoded == len(prompt) - 1
+    assert statistics.prompt_read == len(prompt)
     assert statistics.time_to_first_token_s is not None
-    assert statistics.prompt_s + decoder.rounds[0].verify_s <= statistics.time_to_first_token_s <= waited
+    assert statistics.prompt_s <= statistics.time_to_first_token_s <= waited
     answer(decoder, prompt, cache_prompt=True)
     assert decoder.statistics is not None
-    assert decoder.statistics.prompt_decoded <= 1
+    assert decoder.statistics.prompt_read <= 2
     assert ids(decoder.generate(prompt, max_tokens=0)) == []
     assert decoder.statistics.time_to_first_token_s is None
 

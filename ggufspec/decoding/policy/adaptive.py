@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from ggufspec.decoding.drafters.base import ShadowEvaluation
@@ -23,8 +24,21 @@ from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.policy.constants import CONSTANTS
-from ggufspec.decoding.policy.estimator import AcceptanceEstimator
+from ggufspec.decoding.policy.estimator import LOOKUP, MODEL, AcceptanceEstimator, shifted
 from ggufspec.decoding.policy.latency import LatencyModel
+
+# How much better or worse than expected a drafter may be, in standard deviations, and how likely that is: a normal
+# distribution's mean is exact with these three up to the fifth power (Gauss and Hermite).
+_LEVELS = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
+
+
+@dataclass(slots=True)
+class Trials:
+    """What finding out about drafters took; it lives as long as the pair."""
+
+    answers: int = 0
+    elapsed_s: float = 0.0  # of all answers
+    spent_s: float = 0.0  # on drafters that were not known to pay, the first prompt aside
 
 
 class Adaptive(Policy):
@@ -35,6 +49,7 @@ class Adaptive(Policy):
         drafts: the latency models of drafters that decode, by name; a drafter that is not among them costs nothing.
         estimators: what earlier answers taught about each drafter; it fades, and this answer adds to it.
         back_off: what they taught about deciding.
+        trials: what finding out took so far.
     """
 
     def __init__(
@@ -43,8 +58,11 @@ class Adaptive(Policy):
         drafts: Mapping[str, LatencyModel] | None = None,
         estimators: dict[str, AcceptanceEstimator] | None = None,
         back_off: BackOff | None = None,
+        trials: Trials | None = None,
     ) -> None:
         self.target, self.drafts = target, drafts or {}
+        self._trials = trials or Trials()
+        self._trials.answers += 1
         self._estimators = {} if estimators is None else estimators
         for estimator in self._estimators.values():
             estimator.fade()
@@ -52,9 +70,9 @@ class Adaptive(Policy):
         self._back_off.begin_answer()
         rounds = CONSTANTS.initial_rounds
         self._tokens, self._seconds = float(rounds), rounds * target.seconds(1)
-        self._elapsed_s = self._catch_up_s = 0.0
-        self._unread: set[str] | None = None  # drafters that have the prompt to read; None before the first round
-        self._reads_first = ""  # who reads it now
+        self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
+        self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
+        self._charged = 0.0  # share of the reading under way that is for finding out
         self._in_large = 1.0  # seconds for a token in a batch as large as a prompt, of those in the widest of a round
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
@@ -66,7 +84,7 @@ class Adaptive(Policy):
         """What has been observed of a drafter's candidates."""
         known = self._estimators.get(name)
         if known is None:
-            known = self._estimators[name] = AcceptanceEstimator()
+            known = self._estimators[name] = AcceptanceEstimator(MODEL if name in self.drafts else LOOKUP)
         return known
 
     @property
@@ -80,7 +98,7 @@ class Adaptive(Policy):
         return self._backing_off
 
     def prompt_read(self, tokens: int, seconds: float) -> None:
-        self._elapsed_s += seconds
+        self._trials.elapsed_s += seconds
         widest = self.target.limit
         if tokens >= widest:
             self._in_large = min(1.0, seconds / tokens / (self.target.seconds(widest) / widest))
@@ -102,13 +120,12 @@ class Adaptive(Policy):
         position = len(self._chain)
         if position >= self._limit:
             return None
-        if self._unread is None:
-            self._unread = {name for name, unread in pending.items() if unread > ROWS}
+        self._begun.update(name for name, unread in pending.items() if unread <= ROWS)
         values = {name: self._value_of(name, confidence, position) for name, confidence in confidences.items()}
         values |= {
             name: self._value_of_proposing(name, unread, position)
             for name, unread in pending.items()
-            if name not in self._unread
+            if name in self._begun
         }
         best = max(values, key=lambda name: values[name], default=None)
         return best if best is not None and values[best] > 0 else None
@@ -139,7 +156,7 @@ class Adaptive(Policy):
         switched = self._last_width != outcome.width
         self._last_width = outcome.width
         total_s = outcome.total_s + outcome.learning_s
-        self._elapsed_s += total_s
+        self._trials.elapsed_s += total_s
         self._tokens = decay * self._tokens + outcome.emitted
         self._seconds = decay * self._seconds + total_s
         if back_off.active:  # the round before was
@@ -167,33 +184,80 @@ class Adaptive(Policy):
     def catch_up_count(self, name: str, pending: int) -> int:
         if name not in self.drafts or pending <= ROWS:
             return 0
-        if self._unread and name in self._unread:
-            count = self._first_count(name, pending)
-            if count:
-                self._unread.discard(name)
-                self._reads_first = name
-                self._back_off.cooldown = 0
-            return count
-        credit_s = CONSTANTS.catch_up_credit * self.target.seconds(1)
-        allowance_s = CONSTANTS.catch_up_share * self._elapsed_s + credit_s - self._catch_up_s
-        counts = (pending, CONSTANTS.catch_up_window)
-        return next((count for count in counts if self._reading_s(name, count) <= allowance_s), 0)
+        first = name not in self._begun
+        if 0 <= pending - self._looked.get(name, -ROWS) < ROWS:
+            return 0  # every sixteen tokens are often enough
+        self._looked[name] = pending
+        count = self._worth_reading(name, pending, first=first)
+        if count and first:
+            self._begun.add(name)
+            self._back_off.cooldown = 0
+        return count
 
-    def _first_count(self, name: str, pending: int) -> int:
-        """How many tokens of the prompt, the last ones, are worth reading; 0 where these would be few."""
-        known, elapsed_s = self.estimator(name).known, self._elapsed_s + self._horizon * self.target.seconds(1)
-        gain_s = max(0.0, self._value_of_proposing(name, 1, 0)) * self._horizon / self._rate
-        most_s = max((1 - known) * CONSTANTS.first_share * elapsed_s, known * CONSTANTS.first_gain * gain_s)
-        count = min(pending, int(pending * most_s / self._reading_s(name, pending)))
-        return count if count >= min(pending, 2 * ROWS) else 0
+    def _worth_reading(self, name: str, pending: int, *, first: bool) -> int:
+        """How many of the last tokens are worth reading; 0 where these would be few.
+
+        Reading is paid by what the drafter is known to gain, or, for finding out, by what it may gain if it is better
+        than it seems, within what trials may take.
+        """
+        estimator = self.estimator(name)
+        stale = 0.0 if first else 1 - math.exp(-pending / CONSTANTS.forgotten)
+        known = estimator.known * (1 - stale)
+        worth_s = CONSTANTS.reading_share * self._horizon / self._rate
+        expected_s = known * worth_s * max(0.0, self._gain(estimator, name, 0.0))
+        allowance_s = self._allowance_s(first=first)
+        if allowance_s > expected_s:
+            hoped_s = worth_s * sum(
+                weight * max(0.0, self._gain(estimator, name, level * estimator.spread)) for level, weight in _LEVELS
+            )
+            if stale:
+                hoped_s = (1 - stale) * hoped_s + stale * worth_s * max(
+                    0.0, self._gain(AcceptanceEstimator(), name, 0.0)
+                )
+            most_s = max(expected_s, min(allowance_s, hoped_s))
+        else:
+            most_s = expected_s
+        whole_s = self._reading_s(name, pending)
+        if first:
+            count = min(pending, int(pending * most_s / whole_s))
+            count = count if count >= ROWS else 0
+        else:
+            counts = (pending, CONSTANTS.catch_up_window)
+            count = next((count for count in counts if self._reading_s(name, count) <= most_s), 0)
+        if first and self._trials.answers == 1:
+            self._charged = 0.0
+        else:
+            self._charged = max(0.0, 1 - expected_s / self._reading_s(name, count)) if count else 0.0
+        return count
+
+    def _allowance_s(self, *, first: bool) -> float:
+        """Seconds that finding out may take now."""
+        trials, horizon_s = self._trials, self._horizon / self._rate
+        if first and trials.answers == 1:
+            return CONSTANTS.first_share * (trials.elapsed_s + horizon_s)
+        token_s = self.target.seconds(1)
+        return CONSTANTS.later_share * (trials.elapsed_s + horizon_s) + CONSTANTS.credit * token_s - trials.spent_s
+
+    def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float) -> float:
+        """Tokens gained for each token of the text by asking in every round, of a drafter ``shift`` nats better."""
+        run = shifted(estimator.run, shift)
+        runs = list(accumulate(run**number for number in range(self._limit)))
+        drafting = self._rate * self._cost_s(name, 1)
+        ways = [(runs[i], price - self._price[0] + drafting * i) for i, price in enumerate(self._price[1:])]
+        gain, tokens = -drafting, 1.0
+        for usual, chance in estimator.outlook(0):
+            better = shifted(chance, shift)
+            best, run = max(((better * run - price, run) for run, price in ways), default=(-math.inf, 0.0))
+            if best > 0:
+                gain += usual * best
+                tokens += usual * better * run
+        return gain / tokens
 
     def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:
-        if name == self._reads_first:  # what it may take is its own matter; the credit was for finding out
-            self._reads_first = ""
-            self._catch_up_s += CONSTANTS.catch_up_credit * self.target.seconds(1)
-        else:
-            self._catch_up_s += seconds
-        self._elapsed_s += seconds
+        if name in self.drafts:
+            self._trials.spent_s += self._charged * seconds
+            self._charged = 0.0
+        self._trials.elapsed_s += seconds
         estimator = self.estimator(name)
         for one in seen:
             estimator.observe_candidate(one.confidence, 0)

@@ -11,7 +11,7 @@ from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
 from ggufspec.decoding.policy.base import Policy
-from ggufspec.decoding.policy.estimator import AcceptanceEstimator
+from ggufspec.decoding.policy.experience import PairExperience
 from ggufspec.decoding.policy.latency import LatencyModel
 from ggufspec.errors import ModelError
 from ggufspec.llamacpp.head import Head
@@ -31,6 +31,7 @@ class PairLatency:
         draft: the draft's, or a head, or None.
         options: how the pair is loaded and decoded.
         cache: folder of the cache, or None.
+        experience: what the drafters have shown.
 
     Attributes:
         notes: sentences for the user.
@@ -42,18 +43,23 @@ class PairLatency:
     """
 
     def __init__(
-        self, target: Context, draft: Context | Head | None, options: DecoderOptions, cache: Path | None
+        self,
+        target: Context,
+        draft: Context | Head | None,
+        options: DecoderOptions,
+        cache: Path | None,
+        experience: PairExperience,
     ) -> None:
         self.notes: list[str] = []
         self.refusal = ""
         self.draft_max = options.draft_max
         self._contexts = target, draft
+        self._experience = experience
         self._loaded, self._cache = options, cache
         self._options, self._back_off = options, BackOff()
         self._models: list[tuple[latency_cache.Key, LatencyModel]] = []
         self._target: LatencyModel | None = None
         self._draft: LatencyModel | None = None
-        self._estimators: dict[str, AcceptanceEstimator] = {}
         if options.strict and target.rewind_kind != "exact":
             raise ModelError(
                 f"{STRICT_IMPOSSIBLE} with {target.model.path.name}: what is accepted of a draft is decoded "
@@ -98,13 +104,14 @@ class PairLatency:
         self._models.append((key, latency))
         return latency
 
-    def policy(self) -> Policy:
-        """The policy of one answer."""
+    def policy(self, kind: str = "") -> Policy:
+        """The policy of one answer of this kind of text."""
         if self._options.draft_policy == "fixed":
             return Policy()
         assert self._target is not None
         drafts = {self._options.head or "draft": self._draft} if self._draft and self._options.needs_draft else {}
-        return Adaptive(self._target, drafts, self._estimators, self._back_off)
+        experience = self._experience
+        return Adaptive(self._target, drafts, experience.estimators(kind), self._back_off, experience.trials)
 
     @property
     def target_only_s(self) -> float | None:
