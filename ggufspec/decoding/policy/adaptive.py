@@ -72,6 +72,7 @@ class Adaptive(Policy):
         self._tokens, self._seconds = float(rounds), rounds * target.seconds(1)
         self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
         self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
+        self.hoped: dict[str, float] = {}
         self._charged = 0.0  # share of the reading under way that is for finding out
         self._in_large = 1.0  # seconds for a token in a batch as large as a prompt, of those in the widest of a round
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
@@ -216,7 +217,8 @@ class Adaptive(Policy):
                 )
             most_s = max(expected_s, min(allowance_s, hoped_s))
         else:
-            most_s = expected_s
+            most_s = hoped_s = expected_s
+        self.hoped[name] = max(expected_s, hoped_s) / CONSTANTS.reading_share * self._rate
         whole_s = self._reading_s(name, pending)
         if first:
             count = min(pending, int(pending * most_s / whole_s))
