@@ -271,14 +271,14 @@ def test_what_is_due_is_what_is_not_known(tmp_path: Path):
     def kept(speed: MachineProfile) -> None:
         machine_profile._keep(tmp_path, speed, machine_profile.identity(2, (CPU,)))
 
-    assert due("f16") == ({"f16"}, "is not measured yet")
+    assert due("f16") == ({"f16"}, "it is not known yet")
     kept(profile({"f16": 1.0, "q4_K": 2.0}, heads=(64,)))
     assert due("f16", "q4_K") == (set(), "")
-    assert due("f16", "q5_0", "q6_K") == ({"q5_0", "q6_K"}, "with q5_0, q6_K is not measured yet")
-    assert due("q4_K", head=128) == ({"q4_K"}, "with heads of 128 is not measured yet")
-    assert due("f16", threads=1) == ({"f16"}, "is not measured yet")
+    assert due("f16", "q5_0", "q6_K") == ({"q5_0", "q6_K"}, "q5_0, q6_K were not measured yet")
+    assert due("q4_K", head=128) == ({"q4_K"}, "heads of 128 were not measured yet")
+    assert due("f16", threads=1) == ({"f16"}, "it is not known yet")
     kept(profile({"f16": 1.0, "q4_K": 2.0}, BUSY, heads=(64,)))
-    assert due("f16") == due("f16", others_cpus=0.4) == ({"f16", "q4_K"}, f"was measured while {BUSY}")
+    assert due("f16") == due("f16", others_cpus=0.4) == ({"f16", "q4_K"}, f"it was measured while {BUSY}")
     assert due("f16", others_cpus=1.0) == (set(), "")  # not yet
 
 

@@ -143,7 +143,7 @@ def _calibrate(
     if due is None:
         return False
     if due.why:
-        ui.note(f"this machine's speed {due.why}: measuring it takes some ten seconds, once (--no-calibrate guesses)")
+        ui.note(f"measuring this machine's speed, some ten seconds, once ({due.why}; --no-calibrate guesses)")
     left = Threads(options.threads, cores=spec.threads).start()
     speed = machine_profile.measure(
         cache_folder(), replace(due.spec, left=left), on_event=on_event, verbose=ui.flags().verbose

@@ -138,7 +138,8 @@ def show_plan(document: PlanDocument) -> None:
         )
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
-    out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")
+    speeds = "guesses" if document.guessed else "predictions"
+    out.print(f"Bytes are {source}. Speeds are {speeds}, {document.speed}.", style="dim")
     out.print(f"The plan is for {report.context(document)}.", style="dim")
     if any(is_guessed(device.overhead_bytes) for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")

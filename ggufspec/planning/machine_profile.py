@@ -329,7 +329,7 @@ def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be measured, and why, as the end of "this machine's speed"."""
+    """What is to be measured, and why, in a sentence."""
 
     spec: Spec
     why: str
@@ -343,18 +343,18 @@ def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -
     """
     kept = _kept(folder, spec.threads)
     if kept is None:
-        return Due(spec, "is not measured yet")
+        return Due(spec, "it is not known yet")
     here, speed = kept.speed.device(HOST), kept.speed
     if speed.disturbed and host.threads_left(spec.threads, cpus, others_cpus()) == spec.threads:
         known = (kind for kind in here.by_type if kind not in spec.types)
-        return Due(replace(spec, types=(*spec.types, *known)), f"was measured while {speed.disturbed}")
+        return Due(replace(spec, types=(*spec.types, *known)), f"it was measured while {speed.disturbed}")
     types = tuple(kind for kind in spec.types if kind not in here.by_type)
     known_heads = [set(here.attention.get(kind, {})) for kind in spec.cache_types]
     heads = tuple(head for head in spec.heads if not all(head in known for known in known_heads))
     if not types and not heads:
         return None
-    what = [*types, *(f"heads of {head}" for head in heads)]
-    return Due(replace(spec, types=types or spec.types[:1], heads=heads), f"with {', '.join(what)} is not measured yet")
+    what = ", ".join([*types, *(f"heads of {head}" for head in heads)])
+    return Due(replace(spec, types=types or spec.types[:1], heads=heads), f"{what} were not measured yet")
 
 
 def beyond_cache_bytes() -> int:
