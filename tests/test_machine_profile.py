@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from test_rpc import worker  # noqa: F401
 
-from ggufspec.errors import ModelError
+from ggufspec import api, cache
+from ggufspec.cli import inputs
+from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
@@ -30,7 +32,9 @@ from ggufspec.planning.machine_profile import (
     offload_devices,
 )
 from ggufspec.planning.memory import HOST
+from ggufspec.planning.plan import Plan
 from ggufspec.planning.speed import DeviceProfile, MachineProfile, weight_bytes
+from ggufspec.settings import Settings
 
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
@@ -220,6 +224,50 @@ def test_a_measurement_that_is_stopped_ends():
 
     result = machine_profile.run(TINY, lambda _: None, Stop())  # type: ignore[arg-type]
     assert result.timings == {HOST: []}
+
+
+# ---- measured where a plan needs it
+
+
+def test_a_plan_measures_what_it_does_not_know_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    specs: list[Spec] = []
+
+    def measure(folder: Path, spec: Spec, **_: Any) -> MachineProfile:
+        specs.append(spec)
+        speed = profile(dict.fromkeys(spec.types, 1e10))
+        machine_profile._keep(folder, speed, machine_profile.identity(spec.threads))
+        return speed
+
+    def planned(**given: Any) -> Plan:
+        settings = Settings(threads=1, ctx_size=512, **given)
+        return api.make_plan(api.spec_of("demo"), settings, calibrate=inputs.calibrator(settings)).plan
+
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine_profile, "measure", measure)
+    guess = planned(no_calibrate=True)
+    assert guess.is_guessed
+    assert "is guessed to reach" in planned(no_calibrate=True, drafter="none").why()
+    assert not planned(vram=("24GiB",)).is_guessed  # all of it is on the card
+    assert specs == []
+    prediction = planned()
+    assert [(spec.threads, spec.cache_types) for spec in specs] == [(1, ("f16",))]
+    assert "measuring this machine's speed" in capsys.readouterr().err
+    assert not prediction.is_guessed
+    assert prediction.target_only.tokens_per_s < guess.target_only.tokens_per_s
+    planned()
+    assert len(specs) == 1  # it is kept
+
+    def fails(*_: Any, **__: Any) -> MachineProfile:
+        raise WorkerError("llama.cpp died", "try again")
+
+    monkeypatch.setattr(machine_profile, "measure", fails)
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "other")
+    assert planned().is_guessed
+    assert "could not be measured, and is guessed: llama.cpp died" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="both --calibrate and --no-calibrate"):
+        inputs.calibrator(Settings(no_calibrate=True), always=True)
 
 
 # ---- beside other programs

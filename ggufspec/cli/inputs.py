@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec import api, foreign
 from ggufspec.cli import ui
-from ggufspec.errors import UsageError
+from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
@@ -145,9 +145,15 @@ def _calibrate(
     if due.why:
         ui.note(f"measuring this machine's speed, some ten seconds, once ({due.why}; --no-calibrate guesses)")
     left = Threads(options.threads, cores=spec.threads).start()
-    speed = machine_profile.measure(
-        cache_folder(), replace(due.spec, left=left), on_event=on_event, verbose=ui.flags().verbose
-    )
+    try:
+        speed = machine_profile.measure(
+            cache_folder(), replace(due.spec, left=left), on_event=on_event, verbose=ui.flags().verbose
+        )
+    except (ModelError, WorkerError) as error:
+        if always:
+            raise
+        ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
+        return False
     if speed.disturbed:
         ui.note(
             f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
