@@ -597,6 +597,12 @@ class Settings:
     vram: tuple[str, ...] | None = option(
         "--vram", "Plan for a card of this memory: 24GiB.", "simulated", metavar="SIZE"
     )
+    no_calibrate: bool | None = option(
+        "--no-calibrate",
+        "Guess this machine's speed where it is not known yet, rather than measure it for some ten seconds.",
+        "calibration",
+        variable="NO_CALIBRATE",
+    )
     allow_kv: tuple[str, ...] | None = option(
         "--allow-kv",
         "Cache types to try besides, which may cost quality: q8_0, or q8_0,q4_0.",
