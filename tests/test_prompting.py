@@ -15,6 +15,8 @@ from ggufspec.bench import prompting, summary, trial
 from ggufspec.bench.prompting import Spec, read_prompts
 from ggufspec.bench.prompts import PROMPTS, REQUESTS, Prompt
 from ggufspec.decoding.decoder import Statistics
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.model import Model
 
@@ -242,3 +244,11 @@ def test_thinking_and_answer_are_told_apart() -> None:
     thinking, answer = summary.by_part([answers(2.0)], [answers(1.0)])
     assert (thinking.name, thinking.speedup.median, thinking.accepted) == ("thinking", 2.0, 3)
     assert (answer.name, answer.speedup.median, answer.drafted) == ("answer", 1.0, 4)
+
+
+def test_a_prompt_that_the_context_does_not_hold_is_told_before_anything_is_loaded(target: Path) -> None:
+    spec = trial.Spec(target, None, DecoderOptions(ctx_size=512), Sampling(), ("x",), 64)
+    trial.check_room(spec, 511)
+    with pytest.raises(UsageError, match="a prompt of 512 tokens and answers of 64 tokens need 576") as failed:
+        trial.check_room(spec, 512)
+    assert failed.value.hint == "-c 768"
