@@ -482,6 +482,12 @@ class Settings:
     # ---- the prompt and its answer
     prompt: str | None = option("-p --prompt", "The prompt; - reads standard input.", "prompt", metavar="TEXT")
     file: Path | None = option("-f --file", "Read the prompt from a file.", "prompt")
+    prompts: Path | None = option(
+        "--prompts",
+        "Prompts of your own, one a line: text, or JSON such as a log of requests to a chat API.",
+        "prompts",
+    )
+    raw: bool | None = option("--raw", "Send prompts as plain text, without the target's chat template.", "prompts")
     predict: int | None = option(
         "-n --predict", "Tokens to generate at most.", "length", least=1, most=MAX_COUNT, usual="-n 128", chat="length"
     )

@@ -12,11 +12,11 @@ from ggufspec.bench import quality, trial
 from ggufspec.bench.interleaved import Progress, Trials, identity, in_turn
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.statistics import spread
-from ggufspec.bench.summary import machine
+from ggufspec.bench.summary import by_kind, by_part, machine
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError
 from ggufspec.files import scratch
-from ggufspec.schema.base import Failure, Spread
+from ggufspec.schema.base import Failure, Portion, Spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
 
 LOG = "ggufspec/compare-log@2"
@@ -55,6 +55,7 @@ class Experiment:
         settings: for the document.
         quality: measure the targets' too.
         verbose: let llama.cpp's log through.
+        notes: for the document.
     """
 
     targets: tuple[ComparedModel, ...]
@@ -64,6 +65,7 @@ class Experiment:
     settings: dict[str, object]
     quality: bool = False
     verbose: bool = False
+    notes: tuple[str, ...] = ()
 
 
 class Comparison:
@@ -164,7 +166,7 @@ class Comparison:
             drafts=self.experiment.drafts,
             cells=tuple(self._cell(one, one.spec in leaders) for one in self.experiment.contenders),
             warnings=tuple(self._warnings(leaders)),
-            notes=(*self._log.notes, *_once(self.trials.notes())),
+            notes=(*self.experiment.notes, *self._log.notes, *_once(self.trials.notes())),
             interrupted=interrupted,
         )
 
@@ -176,12 +178,16 @@ class Comparison:
 
     def _cell(self, contender: Contender, leads: bool) -> Cell:
         spec, run, speedup, failure = contender.spec, None, None, contender.failure
+        kinds: tuple[Portion, ...] = ()
+        thinking: tuple[Portion, ...] = ()
         if spec is not None:
             run = self.trials.summary(spec)
             failure = self.trials.failures.get(spec) if run is None else None
             rivals = [one for one, cell in self._runs.items() if (cell.target, cell.draft) == (contender.target, None)]
             if contender.draft is not None and rivals:
                 speedup = self.trials.speedup(spec, rivals[0])
+                paired = self.trials.paired(rivals[0], spec)
+                kinds, thinking = by_kind(spec.kinds, *paired), by_part(*paired)
         return Cell(
             target=contender.target,
             draft=contender.draft,
@@ -191,6 +197,8 @@ class Comparison:
             energy_j_per_token=energy_j_per_token(list(self.trials.results[spec].values())) if spec else None,
             leads=leads,
             failure=failure,
+            by_kind=kinds,
+            by_part=thinking,
         )
 
     def _warnings(self, leaders: Sequence[trial.Spec]) -> list[str]:

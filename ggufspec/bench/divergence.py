@@ -60,6 +60,7 @@ class Spec:
     cases: tuple[Case, ...]
     rpc: tuple[str, ...] = ()
     depth: int = 0  # tokens before each prompt
+    templated: bool = False  # whether <|…|> in prompts are tokens
 
 
 Result = tuple[Divergence, ...]
@@ -77,7 +78,8 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             for case in spec.cases:
                 if stopping.is_set():
                     break
-                measured.append((case, *_measure(context, case, spec.depth)))
+                prompt = at_depth(model.tokenize, case.prompt, spec.depth, special=spec.templated)
+                measured.append((case, *_measure(context, case, prompt)))
                 emit({"event": "divergence", "index": case.index})
             noise = max((noise for _, _, noise in measured), default=0.0)
             return tuple(_divergence(case, margin, noise) for case, margin, _ in measured)
@@ -90,10 +92,9 @@ def _divergence(case: Case, margin: float, noise: float) -> Divergence:
     return Divergence(case.index, at, case.target_only[at], case.speculative[at], margin, noise, margin <= noise)
 
 
-def _measure(context: Context, case: Case, depth: int) -> tuple[float, float]:
+def _measure(context: Context, case: Case, prompt: Sequence[int]) -> tuple[float, float]:
     """(margin between the two tokens in target-only's reading, noise along the text)."""
     at = case.position
-    prompt = at_depth(context.model.tokenize, case.prompt, depth)
     text = [*prompt, *case.target_only[:at]]
     context.rewind(0)
     if len(prompt) > 1:

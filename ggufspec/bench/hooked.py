@@ -80,13 +80,17 @@ def _llama(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
             notes = draft.notes
             notes.append(f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory")
         answering = _Answering(llama, target, draft, spec, stopping)
+
+        def read(prompt: str) -> list[int]:
+            return target.tokenize(prompt, special=spec.templated)
+
         yield trial.Engine(
             _loaded(target, options.placement.offloaded(target.layers)),
             _loaded(draft.model, draft.model.gpu_layers) if draft else None,
             draft.drafters if draft else (),
             notes,
-            lambda: answering.answer(target.tokenize(spec.prompts[0])[:WARM_UP_PROMPT], _WARM_UP_TOKENS),
-            lambda prompt: answering.answer(target.tokenize(prompt), spec.max_tokens),
+            lambda: answering.answer(read(spec.prompts[0])[:WARM_UP_PROMPT], _WARM_UP_TOKENS),
+            lambda prompt: answering.answer(read(prompt), spec.max_tokens),
         )
 
 

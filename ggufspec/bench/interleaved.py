@@ -103,9 +103,13 @@ class Trials:
 
     def speedup(self, run: trial.Spec, rival: trial.Spec) -> Spread | None:
         """Over another run, paired by repetition; None where no repetition has both."""
-        ours, theirs = self.speeds(run), self.speeds(rival)
-        both = [repetition for repetition in ours if repetition in theirs]
-        return paired_ratios([ours[i] for i in both], [theirs[i] for i in both]) if both else None
+        ours, theirs = self.paired(run, rival)
+        return paired_ratios(list(map(speed, ours)), list(map(speed, theirs))) if ours else None
+
+    def paired(self, *runs: trial.Spec) -> list[list[trial.Result]]:
+        """The results of each run, of the repetitions that all of them have."""
+        common = sorted(set.intersection(*(set(self.results[run]) for run in runs)))
+        return [[self.results[run][repetition] for repetition in common] for run in runs]
 
     def summary(self, run: trial.Spec) -> Run | SpeculativeRun | None:
         """All trials of a run as one row; None where there is none."""

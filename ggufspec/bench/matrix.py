@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from ggufspec import api, foreign, plain
+from ggufspec.bench import prompting
 from ggufspec.bench.compare import ByDevice, Contender, Experiment
 from ggufspec.bench.interleaved import identity
-from ggufspec.bench.prompts import PROMPTS
+from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.run_log import RunLog, key_of
 from ggufspec.bench.summary import machine, settings_of
-from ggufspec.bench.trial import Spec
+from ggufspec.bench.trial import Spec, check_room
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.models.files import locate
@@ -132,18 +133,19 @@ class Matrix:
     Args:
         pairings: target-only of each target among them.
         given: the options.
-        prompt: the user's own; None: the bundled ones.
+        prompts: the user's own; none: the bundled ones.
         verbose: show llama.cpp's log.
     """
 
     def __init__(
-        self, pairings: Sequence[Pairing], given: Settings, prompt: str | None = None, *, verbose: bool = False
+        self, pairings: Sequence[Pairing], given: Settings, prompts: tuple[Prompt, ...] = (), *, verbose: bool = False
     ) -> None:
-        self._pairings, self._given, self._prompt, self._verbose = pairings, given, prompt, verbose
+        self._pairings, self._given, self._prompts, self._verbose = pairings, given, prompts, verbose
         self._on_event: api.OnEvent | None = None
         self._targets = unique_names(one.target for one in pairings)
         self._drafts = unique_names(one.draft for one in pairings if isinstance(one.draft, File))
         self._headers: dict[Path, Known] = {}
+        self._asked: dict[Path, prompting.Result | GgufspecError] = {}  # by target
 
     @property
     def key(self) -> str:
@@ -151,7 +153,7 @@ class Matrix:
         cells = [(_real(one.target), _real(one.draft), one.settings.given()) for one in self._pairings]
         groups = ("devices", "drafting", "context", "sampling", "length")
         options = self._given.given(name for group in groups for name in names(group=group))
-        return key_of(cells, options, self._prompt, machine())[:12]
+        return key_of(cells, options, plain.dump(self._prompts, tuple[Prompt, ...]), self._given.raw, machine())[:12]
 
     def experiment(self, log: RunLog, on_event: api.OnEvent | None = None, *, quality: bool) -> Experiment:
         """Read headers and place cells; a cell that cannot run has its reason.
@@ -165,9 +167,14 @@ class Matrix:
             UsageError: an option is out of range.
         """
         self._on_event = on_event
+        asked = [self._ask(one.target.path) for one in self._pairings]
+        found = [one for one in asked if isinstance(one, prompting.Result)]
         first = self._pairings[0]
-        sample = self._spec(first, api.decoder_options(self._given.over(first.settings)))
+        options = api.decoder_options(self._given.over(first.settings))
+        sample = self._spec(first, options, found[0] if found else prompting.Result((), (), (), False))
         settings = {k: v for k, v in settings_of(sample).items() if k not in (*_PLACEMENT, "split", "draft_split")}
+        if len({one.templated for one in found}) > 1:
+            settings["prompt_format"] = "each target's own format"
         repetitions = self._given.value("repetitions")
         drafts = [one.draft for one in self._pairings]
         without_file = (ComparedModel(word, "", 0) for word in (MTP, LOOKUP) if word in drafts)
@@ -179,15 +186,34 @@ class Matrix:
             settings=settings | {"repetitions": repetitions, "rpc": list(self._given.rpc or ())},
             quality=quality,
             verbose=self._verbose,
+            notes=tuple(dict.fromkeys(self._format_notes())),
         )
 
-    def _spec(self, one: Pairing, options: DecoderOptions) -> Spec:
+    def _ask(self, target: Path) -> prompting.Result | GgufspecError:
+        """The texts for a target, made once, or why there are none."""
+        if target not in self._asked:
+            try:
+                spec = prompting.Spec(target, self._prompts, bool(self._given.raw))
+                self._asked[target] = prompting.prepare(spec, verbose=self._verbose)
+            except GgufspecError as error:
+                self._asked[target] = error
+        return self._asked[target]
+
+    def _format_notes(self) -> Iterator[str]:
+        """What there is to say of the texts; which targets got plain ones where others have a chat template."""
+        found = {path: one for path, one in self._asked.items() if isinstance(one, prompting.Result)}
+        for path, one in found.items():
+            yield from one.notes
+            if not one.templated and any(other.templated for other in found.values()):
+                yield f"{self._targets[foreign.real(path)]} has no chat template: its prompts were plain text"
+
+    def _spec(self, one: Pairing, options: DecoderOptions, asked: prompting.Result) -> Spec:
         return Spec(
             target=one.target.path,
             draft=one.draft_path,
             options=options,
             sampling=api.sampling(self._given),
-            prompts=(self._prompt,) if self._prompt is not None else tuple(p.text for p in PROMPTS),
+            **asked.trial,
             max_tokens=self._given.value("predict"),
             rpc=self._given.rpc or (),
         )
@@ -211,6 +237,9 @@ class Matrix:
         files = [path for path in (one.target.path, one.draft_path) if path is not None]
         request = (plain.dump(options), one.settings.given(_PLACEMENT), self._given.given(names(group="devices")))
         key = key_of("placement", [identity(path) for path in files], request)
+        asked = self._ask(one.target.path)
+        if isinstance(asked, GgufspecError):
+            return replace(cell, failure=Failure(asked.message, asked.hint))
         planned = log.load(key, Planned)
         if planned is None:
             try:
@@ -221,7 +250,12 @@ class Matrix:
             except GgufspecError as error:
                 return replace(cell, failure=Failure(error.message, error.hint))
             log.keep(key, planned)
-        return replace(cell, spec=self._spec(one, planned.options), bytes=planned.bytes)
+        spec = self._spec(one, planned.options, asked)
+        try:
+            check_room(spec, max(asked.tokens))
+        except UsageError as error:
+            return replace(cell, failure=Failure(error.message, error.hint))
+        return replace(cell, spec=spec, bytes=planned.bytes)
 
     def _header(self, path: Path) -> Known:
         """A file's header, which is read once.

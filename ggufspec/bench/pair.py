@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ggufspec import api
-from ggufspec.bench import hooked, trial, versus
+from ggufspec.bench import hooked, prompting, trial, versus
 from ggufspec.bench.history import record_overhead, record_speed
-from ggufspec.bench.prompts import PROMPTS
+from ggufspec.bench.prompts import Prompt
 from ggufspec.decoding.options import check_one_of
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
@@ -24,7 +24,8 @@ def bench_pair(
     pair: str | Path | Profile | Pair = "demo",
     settings: Settings | None = None,
     *,
-    prompts: Sequence[str] | None = None,
+    prompts: Sequence[str | Prompt] | None = None,
+    raw: bool = False,
     max_tokens: int = 128,
     repetitions: int = 5,
     sampling: Sampling | None = None,
@@ -53,7 +54,9 @@ def bench_pair(
     Args:
         pair: name or path of a profile, the profile, or a :class:`~ggufspec.models.profile.Pair` of files.
         settings: options that go over the profile's, checked by type checkers, too.
-        prompts: what is answered; eight short bundled ones by default.
+        prompts: what is answered; eight short bundled ones by default. The target's chat template makes requests of
+            them, where it has one; :func:`ggufspec.bench.prompting.read_prompts` reads a file of them.
+        raw: send them as plain text, without the template.
         max_tokens: of each answer, at most.
         repetitions: trials of each run; an interval takes three.
         sampling: temperature, truncation, seed and penalties; greedy by default.
@@ -71,11 +74,12 @@ def bench_pair(
 
     Raises:
         UsageError: a name or an option is none, there is no prompt, or speculation is off.
+        ModelError: the chat template fails.
         GgufspecError: a file is not here, nothing fits, or a trial failed.
         KeyboardInterrupt: Ctrl-C; what was measured is lost.
     """
-    texts = tuple(prompt.text for prompt in PROMPTS) if prompts is None else tuple(prompts)
-    if not texts or "" in texts:
+    own = None if prompts is None else tuple(Prompt("", one) if isinstance(one, str) else one for one in prompts)
+    if own is not None and not all([own, *(one.text or one.messages for one in own)]):
         raise UsageError("there is no prompt, or an empty one", "leave prompts out for the bundled ones")
     if depth < 0 or (depth and engine == "hook"):
         raise UsageError("depth is a number of tokens, and of our own loop", "depth=4096, engine='own'")
@@ -93,17 +97,18 @@ def bench_pair(
     if engine == "hook":
         hooked.check(places.pair, sampling or Sampling())
         hooked.check(places.alone, sampling or Sampling())
+    asked = prompting.prepare(prompting.Spec(files.target, own or (), raw), verbose=verbose)
     spec = trial.Spec(
         target=files.target,
         draft=files.draft if places.pair.needs_draft else None,
         options=places.pair,
         sampling=sampling or Sampling(),
-        prompts=texts,
+        **asked.trial,
         max_tokens=max_tokens,
         rpc=given.rpc or (),
         depth=depth,
     )
-    trial.check_depth(spec, depth + 1)
+    trial.check_room(spec, max(asked.tokens))
     run = versus.Bench(
         versus.Experiment(files, spec, repetitions, verbose, alone=places.alone, plan=places.plan, engine=engine)
     )

@@ -1,19 +1,203 @@
-"""The bundled texts, written for this project: prompts that any language model can continue, passages for quality."""
+"""The bundled texts, written for this project: requests for chat models, prompts that any model can continue, passages.
+
+:mod:`ggufspec.bench.prompting` makes the texts of a trial of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue and the kind of text it is."""
+    """What a model is asked.
+
+    Args:
+        kind: of text, for reports: ``edit``, ``tests``; empty where it is not known.
+        text: what a user says; without a chat template the text to continue.
+        messages: a conversation in place of it, as a chat template takes it: role, content, tool_calls, …
+        tools: what the model may call, as OpenAI's requests have it.
+        origin: where it is from, for messages: ``line 3 of prompts.jsonl``; empty: it is bundled.
+    """
 
     kind: str
-    text: str
+    text: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    origin: str = field(default="", kw_only=True)
 
 
+# What people send to a chat model, one of each kind. Every other one is a mix, too: tune has half of them.
+REQUESTS = (
+    Prompt(
+        "edit",
+        """Add type hints and a one-line docstring to each method. Leave everything else as it is, and give back the \
+whole class.
+
+```python
+class Inventory:
+    def __init__(self, path):
+        self.path = path
+        self.items = {}
+
+    def add(self, name, count=1):
+        if count < 1:
+            raise ValueError("count must be positive")
+        self.items[name] = self.items.get(name, 0) + count
+
+    def remove(self, name, count=1):
+        left = self.items.get(name, 0) - count
+        if left < 0:
+            raise KeyError(name)
+        if left == 0:
+            del self.items[name]
+        else:
+            self.items[name] = left
+
+    def total(self):
+        return sum(self.items.values())
+```
+""",
+    ),
+    Prompt(
+        "rename",
+        """Rename `data` to `readings` and `calc` to `average_by_hour`, in comments too. Change nothing else, and \
+give back the whole file.
+
+```js
+// calc groups data by the hour and averages each group
+export function calc(data) {
+  const groups = new Map();
+  for (const entry of data) {
+    const hour = new Date(entry.time).getHours();
+    if (!groups.has(hour)) groups.set(hour, []);
+    groups.get(hour).push(entry.value);
+  }
+  return [...groups].map(([hour, values]) => ({
+    hour,
+    mean: values.reduce((sum, value) => sum + value, 0) / values.length,
+  }));
+}
+
+export function hottest(data) {
+  return calc(data).sort((a, b) => b.mean - a.mean)[0];
+}
+```
+""",
+    ),
+    Prompt(
+        "port",
+        """Port this function from Python to Rust, with the same behaviour for empty and malformed lines.
+
+```python
+def parse_hosts(text):
+    hosts = {}
+    for line in text.splitlines():
+        line = line.split("#", 1)[0].strip()
+        if not line:
+            continue
+        address, *names = line.split()
+        for name in names:
+            hosts.setdefault(name.lower(), []).append(address)
+    return hosts
+```
+""",
+    ),
+    Prompt(
+        "tests",
+        """Write pytest tests for this function: the usual cases, the edges, and what it must refuse.
+
+```python
+def parse_duration(text):
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    total, number = 0, ""
+    for char in text.strip().lower():
+        if char.isdigit():
+            number += char
+        elif char in units and number:
+            total += int(number) * units[char]
+            number = ""
+        else:
+            raise ValueError(f"not a duration: {text!r}")
+    if number or not text.strip():
+        raise ValueError(f"not a duration: {text!r}")
+    return total
+```
+""",
+    ),
+    Prompt(
+        "json",
+        """Put these into my calendar, in one go:
+
+- Tuesday 4 March 2025, 9:30, dentist, Mill Lane 12, half an hour
+- the day after, 14:00 to 16:00, project review with Aiko and Sam, room B2
+- Friday that week, 19:00, dinner at Lucia's, three hours
+
+If you cannot reach the calendar, answer with JSON and nothing else: {"events": [{"title": …, "start": (ISO 8601), \
+"minutes": …, "place": …, "people": […]}, …]}
+""",
+        tools=(
+            {
+                "type": "function",
+                "function": {
+                    "name": "create_events",
+                    "description": "Add events to the user's calendar.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {
+                            "events": {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "properties": {
+                                        "title": {"type": "string"},
+                                        "start": {"type": "string", "description": "ISO 8601, local time"},
+                                        "minutes": {"type": "integer"},
+                                        "place": {"type": "string"},
+                                        "people": {"type": "array", "items": {"type": "string"}},
+                                    },
+                                    "required": ["title", "start", "minutes"],
+                                },
+                            }
+                        },
+                        "required": ["events"],
+                    },
+                },
+            },
+        ),
+    ),
+    Prompt(
+        "list",
+        """We walk from hut to hut in the Alps for five days in September, two adults and a girl of ten. Make a \
+packing list: grouped, with numbers, and half a sentence of why wherever it is not obvious.
+""",
+    ),
+    Prompt(
+        "chat",
+        """My bread tastes good, but it comes out flat and dense, and the dough sticks to everything. I use 500 g of \
+strong flour, 400 g of water, 10 g of salt and 100 g of starter, and leave it on the counter overnight, about ten \
+hours at 24 degrees. What goes wrong, and what should I change first?
+""",
+    ),
+    Prompt(
+        "summary",
+        """Summarise this in three sentences for a colleague who was not there, and then name who does what by when.
+
+The weekly call began with the outage of Monday night. Priya had found that the backup job and the index rebuild ran \
+at the same hour and filled the disk of the second database host; writes failed for 41 minutes, and nothing was lost. \
+Tom asked why no alarm had gone off. The alarm exists, but it looks at the average of both hosts, and the first one \
+was nearly empty. It was agreed to move the rebuild to four in the morning, which Priya does today, and to have an \
+alarm for each host, which Tom does until Thursday. Lena wants to know what a third host would cost; nobody was sure, \
+so Omar asks the provider and writes to the list by the end of the month. The release stays on the 14th. Marketing \
+would like the new export in the announcement, but it has only been tested with small files; Lena decides on Friday, \
+when the load test is done. The next call is a day later than usual because of the holiday.
+""",
+    ),
+)
+
+# What any language model can continue, chat template or not.
 PROMPTS = (
     Prompt(
         "code",
@@ -259,18 +443,19 @@ for up to a month.
 )
 
 
-def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int) -> list[int]:
+def at_depth(tokenize: Callable[..., list[int]], prompt: str, depth: int = 0, *, special: bool = False) -> list[int]:
     """Token ids of a prompt behind ``depth`` tokens of the bundled passages, over and over.
 
     Args:
         tokenize: :meth:`ggufspec.llamacpp.model.Model.tokenize`.
         prompt: a text.
         depth: tokens before it.
+        special: whether ``<|…|>`` in the prompt are tokens.
     """
     if not depth:
-        return tokenize(prompt)
+        return tokenize(prompt, special=special)
     before = tokenize("".join(PASSAGES))
     again = tokenize("".join(PASSAGES), start=False) if depth > len(before) else []
     while len(before) < depth:
         before += again
-    return before[:depth] + tokenize(prompt, start=False)
+    return before[:depth] + tokenize(prompt, special=special, start=False)

@@ -6,7 +6,7 @@ import functools
 import platform
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import zip_longest
@@ -14,12 +14,14 @@ from typing import Any
 
 from ggufspec import __version__
 from ggufspec.bench import trial
-from ggufspec.bench.statistics import spread
+from ggufspec.bench.statistics import paired_ratios, spread
+from ggufspec.decoding.decoder import Statistics
 from ggufspec.hardware import gpus, host, installation
 from ggufspec.llamacpp import installed
-from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.settings import is_lossy
 
+_PARTS = ("thinking", "answer")  # of an answer, in the order of trial.Answer.parts
 BUSY_CPUS = 0.25  # in others' hands for half of the trials: worth telling
 
 
@@ -30,8 +32,71 @@ def alone(spec: trial.Spec) -> trial.Spec:
 
 def speed(result: trial.Result) -> float:
     """Σ tokens ÷ Σ seconds over a trial's answers, without prompts and the first tokens, which are theirs."""
-    statistics = [answer.statistics for answer in result.answers]
-    return sum(s.decoded for s in statistics) / max(sum(s.decode_s for s in statistics), 1e-9)
+    return _speed(answer.statistics for answer in result.answers)
+
+
+def _speed(statistics: Iterable[Statistics]) -> float:
+    decoded, seconds = map(sum, zip(*((s.decoded, s.decode_s) for s in statistics), strict=True))
+    return decoded / max(seconds, 1e-9)
+
+
+def by_kind(
+    kinds: Sequence[str], alone: Sequence[trial.Result], drafted: Sequence[trial.Result]
+) -> tuple[Portion, ...]:
+    """What drafts brought for each kind of prompt; nothing where there is one.
+
+    Args:
+        kinds: of the prompts, in their order.
+        alone: target-only trials.
+        drafted: speculative trials, paired with them.
+    """
+
+    def chosen(index: int, answer: trial.Answer, name: str) -> Statistics | None:
+        return answer.statistics if kinds[index] == name else None
+
+    return _portions(dict.fromkeys(kinds), chosen, alone, drafted) if len(set(kinds)) > 1 else ()
+
+
+def by_part(alone: Sequence[trial.Result], drafted: Sequence[trial.Result]) -> tuple[Portion, ...]:
+    """The same of thinking and of what comes behind; nothing where the target does not think."""
+
+    def chosen(_: int, answer: trial.Answer, name: str) -> Statistics | None:
+        return answer.parts[_PARTS.index(name)] if answer.parts else None
+
+    return _portions(_PARTS, chosen, alone, drafted)
+
+
+def _portions(
+    names: Iterable[str],
+    chosen: Callable[[int, trial.Answer, str], Statistics | None],
+    alone: Sequence[trial.Result],
+    drafted: Sequence[trial.Result],
+) -> tuple[Portion, ...]:
+    """What is chosen of the answers to the same prompts in both runs, under each name; not those that have nothing."""
+    found = []
+    for name in names:
+        trials = []
+        for pair in zip(alone, drafted, strict=False):
+            answers = enumerate(zip(*(result.answers for result in pair), strict=False))
+            both = [(chosen(i, ours, name), chosen(i, theirs, name)) for i, (ours, theirs) in answers]
+            if both := [(a, b) for a, b in both if a and b and a.tokens and b.tokens]:
+                trials.append(both)
+        if not trials:
+            continue
+        without = [_speed(a for a, _ in both) for both in trials]
+        with_draft = [_speed(b for _, b in both) for both in trials]
+        found.append(
+            Portion(
+                name=name,
+                tokens=sum(b.tokens for _, b in trials[0]),
+                target_only_tokens_per_s=spread(without),
+                tokens_per_s=spread(with_draft),
+                speedup=paired_ratios(with_draft, without),
+                drafted=sum(b.drafted for both in trials for _, b in both),
+                accepted=sum(b.accepted for both in trials for _, b in both),
+            )
+        )
+    return tuple(found)
 
 
 def summarise(results: list[trial.Result], *, lossy: bool = False) -> Run | SpeculativeRun:
@@ -178,6 +243,7 @@ def settings_of(spec: trial.Spec) -> dict[str, object]:
         | {
             "max_tokens": spec.max_tokens,
             "prompts": len(spec.prompts),
+            "prompt_format": "chat template" if spec.templated else "plain text",
             "depth": spec.depth,
         }
     )

@@ -25,6 +25,7 @@ from ggufspec.llamacpp.library import system_info
 from ggufspec.llamacpp.model import Model
 from ggufspec.schema.base import Failure
 
+_THINK = "<think>"
 WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of an answer to them that is not counted
 
 
@@ -32,6 +33,8 @@ WARM_UP_PROMPT, _WARM_UP_TOKENS = 512, 4  # tokens of the first prompt, and of a
 class Spec:
     """What to run. Without a draft it is a target-only run, unless the options say that the lookup drafts.
 
+    ``prompts`` are texts, as :mod:`ggufspec.bench.prompting` makes them, with the ``kinds`` that reports tell apart;
+    ``templated`` ones are a chat template's, so that ``<|…|>`` in them are tokens.
     ``depth`` tokens of text are in the cache before a prompt; reading them is not measured.
     With ``stream`` there is an event ``token`` for each token, with ``trace`` an event ``round`` before its tokens'.
     """
@@ -48,15 +51,18 @@ class Spec:
     rpc: tuple[str, ...] = ()
     grammar: str = ""
     depth: int = 0
+    kinds: tuple[str, ...] = ()
+    templated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one prompt."""
+    """The answer to one prompt; ``parts`` are its thinking and what comes behind, where the model thinks."""
 
     text: str
     tokens: tuple[int, ...]
     statistics: Statistics
+    parts: tuple[Statistics, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +139,62 @@ class Engine:
     answer: Callable[[str], Answer | None]
 
 
-def check_depth(spec: Spec, longest: int) -> None:
-    """Whether the context holds the text before a prompt, the prompt (``longest`` tokens together) and the answer.
+def check_room(spec: Spec, longest: int) -> None:
+    """Whether the context holds the longest prompt, of so many tokens, and the text before it.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not, or with text before a prompt not the whole answer too.
     """
-    needed = longest + spec.max_tokens
-    if needed > spec.options.ctx_size:
+    needed = spec.depth + longest + spec.max_tokens
+    if spec.options.ctx_size and (needed if spec.depth else longest + 1) > spec.options.ctx_size:
+        depth = f"--depth {spec.depth}, " if spec.depth else ""
         raise UsageError(
-            f"--depth {spec.depth} and answers of {counted(spec.max_tokens, 'token')} need {needed:,} tokens of "
-            f"context, and it holds {spec.options.ctx_size:,}",
+            f"{depth}a prompt of {counted(longest, 'token')} and answers of {counted(spec.max_tokens, 'token')} need "
+            f"{needed:,} tokens of context, and it holds {spec.options.ctx_size:,}",
             f"-c {-(-needed // 256) * 256}",
         )
+
+
+def _parts(decoder: SpeculativeDecoder, prompt: str) -> tuple[Statistics, ...]:
+    """What the thinking of the last answer took and what the rest did; nothing where the model did not think."""
+    texts = (
+        b"".join(decoder.target.piece(token, special=True) for token in one.emitted).decode("utf-8", "replace")
+        for one in decoder.rounds
+    )
+    count = thinking_rounds(prompt, texts)
+    if not count or decoder.statistics is None:
+        return ()
+    whole = decoder.statistics
+    return tuple(
+        Statistics.of(
+            rounds,
+            len(whole.drafted_by_position),
+            prompt_tokens=0,
+            prompt_s=0.0,
+            tokens=sum(len(one.emitted) for one in rounds),
+            stop_reason=whole.stop_reason,
+        )
+        for rounds in (decoder.rounds[:count], decoder.rounds[count:])
+    )
+
+
+def thinking_rounds(prompt: str, rounds: Iterable[str]) -> int:
+    """How many of an answer's rounds are thinking: to ``</think>``, all of them where it does not come. Pure.
+
+    Args:
+        prompt: it may end with the ``<think>`` that the answer then lacks.
+        rounds: what each of them emitted.
+    """
+    said = _THINK if prompt.rstrip().endswith(_THINK) else ""
+    count = 0
+    for text in rounds:
+        said = (said + text).lstrip()
+        count += 1
+        if not said.startswith(_THINK[: len(said)]):
+            return 0
+        if "</think>" in said:
+            break
+    return count if said.startswith(_THINK) else 0
 
 
 @contextmanager
@@ -154,10 +203,7 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterat
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
 
         def read(prompt: str) -> list[int]:
-            return at_depth(decoder.target.tokenize, prompt, spec.depth)
-
-        if spec.depth:
-            check_depth(spec, max(len(read(prompt)) for prompt in spec.prompts))
+            return at_depth(decoder.target.tokenize, prompt, spec.depth, special=spec.templated)
 
         def warm_up() -> None:
             beginning = read(spec.prompts[0])[: spec.depth + WARM_UP_PROMPT]
@@ -167,7 +213,7 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterat
         def answer(prompt: str) -> Answer | None:
             text, tokens = [], []
             for emitted in decoder.generate(
-                read(prompt) if spec.depth else prompt,
+                read(prompt),
                 cache_prompt=bool(spec.depth),
                 max_tokens=spec.max_tokens,
                 sampling=spec.sampling,
@@ -186,7 +232,7 @@ def _decoder(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterat
             assert decoder.statistics is not None
             if stopping.is_set() and not decoder.statistics.tokens:
                 return None
-            return Answer("".join(text), tuple(tokens), decoder.statistics)
+            return Answer("".join(text), tuple(tokens), decoder.statistics, _parts(decoder, prompt))
 
         yield Engine(*loaded_models(decoder), decoder.drafters, decoder.notes, warm_up, answer)
 

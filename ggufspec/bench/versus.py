@@ -11,6 +11,8 @@ from ggufspec.bench.statistics import paired_ratios
 from ggufspec.bench.summary import (
     alone,
     busy_notes,
+    by_kind,
+    by_part,
     machine_and_build,
     notes_of,
     plan_of,
@@ -197,7 +199,8 @@ class Bench:
             if any(a != b for a, b in zip(alone.tokens, drafted.tokens, strict=False))  # one may have been cut short
         )
         return divergence.explain(
-            divergence.Spec(spec.target, spec.options, cases, spec.rpc, spec.depth), verbose=self.experiment.verbose
+            divergence.Spec(spec.target, spec.options, cases, spec.rpc, spec.depth, spec.templated),
+            verbose=self.experiment.verbose,
         )
 
     def document(self, *, interrupted: bool = False) -> BenchDocument:
@@ -226,6 +229,8 @@ class Bench:
             ),
             interrupted=interrupted,
             hook=self._hook() if self.experiment.engine == "hook" else None,
+            by_kind=by_kind(spec.kinds, self.results["target_only"], self.results["speculative"]),
+            by_part=by_part(self.results["target_only"], self.results["speculative"]),
             failures={mode: Failure(error.message, error.hint) for mode, error in self.crashes.items()},
         )
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ggufspec import foreign
 from ggufspec.chat.conversation import Conversation
 from ggufspec.chat.template import Piece, rendered
-from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -32,11 +31,8 @@ class Message:
     more: Mapping[str, Any] = field(default_factory=dict)  # what else the template gets: tool_calls, name, …
 
     def plain(self) -> dict[str, Any]:
-        """What a chat template takes. Arguments of tool calls, JSON in requests, are objects there."""
-        more = dict(self.more)
-        if calls := more.get("tool_calls"):
-            more["tool_calls"] = [_parsed(call) for call in calls]
-        return {"role": self.role, "content": self.content, **more}
+        """What a chat template takes."""
+        return {"role": self.role, "content": self.content, **self.more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,19 +241,6 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _texts(one)
-
-
-def _parsed(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments as an object, where they are the JSON of one."""
-    function = dict(call.get("function") or {})
-    text = function.get("arguments")
-    if not isinstance(text, str):
-        return dict(call)
-    try:
-        arguments = foreign.parse_json(text, "the arguments")
-    except GgufspecError:
-        return dict(call)
-    return {**call, "function": function | {"arguments": arguments}} if isinstance(arguments, dict) else dict(call)
 
 
 def _plain(messages: list[Message]) -> list[Piece]:

@@ -51,8 +51,8 @@ def bench(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "prompt", "predict", "repetitions", "placement", "devices", "drafting"),
-            *("context", "sampling", "results", "exports", "no_calibrate"),
+            *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "placement", "devices"),
+            *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
             predict={"shown": f"the profile's, or {TOKENS}"},
             repetitions={"shown": f"the profile's, or {TRIALS}"},
@@ -62,8 +62,9 @@ def bench(
 ) -> int:
     """Measure target-only, draft-only and speculative decoding. Say whether it was worth it.
 
-    Trials are interleaved, each in its own process. Without -p or -f, eight short bundled prompts are used. Without a
-    pair, demo-360m: the demo pair at the cost of a real one, in about two minutes.
+    Trials are interleaved, each in its own process. Without -p, -f or --prompts, eight short bundled prompts are used:
+    requests by the target's chat template, or plain text where it has none. Without a pair, demo-360m: the demo pair at
+    the cost of a real one, in about two minutes.
 
     --sweep measures one option at several values: -ngl 0-80+8, --draft-max 1,2,4,8 or -ctk f16,q8_0. Trials are kept:
     the same command measures what is missing, --fresh everything again.
@@ -73,10 +74,9 @@ def bench(
     --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
     table with our own loop.
     """
-    from ggufspec.bench import hooked
+    from ggufspec.bench import hooked, prompting
     from ggufspec.bench.history import record_overhead, record_speed
-    from ggufspec.bench.prompts import PROMPTS
-    from ggufspec.bench.trial import Spec, check_depth
+    from ggufspec.bench.trial import Spec, check_room
     from ggufspec.bench.versus import Bench, Experiment
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.reports import bench as report
@@ -90,7 +90,7 @@ def bench(
         raise UsageError("--depth measures our own loop", "leave --depth or --engine hook away")
     if swept and engine == "hook":
         raise UsageError("--sweep measures our own loop", "leave --sweep or --engine hook away")
-    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    own_prompts = inputs.own_prompts(given)
     check_exports(given)
     drafters = [value for _, value in swept.values] if swept and swept.option.name == "drafter" else [given.drafter]
     wanted = [DRAFTERS[name] for one in drafters for name in parse_drafters(one or "both")]  # any value of a sweep
@@ -103,15 +103,18 @@ def bench(
     if not given.given(("pair", "model", "model_draft", "hf_repo", "hf_repo_draft")):
         given = replace(given, pair=BENCH_PAIR)
     pair = inputs.pair(given, need_draft=any(row.needs_file for row in wanted), no_draft=no_draft)
-    is_usual = (given.predict, given.repetitions, own_prompt) == (None, None, None)
+    is_usual = (given.predict, given.repetitions, own_prompts) == (None, None, ())
     repetitions = given.repetitions or pair.bench.repetitions or TRIALS
-    kinds = pair.bench.prompts or {p.kind for p in PROMPTS}
+    asked = prompting.prepare(
+        prompting.Spec(pair.target, own_prompts, bool(given.raw), tuple(pair.bench.prompts or ())),
+        verbose=ui.flags().verbose,
+    )
     spec = Spec(
         target=pair.target,
         draft=pair.draft,
         options=DecoderOptions(),
         sampling=api.sampling(inputs.with_seed(given)),
-        prompts=tuple(p.text for p in PROMPTS if p.kind in kinds) if own_prompt is None else (own_prompt,),
+        **asked.trial,
         max_tokens=given.predict or pair.bench.max_tokens or TOKENS,
         rpc=given.rpc or (),
         depth=depth,
@@ -128,7 +131,7 @@ def bench(
         hooked.check(resolved.pair, spec.sampling)
         hooked.check(resolved.alone, spec.sampling)
     spec = replace(spec, draft=pair.draft if resolved.pair.needs_draft else None, options=resolved.pair)
-    check_depth(spec, depth + 1)  # the prompts' tokens are counted when the model is loaded
+    check_room(spec, max(asked.tokens))
     run = Bench(Experiment(pair, spec, repetitions, ui.flags().verbose, resolved.alone, resolved.plan, engine))
     if not ui.flags().json:
         modes = ", ".join(mode.replace("_", "-") for mode in run.experiment.modes)
@@ -145,7 +148,7 @@ def bench(
         given,
         markdown=report.markdown,
         csv=report.comma_separated,
-        notes=(*document.notes, *(document.hook.notes if document.hook else ())),
+        notes=(*asked.notes, *document.notes, *(document.hook.notes if document.hook else ())),
         failed=_crash(run.crashes),
         hint="",
     )
@@ -182,5 +185,9 @@ def _show(document: BenchDocument) -> None:
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
     if document.hook is not None:
         out.print(Text(document.hook.text, style="bold"))
-    for line in filter(None, (document.verdict.why, *report.remarks(document))):
+    if document.verdict.why:
+        out.print(Text(document.verdict.why, style="dim"))
+    if portions := report.portions(document.by_kind, document.by_part):
+        out.print(table.terminal(portions))
+    for line in report.remarks(document):
         out.print(Text(line, style="dim"))

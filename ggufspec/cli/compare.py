@@ -41,8 +41,8 @@ def compare(
     given: Annotated[
         Settings,
         takes(
-            *("files", "hub", "prompt", "predict", "repetitions", "devices", "drafting", "context", "sampling"),
-            *("results", "exports"),
+            *("files", "hub", "prompt", "prompts", "predict", "repetitions", "devices", "drafting", "context"),
+            *("sampling", "results", "exports"),
             model={"metavar": "FILE,FILE", "help": "Targets."},
             model_draft={
                 "metavar": "FILE,FILE",
@@ -68,11 +68,11 @@ def compare(
     from ggufspec.files import check_writable
     from ggufspec.reports import compare as report
 
-    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    own_prompts = inputs.own_prompts(given)
     check_exports(given)
     _check(given)
     given = inputs.with_seed(given)
-    matrix = Matrix(_pairings(pairs, given), given, own_prompt, verbose=ui.flags().verbose)
+    matrix = Matrix(_pairings(pairs, given), given, own_prompts, verbose=ui.flags().verbose)
     stem = folder(given) / f"compare-{matrix.key}"
     path, kept = stem.with_suffix(".jsonl"), stem.with_suffix(".json")
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
@@ -241,6 +241,8 @@ def _show(document: CompareDocument, sort: Sort) -> None:
     for reason in report.failures(document):
         out.print(Text.assemble(("failed ", "bold red"), reason))
     out.print(Text(report.verdict(document), style="bold"))
+    if portions := report.portions(document, names):
+        out.print(table.terminal(portions, out.width))
     legend = ["* is the best of its column", "± is the 95 % interval"]
     if tokens := next((model.quality.tokens for model in document.targets if model.quality), 0):
         legend.append(f"quality by a bundled text of {tokens:,} tokens")

@@ -17,6 +17,7 @@ from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
+    from ggufspec.bench.prompts import Prompt
     from ggufspec.decoding.options import DecoderOptions
     from ggufspec.models.header import ModelHeader
     from ggufspec.models.hub import HubFile
@@ -192,6 +193,25 @@ def read_prompt(text: str | None, file: Path | None) -> str | None:
     if file is not None:
         return _read(file)
     return None if text is None else utf8(os.fsencode(text), "the prompt")
+
+
+def own_prompts(given: Settings) -> tuple[Prompt, ...]:
+    """The prompts that ``-p``, ``-f`` and ``--prompts`` mean; none where the bundled ones are wanted.
+
+    Raises:
+        UsageError: more than one of them is given, or a file cannot be read or has something else.
+    """
+    from ggufspec.bench.prompting import read_prompts
+    from ggufspec.bench.prompts import Prompt
+
+    text = read_prompt(given.prompt, given.file)
+    if given.prompts is not None:
+        if text is not None:
+            raise UsageError("--prompts is given with -p or -f", "give one of them")
+        return read_prompts(given.prompts)
+    if text is not None and not text.strip():
+        raise UsageError("the prompt is empty", "leave -p and -f out for the bundled prompts")
+    return () if text is None else (Prompt("", text),)
 
 
 def grammar(given: Settings) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +65,14 @@ def serve(
         Path | None,
         typer.Option("--chat-template", metavar="FILE", help="A Jinja chat template in place of the target's own."),
     ] = None,
+    log_requests: Annotated[
+        Path | None,
+        typer.Option(
+            "--log-requests",
+            metavar="FILE",
+            help="Append every request to this file, as `bench --prompts` reads it. It has what users wrote.",
+        ),
+    ] = None,
     profile_from_tune: Annotated[
         bool,
         typer.Option(
@@ -89,14 +100,16 @@ def serve(
     if no_api_key and keys:
         raise UsageError("both --no-api-key and a key are given", "give one of them")
     template = _template(chat_template)
-    bound = http.listen(host, port)  # before the pair is loaded: a typo costs no wait
-    with bound:
+    with (
+        http.listen(host, port) as bound,
+        _log(log_requests) as on_request,
+    ):  # before the pair is loaded: typos cost no wait
         if not (http.is_loopback(bound) or keys or no_api_key):
             raise UsageError(
                 f"whoever reaches {host} could use the model: that needs a key",
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
-        return _serve(given, bound, keys, tuple(cors or ()), queue, grace, template)
+        return _serve(given, bound, keys, tuple(cors or ()), queue, grace, template, on_request)
 
 
 def _serve(
@@ -107,6 +120,7 @@ def _serve(
     most_waiting: int,
     grace_s: float,
     template: str,
+    on_request: Callable[[str], None],
 ) -> int:
     """Load the pair and answer until somebody ends it."""
     from ggufspec.serve import http
@@ -129,7 +143,7 @@ def _serve(
             raise StopError("interrupted before the pair was loaded") from None
         for note in ready.notes:
             ui.note(note)
-        endpoint = Endpoint(engine, pair.name, rules=rules, on_answer=_access)
+        endpoint = Endpoint(engine, pair.name, rules=rules, on_answer=_access, on_request=on_request)
         ended_by = http.serve(
             endpoint.app(),
             engine,
@@ -204,6 +218,27 @@ def _template(file: Path | None) -> str:
     from ggufspec import foreign
 
     return "" if file is None else foreign.read_text(file, _MOST_TEMPLATE_BYTES, failure=UsageError)
+
+
+@contextlib.contextmanager
+def _log(file: Path | None) -> Iterator[Callable[[str], None]]:
+    """Takes requests for a file that only its owner may read; a disk that is full ends no answer."""
+    if file is None:
+        yield lambda _: None
+        return
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}", f"ls -ld {file.parent}") from None
+    with os.fdopen(descriptor, "a", encoding="utf-8") as log:
+
+        def append(line: str) -> None:
+            try:
+                print(line, file=log, flush=True)
+            except OSError as error:
+                ui.note(f"a request is not in {file}: {error.strerror}")
+
+        yield append
 
 
 def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:

@@ -51,8 +51,8 @@ def tune(
     given: Annotated[
         Settings,
         takes(
-            *("profile", "files", "hub", "prompt", "predict", "repetitions", "allow_kv", "placement", "devices"),
-            *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
+            *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "allow_kv", "placement"),
+            *("devices", "drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             predict={"default": 64},
             repetitions={"default": 3, "help": "Trials of each finalist, interleaved."},
         ),
@@ -65,24 +65,28 @@ def tune(
     on. A trial that runs out of memory is a row. The same command resumes an interrupted search. Options that are given
     are not searched.
     """
+    from ggufspec.bench import prompting
     from ggufspec.bench.run_log import RunLog
     from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
+    from ggufspec.tune.experiment import EVERY, with_heads, without_tuned
     from ggufspec.tune.experiment import experiment as tune_experiment
-    from ggufspec.tune.experiment import with_heads, without_tuned
     from ggufspec.tune.profile import profile_name, template
     from ggufspec.tune.profile import save as save_profile
     from ggufspec.tune.run import LOG, Tuning, log_path
 
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
-    own_prompt = inputs.read_prompt(given.prompt, given.file)
+    own_prompts = inputs.own_prompts(given)
     check_exports(given)
     pair = inputs.pair(given, no_draft=given.drafter in ("lookup", "none"))
     tuned = None if given.model or given.hf_repo else given.pair or "demo"
     own_draft = pair.draft is not None and bool(given.model_draft or given.hf_repo_draft)
     name = profile_name(save, tuned, pair, own_draft=own_draft)
     made_from = None if no_save else template(name, None if own_draft else tuned, pair)
+    asked = prompting.prepare(
+        prompting.Spec(pair.target, own_prompts, bool(given.raw), every=EVERY), verbose=ui.flags().verbose
+    )
     given = inputs.with_seed(given)
     untuned = without_tuned(pair, given)
     base = api.decoder_options(given.over(untuned.settings))
@@ -94,7 +98,7 @@ def tune(
         given,
         base,
         planned,
-        prompt=own_prompt,
+        asked=asked,
         threshold=threshold / 100,
         budget_s=None if budget is None else _in_seconds(budget),
         verbose=ui.flags().verbose,

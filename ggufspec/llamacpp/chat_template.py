@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from ggufspec import worker
-from ggufspec.errors import ModelError
+from ggufspec import foreign, worker
+from ggufspec.errors import GgufspecError, ModelError
 
 # What the formatter itself gives a template
 _OWN = {"messages", "tools", "tool_choice", "functions", "function_call", "eos_token", "bos_token", "strftime_now"}
@@ -33,15 +33,17 @@ class ChatTemplate:
         now: what the template is told if it asks for the date. It stays, as a new one would void the cache.
         bos: text of the token that begins a text.
         eos: text of the token that ends one.
+        hint: of the errors.
 
     Raises:
         ModelError: it is no template.
     """
 
-    def __init__(self, source: str, now: datetime, *, bos: str = "", eos: str = "") -> None:
+    def __init__(self, source: str, now: datetime, *, bos: str = "", eos: str = "", hint: str = _HINT) -> None:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos))
+        self._hint = hint
+        self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos), hint)
         self._formatter.strftime_now = now.strftime
 
     def render(
@@ -50,35 +52,54 @@ class ChatTemplate:
         """The prompt for the next answer.
 
         Args:
-            messages: each with ``role`` and ``content``, and what else the template reads of them.
+            messages: each with ``role`` and ``content``, and what else the template reads of them. Arguments of tool
+                calls, JSON in requests, are objects there.
             tools: what the model may call.
             options: further variables of the template.
 
         Raises:
             ModelError: it fails, refuses these messages, or its text is too long.
         """
-        own, offered = [dict(message) for message in messages], [dict(tool) for tool in tools] or None
+        own, offered = [_parsed(message) for message in messages], [dict(tool) for tool in tools] or None
         more = {key: value for key, value in options.items() if key not in _OWN}
         text: str = _bounded(
-            lambda: self._formatter(messages=own, tools=offered, **({"documents": None} | more)).prompt
+            lambda: self._formatter(messages=own, tools=offered, **({"documents": None} | more)).prompt, self._hint
         )
         longest = _MAX_CHARACTERS + 4 * len(json.dumps([own, offered], default=str))
         if len(text) > longest:
-            raise ModelError(f"the model's chat template makes a text of more than {longest:,} characters", _HINT)
+            raise ModelError(f"the model's chat template makes a text of more than {longest:,} characters", self._hint)
         return text
 
 
-def _bounded(work: Callable[[], _Value]) -> _Value:
+def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose tool calls have their arguments as objects, where they are the JSON of one."""
+
+    def called(call: Mapping[str, Any]) -> dict[str, Any]:
+        function = dict(call.get("function") or {})
+        text = function.get("arguments")
+        if not isinstance(text, str):
+            return dict(call)
+        try:
+            arguments = foreign.parse_json(text, "the arguments")
+        except GgufspecError:
+            return dict(call)
+        return {**call, "function": function | {"arguments": arguments}} if isinstance(arguments, dict) else dict(call)
+
+    calls = message.get("tool_calls")
+    return dict(message) | ({"tool_calls": [called(call) for call in calls]} if calls else {})
+
+
+def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
     """Run foreign code within the bounds; every failure of it is a ModelError."""
     name = "the model's chat template"
     try:
-        with worker.within(_MAX_SECONDS, name, _HINT), worker.limited_memory(_MAX_BYTES):
+        with worker.within(_MAX_SECONDS, name, hint), worker.limited_memory(_MAX_BYTES):
             return work()
     except MemoryError:
-        raise ModelError(f"{name} takes too much memory: it may be a trap", _HINT) from None
+        raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None
     except Exception as error:  # whatever foreign code may raise
         failed = "refuses this conversation" if type(error) is ValueError else "fails"  # raise_exception
-        raise ModelError(f"{name} {failed}: {_plain(error) or type(error).__name__}", _HINT) from None
+        raise ModelError(f"{name} {failed}: {_plain(error) or type(error).__name__}", hint) from None
 
 
 def _plain(message: object) -> str:

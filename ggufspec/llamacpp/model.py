@@ -62,17 +62,19 @@ class Model:
     Args:
         path: the file; of a split model, its first part.
         placement: which layers are where; the CPU has all by default.
+        vocab_only: load no weights: for tokens and the chat template.
 
     Raises:
         ModelError: the file is missing, damaged, or does not fit; the message has llama.cpp's own.
     """
 
-    def __init__(self, path: Path, placement: Placement = _ON_CPU) -> None:
+    def __init__(self, path: Path, placement: Placement = _ON_CPU, *, vocab_only: bool = False) -> None:
         self._handle: Any = None
         check_gguf(path)
         lib = load()
         self.path = path
         params, _alive = model_params(lib, placement)
+        params.vocab_only = vocab_only
         cards = offloading(devices()) if placement.gpu_layers else []
         for device in cards:
             if not device.is_remote:  # its driver ends the worker, not this process

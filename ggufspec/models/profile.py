@@ -118,13 +118,19 @@ def _settings(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa
     return no_info_after_validator_function(lambda keys: Settings(**keys.model_dump()), handler(_SETTINGS))
 
 
+PromptKind = Literal[  # of requests by a chat template in the first line, of plain texts in the second and in "list"
+    "edit", "rename", "port", "tests", "json", "list", "chat", "summary",
+    "code", "prose", "numbers", "noise",
+]  # fmt: skip
+
+
 class Measuring(_Strict):
     """Defaults of ``bench`` for the profile's pair.
 
     ``prompts`` are kinds of bundled prompts, ``minutes`` is the approximate duration on two cores.
     """
 
-    prompts: list[Literal["code", "edit", "prose", "list", "numbers", "noise"]] | None = None
+    prompts: list[PromptKind] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     repetitions: Annotated[int, Field(ge=1, le=_MOST)] | None = None
     minutes: Annotated[float, Field(gt=0)] | None = None

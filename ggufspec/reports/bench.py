@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ggufspec.display import counted
 from ggufspec.reports import table
 from ggufspec.reports.table import Column, Table
@@ -11,10 +13,11 @@ from ggufspec.reports.values import (
     mode_name,
     prompt_figures,
     ratio,
+    times,
     tokens_per_round,
     with_spread,
 )
-from ggufspec.schema.base import Run, SpeculativeRun
+from ggufspec.schema.base import Portion, Run, SpeculativeRun
 from ggufspec.schema.bench import BenchDocument
 
 _POSITIONS = 8  # of a draft that are shown; documents have all of them
@@ -50,6 +53,23 @@ def results(document: BenchDocument) -> Table:
     return Table("Results", columns, rows, leading=leading)
 
 
+def portions(by_kind: Sequence[Portion], by_part: Sequence[Portion]) -> Table | None:
+    """What drafts brought for each kind of prompt, and for a model's thinking and its answers; None where neither is.
+
+    Raw samples and speeds are in documents.
+    """
+    if not (by_kind or by_part):
+        return None
+    columns = (
+        table.word("Kind" if by_kind else "Part"),
+        Column("Accepted", lambda one: f"{one.accepted / one.drafted:.0%}" if one.drafted else "–"),
+        Column("Gain", times),
+    )
+    rows = tuple((one.name, one, one.speedup) for one in (*by_kind, *by_part))
+    groups = frozenset({len(by_kind)} if by_kind and by_part else ())
+    return Table("By kind of prompt" if by_kind else "By part of the answer", columns, rows, groups=groups)
+
+
 def _by_position(run: Run) -> str:
     """A long draft's last positions are reached so seldom that their rates say little."""
     rates = run.accepted_by_position if isinstance(run, SpeculativeRun) else ()
@@ -61,7 +81,9 @@ def markdown(document: BenchDocument) -> str:
     note = f"{table.escaped(document.pair['note'])}\n\n" if document.pair.get("note") else ""
     verdict = table.escaped(f"{document.verdict.text} {document.verdict.why}".strip())
     crashed = "".join(f"\n- {table.escaped(line)}" for line in failures(document))
-    return f"{note}{table.markdown(results(document))}\n\n{verdict}\n" + (f"{crashed}\n" if crashed else "")
+    text = f"{note}{table.markdown(results(document))}\n\n{verdict}\n" + (f"{crashed}\n" if crashed else "")
+    found = portions(document.by_kind, document.by_part)
+    return f"{text}\n{table.markdown(found)}\n" if found else text
 
 
 def comma_separated(document: BenchDocument) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 from ggufspec.display import of_file, of_memory
-from ggufspec.reports import table
+from ggufspec.reports import bench, table
 from ggufspec.reports.table import Column, Table
 from ggufspec.reports.values import acceptance, accepted, layers, median, over, ratio, shorter, speed, with_spread
 from ggufspec.schema.compare import Cell, ComparedModel, CompareDocument, Quality, cell_name
@@ -135,6 +136,17 @@ def results(
     return Table("Results", columns, tuple(rows), failed, leading, frozenset(groups)).filled(least=3)
 
 
+def portions(document: CompareDocument, names: tuple[dict[str, str], dict[str, str]] | None = None) -> Table | None:
+    """What the draft of the fastest cell that has one brought by kind of prompt; None where that is not known."""
+    best = next((cell for cell in ordered(document, Sort.SPEED) if cell.run is not None and cell.draft), None)
+    found = bench.portions(best.by_kind, best.by_part) if best else None
+    if best is None or best.draft is None or found is None:
+        return None
+    targets, drafts = names or ({}, {})
+    cell = cell_name(targets.get(best.target, best.target), drafts.get(best.draft, best.draft))
+    return replace(found, title=f"{found.title}: {cell}")
+
+
 def quality(document: CompareDocument, names: dict[str, str] | None = None) -> Table:
     """A row for each target: its size and quality, or why that is not known."""
     columns = (
@@ -219,6 +231,8 @@ def markdown(document: CompareDocument, sort: Sort = Sort.MATRIX) -> str:
     if has_quality(document):
         parts.append(table.markdown(quality(document)))
     parts.append(table.escaped(verdict(document)))
+    if (found := portions(document)) is not None:
+        parts.append(table.markdown(found))
     if document.warnings:
         parts.append("\n".join(f"- Warning: {table.escaped(text)}" for text in document.warnings))
     return "\n\n".join(parts) + "\n"

@@ -28,6 +28,7 @@ _SETTINGS = {
     **dict.fromkeys(("drafter", "draft_policy", "draft_max", "accept")),
     "temperature": "Temperature",
     "prompts": "Prompts",
+    "prompt_format": "Their format",
     "max_tokens": "Tokens an answer",
     "depth": "Tokens in the cache before",
     "repetitions": "Trials each",
@@ -153,6 +154,8 @@ def _compare(document: CompareDocument) -> Section:
         if names
     ]
     tables = [compare.results(document, compare.Sort.SPEED, (targets, drafts))]
+    if found := compare.portions(document, (targets, drafts)):
+        tables.append(found)
     if compare.has_quality(document):
         tables.append(compare.quality(document, targets))
     return Section(
@@ -189,7 +192,7 @@ def _bench(document: BenchDocument) -> Section:
         f"{document.verdict.text} {document.verdict.why}".strip(),
         document.verdict.worth_it,
         _facts(document.settings, document.machine),
-        (bench.results(document),),
+        tuple(filter(None, (bench.results(document), bench.portions(document.by_kind, document.by_part)))),
         with_spread(run.tokens_per_s) if run else "",
         times(document.speedup),
         figures.drawable(figures.of_bench(document)),

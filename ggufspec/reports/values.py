@@ -29,7 +29,10 @@ def conditions(settings: dict[str, Any], swept: str = "") -> str:
         settings: a document's.
         swept: a key of them, which has a list.
     """
-    parts = [f"{counted(settings['prompts'], 'prompt')} × {counted(settings['max_tokens'], 'token')}"]
+    prompts = counted(settings["prompts"], "prompt")
+    if how := settings.get("prompt_format"):
+        prompts += f" ({how})"
+    parts = [f"{prompts} × {counted(settings['max_tokens'], 'token')}"]
     if settings.get("depth"):
         parts.append(f"{settings['depth']:,} tokens deep")
     if swept != "drafter":

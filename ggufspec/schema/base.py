@@ -81,6 +81,22 @@ class SpeculativeRun(Run):
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """What drafts brought for one kind of prompt, or for the thinking of a model: a part of two paired runs.
+
+    ``tokens`` are one speculative trial's, ``drafted`` and ``accepted`` those of all its trials.
+    """
+
+    name: str
+    tokens: Count
+    target_only_tokens_per_s: Spread
+    tokens_per_s: Spread
+    speedup: Spread
+    drafted: Count
+    accepted: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why something was not measured, and what to do about it."""
 

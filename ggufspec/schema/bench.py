@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Amount, Count, Failure, Run, SpeculativeRun, Spread
+from ggufspec.schema.base import Amount, Count, Failure, Portion, Run, SpeculativeRun, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class HookComparison:
 class BenchDocument:
     """``ggufspec/bench@1``. ``interrupted`` says that Ctrl-C ended it: what is there was measured in full.
 
-    ``hook`` is there with ``--engine hook``. ``failures`` has the runs that crashed, with the reason.
+    ``hook`` is there with ``--engine hook``. ``failures`` has the runs that crashed, with the reason. ``by_kind`` is by
+    kind of prompt where there are several, ``by_part`` thinking and answer where the model thinks.
     """
 
     pair: dict[str, Any]
@@ -74,4 +75,6 @@ class BenchDocument:
     interrupted: bool = False
     hook: HookComparison | None = None
     failures: dict[str, Failure] = field(default_factory=dict)
+    by_kind: tuple[Portion, ...] = ()
+    by_part: tuple[Portion, ...] = ()
     schema: str = field(default="ggufspec/bench@1")

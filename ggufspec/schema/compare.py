@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec.schema.base import Amount, Count, Failure, Run, Share, SpeculativeRun, Spread
+from ggufspec.schema.base import Amount, Count, Failure, Portion, Run, Share, SpeculativeRun, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Cell:
             ``draft kv``, ``draft compute`` and ``overhead``; the host is ``CPU``.
         energy_j_per_token: where NVML counts energy: all cards together, the whole answers, idle power included.
         leads: whether it is the fastest of all, or its interval overlaps the fastest one's.
+        by_kind: of prompts, where there are several.
+        by_part: thinking and answer, where the target thinks.
     """
 
     target: str
@@ -60,6 +62,8 @@ class Cell:
     energy_j_per_token: Amount | None = None
     leads: bool = False
     failure: Failure | None = None
+    by_kind: tuple[Portion, ...] = ()
+    by_part: tuple[Portion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

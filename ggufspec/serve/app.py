@@ -95,6 +95,7 @@ class Endpoint:
         placement: where its layers are, for the page.
         rules: who may ask.
         on_answer: called with every reply and the seconds that its request took.
+        on_request: called with the JSON of every request that is valid, on one line.
     """
 
     def __init__(
@@ -105,10 +106,11 @@ class Endpoint:
         placement: str = "",
         rules: Rules = Rules(),
         on_answer: Finished = lambda *_: None,
+        on_request: Callable[[str], None] = lambda _: None,
     ) -> None:
         assert engine.ready is not None
         self._engine, self._name, self._placement, self._rules = engine, name, placement, rules
-        self._on_answer = on_answer
+        self._on_answer, self._on_request = on_answer, on_request
         self._created = int(time.time())
         self.metrics = metrics.Metrics()
         engine.on_restart.append(lambda _: self.metrics.restarted())
@@ -250,7 +252,9 @@ class Endpoint:
         """
         body = await limits.body(request)
         try:
-            return kind.model_validate_json(body)
+            asked = kind.model_validate_json(body)
+            self._on_request(asked.model_dump_json(by_alias=True, exclude_unset=True))
+            return asked
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ggufspec import api
-from ggufspec.bench.prompts import PROMPTS
+from ggufspec.bench import prompting
 from ggufspec.bench.summary import BUSY_CPUS
-from ggufspec.bench.trial import Spec
+from ggufspec.bench.trial import Spec, check_room
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.hardware.host import others_cpus, physical_cores, usable_cpus
@@ -21,7 +21,7 @@ from ggufspec.tune.space import Free, candidates, nearest, policies, thread_coun
 
 _TUNED = names(tune=True, profile=True)  # of a profile: searched anew, an earlier winner's too
 _CACHE = ("cache_type_k", "cache_type_v")  # the same with --allow-kv
-_EVERY = 2  # half of the bundled prompts, of every kind
+EVERY = 2  # half of the bundled prompts
 
 
 def without_tuned(pair: Pair, given: Settings) -> Pair:
@@ -55,17 +55,16 @@ def experiment(
     base: DecoderOptions,
     planned: api.PlanResult,
     *,
-    prompt: str | None,
+    asked: prompting.Result,
     threshold: float,
     budget_s: float | None,
     verbose: bool = False,
 ) -> Experiment:
-    """The space around a plan: what is ``given`` is not searched, ``base`` has what nobody searches.
-
-    Without the user's own prompt some bundled ones are answered.
+    """The space around a plan: what is ``given`` is not searched, ``base`` has what nobody searches; ``asked`` is
+    answered.
 
     Raises:
-        UsageError: nothing is left to search.
+        UsageError: nothing is left to search, or a prompt is longer than the context.
     """
     plan = planned.plan
     free = _free(base, given, with_draft=plan.request.draft is not None)
@@ -79,24 +78,25 @@ def experiment(
     else:
         drafted = replace(target_only, drafters=("lookup",))
     first = [nearest(space, drafted, drafted=True), nearest(space, target_only, drafted=False)]
-    texts = (prompt,) if prompt is not None else tuple(one.text for one in PROMPTS[::_EVERY])
+    spec = Spec(
+        target=pair.target,
+        draft=pair.draft,
+        options=base,
+        sampling=api.sampling(given),
+        **asked.trial,
+        max_tokens=given.value("predict"),
+        rpc=given.rpc or (),
+    )
+    check_room(spec, max(asked.tokens))
     return Experiment(
         pair=planned.described(),
-        spec=Spec(
-            target=pair.target,
-            draft=pair.draft,
-            options=base,
-            sampling=api.sampling(given),
-            prompts=texts,
-            max_tokens=given.value("predict"),
-            rpc=given.rpc or (),
-        ),
+        spec=spec,
         space=tuple(space),
         first=tuple(index for index in (first if plan.choice == "speculative" else first[::-1]) if index is not None),
         threshold=threshold,
         budget_s=budget_s,
         repeats=given.value("repetitions"),
-        notes=(*plan.notes, *_busy()),
+        notes=(*asked.notes, *plan.notes, *_busy()),
         verbose=verbose,
     )
 

@@ -1,0 +1,227 @@
+"""From what is asked to the texts that a trial's models continue: files of prompts, and the target's chat template.
+
+A template is foreign code and its tokens are in the model's file: both are for a child process, once for a command.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ggufspec import foreign, worker
+from ggufspec.bench.prompts import PROMPTS, REQUESTS, Prompt
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.llamacpp.model import Model
+from ggufspec.models.source import read_headers
+
+MOST_PROMPTS = 32  # of a file; of a longer one they are taken at equal distances
+MOST_FILE_BYTES = 64 << 20  # a log of some ten thousand requests
+MOST_LINE_BYTES = 1 << 20  # some hundred thousand tokens
+_RAW = "--raw sends prompts as plain text, without the template"
+_FORMS = 'a line is a text, or JSON: {"prompt": "…"}, or {"messages": […], "tools": […]} as in a request'
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to ask a model.
+
+    Args:
+        target: its file.
+        prompts: none: the bundled ones, requests where the model has a chat template and texts to continue where not.
+        raw: do not use the chat template.
+        kinds: of the bundled ones; none: all.
+        every: of the bundled ones every second, for example.
+    """
+
+    target: Path
+    prompts: tuple[Prompt, ...] = ()
+    raw: bool = False
+    kinds: tuple[str, ...] = ()
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The texts of a trial, in their order; their ``kinds`` and lengths in ``tokens``.
+
+    ``templated`` says that they are the chat template's, so that ``<|…|>`` in them are tokens.
+    """
+
+    texts: tuple[str, ...]
+    kinds: tuple[str, ...]
+    tokens: tuple[int, ...]
+    templated: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def trial(self) -> dict[str, Any]:
+        """What a trial's spec has of it."""
+        return {"prompts": self.texts, "kinds": self.kinds, "templated": self.templated}
+
+
+def prepare(spec: Spec, *, verbose: bool = False) -> Result:
+    """Make the texts, in a child process.
+
+    Raises:
+        UsageError: no bundled prompt is of these kinds; the chat template does not know a prompt's tools.
+        ModelError: the file is damaged, or its chat template fails.
+    """
+    read_headers([spec.target])  # which tells of a damaged file what is wrong with it
+    count = len(spec.prompts)
+    if count <= MOST_PROMPTS:
+        return worker.call(__name__, spec, Result, verbose=verbose)
+    spread = tuple(spec.prompts[number * count // MOST_PROMPTS] for number in range(MOST_PROMPTS))
+    found = worker.call(__name__, replace(spec, prompts=spread), Result, verbose=verbose)
+    return replace(found, notes=(f"{MOST_PROMPTS} of the {count:,} prompts are used, at equal distances", *found.notes))
+
+
+def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001
+    """Make the texts, in this process; no weights are loaded."""
+    with Model(spec.target, vocab_only=True) as model:
+        source = "" if spec.raw else model.chat_template.strip()
+        prompts = spec.prompts or _bundled(REQUESTS if source else PROMPTS, spec)
+        notes: list[str] = []
+        texts = list(_templated(model, source, prompts, notes) if source else map(_plain, prompts))
+        tokens = [len(model.tokenize(text, special=bool(source))) for text in texts]
+    kinds = tuple(one.kind for one in prompts)
+    return Result(tuple(texts), kinds, tuple(tokens), bool(source), tuple(dict.fromkeys(notes)))
+
+
+def _bundled(prompts: Sequence[Prompt], spec: Spec) -> tuple[Prompt, ...]:
+    found = tuple(one for one in prompts if not spec.kinds or one.kind in spec.kinds)
+    if not found:
+        known = ", ".join(dict.fromkeys(one.kind for one in prompts))
+        raise UsageError(
+            f"no bundled prompt for {spec.target.name} is of kind {' or '.join(spec.kinds)}",
+            f"the profile's [bench] may have prompts of {known}",
+        )
+    return found[:: spec.every]
+
+
+# ---- by the chat template --------------------------------------------------------------------------------------------
+
+
+def _templated(model: Model, source: str, prompts: Sequence[Prompt], notes: list[str]) -> Iterator[str]:
+    """The text of each prompt by the template, without the token that begins every text of the model."""
+    bos, eos = model.token_texts
+    template = ChatTemplate(source, datetime.now(), bos=bos, eos=eos, hint=_RAW)
+    for prompt in prompts:
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        if "developer" not in source:  # the newer name, which most templates do not know
+            messages = tuple(one | {"role": "system"} if one["role"] == "developer" else one for one in messages)
+        try:
+            text = template.render(messages, tools=prompt.tools)
+            ignored = bool(prompt.tools) and text == template.render(messages)
+        except ModelError as error:
+            raise ModelError(f"{prompt.origin}: {error.message}" if prompt.origin else error.message, _RAW) from None
+        if ignored and prompt.origin:
+            raise UsageError(
+                f"{prompt.origin} offers tools, and the chat template of {model.path.name} does not know them",
+                f'leave "tools" out of the line; {_RAW}',
+            )
+        if ignored:
+            notes.append(f"the chat template does not know tools: the prompt of kind {prompt.kind} has none")
+        first = bos if model.first_token is not None else ""
+        yield text.removeprefix(first)
+
+
+def _plain(prompt: Prompt) -> str:
+    """What is said, one after another."""
+    return prompt.text or "\n\n".join(one["content"] for one in prompt.messages if one["content"])
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_prompts(path: Path) -> tuple[Prompt, ...]:
+    """The prompts of a file: one a line, of plain text or, where the file's name or first line says so, JSON.
+
+    A JSON line is a text, ``{"prompt": "…"}`` or a request of OpenAI's chat API, whose ``messages`` and ``tools`` are
+    taken; ``kind`` may be beside them. Empty lines are left out.
+
+    Raises:
+        UsageError: the file cannot be read or has no prompt, or a line is none; the line is named.
+    """
+    lines = foreign.read_bytes(path, MOST_FILE_BYTES, failure=UsageError).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    written = [(f"line {number} of {path.name}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not written:
+        raise UsageError(f"{path} has no prompts: it is empty", _FORMS)
+    is_json = path.suffix in (".jsonl", ".ndjson", ".json") or written[0][1].lstrip().startswith(b'{"')
+    return tuple(_of_line(_text(line, origin), origin, is_json=is_json) for origin, line in written)
+
+
+def _text(line: bytes, origin: str) -> str:
+    if len(line) > MOST_LINE_BYTES:
+        raise UsageError(f"{origin} has {len(line) >> 20} MiB, more than any prompt", "leave the line out")
+    try:
+        text = line.decode("utf-8").rstrip("\r")
+    except UnicodeDecodeError:
+        raise UsageError(f"{origin} is not UTF-8 text", "convert the file to UTF-8, with iconv for example") from None
+    if found := _NO_TEXT.search(text):
+        raise UsageError(f"{origin} has the byte 0x{ord(found[0]):02x}, which no text has", "leave the line out")
+    return text
+
+
+def _of_line(text: str, origin: str, *, is_json: bool) -> Prompt:
+    if not is_json:
+        return Prompt("", text, origin=origin)
+    try:
+        value = foreign.parse_json(text, origin)
+        value = {"prompt": value} if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise UsageError(f"{origin} is no prompt", _FORMS)
+        prompt = Prompt(
+            kind if isinstance(kind := value.get("kind"), str) else "",
+            said if isinstance(said := value.get("prompt"), str) and "messages" not in value else "",
+            tuple(_message(one, origin) for one in _records(value.get("messages"), origin)),
+            tuple(_tool(one, origin) for one in _records(value.get("tools"), origin)),
+            origin=origin,
+        )
+        if not _plain(prompt).strip():
+            raise UsageError(f"{origin} has no text", _FORMS)
+        _plain(prompt).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{origin} has half a character (a lone surrogate)", "leave the line out") from None
+    except UsageError:
+        raise
+    except GgufspecError as error:  # no JSON
+        raise UsageError(error.message.partition(" (line")[0], _FORMS) from None
+    return prompt
+
+
+def _records(value: Any, origin: str) -> list[dict[str, Any]]:
+    """A list of objects; none for null."""
+    found = [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise UsageError(f"{origin}: messages and tools are lists of objects", _FORMS)
+    return found
+
+
+def _message(message: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """A message whose content is one text."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        for part in content:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+                raise UsageError(f"{origin} has a part of type {kind}: only text can be read", "leave the line out")
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise UsageError(f"{origin} has a message without role, or whose content is no text", _FORMS)
+    return {**message, "content": content}
+
+
+def _tool(tool: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UsageError(
+            f"{origin} has a tool without a name", 'a tool is {"type": "function", "function": {"name": "…", …}}'
+        )
+    return dict(tool)
