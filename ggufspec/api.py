@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from ggufspec.schema.plan import PlanDocument
 
 OnEvent = Callable[[dict[str, Any]], None]
+# Measures this machine for a plan on a machine, of models with these headers and options, where that is due; whether it
+# did
+Calibrate = Callable[["Machine | None", Sequence["ModelHeader"], "DecoderOptions", OnEvent | None], bool]
 Fetch = Callable[[Sequence["HubFile"], str], Sequence[Path]]  # files of what it names, fetched where they are not here
 
 CONTEXT_GIVEN = "given with -c"
@@ -325,6 +328,7 @@ def make_plan(
     *,
     where: Machine | None = None,
     options: DecoderOptions | None = None,
+    calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
     verbose: bool = False,
 ) -> PlanResult:
@@ -335,6 +339,7 @@ def make_plan(
         given: over the pair's own settings.
         where: the machine; by default that of ``given``.
         options: context, types and threads, by default those of ``given``; their placements are not looked at.
+        calibrate: measures this machine's speed where a plan of these models needs it and it is not known.
         on_event: gets headers as they are read: :func:`ggufspec.models.source.read_headers`.
         verbose: show llama.cpp's log of the dry runs.
 
@@ -369,6 +374,8 @@ def make_plan(
             pair.settings.acceptance,
         )
     check_overrides(target.header, wanted.override_tensor or (), where.card_names)
+    if calibrate is not None and calibrate(where, [known.header for known in headers], options, on_event):
+        where = replace(where, speed=machine(wanted, threads).speed)
     both = [(known.header, known.metadata_only) for known in headers]
     asked = plan_request(both[0], both[1] if draft else None, options, acceptance, wanted)
     if wanted.mmproj:
@@ -544,6 +551,7 @@ def resolve(
     *,
     options: DecoderOptions | None = None,
     rival: bool = False,
+    calibrate: Calibrate | None = None,
     on_event: OnEvent | None = None,
     verbose: bool = False,
 ) -> Resolved:
@@ -586,7 +594,7 @@ def resolve(
         pair = replace(pair, draft=None, settings=free)
         given = replace(given, **dict.fromkeys(_PLACEMENT))
     planned = replace(options, drafters=()) if all_given else options
-    made = make_plan(pair, given, where=where, options=planned, on_event=on_event, verbose=verbose)
+    made = make_plan(pair, given, where=where, options=planned, calibrate=calibrate, on_event=on_event, verbose=verbose)
     document, cards = made.document(), where.card_names
     alone = with_placement(options, made.plan.target_only, draft_max=options.draft_max)
     if all_given:

@@ -32,7 +32,7 @@ from typing import Any, get_args, get_type_hints
 from ggufspec.errors import UsageError
 
 POLICIES = ("adaptive", "fixed")
-DRAFT_MAX = 15  # tokens a round at most, unless given
+DRAFT_MAX = 63  # tokens a round at most, unless given: copies of code run long
 FIXED_DRAFT_MAX = 4  # the same with --draft-policy fixed and no plan
 MAX_TOP_K = 1000  # of the acceptance rule top-k:N
 KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -602,6 +602,12 @@ class Settings:
     )
     vram: tuple[str, ...] | None = option(
         "--vram", "Plan for a card of this memory: 24GiB.", "simulated", metavar="SIZE"
+    )
+    no_calibrate: bool | None = option(
+        "--no-calibrate",
+        "Guess this machine's speed where it is not known yet, rather than measure it for some ten seconds.",
+        "calibration",
+        variable="NO_CALIBRATE",
     )
     allow_kv: tuple[str, ...] | None = option(
         "--allow-kv",

@@ -101,6 +101,7 @@ def new_cli(tmp_path_factory: pytest.TempPathFactory, batch_latencies: Path) -> 
             folder,
             inherited
             | {
+                "GGUFSPEC_NO_CALIBRATE": "1",
                 "GGUFSPEC_THREADS": "1",
                 "HF_HOME": str(home / "hub"),
                 "HF_HUB_OFFLINE": "1",

@@ -184,7 +184,7 @@ def test_bench_runs_from_anywhere(copy: Path, script: ModuleType, bin_folder: Pa
 # -- an old Python ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bootstrap", "peers", "vulkan"])
+@pytest.mark.parametrize("name", ["bootstrap", "peers", "real-models", "vulkan"])
 def test_old_python_can_read_it(name: str) -> None:
     ast.parse((CHECKOUT / "scripts" / name).read_text(), feature_version=(3, 7))
 

@@ -250,7 +250,7 @@ def test_precedence(cli: Cli, tmp_path: Path, target: Path, draft: Path) -> None
         value: int = done.document()["settings"]["draft_max"]
         return value
 
-    assert draft_max(bare) == 15
+    assert draft_max(bare) == 63
     assert draft_max(bare, *fixed) == 4
     assert draft_max(set_) == draft_max(set_, *fixed) == 3
     assert draft_max(set_, GGUFSPEC_DRAFT_MAX="2") == 2

@@ -145,7 +145,7 @@ def test_a_bench_at_depth(cli: Cli) -> None:
 def test_a_depth_that_the_context_does_not_hold(cli: Cli) -> None:
     done = cli("bench", "demo", "-p", "import", "-n", "16", "-r", "1", "--depth", "2040", "--json")
     assert done.code == 2
-    assert done.document()["error"].startswith("--depth 2040 and answers of 16 tokens need 2,057 tokens of context")
+    assert done.document()["error"].startswith("--depth 2040, a prompt of 1 token and answers of 16 tokens need 2,057")
     assert done.document()["hint"] == "-c 2304"
     assert cli("bench", "demo", "--engine", "hook", "--depth", "9", "--json").code == 2
     with pytest.raises(UsageError, match="need 2,057 tokens"):

@@ -66,6 +66,7 @@ def test_a_target_that_is_drafted_for_can_verify_the_longest_draft(drafter: str)
     made = DecoderOptions(drafters=parse_drafters(drafter), draft_max=40)
     assert made.context(with_draft=True).width == 41
     assert made.context(with_draft=True).rewind >= 40  # all that was drafted
+    assert DecoderOptions().context(with_draft=True).rewind == 15  # a state of a recurrent memory for each is dear
     assert DecoderOptions(drafters=(), draft_max=40).context(with_draft=True).width < 41
 
 
@@ -90,7 +91,7 @@ def test_rules_that_are_none(rule: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "flag", "profile", "wanted"),
     [
-        ("adaptive", None, None, 15),
+        ("adaptive", None, None, 63),
         ("fixed", None, None, 4),
         ("adaptive", None, 3, 3),
         ("fixed", None, 3, 3),

@@ -62,7 +62,7 @@ def test_beyond_the_last_point_the_last_slope_goes_on():
 
 def test_beyond_a_dip_the_slope_of_the_whole_curve_goes_on():
     latency = LatencyModel(Q4_0, limit=32)
-    assert latency.seconds(31) == pytest.approx(73 + 15 * (73 - 27) / 15)
+    assert latency.seconds(32) == pytest.approx(73 + 16 * (73 - 27) / 15)
     assert latency.seconds(17) > latency.seconds(16)
 
 
@@ -89,9 +89,15 @@ def test_a_model_that_cannot_pad_is_never_padded():
     assert LatencyModel(Q4_0, widths=(1, 2), can_pad=False).width(2) == 2
 
 
+def test_beyond_sixteen_only_multiples_of_eight_are_used():
+    latency = LatencyModel({1: 1, 64: 64}, limit=64)
+    assert [latency.width(count) for count in (16, 17, 24, 25, 60)] == [16, 24, 24, 32, 64]
+    assert LatencyModel({1: 1, 64: 64}, limit=64, can_pad=False).width(17) == 17
+
+
 def test_padding_fits_the_room_behind_the_context():
     latency = LatencyModel({1: 1, 60: 60, 128: 2})
-    assert latency.width(60) == 60
+    assert latency.width(60) == 64
     assert latency.width(64) == 128
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from test_rpc import worker  # noqa: F401
 
-from ggufspec.errors import ModelError
+from ggufspec import api, cache
+from ggufspec.cli import inputs
+from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
@@ -19,7 +21,6 @@ from ggufspec.llamacpp.gguf import parse, write_model
 from ggufspec.llamacpp.model import Context, ContextOptions, Model
 from ggufspec.models.header import interpret
 from ggufspec.planning import machine_profile
-from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.machine_profile import (
     DummyModel,
     Result,
@@ -31,7 +32,9 @@ from ggufspec.planning.machine_profile import (
     offload_devices,
 )
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import MachineProfile
+from ggufspec.planning.plan import Plan
+from ggufspec.planning.speed import DeviceProfile, MachineProfile, weight_bytes
+from ggufspec.settings import Settings
 
 CPU = Device("CPU", "a processor", "cpu", 0, 0)
 CUDA = Device("CUDA0", "NVIDIA GeForce RTX 4090", "gpu", 0, 0)
@@ -44,6 +47,7 @@ TINY = Spec(
     rounds=2,
     model_s=0.01,
     cache_types=("q8_0",),
+    heads=(128,),
     depth=128,
 )
 
@@ -199,11 +203,14 @@ def test_the_host_and_a_worker_are_measured_and_kept(
     assert set(there.device("RPC0").batch_latencies["q4_K"]) == {1, 2, 4}
     assert there.origin.startswith("measured on ")
     assert not there.streams
-    assert len(events) == 2 * (4 + 1)
-    assert all(device.attention.keys() <= {"q8_0"} for device in there.devices.values())  # a rise that is not noise
-    kept = json.loads((tmp_path / "calibration.json").read_text())
+    assert [event["type"] for event in events if event["device"] == HOST] == ["f16", "f16", "f16, q4_K", "attention"]
+    assert len(events) == 4 + 5  # a worker's wide models are timed one by one
+    for device in there.devices.values():
+        assert set(device.attention["q8_0"]) == {128}
+        assert device.attention["q8_0"][128].keys() <= {1, 8}  # a rise that is not noise
+    (kept,) = json.loads((tmp_path / "calibration.json").read_text()).values()
     assert set(kept) == {"identity", "speed"}
-    known = machine_profile._kept(tmp_path)
+    known = machine_profile._kept(tmp_path, 1)
     assert known is not None
     assert known.speed == there
     everywhere = expected({"RPC0": None}, folder=tmp_path, threads=1)
@@ -219,6 +226,50 @@ def test_a_measurement_that_is_stopped_ends():
     assert result.timings == {HOST: []}
 
 
+# ---- measured where a plan needs it
+
+
+def test_a_plan_measures_what_it_does_not_know_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    specs: list[Spec] = []
+
+    def measure(folder: Path, spec: Spec, **_: Any) -> MachineProfile:
+        specs.append(spec)
+        speed = profile(dict.fromkeys(spec.types, 1e10))
+        machine_profile._keep(folder, speed, machine_profile.identity(spec.threads))
+        return speed
+
+    def planned(**given: Any) -> Plan:
+        settings = Settings(threads=1, ctx_size=512, **given)
+        return api.make_plan(api.spec_of("demo"), settings, calibrate=inputs.calibrator(settings)).plan
+
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine_profile, "measure", measure)
+    guess = planned(no_calibrate=True)
+    assert guess.is_guessed
+    assert "is guessed to reach" in planned(no_calibrate=True, drafter="none").why()
+    assert not planned(vram=("24GiB",)).is_guessed  # all of it is on the card
+    assert specs == []
+    prediction = planned()
+    assert [(spec.threads, spec.cache_types) for spec in specs] == [(1, ("f16",))]
+    assert "measuring this machine's speed" in capsys.readouterr().err
+    assert not prediction.is_guessed
+    assert prediction.target_only.tokens_per_s < guess.target_only.tokens_per_s
+    planned()
+    assert len(specs) == 1  # it is kept
+
+    def fails(*_: Any, **__: Any) -> MachineProfile:
+        raise WorkerError("llama.cpp died", "try again")
+
+    monkeypatch.setattr(machine_profile, "measure", fails)
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "other")
+    assert planned().is_guessed
+    assert "could not be measured, and is guessed: llama.cpp died" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="both --calibrate and --no-calibrate"):
+        inputs.calibrator(Settings(no_calibrate=True), always=True)
+
+
 # ---- beside other programs
 
 
@@ -229,25 +280,63 @@ def test_what_others_used_is_held_against_a_measurement(others_cpus: float, why:
     assert machine_profile.disturbance(result, 2, 8) == ""  # others fit beside
 
 
+BUSY = "other programs used 1.0 CPUs"
+
+
+def profile(types: dict[str, float], disturbed: str = "", heads: tuple[int, ...] = (64, 128)) -> MachineProfile:
+    """A host that reads these types with these bandwidths."""
+    attention = {"f16": {head: {1: 1e9} for head in heads}}
+    latencies = {kind: {1: 1.0, 2: 1.5} for kind in types}
+    device = DeviceProfile(1e10, 1e12, 1e-5, "measured", dict(types), latencies, attention)
+    return MachineProfile({HOST: device}, 1e-4, 1e-4, 1e10, "made up", disturbed=disturbed)
+
+
+def test_a_measurement_is_kept_beside_what_was_known():
+    before, more = profile({"f16": 1.0, "q4_K": 2.0}, heads=(64,)), profile({"f16": 3.0, "q6_K": 4.0}, heads=(128,))
+    both = machine_profile.beside(more, before)
+    assert both.device(HOST).by_type == {"f16": 3.0, "q4_K": 2.0, "q6_K": 4.0}
+    assert set(both.device(HOST).batch_latencies) == {"f16", "q4_K", "q6_K"}
+    assert set(both.device(HOST).attention["f16"]) == {64, 128}
+    assert machine_profile.beside(more, None) == more
+
+
 def test_a_disturbed_measurement_takes_the_place_of_none_but_a_disturbed_one():
-    good = from_catalogue([])
-    busy = replace(good, disturbed="other programs used 1.0 CPUs")
-    for before in (None, good, busy):
-        assert machine_profile.is_better(good, before)
-    assert [machine_profile.is_better(busy, before) for before in (None, good, busy)] == [True, False, True]
+    good, busy = profile({"f16": 1.0}), profile({"f16": 3.0}, BUSY)
+    assert machine_profile.beside(busy, good) == good
+    assert machine_profile.beside(good, busy) == good
+    assert machine_profile.beside(busy, busy) == busy
+    added = machine_profile.beside(profile({"f16": 3.0, "q6_K": 4.0}, BUSY), good)
+    assert added.device(HOST).by_type == {"f16": 1.0, "q6_K": 4.0}
+    assert added.disturbed == BUSY
 
 
-def test_a_disturbed_measurement_is_due_again_when_the_others_are_gone(tmp_path: Path):
-    def due(others_cpus: float, threads: int = 2) -> str:
-        return machine_profile.is_due(tmp_path, threads, 2, lambda: others_cpus)
+def test_what_is_due_is_what_is_not_known(tmp_path: Path):
+    def due(*types: str, others_cpus: float = 0.0, threads: int = 2, head: int = 64) -> tuple[set[str], str]:
+        spec = Spec(threads, types=types, heads=(head,), cache_types=("f16",))
+        found = machine_profile.due(tmp_path, spec, 2, lambda: others_cpus)
+        return (set(found.spec.types), found.why) if found else (set(), "")
 
-    assert due(0.0) == ""  # nothing is kept
-    there = keep(tmp_path, (CPU,))
-    assert due(0.0) == ""
-    busy = replace(there, disturbed="other programs used 1.0 CPUs")
-    machine_profile._keep(tmp_path, busy, machine_profile.identity(2, (CPU,)))
-    assert due(0.0) == due(0.4) == "other programs used 1.0 CPUs"
-    assert due(1.0) == due(0.0, threads=1) == ""  # not yet; not of so many threads
+    def kept(speed: MachineProfile) -> None:
+        machine_profile._keep(tmp_path, speed, machine_profile.identity(2, (CPU,)))
+
+    assert due("f16") == ({"f16"}, "it is not known yet")
+    kept(profile({"f16": 1.0, "q4_K": 2.0}, heads=(64,)))
+    assert due("f16", "q4_K") == (set(), "")
+    assert due("f16", "q5_0", "q6_K") == ({"q5_0", "q6_K"}, "q5_0, q6_K were not measured yet")
+    assert due("q4_K", head=128) == ({"q4_K"}, "heads of 128 were not measured yet")
+    assert due("f16", threads=1) == ({"f16"}, "it is not known yet")
+    kept(profile({"f16": 1.0, "q4_K": 2.0}, BUSY, heads=(64,)))
+    assert due("f16") == due("f16", others_cpus=0.4) == ({"f16", "q4_K"}, f"it was measured while {BUSY}")
+    assert due("f16", others_cpus=1.0) == (set(), "")  # not yet
+
+
+def test_the_types_and_heads_of_models(target: Path, draft: Path):
+    headers = [interpret(path.name, [parse(path.read_bytes())], path.stat().st_size) for path in (target, draft)]
+    types = machine_profile.types_of(headers)
+    counted = {kind: sum(weight_bytes(header).get(kind, 0) for header in headers) for kind in types}
+    assert sorted(counted.values(), reverse=True) == list(counted.values())
+    assert "f32" not in types  # norms
+    assert set(machine_profile.heads_of(headers)) <= {64, 128}
 
 
 def keep(folder: Path, here: tuple[Device, ...], threads: int = 2) -> MachineProfile:
@@ -279,7 +368,8 @@ def test_it_is_ignored_when_the_machine_has_changed(change: str, tmp_path: Path,
     elif change == "damage":
         file.write_text(file.read_text()[:100])
     elif change == "schema":
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"speed": {"devices": 3}}))
+        kept = json.loads(file.read_text())
+        file.write_text(json.dumps({key: entry | {"speed": {"devices": 3}} for key, entry in kept.items()}))
     else:
         file.unlink()
     assert load(tmp_path, threads, here) is None

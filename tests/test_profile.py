@@ -359,7 +359,15 @@ def test_there_are_bundled_profiles():
 
 CATALOGUE = {
     *("demo", "qwen3.8-27b", "qwen3.8-27b-10gb", "qwen3.6-27b", "gemma-4-12b", "gemma-4-31b", "devstral-24b"),
-    *("qwen2.5-coder-32b", "qwen2.5-coder-14b", "qwen2.5-coder-7b", "qwen3-32b", "qwen3-14b", "mistral-small-24b"),
+    *(
+        "qwen2.5-coder-32b",
+        "qwen2.5-coder-14b",
+        "qwen2.5-coder-7b",
+        "qwen2.5-coder-1.5b",
+        "qwen3-32b",
+        "qwen3-14b",
+        "mistral-small-24b",
+    ),
     *("llama3.3-70b", "llama3.1-8b"),
 }
 OFF = {"gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "qwen3.6-35b-a3b"}  # drafting does not pay there

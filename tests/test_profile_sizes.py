@@ -96,6 +96,8 @@ PUBLISHED: dict[str, tuple[int, int | None, int, tuple[tuple[int, int, int], ...
     "mtp-gemma-4-12B-it": (253_708_800, None, 4, ()),
     "gemma-4-31B_q4_0-it": (17_651_001_568, None, 60, ((10, 4, 512),)),
     "mtp-gemma-4-31B-it": (279_955_968, None, 4, ()),
+    "qwen2.5-coder-1.5b-instruct-q4_k_m": (1_117_320_768, None, 28, ((28, 2, 128),)),
+    "qwen2.5-coder-0.5b-instruct-q4_k_m": (491_400_064, None, 24, ((24, 2, 64),)),
     "Devstral-Small-2-24B-Instruct-2512-Q4_K_M": (14_330_000_000, 2, 40, ((40, 8, 128),)),
 }
 

@@ -17,6 +17,7 @@ from endpoints import PATIENCE_S, Endpoint, events, serving, template
 from processes import Cli
 
 from ggufspec import Sampling, load_pair
+from ggufspec.bench.prompting import read_prompts
 from ggufspec.serve.engine import FairQueue
 
 CODE = {"role": "user", "content": "def main(argv):"}
@@ -156,6 +157,19 @@ def test_log_probabilities_and_stops(client: httpx2.Client) -> None:
     stopped = complete(client, "def main(", stop=[stop, "never"])["choices"][0]
     assert stopped["text"] == text[: text.index(stop)]
     assert stopped["finish_reason"] == "stop"
+
+
+def test_requests_are_logged_as_bench_reads_them(cli: Cli, tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    arguments = ("--chat-template", template(tmp_path), "--log-requests", log)
+    with serving(tmp_path, *arguments) as logging, logging.client() as client:
+        complete(client, "def main(", max_tokens=2)
+        client.post("/v1/chat/completions", json={"messages": [CODE], "max_tokens": 2, "user": "me"})
+        error(client.post("/v1/completions", content=b"{}"), 400)
+    assert [(one.text, one.messages) for one in read_prompts(log)] == [("def main(", ()), ("", (CODE,))]
+    assert log.stat().st_mode & 0o777 == 0o600
+    failed = cli("serve", "demo", "--log-requests", tmp_path / "none" / "x")
+    assert (failed.code, "cannot be written" in failed.stderr) == (2, True)
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------

@@ -470,9 +470,13 @@ def test_points_that_contradict_each_other_still_give_speeds(rates: list[tuple[i
 
 
 def test_attention_costs_what_it_computes_where_that_is_more_than_reading():
-    """Each token's query heads go through the cache by themselves; on a card reading it once is all."""
+    """Each token's query heads go through the cache by themselves, at the rate of their size and of the batch's; on a
+    card reading it once is all.
+    """
     slow = machine()
-    computing = replace(slow.device(HOST), attention={"f16": 50.0, "q8_0": 25.0})
+    computing = replace(
+        slow.device(HOST), attention={"f16": {8: {1: 50.0, 8: 80.0}, 64: {1: 1.0}}, "q8_0": {8: {1: 25.0}}}
+    )
     slow = replace(slow, devices=slow.devices | {HOST: computing})
 
     def deeper_s(where: MachineProfile, tokens: int, kind: str = "f16") -> float:
@@ -486,7 +490,7 @@ def test_attention_costs_what_it_computes_where_that_is_more_than_reading():
     assert deeper_s(machine(), 1) == pytest.approx(2 * numbers / 1000)
     assert deeper_s(machine(), 8) == pytest.approx(2 * numbers / 1000)
     assert deeper_s(slow, 1) == pytest.approx(numbers / 50)
-    assert deeper_s(slow, 8) == pytest.approx(8 * numbers / 50)
+    assert deeper_s(slow, 8) == pytest.approx(8 * numbers / 80)
     assert deeper_s(slow, 1, "q4_0") == pytest.approx(numbers / 25)
     twice = slow.device(HOST).scaled(2.0).attention
-    assert twice == {"f16": 25.0, "q8_0": 12.5}
+    assert twice == {"f16": {8: {1: 25.0, 8: 40.0}, 64: {1: 0.5}}, "q8_0": {8: {1: 12.5}}}

@@ -18,6 +18,7 @@ from ggufspec.bench.prompts import PROMPTS, REQUESTS, Prompt
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
+from ggufspec.models.source import read_headers
 
 MOST_PROMPTS = 32  # of a file; of a longer one they are taken at equal distances
 MOST_FILE_BYTES = 64 << 20  # a log of some ten thousand requests
@@ -72,6 +73,7 @@ def prepare(spec: Spec, *, verbose: bool = False) -> Result:
         UsageError: no bundled prompt is of these kinds; the chat template does not know a prompt's tools.
         ModelError: the file is damaged, or its chat template fails.
     """
+    read_headers([spec.target])  # which tells of a damaged file what is wrong with it
     count = len(spec.prompts)
     if count <= MOST_PROMPTS:
         return worker.call(__name__, spec, Result, verbose=verbose)

@@ -56,8 +56,8 @@ def by_kind(
         drafted: speculative trials, paired with them.
     """
 
-    def chosen(result: trial.Result, name: str) -> list[Statistics]:
-        return [one.statistics for kind, one in zip(kinds, result.answers, strict=False) if kind == name]
+    def chosen(index: int, answer: trial.Answer, name: str) -> Statistics | None:
+        return answer.statistics if kinds[index] == name else None
 
     return _portions(dict.fromkeys(kinds), chosen, alone, drafted) if len(set(kinds)) > 1 else ()
 
@@ -65,38 +65,42 @@ def by_kind(
 def by_part(alone: Sequence[trial.Result], drafted: Sequence[trial.Result]) -> tuple[Portion, ...]:
     """The same of thinking and of what comes behind; nothing where the target does not think."""
 
-    def chosen(result: trial.Result, name: str) -> list[Statistics]:
-        return [one.parts[_PARTS.index(name)] for one in result.answers if one.parts]
+    def chosen(_: int, answer: trial.Answer, name: str) -> Statistics | None:
+        return answer.parts[_PARTS.index(name)] if answer.parts else None
 
     return _portions(_PARTS, chosen, alone, drafted)
 
 
 def _portions(
     names: Iterable[str],
-    chosen: Callable[[trial.Result, str], list[Statistics]],
+    chosen: Callable[[int, trial.Answer, str], Statistics | None],
     alone: Sequence[trial.Result],
     drafted: Sequence[trial.Result],
 ) -> tuple[Portion, ...]:
-    """What is chosen of both runs under each name; not those of which there is nothing."""
+    """What is chosen of the answers to the same prompts in both runs, under each name; not those that have nothing."""
     found = []
     for name in names:
-        pairs = [
-            tuple([one for one in chosen(result, name) if one.tokens] for result in pair)
-            for pair in zip(alone, drafted, strict=False)
-        ]
-        if pairs := [pair for pair in pairs if all(pair)]:
-            without, with_draft = ([_speed(pair[side]) for pair in pairs] for side in (0, 1))
-            found.append(
-                Portion(
-                    name=name,
-                    tokens=sum(one.tokens for one in pairs[0][1]),
-                    target_only_tokens_per_s=spread(without),
-                    tokens_per_s=spread(with_draft),
-                    speedup=paired_ratios(with_draft, without),
-                    drafted=sum(one.drafted for _, every in pairs for one in every),
-                    accepted=sum(one.accepted for _, every in pairs for one in every),
-                )
+        trials = []
+        for pair in zip(alone, drafted, strict=False):
+            answers = enumerate(zip(*(result.answers for result in pair), strict=False))
+            both = [(chosen(i, ours, name), chosen(i, theirs, name)) for i, (ours, theirs) in answers]
+            if both := [(a, b) for a, b in both if a and b and a.tokens and b.tokens]:
+                trials.append(both)
+        if not trials:
+            continue
+        without = [_speed(a for a, _ in both) for both in trials]
+        with_draft = [_speed(b for _, b in both) for both in trials]
+        found.append(
+            Portion(
+                name=name,
+                tokens=sum(b.tokens for _, b in trials[0]),
+                target_only_tokens_per_s=spread(without),
+                tokens_per_s=spread(with_draft),
+                speedup=paired_ratios(with_draft, without),
+                drafted=sum(b.drafted for both in trials for _, b in both),
+                accepted=sum(b.accepted for both in trials for _, b in both),
             )
+        )
     return tuple(found)
 
 

@@ -61,7 +61,7 @@ def bench(
         Settings,
         takes(
             *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "placement", "devices"),
-            *("drafting", "context", "sampling", "results", "exports"),
+            *("drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             pair={"help": f"A profile's name or path; {BENCH_PAIR} if none."},
             predict={"shown": f"the profile's, or {TOKENS}"},
             repetitions={
@@ -142,7 +142,7 @@ def bench(
         given = replace(given, drafter="both")
     if engine == "hook":
         hooked.check(api.decoder_options(given.over(pair.settings)), spec.sampling)
-    resolved = inputs.resolve(pair, given, rival=True)
+    resolved = inputs.resolve(pair, given, rival=True, calibrate=inputs.calibrator(given))
     if engine == "hook":  # a plan may put experts on the CPU
         hooked.check(resolved.pair, spec.sampling)
         hooked.check(resolved.alone, spec.sampling)

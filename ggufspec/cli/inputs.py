@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggufspec import api, foreign
 from ggufspec.cli import ui
-from ggufspec.errors import UsageError
+from ggufspec.errors import ModelError, UsageError, WorkerError
 from ggufspec.settings import Settings
 
 if TYPE_CHECKING:
     from ggufspec.bench.prompts import Prompt
     from ggufspec.decoding.options import DecoderOptions
+    from ggufspec.models.header import ModelHeader
     from ggufspec.models.hub import HubFile
     from ggufspec.models.profile import Pair, PairSpec
+    from ggufspec.planning.plan import Machine
 
 MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
@@ -49,24 +52,114 @@ def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -
 
 
 def resolve(
-    spec: PairSpec, given: Settings, *, options: DecoderOptions | None = None, rival: bool = False
+    spec: PairSpec,
+    given: Settings,
+    *,
+    options: DecoderOptions | None = None,
+    rival: bool = False,
+    calibrate: api.Calibrate | None = None,
 ) -> api.Resolved:
     """:func:`ggufspec.api.resolve` with progress."""
     with planning() as on_event:
-        return api.resolve(spec, given, options=options, rival=rival, on_event=on_event, verbose=ui.flags().verbose)
+        return api.resolve(
+            spec,
+            given,
+            options=options,
+            rival=rival,
+            calibrate=calibrate,
+            on_event=on_event,
+            verbose=ui.flags().verbose,
+        )
 
 
-def make_plan(spec: PairSpec, given: Settings = Settings(), *, options: DecoderOptions | None = None) -> api.PlanResult:
+def make_plan(
+    spec: PairSpec,
+    given: Settings = Settings(),
+    *,
+    options: DecoderOptions | None = None,
+    calibrate: api.Calibrate | None = None,
+) -> api.PlanResult:
     """:func:`ggufspec.api.make_plan` with progress."""
     with planning() as on_event:
-        return api.make_plan(spec, given, options=options, on_event=on_event, verbose=ui.flags().verbose)
+        return api.make_plan(
+            spec, given, options=options, calibrate=calibrate, on_event=on_event, verbose=ui.flags().verbose
+        )
 
 
 @contextmanager
 def planning() -> Iterator[api.OnEvent]:
-    """Shows what takes long while headers are read: the events of :func:`ggufspec.api.make_plan`."""
+    """Shows what takes long while a plan is made: the events of :func:`ggufspec.api.make_plan`."""
+
+    def words(event: dict[str, Any]) -> str:
+        if event["event"] == "measuring":
+            return f"measuring this machine: {event['type']} on {event['device']}"
+        return f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB"
+
     with ui.busy() as show:
-        yield lambda event: show(f"reading the header of {event['file']}: {event['bytes'] / 1e6:.1f} MB")
+        yield lambda event: show(words(event))
+
+
+# ---- this machine's speed --------------------------------------------------------------------------------------------
+
+
+def calibrator(given: Settings, *, always: bool = False) -> api.Calibrate | None:
+    """Measures this machine where a plan needs what is not known of it, and says so; None with ``--no-calibrate``.
+
+    Args:
+        given: ``no_calibrate`` and ``rpc`` of it.
+        always: measure what is known, too.
+    """
+    if given.no_calibrate and always:
+        raise UsageError("both --calibrate and --no-calibrate are given", "give one of them")
+    return None if given.no_calibrate else functools.partial(_calibrate, rpc=given.rpc or (), always=always)
+
+
+def _calibrate(
+    where: Machine | None,
+    headers: Sequence[ModelHeader],
+    options: DecoderOptions,
+    on_event: api.OnEvent | None,
+    *,
+    rpc: tuple[str, ...],
+    always: bool,
+) -> bool:
+    """Whether this machine was measured. Without ``where`` and ``headers`` it is for no model in particular."""
+    from ggufspec.cache import cache_folder
+    from ggufspec.decoding.threads import Threads
+    from ggufspec.hardware import host
+    from ggufspec.planning import machine_profile
+    from ggufspec.planning.machine_profile import Due, Spec
+
+    if where is not None and where.simulated and not always:
+        in_vram = sum(header.weight_bytes() for header in headers) < sum(map(where.budget_bytes, where.cards))
+        if in_vram:  # this machine's speed does not matter then
+            return False
+    spec = Spec(options.threads or host.physical_cores(), rpc, together_bytes=machine_profile.beyond_cache_bytes())
+    if headers:
+        kinds = tuple(dict.fromkeys((options.cache_type_k, options.cache_type_v)))
+        types, heads = machine_profile.types_of(headers), machine_profile.heads_of(headers)
+        spec = replace(spec, types=types, heads=heads, cache_types=kinds)
+    due = machine_profile.due(cache_folder(), spec, host.usable_cpus(), host.others_cpus)
+    due = Due(spec, "") if always else due
+    if due is None:
+        return False
+    if due.why:
+        ui.note(f"measuring this machine's speed, some ten seconds, once ({due.why}; --no-calibrate guesses)")
+    left = Threads(options.threads, cores=spec.threads).start()
+    try:
+        speed = machine_profile.measure(
+            cache_folder(), replace(due.spec, left=left), on_event=on_event, verbose=ui.flags().verbose
+        )
+    except (ModelError, WorkerError) as error:
+        if always:
+            raise
+        ui.note(f"this machine's speed could not be measured, and is guessed: {error}")
+        return False
+    if speed.disturbed:
+        ui.note(
+            f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
+        )
+    return True
 
 
 # ---- the prompt and its answer ---------------------------------------------------------------------------------------

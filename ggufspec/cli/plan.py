@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plan(
     *,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine's speed first, in 10 to 20 seconds; it is kept.")
+        bool, typer.Option("--calibrate", help="Measure this machine's speed again, in some ten seconds; it is kept.")
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Predicted tokens/s over the target's layers.")] = False,
     search: Annotated[
@@ -35,7 +35,7 @@ def plan(
         Settings,
         takes(
             *("profile", "files", "hub", "simulated", "placement", "devices", "allow_kv", "acceptance", "draft_max"),
-            *("context", "drafter", "vision", "parallel"),
+            *("context", "drafter", "vision", "parallel", "no_calibrate"),
             model={"metavar": "FILE|URL", "help": "The target's GGUF file or URL."},
             model_draft={"metavar": "FILE|URL", "help": "The draft's file or URL."},
         ),
@@ -47,7 +47,6 @@ def plan(
     --gpu or --vram names one. -hf USER/REPO without a QUANT ranks all models of the repository.
     """
     from ggufspec import ranking
-    from ggufspec.hardware.host import physical_cores
 
     check_ranked(given, search, draft_repo)
     with ui.busy() as show:
@@ -60,9 +59,8 @@ def plan(
             raise UsageError("--mmproj is of one target, and several are ranked", "name the file: -hf USER/REPO:QUANT")
         return rank(given, among, search, draft_repo, calibrate=calibrate)
     spec = inputs.pair_spec(given)
-    options = api.decoder_options(given.over(spec.settings))
-    (measure_machine if calibrate else measure_if_due)(options.threads, physical_cores(), given.rpc or ())
-    document = inputs.make_plan(spec, given).document(sweep=sweep, contexts=True)
+    calibrator = inputs.calibrator(given, always=calibrate)
+    document = inputs.make_plan(spec, given, calibrate=calibrator).document(sweep=sweep, contexts=True)
     ui.result(document, lambda: show_plan(document))
     return 0
 
@@ -89,13 +87,13 @@ def rank(
     from rich.text import Text
 
     from ggufspec import ranking
-    from ggufspec.hardware.host import physical_cores
     from ggufspec.reports import ranking as report
     from ggufspec.reports import table
 
-    threads = api.decoder_options(given).threads
-    (measure_machine if calibrate else measure_if_due)(threads, physical_cores(), given.rpc or ())
+    calibrator = inputs.calibrator(given, always=calibrate)
     with inputs.planning() as on_event:
+        if calibrator is not None:
+            calibrator(None, (), api.decoder_options(given), on_event)
         document = ranking.rank(
             given, among, words=search, draft_repo=draft_repo, on_event=on_event, verbose=ui.flags().verbose
         )
@@ -109,51 +107,6 @@ def rank(
 
     ui.result(document, show)
     return 0
-
-
-def measure_machine(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
-    """Measure this machine for ten to twenty seconds; later plans use it.
-
-    Args:
-        threads: of the host; 0 is one for each core, and fewer while other programs use them.
-        cores: physical ones.
-        rpc: workers that are measured, too.
-
-    Raises:
-        GgufspecError: llama.cpp died over it, or an RPC worker does not answer.
-    """
-    from ggufspec.cache import cache_folder
-    from ggufspec.decoding.threads import Threads
-    from ggufspec.planning import machine_profile
-
-    left = Threads(threads, cores=threads or cores).start()
-    with ui.busy() as show:
-        speed = machine_profile.measure(
-            cache_folder(),
-            machine_profile.Spec(threads or cores, rpc, left),
-            on_event=lambda event: show(f"measuring this machine: {event['type']} on {event['device']}"),
-            verbose=ui.flags().verbose,
-        )
-    if speed.disturbed:
-        ui.note(
-            f"this machine was measured while {speed.disturbed}: an idle one is faster, and a plan on it measures again"
-        )
-
-
-def measure_if_due(threads: int, cores: int, rpc: tuple[str, ...]) -> None:
-    """:func:`measure_machine` where this machine was measured while it was busy, and is idle now; it is noted.
-
-    Raises:
-        GgufspecError: as :func:`measure_machine`.
-    """
-    from ggufspec.cache import cache_folder
-    from ggufspec.hardware import host
-    from ggufspec.planning import machine_profile
-
-    why = machine_profile.is_due(cache_folder(), threads or cores, host.usable_cpus(), host.others_cpus)
-    if why:
-        ui.note(f"this machine was measured while {why}: it is measured again, which takes 10 to 20 seconds")
-        measure_machine(threads, cores, rpc)
 
 
 def show_plan(document: PlanDocument) -> None:
@@ -185,7 +138,8 @@ def show_plan(document: PlanDocument) -> None:
         )
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
-    out.print(f"Bytes are {source}. Speeds are predictions, {document.speed}.", style="dim")
+    speeds = "guesses" if document.guessed else "predictions"
+    out.print(f"Bytes are {source}. Speeds are {speeds}, {document.speed}.", style="dim")
     out.print(f"The plan is for {report.context(document)}.", style="dim")
     if any(is_guessed(device.overhead_bytes) for device in document.devices):
         out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")

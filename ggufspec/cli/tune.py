@@ -10,7 +10,6 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import seconds, takes
-from ggufspec.cli.plan import measure_if_due
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
@@ -44,7 +43,7 @@ def tune(
         Settings,
         takes(
             *("profile", "files", "hub", "prompt", "prompts", "predict", "repetitions", "allow_kv", "placement"),
-            *("devices", "drafting", "context", "sampling", "results", "exports"),
+            *("devices", "drafting", "context", "sampling", "results", "exports", "no_calibrate"),
             predict={"default": 64},
             repetitions={"default": 3, "help": "Trials of each finalist, interleaved."},
         ),
@@ -59,7 +58,6 @@ def tune(
     """
     from ggufspec.bench import prompting
     from ggufspec.bench.run_log import RunLog
-    from ggufspec.hardware.host import physical_cores
     from ggufspec.reports import tune as report
     from ggufspec.tune.document import tune_document
     from ggufspec.tune.experiment import EVERY, with_heads, without_tuned
@@ -83,10 +81,9 @@ def tune(
     given = inputs.with_seed(given)
     untuned = without_tuned(pair, given)
     base = api.decoder_options(given.over(untuned.settings))
-    measure_if_due(base.threads, physical_cores(), given.rpc or ())
     with inputs.planning() as on_event:
         spec, base = with_heads(untuned, given, base, on_event)
-    planned = inputs.make_plan(spec, given, options=base)
+    planned = inputs.make_plan(spec, given, options=base, calibrate=inputs.calibrator(given))
     experiment = tune_experiment(
         pair,
         given,

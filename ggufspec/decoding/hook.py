@@ -74,7 +74,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
     Args:
         path: the draft's GGUF file.
         llama: the ``Llama`` that it serves; its ``draft_model`` is set.
-        draft_max: the longest draft of a round, in tokens: 15, or 4 of the fixed policy.
+        draft_max: the longest draft of a round, in tokens: 63, or 4 of the fixed policy.
         draft_policy: ``adaptive`` drafts as far as it pays, which may be not at all; ``fixed`` always as far.
         lookup: whether n-grams of the text draft too.
         ctx_size: tokens of its context; 0: as many as the ``Llama`` has. Beyond them it drafts nothing.

@@ -15,6 +15,7 @@ from ggufspec.decoding.options import ROWS
 from ggufspec.decoding.policy.base import Outcome, Policy
 from ggufspec.decoding.rules.base import DraftToken, Rule
 from ggufspec.llamacpp.model import Context, Logits
+from ggufspec.schema.rounds import Reading
 
 Clock = Callable[[], float]
 Width = Callable[[int], int]
@@ -33,6 +34,7 @@ class Round:
     verify_s: float  # in the target
     total_s: float
     dead_end: bool = False  # the grammar permits no further token
+    readings: tuple[Reading, ...] = ()  # of drafters that decode and caught up
 
     def source(self, index: int) -> str:
         """Who wrote an emitted token: a drafter's name, or the target: ``bonus`` behind a draft that was accepted
@@ -122,15 +124,15 @@ def generate(
     tokens, chain = list(prompt), list[tuple[str, DraftToken]]()
     last = min(len(prompt) + max_tokens, target.capacity + 1)
     rule.begin(prompt)
-    batch_width, learning_s = 0, 0.0
+    batch_width, learning_s, readings = 0, 0.0, tuple[Reading, ...]()
     while len(tokens) < last:
-        catch_up_s, began = 0.0, clock()
+        catch_up_s, readings, began = 0.0, (), clock()
         verify_began = verify_ended = began
         if len(tokens) > len(prompt):  # the first token needs no batch: the prompt's has its row
             limit, chain = min(draft_max, last - len(tokens) - 1), []
             if drafters and not policy.is_backing_off():
                 policy.begin(limit, last - len(tokens), may_trim=rule.may_trim)
-                told_s = catch_up(tokens, drafters, policy, rule, clock)
+                told_s, readings = catch_up(tokens, drafters, policy, rule, clock)
                 catch_up_s = clock() - began
                 learning_s, began = learning_s + catch_up_s - told_s, began + catch_up_s
                 chain = draft(tokens, limit, drafters, policy, rule, is_end, clock)
@@ -168,6 +170,7 @@ def generate(
             verify_ended - verify_began,
             catch_up_s + clock() - began,
             result.token is None,
+            readings,
         )
         if end is not None or result.token is None:
             return
@@ -218,11 +221,13 @@ def draft(
     return chain[: policy.verify_count()]
 
 
-def catch_up(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock) -> float:
-    """Let drafters read what they did not draft, where that is cheap or due, and evaluate what they would have
-    drafted there; the seconds that the policy was told of.
+def catch_up(
+    tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy, rule: Rule, clock: Clock
+) -> tuple[float, tuple[Reading, ...]]:
+    """Let drafters read what they did not draft, where that is worth it, and evaluate what they would have drafted
+    there; the seconds that the policy was told of, and who read how much.
     """
-    told_s = 0.0
+    told_s, readings = 0.0, list[Reading]()
     for drafter in drafters:
         pending = drafter.pending(len(tokens))
         count = policy.catch_up_count(drafter.name, pending) if pending else 0
@@ -232,4 +237,6 @@ def catch_up(tokens: Sequence[int], drafters: Sequence[Drafter], policy: Policy,
             spent = clock() - began
             policy.shadow_evaluated(drafter.name, seen, spent)
             told_s += spent
-    return told_s
+            if count:
+                readings.append(Reading(drafter.name, count, spent, policy.hoped.get(drafter.name, 0.0)))
+    return told_s, tuple(readings)

@@ -176,7 +176,9 @@ class DecoderOptions:
     def context(self, *, with_draft: bool) -> ContextOptions:
         """The target's context. Without a drafter fewer rows of logits are reserved."""
         drafts = self.drafts(with_draft=with_draft)
-        width = max(ROWS, self.draft_max + 1) if drafts or self.strict else 2
+        # Recurrent states, and widths that strict mode compares, are dear: none for long copies unless asked for
+        spared = ROWS if self.draft_max == DRAFT_MAX else max(ROWS, self.draft_max + 1)
+        width = spared if self.strict else max(ROWS, self.draft_max + 1) if drafts else 2
         return ContextOptions(
             ctx_size=self.ctx_size,
             width=width,
@@ -188,7 +190,7 @@ class DecoderOptions:
             op_offload=not self.no_op_offload,
             # The order of a window's cells depends on what was drafted, and rounding on the order
             swa_full=self.strict,
-            rewind=min(width, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
+            rewind=min(spared, -(-(self.draft_max + 1) // _PADDED_TO) * _PADDED_TO) - 1 if drafts else 0,
             rewind_by=REWIND_BY["target"],
             sequences=self.parallel,
         )

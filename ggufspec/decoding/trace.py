@@ -90,4 +90,5 @@ def _traced(rule: Rule, round_: Round, number: int, spell: Callable[[int], str])
         verify_s=round_.verify_s,
         total_s=round_.total_s,
         penalised=rule.sampling.penalises,
+        readings=round_.readings,
     )

@@ -81,7 +81,7 @@ _HOST_SHARES = {
     "iq3_s": 0.5,
 }
 # Flash attention of six cores like the one measured: 6.1, 2.7 and 2.0 thousand million numbers a second
-_HOST_ATTENTION = {"f16": 36e9, "q8_0": 16e9, "q4_0": 12e9}
+_HOST_ATTENTION = {"f16": {64: {1: 36e9}}, "q8_0": {64: {1: 16e9}}, "q4_0": {64: {1: 12e9}}}
 # Measured on two cores with AVX-512, models of a billion parameters
 _HOST_LATENCY = {
     "f16": {1: 1.0, 2: 1.27, 3: 1.38, 4: 1.42, 8: 1.92, 16: 2.94, 32: 4.6},
@@ -100,7 +100,7 @@ def guessed_host(memory_bytes_per_s: float = DESKTOP_BYTES_PER_S) -> DeviceProfi
     reached = memory_bytes_per_s * _HOST_EFFICIENCY
     by_type = {kind: reached * share for kind, share in _HOST_SHARES.items()}
     batch_latencies = {kind: dict(batch_latency) for kind, batch_latency in _HOST_LATENCY.items()}
-    return DeviceProfile(reached, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, batch_latencies, dict(_HOST_ATTENTION))
+    return DeviceProfile(reached, _HOST_FLOPS, _HOST_LAYER_S, "guess", by_type, batch_latencies, _HOST_ATTENTION)
 
 
 def card_profile(card: Card) -> DeviceProfile:

@@ -46,6 +46,7 @@ def document(
         draft_costs_layers=plan.draft_costs_layers,
         confirmed=plan.confirmed,
         speed=plan.machine.speed.origin,
+        guessed=plan.is_guessed,
         notes=plan.notes,
         sweep=tuple(sweep),
         contexts=tuple(contexts),

@@ -1,9 +1,11 @@
-"""What this machine reaches: a measurement of ten to twenty seconds with dummy models, kept; or a catalogue's guess.
+"""What this machine reaches: a measurement of some ten seconds with dummy models, kept; or a catalogue's guess.
 
 The dummy models are llama models of zeros in sparse files (:func:`ggufspec.llamacpp.gguf.write_model`). Zeros cost what
 any weights cost: a hole is mapped to pages of its own, so that reading them is real traffic, and no kernel looks at
 the values. Two narrow models of few and of many blocks tell the fixed cost of a pass and of a block; a wide one for
-each weight type, larger than the caches, tells bandwidths and T(n).
+each weight type tells bandwidths and T(n). On the host the wide ones are loaded together and timed in turn, so that
+none finds its weights in the last cache, which a server shares with many. What is measured are the weight types and
+the sizes of heads of the models at hand; those of the next models are added when they are wanted.
 
 Beside other programs the host is measured with the threads that they leave, as everything runs; what that finds is
 kept where nothing better is, says so, and is measured again when they are gone.
@@ -13,8 +15,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,7 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ggufspec import cache, worker
+from ggufspec import worker
+from ggufspec.cache import Table
 from ggufspec.errors import UsageError
 from ggufspec.files import scratch
 from ggufspec.hardware import gpus, host
@@ -32,15 +36,21 @@ from ggufspec.llamacpp.gguf import write_model
 from ggufspec.llamacpp.options import STREAM_WIDTH, ContextOptions, Placement, is_remote
 from ggufspec.planning.catalogue import CROSSING_S, UNKNOWN, from_catalogue, link_bytes_per_s
 from ggufspec.planning.memory import HOST
-from ggufspec.planning.speed import BITS, DeviceProfile, MachineProfile
+from ggufspec.planning.speed import BITS, Attention, DeviceProfile, MachineProfile, nearest_head, weight_bytes
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Context
+    from ggufspec.models.header import ModelHeader
 
 TYPES = ("f16", "q4_K", "q8_0", "q6_K", "q4_0", "q3_K")  # the most telling first
-WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32)
+HEADS = (64, 128)
+WIDTHS = (1, 2, 3, 4, 5, 8, 9, 16, 32)
+_ATTENTION_WIDTHS = (1, 8)
 _FEWEST = 2  # the narrow dummy models and one wide one are needed
 _ROUNDS = 2  # times that each width is timed, whatever it takes
+_MOST_TOGETHER_BYTES = 2**30
+_MOST_KEPT = 16  # machine profiles in a cache
+_TELLING_SHARE = 0.02  # of a model's weights: a type of fewer is not worth a measurement
 
 
 # ---- dummy models ---------------------------------------------------------------------------------------------------
@@ -48,17 +58,18 @@ _ROUNDS = 2  # times that each width is timed, whatever it takes
 
 @dataclass(frozen=True, slots=True)
 class DummyModel:
-    """A llama model of zeros with heads of 64."""
+    """A llama model of zeros, four query heads to each of keys and values."""
 
     kind: str
     width: int
     ffn: int
     blocks: int
     vocabulary: int = 1024
+    head: int = 64
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """(row, rows) of one block's matrices."""
-        kv = max(self.width // 4, 64)
+        kv = max(self.width // 4, self.head)
         found = dict.fromkeys(("attn_q", "attn_output"), (self.width, self.width))
         found |= dict.fromkeys(("attn_k", "attn_v"), (self.width, kv))
         found |= dict.fromkeys(("ffn_gate", "ffn_up"), (self.width, self.ffn))
@@ -84,8 +95,8 @@ class DummyModel:
             "llama.context_length": 4096,
             "llama.embedding_length": self.width,
             "llama.feed_forward_length": self.ffn,
-            "llama.attention.head_count": self.width // 64,
-            "llama.attention.head_count_kv": max(self.width // 256, 1),
+            "llama.attention.head_count": self.width // self.head,
+            "llama.attention.head_count_kv": max(self.width // (4 * self.head), 1),
             "llama.attention.layer_norm_rms_epsilon": 1e-5,
         }
         tables = dict.fromkeys(("token_embd", "output"), (self.width, self.vocabulary))
@@ -109,12 +120,14 @@ class Spec:
         rpc: workers whose devices are measured too.
         types: weight types.
         widths: tokens in a batch; the first is 1.
-        wide_bytes: of the wide models; larger than the last cache.
-        card_bytes: the same on a card of this machine.
+        wide_bytes: of each wide model, at least.
+        together_bytes: of the host's wide models together; see :func:`beyond_cache_bytes`.
+        card_bytes: of each wide model on a card of this machine.
         rounds: times that each width is timed, at most.
         model_s: seconds to spend on one model, after it was read once.
-        device_s: seconds to spend on one device; types that are left then are left out.
+        device_s: seconds to spend on one card or worker; types that are left then are left out.
         cache_types: of the KV cache, with which attention is timed where it computes like a CPU.
+        heads: sizes of heads to time it with.
         depth: tokens in the cache then.
     """
 
@@ -124,11 +137,13 @@ class Spec:
     types: tuple[str, ...] = TYPES
     widths: tuple[int, ...] = WIDTHS
     wide_bytes: int = 128 * 2**20
+    together_bytes: int = 0
     card_bytes: int = 512 * 2**20
     rounds: int = 9
     model_s: float = 0.5
     device_s: float = 8.0
     cache_types: tuple[str, ...] = ("f16", "q8_0")
+    heads: tuple[int, ...] = HEADS
     depth: int = 512
 
 
@@ -136,7 +151,7 @@ class Spec:
 class Timing:
     """One dummy model on one device: the bytes that a token reads, its time to load, and seconds of a batch by width.
 
-    Seconds are the lower quartile, since whatever else runs on the machine only adds to them.
+    Seconds are the least that were seen, since whatever else runs on the machine only adds to them.
     """
 
     dummy: DummyModel
@@ -156,7 +171,7 @@ class Result:
     timings: dict[str, list[Timing]]
     devices: tuple[ggml.Device, ...]
     others_cpus: float = 0.0
-    attention: dict[str, dict[str, float]] = field(default_factory=dict)
+    attention: dict[str, Attention] = field(default_factory=dict)
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -168,26 +183,28 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     timings: dict[str, list[Timing]] = {name: [] for name in (HOST, *cards)}
     streams = any(not is_remote(name) for name in cards)
     before, others_cpus = host.cpu_use(), 0.0
-    attention: dict[str, dict[str, float]] = {}
+    attention: dict[str, Attention] = {}
     with scratch() as folder:
-        path = folder / "dummy.gguf"
         for index, (name, found) in enumerate(timings.items()):
             is_card = index > 0 and not is_remote(name)
             placement = Placement(-1, tuple(float(name == card) for card in cards)) if index else Placement()
+            # a card may take over what the host has of wider batches
             widths = [width for width in spec.widths if index or not streams or width < STREAM_WIDTH]
             until = time.perf_counter() + spec.device_s
-            for dummy in dummy_models(spec.types, spec.card_bytes if is_card else spec.wide_bytes):
+            wide_bytes = max(spec.wide_bytes, spec.together_bytes // len(spec.types) if index == 0 else 0)
+            dummies = dummy_models(spec.types, spec.card_bytes if is_card else wide_bytes)
+            groups = [[dummy] for dummy in dummies[: _FEWEST if index == 0 else None]]
+            for group in [*groups, dummies[_FEWEST:]] if index == 0 else groups:
                 if stopping.is_set():
                     return Result(timings, tuple(here), others_cpus, attention)
-                if len(found) > _FEWEST and time.perf_counter() > until:
+                if index and len(found) > _FEWEST and time.perf_counter() > until:
                     break
-                emit({"event": "measuring", "device": name, "type": dummy.kind, "blocks": dummy.blocks})
-                dummy.write(path)
-                found.append(_time(path, dummy, placement, widths, spec))
-                path.unlink()
+                kinds = ", ".join(dummy.kind for dummy in group)
+                emit({"event": "measuring", "device": name, "type": kinds, "blocks": group[0].blocks})
+                found += _time(folder, group, placement, widths, spec)
             if not is_card:
                 emit({"event": "measuring", "device": name, "type": "attention", "blocks": _ATTENTION.blocks})
-                attention[name] = _attention(path, placement, spec)
+                attention[name] = _attention(folder / "attention.gguf", placement, spec)
             if index == 0:
                 others_cpus = host.cpu_use().others_since(before)
     return Result(timings, tuple(here), others_cpus, attention)
@@ -211,50 +228,68 @@ def offload_devices(here: Sequence[ggml.Device]) -> list[str]:
     return cards or [device.name for device in here if device.kind == "igpu"][:1]
 
 
-def _time(path: Path, dummy: DummyModel, placement: Placement, widths: Sequence[int], spec: Spec) -> Timing:
+def _time(
+    folder: Path, dummies: Sequence[DummyModel], placement: Placement, widths: Sequence[int], spec: Spec
+) -> list[Timing]:
+    """Load dummy models together, and time them in turn."""
     from ggufspec.llamacpp.model import Context, Model
 
-    began = time.perf_counter()
-    with Model(path, placement) as model:
-        load_s = time.perf_counter() - began
-        options = ContextOptions(ctx_size=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
-        with closing(Context(model, options)) as context:
-            samples: dict[int, list[float]] = {width: [] for width in widths}
+    loaded: list[tuple[DummyModel, int, float, Context, dict[int, list[float]]]] = []
+    with ExitStack() as stack:
+        for number, dummy in enumerate(dummies):
+            path = folder / f"dummy-{number}.gguf"
+            dummy.write(path)
+            began = time.perf_counter()
+            model = stack.enter_context(Model(path, placement))
+            load_s = time.perf_counter() - began
+            options = ContextOptions(ctx_size=max(widths) + 1, width=max(widths), threads=spec.left or spec.threads)
+            context = stack.enter_context(closing(Context(model, options)))
             _batch(context, max(widths))  # pages in, and the buffers at their largest
-            until = time.perf_counter() + spec.model_s
-            for done, width in ((done, width) for done in range(spec.rounds) for width in widths):
-                if done >= _ROUNDS and time.perf_counter() > until:
-                    break
+            share = dummy.numbers / (dummy.numbers + dummy.width * dummy.vocabulary)  # tokens are only looked up
+            loaded.append((dummy, int(model.size_bytes * share), load_s, context, {width: [] for width in widths}))
+        until = time.perf_counter() + spec.model_s * len(loaded)
+        for done, width in ((done, width) for done in range(spec.rounds) for width in widths):
+            if done >= _ROUNDS and time.perf_counter() > until:
+                break
+            for *_, context, samples in loaded:
                 samples[width].append(_batch(context, width))
-        seconds = {width: sorted(taken)[len(taken) // 4] for width, taken in samples.items()}
-        share = dummy.numbers / (dummy.numbers + dummy.width * dummy.vocabulary)  # tokens are only looked up
-        return Timing(dummy, int(model.size_bytes * share), load_s, seconds)
+    for number, _ in enumerate(dummies):
+        (folder / f"dummy-{number}.gguf").unlink()
+    return [
+        Timing(dummy, read_bytes, load_s, {width: min(taken) for width, taken in samples.items()})
+        for dummy, read_bytes, load_s, _, samples in loaded
+    ]
 
 
-_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # little but attention: 32 query heads, 8 key-value heads
+_ATTENTION = DummyModel("q8_0", 2048, 256, 2)  # little but attention
 _TELLING = 0.1  # of a token's time: a smaller rise with the depth is noise
 
 
-def _attention(path: Path, placement: Placement, spec: Spec) -> dict[str, float]:
-    """Numbers of the cache that attention gets through in a second, by the cache's type: a token deep and at once."""
+def _attention(path: Path, placement: Placement, spec: Spec) -> Attention:
+    """Numbers of the cache that attention gets through in a second, by the cache's type, heads and width."""
     from ggufspec.llamacpp.model import Context, Model
 
-    found: dict[str, float] = {}
-    _ATTENTION.write(path)
-    with Model(path, placement) as model:
-        for kind in spec.cache_types:
-            threads = spec.left or spec.threads
-            options = ContextOptions(spec.depth + 1, 1, threads, cache_type_k=kind, cache_type_v=kind)
-            with closing(Context(model, options)) as context:
-                seconds = []
-                for depth in (0, spec.depth):
-                    if depth:
-                        context.decode([1] * depth, 1)
-                    seconds.append(min(_batch(context, 1, depth) for _ in range(spec.rounds)))
-                more_s = seconds[1] - seconds[0]
-                if more_s > _TELLING * seconds[0]:
-                    found[kind] = 2.0 * _ATTENTION.width * spec.depth * _ATTENTION.blocks / more_s
-    path.unlink()
+    found: Attention = {kind: {} for kind in spec.cache_types}
+    for head in spec.heads:
+        replace(_ATTENTION, head=head).write(path)
+        with Model(path, placement) as model:
+            for kind, by_head in found.items():
+                threads, widest = spec.left or spec.threads, max(_ATTENTION_WIDTHS)
+                options = ContextOptions(spec.depth + widest, widest, threads, cache_type_k=kind, cache_type_v=kind)
+                with closing(Context(model, options)) as context:
+                    seconds: dict[tuple[int, int], float] = {}
+                    for depth in (0, spec.depth):
+                        if depth:
+                            context.decode([1] * depth, 1)
+                        for width in _ATTENTION_WIDTHS:
+                            seconds[depth, width] = min(_batch(context, width, depth) for _ in range(spec.rounds))
+                by_head[head] = {}
+                for width in _ATTENTION_WIDTHS:
+                    more_s = seconds[spec.depth, width] - seconds[0, width]
+                    if more_s > _TELLING * seconds[0, width]:
+                        numbers = 2.0 * _ATTENTION.width * spec.depth * _ATTENTION.blocks * width
+                        by_head[head][width] = numbers / more_s
+        path.unlink()
     return found
 
 
@@ -276,20 +311,70 @@ def disturbance(result: Result, threads: int, cpus: int) -> str:
     return "" if is_idle else f"other programs used {result.others_cpus:.1f} CPUs"
 
 
-def is_better(new: MachineProfile, before: MachineProfile | None) -> bool:
-    """Whether a measurement takes the place of one of the same machine. Pure."""
-    return not new.disturbed or before is None or bool(before.disturbed)
+def beside(new: MachineProfile, before: MachineProfile | None) -> MachineProfile:
+    """A measurement with what was measured of the same machine before: other types and heads. Pure.
 
-
-def is_due(folder: Path, threads: int, cpus: int, others_cpus: Callable[[], float]) -> str:
-    """What disturbed the measurement that is kept, if it may be taken again now; else empty.
-
-    ``others_cpus`` looks how many of the logical CPUs other programs keep busy.
+    Of what both have, the new one counts, unless only that was disturbed. A disturbed one of before gives way to one
+    that is not.
     """
-    kept = _kept(folder)
-    if kept is None or replace(kept.identity, devices=()) != identity(threads) or not kept.speed.disturbed:
-        return ""
-    return kept.speed.disturbed if host.threads_left(threads, cpus, others_cpus()) == threads else ""
+    if before is None or (before.disturbed and not new.disturbed):
+        return new
+    first, second = (before, new) if new.disturbed and not before.disturbed else (new, before)
+    devices = {
+        name: device.beside(second.devices[name]) if name in second.devices else device
+        for name, device in (second.devices | first.devices).items()
+    }
+    return first if devices == first.devices else replace(first, devices=devices, disturbed=new.disturbed)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What is to be measured, and why, in a sentence."""
+
+    spec: Spec
+    why: str
+
+
+def due(folder: Path, spec: Spec, cpus: int, others_cpus: Callable[[], float]) -> Due | None:
+    """What is still to be measured of ``spec``; None where all of it is known.
+
+    ``others_cpus`` looks how many of the logical CPUs other programs keep busy: what was measured beside them is due
+    again when they are gone.
+    """
+    kept = _kept(folder, spec.threads)
+    if kept is None:
+        return Due(spec, "it is not known yet")
+    here, speed = kept.speed.device(HOST), kept.speed
+    if speed.disturbed and host.threads_left(spec.threads, cpus, others_cpus()) == spec.threads:
+        known = (kind for kind in here.by_type if kind not in spec.types)
+        return Due(replace(spec, types=(*spec.types, *known)), f"it was measured while {speed.disturbed}")
+    types = tuple(kind for kind in spec.types if kind not in here.by_type)
+    known_heads = [set(here.attention.get(kind, {})) for kind in spec.cache_types]
+    heads = tuple(head for head in spec.heads if not all(head in known for known in known_heads))
+    if not types and not heads:
+        return None
+    what = ", ".join([*types, *(f"heads of {head}" for head in heads)])
+    return Due(replace(spec, types=types or spec.types[:1], heads=heads), f"{what} were not measured yet")
+
+
+def beyond_cache_bytes() -> int:
+    """Twice the last cache of a CPU, as far as memory allows."""
+    return min(2 * host.last_cache_bytes(), _MOST_TOGETHER_BYTES, host.free_memory_bytes() // 8)
+
+
+def types_of(headers: Sequence[ModelHeader]) -> tuple[str, ...]:
+    """The weight types of models that are worth a measurement, those of the most bytes first. Pure."""
+    found = Counter[str]()
+    for header in headers:
+        of_model = weight_bytes(header)
+        least = _TELLING_SHARE * sum(of_model.values())
+        found.update({kind: size for kind, size in of_model.items() if kind in BITS and size >= least})
+    return tuple(kind for kind, _ in found.most_common()) or TYPES[:1]
+
+
+def heads_of(headers: Sequence[ModelHeader]) -> tuple[int, ...]:
+    """The size of :data:`HEADS` that each model's heads are nearest to. Pure."""
+    return tuple(sorted({nearest_head(header.key_size, HEADS) for header in headers}))
 
 
 def interpret(result: Result, link_bytes_per_s: float, origin: str) -> MachineProfile:
@@ -364,7 +449,7 @@ def identity(threads: int, here: Sequence[ggml.Device] = ()) -> Identity:
 
 def load(folder: Path, threads: int, here: Sequence[ggml.Device]) -> MachineProfile | None:
     """The profile that is cached for this machine with so many threads and these devices, or None."""
-    kept = _kept(folder)
+    kept = _kept(folder, threads)
     return kept.speed if kept and kept.identity == identity(threads, here) else None
 
 
@@ -374,12 +459,17 @@ class _Kept:
     speed: MachineProfile
 
 
-def _file(folder: Path) -> Path:
-    return folder / "calibration.json"
+def _table(folder: Path) -> Table[_Kept]:
+    return Table(folder / "calibration.json", _Kept, _MOST_KEPT)
 
 
-def _kept(folder: Path) -> _Kept | None:
-    return cache.read(_file(folder), _Kept)
+def _key(of: Identity) -> str:
+    return f"{of.cpu}; {of.threads} threads; llama-cpp-python {of.llama_cpp_python}"
+
+
+def _kept(folder: Path, threads: int) -> _Kept | None:
+    """What is cached of this machine's host with so many threads, whatever the other devices."""
+    return _table(folder).get(_key(identity(threads)))
 
 
 def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) -> MachineProfile:
@@ -387,8 +477,8 @@ def expected(cards: Mapping[str, Card | None], *, folder: Path, threads: int) ->
 
     ``cards`` are device names as placements use them, with the card that each is; None: unknown.
     """
-    kept = _kept(folder)
-    here = kept.speed if kept and replace(kept.identity, devices=()) == identity(threads) else None
+    kept = _kept(folder, threads)
+    here = kept.speed if kept else None
     wanted = {name: card or UNKNOWN for name, card in cards.items()}
     speed = from_catalogue(list(wanted.values()), list(wanted), here)
     if kept and here:
@@ -412,7 +502,7 @@ def _is_here(name: str, card: Card | None, kept: Identity) -> bool:
 
 
 def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> MachineProfile:
-    """Measure this machine in a child process, and keep the result unless a better one is kept.
+    """Measure this machine in a child process, and keep the result beside what is known of it (:func:`beside`).
 
     Raises:
         GgufspecError: an RPC worker does not answer, or llama.cpp died.
@@ -425,13 +515,13 @@ def measure(folder: Path, spec: Spec, *, on_event: worker.Emit | None = None, ve
     speed = replace(
         interpret(result, _link_here(), f"{origin} while {disturbed}" if disturbed else origin), disturbed=disturbed
     )
-    if is_better(speed, load(folder, spec.threads, result.devices)):
-        _keep(folder, speed, identity(spec.threads, result.devices))
+    speed = beside(speed, load(folder, spec.threads, result.devices))
+    _keep(folder, speed, identity(spec.threads, result.devices))
     return speed
 
 
 def _keep(folder: Path, speed: MachineProfile, of: Identity) -> None:
-    cache.write(_file(folder), _Kept(of, speed))
+    _table(folder).put(_key(of), _Kept(of, speed))
 
 
 def _link_here() -> float:

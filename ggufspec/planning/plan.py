@@ -11,9 +11,9 @@ from pathlib import Path
 from ggufspec.display import counted
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models.header import ModelHeader
-from ggufspec.planning.memory import Bytes, Request
+from ggufspec.planning.memory import HOST, Bytes, Request
 from ggufspec.planning.rehearsed import RehearsedLatency
-from ggufspec.planning.speed import MachineProfile, pass_s
+from ggufspec.planning.speed import MachineProfile, host_bytes, pass_s
 from ggufspec.schema.plan import DraftLengthRow
 
 
@@ -214,6 +214,14 @@ class Plan:
         """The faster option."""
         return self.pair if self.pair and self.choice == "speculative" else self.target_only
 
+    @property
+    def is_guessed(self) -> bool:
+        """Whether target weights are on a host whose speed was not measured: what it reaches is no prediction then."""
+        if self.request.target.rehearsed or self.machine.speed.device(HOST).source != "guess":
+            return False
+        runs, names = [self.target_only, *([self.pair] if self.pair else [])], self.machine.card_names
+        return any(host_bytes(self.request.target.header, run.target, names) for run in runs)
+
     def why(self) -> str:
         """The choice in words."""
         layers, target_only = self.request.target.header.layers, self.target_only
@@ -221,11 +229,12 @@ class Plan:
         rival = f"target-only at {at.offloaded(layers - 1)}/{layers} layers"
         for what, blocks in (("experts", at.n_cpu_moe), ("feed-forward weights", at.n_cpu_ffn)):
             rival += f" with the {what} of {counted(blocks, 'block')} on the CPU" if blocks else ""
+        expected = "guessed" if self.is_guessed else "predicted"
         if self.request.draft is None:
-            return f"{rival} is predicted to reach {_rate(target_only.tokens_per_s)}."
+            return f"{rival} is {expected} to reach {_rate(target_only.tokens_per_s)}."
         if self.pair is None:
             rate = _rate(target_only.tokens_per_s)
-            return f"The draft does not fit beside the target; {rival} is predicted to reach {rate}."
+            return f"The draft does not fit beside the target; {rival} is {expected} to reach {rate}."
         assert self.pair.draft is not None
         said = []
         if self.draft_costs_layers:

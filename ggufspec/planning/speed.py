@@ -27,6 +27,8 @@ ROUTING, RECURRENCE = 0.5, 0.5
 _TABLES = ("token_embd.", "per_layer_token_embd.", "position_embd.", "token_types.")  # rows, not matrices
 
 BatchLatency = Mapping[int, float]
+Attention = dict[str, dict[int, dict[int, float]]]
+"""Numbers a second by type of the KV cache, size of a head and tokens in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class DeviceProfile:
         by_type: bandwidth by weight type as ggml spells it, where it is known: unpacking some types costs a CPU more
             than reading them.
         batch_latencies: T(n) / T(1) of the weights by type, then by n; each begins with n = 1.
-        attention: by type of the KV cache, numbers of keys and values that attention gets through in a second, counted
-            for each query head and each token; empty where reading the cache is all that it costs, as on a card.
+        attention: numbers of keys and values that attention gets through in a second, counted for each query head and
+            each token; empty where reading the cache is all that it costs, as on a card.
     """
 
     bandwidth_bytes_per_s: float
@@ -51,7 +53,7 @@ class DeviceProfile:
     source: Literal["measured", "catalogue", "guess", "unknown"] = "guess"
     by_type: dict[str, float] = field(default_factory=dict)
     batch_latencies: dict[str, dict[int, float]] = field(default_factory=dict)
-    attention: dict[str, float] = field(default_factory=dict)
+    attention: Attention = field(default_factory=dict)
 
     def scaled(self, factor: float) -> DeviceProfile:
         """The same device, its weights' time multiplied by ``factor``."""
@@ -60,14 +62,30 @@ class DeviceProfile:
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s / factor,
             flops_per_s=self.flops_per_s / factor,
             by_type={kind: value / factor for kind, value in self.by_type.items()},
-            attention={kind: value / factor for kind, value in self.attention.items()},
+            attention={
+                kind: {head: {n: rate / factor for n, rate in rates.items()} for head, rates in by_head.items()}
+                for kind, by_head in self.attention.items()
+            },
         )
 
-    def cache_s(self, size_bytes: float, numbers: float, types: Sequence[str]) -> float:
+    def beside(self, other: DeviceProfile) -> DeviceProfile:
+        """The same device with the types and heads that only ``other`` has."""
+        kinds = dict.fromkeys([*self.attention, *other.attention])
+        return replace(
+            self,
+            by_type=other.by_type | self.by_type,
+            batch_latencies=other.batch_latencies | self.batch_latencies,
+            attention={kind: other.attention.get(kind, {}) | self.attention.get(kind, {}) for kind in kinds},
+        )
+
+    def cache_s(self, size_bytes: float, numbers: float, types: Sequence[str], head: int, width: int = 1) -> float:
         """Seconds to read so many bytes of cache, or to get through so many numbers, whichever takes longer."""
-        read_s = size_bytes / self.bandwidth_bytes_per_s
-        rates = [self.attention[_nearest(kind, self.attention)] for kind in types if self.attention]
-        return max([read_s, *(numbers / rate for rate in rates)])
+        seconds = [size_bytes / self.bandwidth_bytes_per_s]
+        for kind in types if self.attention else ():
+            by_head = self.attention[_nearest(kind, self.attention)]
+            rates = by_head[nearest_head(head, tuple(by_head))] if by_head else {}
+            seconds += [numbers / interpolate(rates, width)] if rates else []
+        return max(seconds)
 
     def weights_s(self, kind: str, size_bytes: float, flops: float, width: float = 1.0) -> float:
         """Seconds to read so many bytes of one type and compute; ``width`` is tokens that each weight meets."""
@@ -157,6 +175,11 @@ def _nearest_of(kind: str, known: tuple[str, ...]) -> str:
     return min(known, key=distance)
 
 
+def nearest_head(size: int, known: Sequence[int]) -> int:
+    """The size of a head that ``size`` is most like, by ratio."""
+    return min(known, key=lambda other: abs(math.log2(other / max(1, size))))
+
+
 def _family(kind: str) -> str:
     """What is unpacked alike: blocks with a scale, or super-blocks of 256."""
     return "K" if kind.endswith("_K") or kind.startswith("iq") else kind[-2:]
@@ -188,7 +211,8 @@ class _Weights:
 class _Cache:
     """What a block keeps: f32 numbers of state, numbers per token of keys and of values, and its window; 0 is none.
 
-    ``attended`` are the numbers of keys and values of a token that its query heads together go through.
+    ``attended`` are the numbers of keys and values of a token that its query heads together go through, ``head`` those
+    of a head's keys.
     """
 
     state: int
@@ -196,6 +220,7 @@ class _Cache:
     values: int
     window: int
     attended: int = 0
+    head: int = 0
 
     def seen(self, cells: int) -> int:
         """Of so many tokens in the cache, those that a token looks at."""
@@ -294,7 +319,8 @@ def _cache(header: ModelHeader, block: int) -> _Cache:
     keys, values = (header.latent, 0) if header.latent else (header.keys(block), header.values(block))
     groups = header.heads[block] / max(1, header.kv_heads[block])  # query heads of a key-value head
     attended = header.heads[block] * 2 * header.latent if header.latent else round(groups * (keys + values))
-    return _Cache(state, keys, values, header.sliding_window if header.windowed[block] else 0, attended)
+    window, head = header.sliding_window if header.windowed[block] else 0, header.latent or header.key_size
+    return _Cache(state, keys, values, window, attended, head)
 
 
 # ---- one pass --------------------------------------------------------------------------------------------------------
@@ -353,7 +379,7 @@ def cost(
         speed = machine.device(name)
         cells = depth + tokens
         numbers = float(tokens * cache.seen(cells) * cache.attended)
-        seconds[name] += count * speed.cache_s(cache.read_bytes(cells, types), numbers, types)
+        seconds[name] += count * speed.cache_s(cache.read_bytes(cells, types), numbers, types, cache.head, tokens)
         launches = 1.0 + ROUTING * bool(header.experts) + RECURRENCE * bool(cache.state)
         fixed_s += count * speed.layer_s * launches
     if placed.crossings:
@@ -372,6 +398,14 @@ class MeasuredBatches:
 
     placement: Placement
     relative: BatchLatency
+
+
+def weight_bytes(header: ModelHeader) -> dict[str, int]:
+    """Bytes of the weights that a pass may read, by type."""
+    found = Counter[str]()
+    for weights in _placed(SameHeader(header), Placement(), ()).weights:
+        found[weights.kind] += weights.size_bytes
+    return dict(found)
 
 
 def host_bytes(header: ModelHeader, placement: Placement, cards: Sequence[str] = ()) -> int:

@@ -66,6 +66,15 @@ def heading(round_: TracedRound) -> str:
     return f"round {round_.number}: {', '.join(parts)}"
 
 
+def readings(round_: TracedRound) -> list[str]:
+    """A sentence for each drafter that caught up: how much it read, and why."""
+    return [
+        f"{DRAFTERS[one.drafter].label} reads the last {counted(one.tokens, 'token')} in {milliseconds(one.seconds)}: "
+        f"it may save the time of {one.hoped:.1f} target-only tokens in this answer"
+        for one in round_.readings
+    ]
+
+
 def explained(round_: TracedRound) -> str:
     """The rule in a sentence, and what q and p are."""
     text = f"{round_.rule}: a drafted token is accepted if {round_.description}"
@@ -217,6 +226,7 @@ def terminal(round_: TracedRound, width: int, likeliest: int) -> Iterator[Text]:
 
     wide = max(8, min(24, width - _RULE - _RESULT - 3 * _NUMBERS - 16))
     yield Text(heading(round_), style="bold")
+    yield from (Text(line, style="dim") for sentence in readings(round_) for line in textwrap.wrap(sentence, width))
     if round_.drafted:
         yield Text(_line(("", "", "token", "q", "p", "p/q", "rule"), wide).rstrip(), style="dim")
     for row in rows(round_):

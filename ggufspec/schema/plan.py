@@ -102,7 +102,8 @@ class ContextRow:
 class PlanDocument:
     """``ggufspec/plan@1``. ``target`` and ``draft`` are those of the chosen option; ``options`` has both ways.
 
-    ``predicted`` is with ``depth`` tokens in the cache; ``contexts`` are there where no context was asked for.
+    ``predicted`` is with ``depth`` tokens in the cache, and ``guessed`` where it rests on a host of which no speed was
+    measured; ``contexts`` are there where no context was asked for.
     """
 
     pair: dict[str, Any]
@@ -118,6 +119,7 @@ class PlanDocument:
     confirmed: bool
     speed: str
     notes: tuple[str, ...]
+    guessed: bool = False
     sweep: tuple[SweepRow, ...] = ()
     contexts: tuple[ContextRow, ...] = ()
     draft_lengths: tuple[DraftLengthRow, ...] = ()

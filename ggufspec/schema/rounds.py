@@ -175,6 +175,21 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """A drafter that decodes read what it had not, before it was asked.
+
+    Args:
+        tokens: of the text, the last ones.
+        hoped: target-only tokens whose time this may save in the answer: a mean over how good the drafter may be.
+    """
+
+    drafter: str
+    tokens: int
+    seconds: float
+    hoped: float
+
+
+@dataclass(frozen=True, slots=True)
 class TracedRound:
     """``ggufspec/trace-round@2``: one draft and one verification, or the first token, which the prompt's batch gave.
 
@@ -187,6 +202,7 @@ class TracedRound:
         width: tokens in the target's batch, padding included; 0 of the first token.
         draft_s: drafters catching up included.
         penalised: whether there are penalties; all rows are recorded as these leave them.
+        readings: of drafters that caught up.
     """
 
     number: int
@@ -205,4 +221,5 @@ class TracedRound:
     verify_s: float
     total_s: float
     penalised: bool = False
+    readings: tuple[Reading, ...] = ()
     schema: str = field(default=ROUND)

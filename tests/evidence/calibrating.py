@@ -26,7 +26,7 @@ from common import EVIDENCE, grown_targets, save
 from ggufspec.bench.statistics import spread
 from ggufspec.hardware import host
 
-AGAIN = "it is measured again"
+AGAIN = "it was measured while"
 
 
 def asked(model: Path, cache: str, *more: str) -> dict[str, Any]:

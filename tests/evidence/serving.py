@@ -18,22 +18,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from common import ROOT, grown_draft, grown_targets, save
+from servers import Server, ask, ours, rotated, theirs
 
 from ggufspec.bench.prompts import PROMPTS
 from ggufspec.bench.statistics import paired_ratios
 
-SERVER = ROOT / ".cache" / "peers" / "bin" / "llama-server"
 DRAFT_LENGTHS = (2, 3, 4, 7)
 CONVERSATIONS = 3
 CTX_SIZE = 2048
@@ -43,96 +40,27 @@ TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
-class Server:
-    """One that answers."""
-
-    name: str
-    base: str
+def own(target: Path, draft: Path, threads: int, folder: Path) -> AbstractContextManager[Server]:
+    """``ggufspec serve``."""
+    command = ["-m", target, "-md", draft, "-c", str(CTX_SIZE), "-t", str(threads), "--parallel", str(CONVERSATIONS)]
+    return ours("ggufspec", *command, "--chat-template", _template(folder))
 
 
-@dataclass
-class Answer:
-    """What a client saw of one request."""
-
-    tokens: int
-    prompt_tokens: int
-    cached: int
-    first_s: float
-    total_s: float
-    busy_s: float | None  # of the child, as the server says
-    text: str = field(repr=False)
-
-
-@contextmanager
-def ours(target: Path, draft: Path | None, threads: int, folder: Path, *more: str) -> Iterator[Server]:
-    """``ggufspec serve`` in a process of its own."""
-    template = folder / "chatml.jinja"
-    template.write_text(TEMPLATE)
-    files = ["-m", str(target), *(["-md", str(draft)] if draft else ["--no-draft"])]
-    command = [sys.executable, "-m", "ggufspec", "serve", *files, "-c", str(CTX_SIZE), "-t", str(threads), "--json"]
-    command += ["--port", "0", "--parallel", str(CONVERSATIONS), "--chat-template", str(template), "-q", *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield Server("ggufspec", json.loads(process.stdout.readline())["endpoint"])
-        finally:
-            process.terminate()
-
-
-@contextmanager
-def theirs(target: Path, draft: Path | None, threads: int, port: int, draft_max: int, folder: Path) -> Iterator[Server]:
+def other(target: Path, draft: Path, threads: int, draft_max: int, folder: Path) -> AbstractContextManager[Server]:
     """llama-server, target-only where ``draft_max`` is 0. Its context is that of all conversations together."""
     cells = CONVERSATIONS * (CTX_SIZE + 64)
-    command = [SERVER, "-m", target, "-ngl", "0", "-c", cells, "-b", "512", "-ub", "512", "-t", threads, "--fit", "off"]
-    command += ["-np", CONVERSATIONS, "--port", port, "--chat-template-file", folder / "chatml.jinja", "--jinja"]
+    command = ["-m", target, "-c", str(cells), "-b", "512", "-ub", "512", "-t", str(threads), "-np", str(CONVERSATIONS)]
+    command += ["--chat-template-file", _template(folder)]
     if draft_max:
-        command += ["-md", draft, "-ngld", "0", "--spec-type", "draft-simple", "--spec-draft-n-max", draft_max]
-    with (folder / f"{port}.log").open("w") as log, subprocess.Popen(map(str, command), stdout=log, stderr=log) as one:
-        try:
-            base = f"http://127.0.0.1:{port}"
-            until = time.monotonic() + 120
-            while True:
-                try:
-                    if httpx2.get(f"{base}/health", timeout=5).status_code == 200:
-                        break
-                except httpx2.HTTPError:
-                    pass
-                if one.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError((folder / f"{port}.log").read_text()[-2000:])
-                time.sleep(0.2)
-            yield Server(f"llama-server, draft length {draft_max}" if draft_max else "llama-server target-only", base)
-        finally:
-            one.terminate()
+        command += ["-md", draft, "-ngld", "0", "--spec-type", "draft-simple", "--spec-draft-n-max", str(draft_max)]
+    name = f"llama-server, draft length {draft_max}" if draft_max else "llama-server target-only"
+    return theirs(name, *command, log=folder / f"{draft_max}.log")
 
 
-def ask(client: httpx2.Client, server: Server, path: str, body: dict[str, Any]) -> Answer:
-    """One streamed, greedy answer."""
-    body = {**body, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    began, first, text, usage, timings = time.perf_counter(), 0.0, [], {}, {}
-    with client.stream("POST", f"{server.base}/v1/{path}", json=body) as response:
-        if response.status_code != 200:
-            raise RuntimeError(f"{server.name}: {response.read()!r}")
-        for line in response.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            usage, timings = chunk.get("usage") or usage, chunk.get("timings") or timings
-            for choice in chunk.get("choices", ()):
-                piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-                if piece:
-                    first = first or time.perf_counter() - began
-                    text.append(piece)
-    total = time.perf_counter() - began
-    busy = (timings["prompt_ms"] + timings["predicted_ms"]) / 1000 if timings else None
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return Answer(usage["completion_tokens"], usage["prompt_tokens"], cached, first, total, busy, "".join(text))
-
-
-def rotated(servers: Sequence[Server], by: int) -> list[Server]:
-    """Another one first each time."""
-    by %= len(servers)
-    return [*servers[by:], *servers[:by]]
+def _template(folder: Path) -> Path:
+    path = folder / "chatml.jinja"
+    path.write_text(TEMPLATE)
+    return path
 
 
 def one_client(client: httpx2.Client, servers: Sequence[Server], tokens: int, repetitions: int) -> dict[str, Any]:
@@ -203,8 +131,7 @@ def added(client: httpx2.Client, server: Server, tokens: int, repetitions: int) 
         for prompt in PROMPTS:
             body = {"prompt": f"# {repetition}\n{prompt.text}", "max_tokens": tokens}
             one = ask(client, server, "completions", body)
-            assert one.busy_s is not None
-            found.append((one.total_s - one.busy_s) / one.tokens)
+            found.append((one.total_s - one.prompt_s - one.decode_s) / one.tokens)
     return {"seconds_a_token": found, "median": statistics.median(found)}
 
 
@@ -232,22 +159,19 @@ def main() -> None:
             # A connection each, as llama-server closes idle ones after 5 s
             limits = httpx2.Limits(max_keepalive_connections=0)
             client = stack.enter_context(httpx2.Client(timeout=600, limits=limits))
-            own = stack.enter_context(ours(target, draft, arguments.t, scratch))
-            plain = [(0, None), *((length, draft) for length in DRAFT_LENGTHS)]
-            others = [
-                stack.enter_context(theirs(target, beside, arguments.t, 18180 + number, length, scratch))
-                for number, (length, beside) in enumerate(plain)
-            ]
-            servers = [own, *others]
+            mine = stack.enter_context(own(target, draft, arguments.t, scratch))
+            lengths = (0, *DRAFT_LENGTHS)
+            others = [stack.enter_context(other(target, draft, arguments.t, length, scratch)) for length in lengths]
+            servers = [mine, *others]
             for server in servers:  # to be warm
                 ask(client, server, "completions", {"prompt": "def main(", "max_tokens": 8})
             body["kinds"][kind] = {
                 "one_client": report(f"{kind}, one client", one_client(client, servers, arguments.n, arguments.r)),
                 "second_turn": report(f"{kind}, second turn", second_turn(client, servers, 2 * arguments.r)),
-                "by_turns": report(f"{kind}, three conversations", by_turns(client, own, 4)),
-                "added": report(f"{kind}, added", added(client, own, arguments.n, arguments.r)),
+                "by_turns": report(f"{kind}, three conversations", by_turns(client, mine, 4)),
+                "added": report(f"{kind}, added", added(client, mine, arguments.n, arguments.r)),
             }
-        with ours(target, draft, 1, scratch) as single, httpx2.Client(timeout=600) as client:
+        with own(target, draft, 1, scratch) as single, httpx2.Client(timeout=600) as client:
             ask(client, single, "completions", {"prompt": "def main(", "max_tokens": 8})
             found = added(client, single, arguments.n, arguments.r)
             body["kinds"][kind]["added_with_a_free_core"] = report(f"{kind}, added, one thread", found)

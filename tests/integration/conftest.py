@@ -39,3 +39,12 @@ def expanded(tmp_path_factory: pytest.TempPathFactory, pair: tuple[Path, Path]):
         return path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1; skips, and says why, where it cannot be had."""
+    done = subprocess.run([ROOT / "scripts" / "real-models", "smollm2"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(done.stderr.strip().replace("\n", " "))
+    return Path(done.stdout.strip()) / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -27,6 +27,7 @@ from ggufspec.decoding.policy.constants import CONSTANTS
 from ggufspec.decoding.policy.estimator import LOOKUP, MODEL, AcceptanceEstimator, shifted
 from ggufspec.decoding.policy.latency import LatencyModel
 
+_AHEAD = 16  # tokens that a decision looks ahead
 # How much better or worse than expected a drafter may be, in standard deviations, and how likely that is: a normal
 # distribution's mean is exact with these three up to the fifth power (Gauss and Hermite).
 _LEVELS = ((-math.sqrt(3), 1 / 6), (0.0, 2 / 3), (math.sqrt(3), 1 / 6))
@@ -72,6 +73,7 @@ class Adaptive(Policy):
         self._tokens, self._seconds = float(rounds), rounds * target.seconds(1)
         self._begun: set[str] = set()  # drafters that have read the prompt, or as much of it as is worth it
         self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
+        self.hoped: dict[str, float] = {}
         self._charged = 0.0  # share of the reading under way that is for finding out
         self._in_large = 1.0  # seconds for a token in a batch as large as a prompt, of those in the widest of a round
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
@@ -216,7 +218,8 @@ class Adaptive(Policy):
                 )
             most_s = max(expected_s, min(allowance_s, hoped_s))
         else:
-            most_s = expected_s
+            most_s = hoped_s = expected_s
+        self.hoped[name] = max(expected_s, hoped_s) / CONSTANTS.reading_share * self._rate
         whole_s = self._reading_s(name, pending)
         if first:
             count = min(pending, int(pending * most_s / whole_s))
@@ -241,9 +244,9 @@ class Adaptive(Policy):
     def _gain(self, estimator: AcceptanceEstimator, name: str, shift: float) -> float:
         """Tokens gained for each token of the text by asking in every round, of a drafter ``shift`` nats better."""
         run = shifted(estimator.run, shift)
-        runs = list(accumulate(run**number for number in range(self._limit)))
+        runs = list(accumulate(run**number for number in range(_AHEAD)))
         drafting = self._rate * self._cost_s(name, 1)
-        ways = [(runs[i], price - self._price[0] + drafting * i) for i, price in enumerate(self._price[1:])]
+        ways = [(runs[i], price - self._price[0] + drafting * i) for i, price in enumerate(self._price[1 : 1 + _AHEAD])]
         gain, tokens = -drafting, 1.0
         for usual, chance in estimator.outlook(0):
             better = shifted(chance, shift)
@@ -318,9 +321,9 @@ class Adaptive(Policy):
         runs = self._runs.get(name)
         if runs is None:
             run = self.estimator(name).run
-            runs = self._runs[name] = list(accumulate(run**number for number in range(self._limit)))
+            runs = self._runs[name] = list(accumulate(run**number for number in range(_AHEAD)))
         drafting, before = self._rate * self._cost_s(name, 1), self._price[position]
-        prices = enumerate(self._price[position + 1 :])
+        prices = enumerate(self._price[position + 1 : position + 1 + _AHEAD])
         return [(runs[number], price - before + drafting * number) for number, price in prices]
 
     @staticmethod

@@ -26,6 +26,8 @@ class Policy:
     This one, ``fixed``, drafts as far as it may in every round; a drafter that costs nothing goes first.
     """
 
+    hoped: Mapping[str, float] = {}  # by drafter, tokens that what it read last may save
+
     def is_backing_off(self) -> bool:
         """Whether this round goes without a draft and without any further call but :meth:`observe_round`."""
         return False

@@ -15,6 +15,7 @@ import numpy as np
 from ggufspec.llamacpp.options import SLACK
 
 _CLEARLY = 0.97  # another width is taken if it needs less than this share; smaller gains are within the noise
+_FINE, _STEP = 16, 8  # wider batches have a multiple's width: fewer graphs, and fewer widths to learn
 _MOVED = 0.005  # nats that a width must have moved before the best widths are looked for again
 
 # Of the filter in `observe`: standard deviations in nats
@@ -33,7 +34,8 @@ class LatencyModel:
     Args:
         points: measured seconds by width, at least one. Widths between them are interpolated. Beyond the last, the
             slope of the last segment goes on, but not less than that of all points: they may end in a dip.
-        widths: the widths that may be used (strict mode: one class); None: all up to ``limit``.
+        widths: the widths that may be used (strict mode: one class); None: up to ``limit``, but of
+            those beyond 16 only multiples of 8.
         switch_s: what a batch costs more whose width is not the last one's, for a new graph.
         trusted: whether the measurement was undisturbed.
         limit: the widest batch that the context allows; None: the last of ``points``. ``widths`` goes before it.
@@ -60,7 +62,8 @@ class LatencyModel:
         self.trusted = trusted
         self.can_pad = can_pad
         self.widths = None if widths is None else tuple(sorted(widths))
-        self._allowed = frozenset(range(1, self.limit + 1) if widths is None else widths)
+        every = (width for width in range(1, self.limit + 1) if width <= _FINE or width % _STEP == 0 or not can_pad)
+        self._allowed = frozenset((*every, self.limit) if widths is None else widths)
         if not self._allowed or min(self._allowed) < 1:
             raise ValueError("a latency model needs a width that may be used")
         if not can_pad and len(self._allowed) != self.limit:

@@ -87,6 +87,8 @@ class PairLatency:
         if options != self._options:
             self._options, self._back_off = options, BackOff()
         self._in_use, self.draft_max, self.refusal = in_use, options.draft_max, ""
+        if target.rewind_kind in ("snapshots", "checkpoint"):
+            self.draft_max = min(self.draft_max, loaded.context(with_draft=draft is not None).rewind)
         if in_use and self._target is not None:
             self.draft_max = min(self.draft_max, self._target.limit - 1)
             if adaptive and target.rewind_kind != "exact":
