@@ -324,6 +324,15 @@ def test_where_every_run_crashes_there_is_no_document(bench, monkeypatch):
         bench.run(lambda *_: None)
 
 
+def test_answers_of_one_token_have_no_speed(bench, monkeypatch):
+    monkeypatch.setattr(versus.trial, "measure", lambda spec, **_: result(statistics(0, 0.0)))
+    with pytest.raises(trial.NoSpeedError, match="one token"):
+        bench.run(lambda *_: None)
+    found = trial.attempt(bench.experiment.spec)
+    assert found.result is None
+    assert found.failure.hint.startswith("-n ")
+
+
 def test_what_each_mode_runs(bench):
     spec = bench.experiment.spec
     assert bench.spec_of("speculative") == spec

@@ -80,12 +80,13 @@ class SameText:
 @dataclass
 class Bench:
     """An experiment and what has been measured of it. :meth:`run` may be interrupted; :meth:`document` then has
-    what is there. A mode whose child process crashes is not tried again; the others go on.
+    what is there. A mode whose child process crashes, or whose answers have no speed, is not tried again; the others go
+    on.
     """
 
     experiment: Experiment
     results: dict[str, list[trial.Result]] = field(init=False)
-    crashes: dict[str, WorkerError] = field(default_factory=dict)
+    crashes: dict[str, GgufspecError] = field(default_factory=dict)
     own: SameText = field(default_factory=SameText)
     hook: SameText = field(default_factory=SameText)
 
@@ -128,8 +129,8 @@ class Bench:
             return
         measure = hooked.measure if mode in (LLAMA_ALONE, LLAMA_HOOK) else trial.measure
         try:
-            self.results[mode].append(measure(self.spec_of(mode), verbose=self.experiment.verbose))
-        except WorkerError as error:
+            self.results[mode].append(trial.timed(measure(self.spec_of(mode), verbose=self.experiment.verbose)))
+        except (WorkerError, trial.NoSpeedError) as error:
             self.crashes[mode] = error
 
     def spec_of(self, mode: str) -> trial.Spec:
