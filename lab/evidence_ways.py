@@ -232,7 +232,7 @@ def _ask(lab: Lab, job: _Job) -> WaysFound:
                 raise ModelError(f"{run.name}: the answers end after {statistics[0].tokens} tokens, too few to time")
             depths += [one.prompt_tokens + one.tokens // 2 for one in statistics]
             results[run.name] = WayResult(
-                tokens=sum(one.tokens for one in statistics),
+                tokens=sum(one.decoded for one in statistics),
                 seconds=sum(one.decode_s for one in statistics),
                 rounds=sum(one.rounds for one in statistics),
                 drafted=sum(one.drafted for one in statistics),

@@ -34,7 +34,7 @@ def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
     statistics = Statistics(
         prompt_tokens=10,
         prompt_s=0.5,
-        tokens=100,
+        tokens=101,
         decode_s=100 / tokens_per_s,
         rounds=50,
         drafted=drafted,
@@ -46,7 +46,7 @@ def result(tokens_per_s, drafted=0, accepted=0, energy_j=None, draft=True):
         stop_reason="length",
     )
     return trial.Result(
-        answers=(trial.Answer("", tuple(range(100)), statistics),),
+        answers=(trial.Answer("", tuple(range(101)), statistics),),
         target=trial.LoadedModel("llama 1B", 16, 9, 1000),
         draft=trial.LoadedModel("llama 50M", 4, 5, 50) if draft else None,
         load_s=1.0,

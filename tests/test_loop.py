@@ -413,6 +413,11 @@ class Case:
                 assert self.model.spoilt == bool(self.drafters[-1].failure), "a damaged draft must say so"
         return text[len(self.prompt) :]
 
+    @property
+    def all_rounds(self):
+        """With the first token's."""
+        return [self.first, *self.rounds] if self.first else []
+
     def alone(self):
         """The answer token by token, without the loop; ``stuck`` is whether the grammar ended it."""
         text, rule, self.stuck = list(self.prompt), make_rule(self.accept, self.sampling, self.constraint), False
@@ -431,7 +436,7 @@ class Case:
         """The answer is target-only's, and the rounds add up to it."""
         answer = self.run(generate)
         assert answer == self.alone()
-        rounds = [self.first, *self.rounds] if self.first else []
+        rounds = self.all_rounds
         assert [token for round_ in rounds for token in round_.emitted] == answer
         for index, round_ in enumerate(rounds):
             assert 0 <= round_.accepted <= len(round_.drafted) == len(round_.drafters) <= self.draft_max
@@ -901,7 +906,7 @@ def test_drafters_are_judged_on_the_prompt_by_what_the_target_would_have_said(ta
         if (offer := lookup.propose(prompt[:place], rule)) and place < len(prompt):
             expected["lookup"].append(ShadowEvaluation(offer.confidence, float(offer.draw().token == choice)))
     assert case.policy.reported["lookup"][: len(expected["lookup"])] == expected["lookup"]
-    goes_on = len(case.rounds) > 1  # the draft reads behind the first token
+    goes_on = bool(case.rounds)  # the draft reads behind the first token
     assert case.policy.reported["draft"] == expected["draft"] * goes_on
     assert case.target.decodes[0][1] == min(ROWS, len(prompt))
 
@@ -946,8 +951,8 @@ def test_the_clock_of_a_review_is_the_drafts():
     case = Case(table, max_tokens=7, draft_max=3, draft=table, play=always(Reviews()))
     case.check()
     times = [(r.draft_s, r.verify_s, r.total_s) for r in case.rounds]
-    assert times == [(0, 100, 100), (1, 100, 101)] * 3
-    assert case.policy.reported["draft"] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 7
+    assert times == [(1, 100, 101), (0, 100, 100)] * 3
+    assert case.policy.reported["draft"] == [ShadowEvaluation(confidence(table((0, 1))), 1.0)] * 6
 
 
 # The end of what a grammar permits.

@@ -31,7 +31,7 @@ def made(spell=lambda token: WORDS[token % len(WORDS)], *, tokens=40, name="demo
     )
     case.run(listening(trace))
     written = tuple(
-        Written(token, spell(token), case.rounds[round_.number - 1].source(place), round_.number)
+        Written(token, spell(token), case.all_rounds[round_.number].source(place), round_.number)
         for round_ in trace.rounds
         for place, token in enumerate(round_.emitted)
     )
@@ -41,7 +41,7 @@ def made(spell=lambda token: WORDS[token % len(WORDS)], *, tokens=40, name="demo
         prompt=spell(0) * 3,
         text="".join(one.text for one in written),
         tokens=written,
-        rounds=len(trace.rounds),
+        rounds=len(case.rounds),
         stop_reason="length",
         statistics=Run(0, 4, len(written), SPEED, 100.0, 2**28, 0, 0.1),
     )

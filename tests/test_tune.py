@@ -75,7 +75,7 @@ class Trials:
 def result(speed: float, *, drafted: bool) -> trial.Result:
     statistics = statistics_of(TOKENS / speed)
     placed = trial.LoadedModel("a model", 80, 40, 10**9)
-    answer = trial.Answer("text", tuple(range(TOKENS)), statistics)
+    answer = trial.Answer("text", tuple(range(statistics.tokens)), statistics)
     return trial.Result((answer,), placed, placed if drafted else None, 9.0, 10**9, 10**9, True, ("draft",) * drafted)
 
 
@@ -84,7 +84,7 @@ def statistics_of(decode_s: float) -> Statistics:
     for one in dataclasses.fields(Statistics):
         if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING:
             values[one.name] = () if "tuple" in str(one.type) else "length" if "str" in str(one.type) else 0
-    values |= {"tokens": TOKENS, "decode_s": decode_s, "prompt_tokens": 50, "prompt_s": 0.5}
+    values |= {"tokens": TOKENS + 1, "decode_s": decode_s, "prompt_tokens": 50, "prompt_s": 0.5}
     return Statistics(**values)  # type: ignore[arg-type]
 
 

@@ -553,6 +553,15 @@ def test_divergences_are_looked_into_as_far_as_the_budget_goes(measured):
     assert not [one for one in fast.document().notes if "budget" in one]
 
 
+def test_answers_of_one_token_have_no_speed(bench, measured, monkeypatch):
+    with pytest.raises(trial.NoSpeedError, match="one token"):
+        measured(Machine(), prompted(2, max_tokens=1), 1)
+    monkeypatch.setattr(trial, "measure", lambda spec, **_: result(statistics(0, 0.0)))
+    found = trial.attempt(bench.experiment.spec)
+    assert found.result is None
+    assert found.failure.hint.startswith("-n ")
+
+
 def test_what_each_mode_runs(bench):
     spec = bench.experiment.spec
     assert bench.spec_of("speculative") == spec

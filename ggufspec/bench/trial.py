@@ -23,7 +23,7 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.trace import Trace, spelled
 from ggufspec.display import counted
-from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.hardware import gpus, host
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import system_info
@@ -418,6 +418,21 @@ def measure(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = 
         return load.ask(Request())
 
 
+class NoSpeedError(ModelError):
+    """No answer has a token behind its first, which its prompt's batch gives."""
+
+
+def timed(result: Result) -> Result:
+    """A trial that has a speed.
+
+    Raises:
+        NoSpeedError: it has none.
+    """
+    if not any(answer.statistics.decoded for answer in result.answers):
+        raise NoSpeedError("answers of one token have no speed", "-n 64, or a prompt with a longer answer")
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A trial that may have failed: out of memory, an abort of llama.cpp."""
@@ -427,13 +442,13 @@ class Attempt:
 
 
 def attempt(spec: Spec, *, on_event: worker.Emit | None = None, verbose: bool = False) -> Attempt:
-    """:func:`measure`, with an error as the outcome.
+    """:func:`measure` of what has a speed, with an error as the outcome.
 
     Raises:
         Interrupted: Ctrl-C.
     """
     try:
-        return Attempt(measure(spec, on_event=on_event, verbose=verbose))
+        return Attempt(timed(measure(spec, on_event=on_event, verbose=verbose)))
     except GgufspecError as error:
         return Attempt(None, Failure(error.message, error.hint))
     except OSError as error:  # no memory for a process, no space for its log

@@ -16,7 +16,7 @@ from ggufspec.cli import sweep as sweeping
 from ggufspec.cli.parameters import Swept, seconds, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
 from ggufspec.display import duration
-from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.settings import DRAFTERS, Settings, parse_drafters
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ def bench(
     )
 
 
-def _crash(crashes: Mapping[str, WorkerError]) -> GgufspecError | None:
-    """What is said last where runs crashed."""
+def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
+    """What is said last where runs failed."""
     from ggufspec.reports.values import mode_name
 
     if not crashes:
         return None
     names = " and ".join(mode_name(mode) for mode in crashes)
-    return GgufspecError(f"{names} crashed; the reason is above", next(iter(crashes.values())).hint)
+    return GgufspecError(f"{names} could not be measured; the reason is above", next(iter(crashes.values())).hint)
 
 
 def _show(document: BenchDocument) -> None:

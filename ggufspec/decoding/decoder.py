@@ -492,7 +492,7 @@ class SpeculativeDecoder:
             if alone != "draft":
                 cached = self._same("target", tokens, context, context.length)
                 if self.options.strict:
-                    cached = self._aligned(min(cached, kept.prompt - 1))
+                    cached = self._aligned(max(0, min(cached, kept.prompt - 1)))
                 elif not cached and context.forgets:
                     cached = self._restored(tokens)
             elif self._drafter and self._drafter.has_read == context.length:  # else it has forgotten the beginning

@@ -173,7 +173,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._held = np.empty(0, np.intc)  # the text, and what was drafted behind it
         self._policy: Policy | None = None
         self._drafting = False
-        self._draft_s = self._learning_s = self._returned = 0.0
+        self._draft_s = self._catch_up_s = self._learning_s = self._returned = 0.0
 
     def _open(self, target_vocab_size: int, cache: Path | None) -> None:
         """Make the draft's context, time it, and make the drafters."""
@@ -228,18 +228,16 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             self._start(ids.tolist(), same)
         policy = self._policy
         self._drafting = policy is not None and not policy.is_backing_off()
-        self._chain = []
+        self._chain, self._catch_up_s = [], 0.0
         if policy is not None and self._drafting:
-            limit = max(0, min(self._most, self._room - len(ids)))
+            remaining, reading = max(0, self._room - len(ids)), self._clock()
+            limit = min(self._most, remaining)
+            policy.begin(limit, remaining, may_trim=self._rule.may_trim)
+            told_s = loop.catch_up(self._text, self._drafters, policy, self._rule, self._clock)
+            self._catch_up_s = self._clock() - reading
+            self._learning_s += self._catch_up_s - told_s
             self._chain = loop.draft(
-                self._text,
-                limit,
-                max(0, self._room - len(ids)),
-                self._drafters,
-                policy,
-                self._rule,
-                self.model.is_end,
-                self._clock,
+                self._text, limit, self._drafters, policy, self._rule, self.model.is_end, self._clock
             )
         drafted = np.array([one.token for _, one in self._chain], np.intc)
         self._held = np.concatenate([ids, drafted])
@@ -289,12 +287,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         if self._target is not None:
             verify_s = min(verify_s, _PAUSE * self._target.seconds(width))
         learning = self._clock()
-        total_s = self._draft_s + verify_s
+        total_s = self._draft_s - self._catch_up_s + verify_s
         self._policy.observe_round(Outcome(width, accepted, len(emitted), verify_s, total_s, self._learning_s))
-        catch_up_s = 0.0
-        if self._drafting:
-            catch_up_s = loop.catch_up(self._text, self._drafters, self._policy, self._rule, self._clock)
-        self._learning_s = self._clock() - learning - catch_up_s
+        self._learning_s = self._clock() - learning
 
     def close(self) -> None:
         """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten.

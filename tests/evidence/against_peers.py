@@ -31,7 +31,7 @@ def ours(decoder: SpeculativeDecoder, prompt: str, tokens: int) -> dict[str, flo
     s = decoder.statistics
     assert s is not None
     assert s.tokens == len(ids)
-    return {"tokens": s.tokens, "seconds": s.decode_s, "drafted": s.drafted, "accepted": s.accepted}
+    return {"tokens": s.decoded, "seconds": s.decode_s, "drafted": s.drafted, "accepted": s.accepted}
 
 
 def theirs(target: Path, draft: Path, prompt: str, tokens: int, draft_max: int, threads: int) -> dict[str, float]:

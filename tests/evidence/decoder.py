@@ -346,7 +346,7 @@ def checks(grid: Sequence[Case]) -> dict[str, dict[str, Any]]:
         found["our time outside of rounds"] = {"share": outside / sum(run["seconds"] for run in runs)}
     texts = [run for run in runs if "tokens_as_target_only" in run]
     if texts:
-        same = sum(run["tokens_as_target_only"] == run["tokens"] for run in texts)
+        same = sum(run["tokens_as_target_only"] == run["whole_tokens"] for run in texts)
         found["texts as target-only's in default mode"] = {"texts": len(texts), "identical": same}
     return found
 

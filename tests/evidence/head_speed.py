@@ -199,7 +199,7 @@ def summary(cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
                     found[f"{mode} {name}, {told}"] = goal(geometric_mean(ratios), GOALS[name])
     texts = [run for case in cases for one in case["repetitions"] for run in one.values() if "wall_s" in run]
     if texts:
-        same = sum(run["tokens_as_target_only"] == run["tokens"] for run in texts)
+        same = sum(run["tokens_as_target_only"] == run["whole_tokens"] for run in texts)
         found["texts as target-only's in default mode"] = {"texts": len(texts), "identical": same}
     return found
 

@@ -33,7 +33,6 @@ CLOSE = 0.93  # a second length that reached this share of the best one's speed 
 EARLY = 64  # tokens in which a policy may learn that speculation does not pay
 WARM_UP = "A decoder that has just been opened"
 KEPT = (
-    "tokens",
     "prompt_s",
     "time_to_first_token_s",
     "rounds",
@@ -85,7 +84,7 @@ class Answer:
     @property
     def speed(self) -> float:
         """Tokens/s so far."""
-        return len(self.ids) / max(sum(round_.total_s for round_ in self.decoder.rounds), 1e-9)
+        return (len(self.ids) - 1) / max(sum(round_.total_s for round_ in self.decoder.rounds[1:]), 1e-9)
 
     def leave(self) -> None:
         """Run no more rounds."""
@@ -94,7 +93,8 @@ class Answer:
     def run(self) -> Run:
         """The figures, once all rounds have run.
 
-        ``late_`` ones are those of rounds behind the first 64 tokens, ``whole_`` ones count the prompt's time, too.
+        The first token is the prompt's: ``whole_`` figures count both. ``late_`` ones are those of rounds behind the
+        first 64 tokens.
         """
         statistics = self.decoder.statistics
         assert statistics is not None
@@ -103,6 +103,7 @@ class Answer:
         late = [round_ for round_, before in zip(self.decoder.rounds, [0, *emitted], strict=False) if before >= EARLY]
         figures = asdict(statistics)
         return {
+            "tokens": statistics.decoded,
             "seconds": statistics.decode_s,
             **{name: figures[name] for name in KEPT},
             "wall_s": self.wall_s,
@@ -110,7 +111,7 @@ class Answer:
             "late_seconds": sum(round_.total_s for round_ in late),
             "whole_tokens": statistics.tokens,
             "whole_seconds": statistics.prompt_s + statistics.decode_s,
-            "widths": dict(sorted(Counter(round_.width for round_ in self.decoder.rounds).items())),
+            "widths": dict(sorted(Counter(round_.width for round_ in self.decoder.rounds[1:]).items())),
             "ids": self.ids,
         }
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from llama_cpp import Llama
 
 from ggufspec import DecoderOptions, Sampling, SpeculativeDecoder
 from ggufspec.bench import divergence
 from ggufspec.decoding import decoder as decoder_module
 from ggufspec.hardware.host import physical_cores
 
+ROOT = Path(__file__).resolve().parents[2]
 THREADS = min(2, physical_cores())  # of the full tier: they spin at barriers, which on a busy machine takes for ever
 OPTIONS = DecoderOptions(ctx_size=1536, threads=1, strict=True, draft_policy="fixed", draft_max=4)
 ADAPTIVE = replace(OPTIONS, draft_policy="adaptive", draft_max=15)  # drafts if it pays on this machine
@@ -58,6 +64,56 @@ def test_a_target_alone_gives_the_same_text_as_a_pair_without_its_draft(pair, pr
         for prompt in prompts[::25]:
             assert tokens(alone, prompt, GREEDY) == tokens(both, prompt, GREEDY, alone="target")
             assert tokens(alone, prompt, WARM) == tokens(both, prompt, WARM)
+
+
+@pytest.fixture
+def smollm2() -> Path:
+    """A chat model, which is fetched."""
+    made = subprocess.run([sys.executable, ROOT / "scripts" / "real-models"], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no SmolLM2-135M-Instruct: {made.stderr.strip().splitlines()[-1]}")
+    return Path(made.stdout.strip()) / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+CHATS = [
+    f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    for question in (
+        "Write a Python function that merges two sorted lists.",
+        "Explain how a hash table works, briefly.",
+        "List five tips for writing readable code.",
+        "Tell me a short story about a lighthouse keeper.",
+    )
+]
+
+
+def check_says_what_llama_says(path, texts, count):
+    """Our target-only, and llama-cpp-python's own ``Llama`` with the same settings, greedy."""
+    options = DecoderOptions(ctx_size=1536, threads=1, flash_attn="off")
+    settings = {"n_ctx": 1536, "n_threads": 1, "n_threads_batch": 1, "flash_attn": False, "verbose": False}
+    longest = 0
+    with (
+        SpeculativeDecoder(path, None, options) as decoder,
+        contextlib.closing(Llama(str(path), **settings)) as llama,
+    ):
+        for text in texts:
+            ids, expected = decoder.target.tokenize(text, special=True), []
+            llama.reset()
+            for token in llama.generate(ids, temp=0.0):
+                expected.append(token)
+                if decoder.target.is_end(token) or len(expected) == count:
+                    break
+            assert [one.token for one in decoder.generate(ids, max_tokens=count)] == expected, text
+            longest = max(longest, len(expected))
+    assert longest == count
+
+
+def test_a_target_alone_says_what_llama_says(pair, prompts):
+    check_says_what_llama_says(pair[0], prompts[::25], TOKENS)
+
+
+@pytest.mark.full
+def test_a_real_target_alone_says_what_llama_says(smollm2):
+    check_says_what_llama_says(smollm2, CHATS, 96)
 
 
 def test_the_check_can_fail(pair, prompts, monkeypatch):

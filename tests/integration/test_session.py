@@ -247,7 +247,7 @@ def test_rounds_are_told(chat_pair: Pair) -> None:
         reply, events = answer(one, Request(asked, max_tokens=24, trace=True, cache=False))
     assert reply.text == plain.text
     rounds = [TypeAdapter(TracedRound).validate_python(each["round"]) for each in events if each["event"] == "round"]
-    assert len(rounds) == reply.statistics.rounds
+    assert len(rounds) == 1 + reply.statistics.rounds  # with the first token
     assert [token for each in rounds for token in each.emitted] == list(reply.tokens)
     assert [each["event"] for each in events[:3]] == ["prompt", "round", "token"]
 
