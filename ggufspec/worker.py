@@ -36,7 +36,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
@@ -241,21 +241,6 @@ def _partial(outcome: Outcome | None, kind: type[Result]) -> Result | None:
     return None if outcome is None or outcome[0] == "error" else plain.load(kind, outcome[2])
 
 
-_TUNABLE = "glibc.malloc.hugetlb="
-
-
-def _huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which large allocations ask Linux for huge pages, unless the user has set that.
-
-    llama.cpp keeps repacked weights in them. Where they lie in scattered pages of 4 KiB, a processor of a virtual
-    machine waits for its tables: there a token took 1.4 to 1.5 times as long. Source: malloc/malloc.c of glibc.
-    """
-    tunables = environment.get("GLIBC_TUNABLES", "")
-    if _TUNABLE in tunables:
-        return dict(environment)
-    return {**environment, "GLIBC_TUNABLES": ":".join(filter(None, (tunables, f"{_TUNABLE}1")))}
-
-
 class _Child:
     """A child process, and the messages of it.
 
@@ -286,7 +271,6 @@ class _Child:
             stderr=None if verbose else self._log,
             text=True,
             encoding="utf-8",
-            env=_huge_pages(os.environ),
             start_new_session=True,  # Ctrl-C reaches the parent, which asks the child to stop
             creationflags=_OWN_GROUP,
         )

@@ -14,6 +14,8 @@ import pytest
 from processes import SCRIPT, Cli, plain, rest
 from screens import Session
 
+from ggufspec.cli.app import with_huge_pages
+
 COMMANDS = (
     *("bench", "run", "verify", "plan", "pull", "export", "worker", "doctor", "rehearse", "quantize", "profiles"),
     *("compare", "tune", "report", "trace", "serve"),
@@ -285,3 +287,15 @@ def test_a_terminal_is_told_of_loading_until_the_text_begins(cli: Cli, command: 
 
 def test_nothing_is_told_of_loading_elsewhere(cli: Cli) -> None:
     assert "loading" not in cli("run", "demo", *PROMPT, "-n", "4").stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_child_processes_ask_for_huge_pages_unless_the_user_said_otherwise(before, after):
+    assert with_huge_pages(before) == after

@@ -455,16 +455,3 @@ def test_a_driver_that_dies_is_told_with_what_was_loaded_and_what_to_try(device:
     assert "-ngl 0 -ngld 0" in error.hint
     assert "lower -c" in _died(-signal.SIGABRT, "ggml: failed to allocate buffer", on_cards=loaded).hint
     assert "driver" not in _died(-signal.SIGSEGV, "").message
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (None, "glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.check=1", "glibc.malloc.check=1:glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
-    ],
-)
-def test_a_child_asks_for_huge_pages_unless_the_user_said_otherwise(before: str | None, after: str) -> None:
-    environment = {"A": "b"} | ({} if before is None else {"GLIBC_TUNABLES": before})
-    assert worker._huge_pages(environment) == {"A": "b", "GLIBC_TUNABLES": after}

@@ -233,7 +233,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             remaining, reading = max(0, self._room - len(ids)), self._clock()
             limit = min(self._most, remaining)
             policy.begin(limit, remaining, may_trim=self._rule.may_trim)
-            told_s = loop.catch_up(self._text, self._drafters, policy, self._rule, self._clock)
+            told_s, _ = loop.catch_up(self._text, self._drafters, policy, self._rule, self._clock)
             self._catch_up_s = self._clock() - reading
             self._learning_s += self._catch_up_s - told_s
             self._chain = loop.draft(

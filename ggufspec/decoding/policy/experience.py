@@ -32,8 +32,9 @@ class PairExperience:
         self._folder = folder if target else None
         self._target, self._drafters = target, drafters
         self._before: dict[str, Estimators] = {}  # by kind of text
-        for name, key in drafters.items() if self._folder else ():
-            for kind, one in history.experience(self._folder, target, key).items():
+        known = {name: history.experience(self._folder, target, key) for name, key in drafters.items() if self._folder}
+        for name, kinds in known.items():
+            for kind, one in kinds.items():
                 if one.estimator is not None and AcceptanceEstimator.fits(one.estimator):
                     self._before.setdefault(kind, {})[name] = AcceptanceEstimator.restored(one.estimator)
         self.trials.answers = bool(self._before)
