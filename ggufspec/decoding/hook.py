@@ -22,7 +22,7 @@ from ggufspec.decoding.decoder import require_same_vocabulary
 from ggufspec.decoding.drafters import Drafter, Parts, make
 from ggufspec.decoding.drafters.model import ModelDrafter
 from ggufspec.decoding.loop import Round
-from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.options import ROWS, DecoderOptions
 from ggufspec.decoding.policy import latency_cache
 from ggufspec.decoding.policy.adaptive import Adaptive
 from ggufspec.decoding.policy.backoff import BackOff
@@ -37,7 +37,7 @@ from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import free_memory_bytes
 from ggufspec.llamacpp.hook import Borrowed, LlamaDraftModel, close_with, forget_scores, scores_bytes
 from ggufspec.llamacpp.model import Context, Model
-from ggufspec.settings import DRAFT_MAX, FIXED_DRAFT_MAX
+from ggufspec.settings import FIXED_DRAFT_MAX
 
 __all__ = ["DraftModel", "scores_bytes"]
 
@@ -136,7 +136,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                     "ggufspec's own SpeculativeDecoder can draft for it",
                 )
             self._room = min(len(llama.input_ids), llama.n_ctx())
-            default = FIXED_DRAFT_MAX if draft_policy == "fixed" else DRAFT_MAX
+            default = FIXED_DRAFT_MAX if draft_policy == "fixed" else ROWS - 1  # Llama's wide batches are not timed
             self.options = DecoderOptions(
                 ctx_size=ctx_size or self._room,
                 gpu_layers_draft=gpu_layers,
