@@ -281,8 +281,9 @@ def session(document: dict[str, Any], draft: str, mode: str, seed: int) -> Itera
             width=(lambda tokens: tokens) if length else target.width,
             clock=clock,
         ):
-            clock.now += PLAIN_S
-            tokens += len(round_.emitted)
+            if round_.width:  # the first token is the prompt's
+                clock.now += PLAIN_S
+                tokens += len(round_.emitted)
         yield tokens / (clock() - began)
 
 
