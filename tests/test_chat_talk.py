@@ -93,7 +93,7 @@ def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.Ca
     chat.take("hi")
     out, err = capsys.readouterr()
     assert out == "hello\n"
-    took = "3 tokens, 6.00 tokens/s, 75% accepted, 1.50 tokens/round, 7 of 40 prompt tokens read at 60.0/s"
+    took = "3 tokens, 4.00 tokens/s, 75% accepted, 1.00 tokens/round, 7 of 40 prompt tokens read at 70.0/s"
     assert f"{took}, first token after 250 ms, lossy: top-k:3" in err
     (request,) = script.asked
     assert request.conversation.messages() == [
@@ -294,7 +294,7 @@ def test_one_document_streams_nothing(talk: Callable[..., Talk], capsys: pytest.
     assert document.turns[0].figures is not None
     figures = document.turns[0].figures
     assert figures.prompt_read == 7
-    assert figures.prompt_tokens_per_s == pytest.approx(60)  # six of them in 0.1 s; the last one is the first round's
+    assert figures.prompt_tokens_per_s == pytest.approx(70)  # seven of them in 0.1 s
     assert figures.time_to_first_token_s == 0.25
 
 

@@ -91,6 +91,8 @@ def test_run_prints_the_answer_alone_and_says_the_rest_on_stderr(cli: Cli) -> No
     prompt, answer = done.stderr.splitlines()
     assert re.fullmatch(r"prompt: \d+ tokens? at [\d.]+/s, first token after [\d.]+ m?s", prompt)
     assert re.fullmatch(r"6 tokens, [\d.]+ tokens/s, \d+% accepted, [\d.]+ tokens/round", answer)
+    one = cli("run", *PROMPT, "-n", "1", *fixed)
+    assert one.stderr.splitlines()[1] == "1 token, nothing drafted"  # which has no speed
 
 
 def test_run_document(cli: Cli) -> None:

@@ -299,8 +299,8 @@ def test_a_child_that_cannot_be_started_is_a_failure(monkeypatch):
 
 
 def test_energy_is_over_the_trials_that_have_it():
-    known = [result(10.0, energy_j=50.0), result(10.0, energy_j=70.0), result(10.0)]
-    assert compare.energy_j_per_token(known) == 0.6
+    known = [result(10.0, energy_j=50.5), result(10.0, energy_j=70.7), result(10.0)]
+    assert compare.energy_j_per_token(known) == pytest.approx(0.6)
     assert compare.energy_j_per_token(known[2:]) is None
     assert compare.energy_j_per_token([]) is None
 

@@ -52,13 +52,13 @@ def test_what_it_can_do_is_not():
 # ---- the document ---------------------------------------------------------------------------------------------------
 
 
-def result(seconds, tokens=20, drafters=(), notes=(), ids=None):
+def result(seconds, tokens=21, drafters=(), notes=(), ids=None):
     statistics = Statistics(
         prompt_tokens=10,
         prompt_s=0.5,
         tokens=tokens,
         decode_s=seconds,
-        rounds=8 if drafters else tokens,
+        rounds=8 if drafters else tokens - 1,
         drafted=16 if drafters else 0,
         accepted=12 if drafters else 0,
         drafted_by_position=(8, 8) if drafters else (),

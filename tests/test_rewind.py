@@ -402,14 +402,20 @@ def test_an_unknown_way(models):
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"), [(32, [32]), (33, [17, 16]), (70, [32, 22, 16]), (90, [32, 32, 26]), (97, [32, 32, 17, 16])]
+    ("count", "outputs", "expected"),
+    [
+        *((32, outputs, [32]) for outputs in (0, 1, 16)),
+        *((33, outputs, [32, 1]) for outputs in (0, 1)),
+        *((97, outputs, [32, 32, 32, 1]) for outputs in (0, 1)),
+        (90, 16, [32, 32, 26]),
+        (97, 16, [32, 32, 17, 16]),  # the rows are of one batch
+    ],
 )
-def test_a_prompt_is_read_alike_with_and_without_logits(models, count, expected):
-    for outputs in (0, 1, 16):
-        with closing(context(models["llama"], n_batch=32)) as one:
-            library = counted(one)
-            one.decode(some(count, 1), outputs)
-            assert library.batches == expected
+def test_a_prompt_is_read_in_whole_batches(models, count, outputs, expected):
+    with closing(context(models["llama"], n_batch=32)) as one:
+        library = counted(one)
+        one.decode(some(count, 1), outputs)
+        assert library.batches == expected
 
 
 # ---- whether it can win ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 from pages import Elements
@@ -79,7 +80,7 @@ def test_every_round_is_there_with_its_rows():
     page = Elements(text)
     assert len(page.named("details")) == len(rounds)
     for round_ in rounds:
-        assert report.heading(round_) in text
+        assert report.heading(round_) in html.unescape(text)
     rows = [attributes["class"] for attributes in page.named("tr") if "class" in attributes]
     assert [row for row in rows if row != "likely"] == [row.kind for round_ in rounds for row in report.rows(round_)]
     assert report.explained(rounds[0]).split(";")[0].replace("<", "&lt;") in text

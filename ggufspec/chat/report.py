@@ -53,7 +53,7 @@ def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:
         rule: that was lossy; empty if none was.
     """
     parts = [counted(figures.tokens, "token")]
-    if figures.tokens:
+    if figures.tokens_per_s:
         parts.append(f"{number(figures.tokens_per_s)} tokens/s")
     if figures.drafted:
         parts.append(f"{figures.accepted / figures.drafted:.0%} accepted")
@@ -89,7 +89,7 @@ def _row(run: ChatRun) -> tuple[str, ...]:
     return (
         run.name + (" (lossy)" if figures.lossy else ""),
         str(figures.tokens),
-        number(figures.tokens_per_s),
+        number(figures.tokens_per_s) if figures.tokens_per_s else "–",
         f"{figures.accepted / figures.drafted:.0%}" if figures.drafted else "–",
         f"{_per_round(figures):.2f}" if figures.drafted else "–",
         _text(run),

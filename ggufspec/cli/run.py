@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import takes
-from ggufspec.display import visible
+from ggufspec.display import counted, visible
 from ggufspec.errors import StopError, UsageError
 from ggufspec.settings import Settings
 
@@ -161,10 +161,13 @@ def show_statistics(document: RunDocument | TraceDocument) -> None:
     figures = document.statistics
     if prompt := prompt_figures(figures):
         ui.note(f"prompt: {prompt}")
-    parts = [f"{figures.tokens} tokens", f"{figures.tokens_per_s.median:.1f} tokens/s"]
+    parts = [counted(figures.tokens, "token")]
+    if figures.tokens_per_s.median:
+        parts.append(f"{figures.tokens_per_s.median:.1f} tokens/s")
     if isinstance(figures, SpeculativeRun):
-        accepted = f"{figures.acceptance_rate:.0%} accepted" if figures.drafted else "nothing drafted"
-        parts += [accepted, f"{figures.tokens_per_round:.2f} tokens/round"]
+        parts.append(f"{figures.acceptance_rate:.0%} accepted" if figures.drafted else "nothing drafted")
+        if figures.rounds:
+            parts.append(f"{figures.tokens_per_round:.2f} tokens/round")
         if figures.lossy:
             parts.append("lossy")
     if document.stop_reason == "context":
