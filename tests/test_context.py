@@ -120,7 +120,7 @@ def test_no_context_beyond_the_training_is_shown(cli: Cli, trained: int) -> None
 
 @pytest.mark.parametrize("depth", [0, 1, 7, 5000])
 def test_a_prompt_stands_behind_so_many_tokens(depth: int) -> None:
-    def tokenize(text: str, *, start: bool = True) -> list[int]:
+    def tokenize(text: str, *, special: bool = False, start: bool = True) -> list[int]:
         return [-1] * start + [ord(letter) for letter in text]
 
     tokens = at_depth(tokenize, "def f", depth)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _flags = Flags()
+_bars: list[Console] = []  # where a bar is shown, which makes room for what is said
 
 
 def begin(given: Flags) -> None:
@@ -108,7 +109,7 @@ def note(text: str) -> None:
         return
     from rich.text import Text
 
-    err().say(Text(text, "dim"))
+    (_bars[-1] if _bars else err()).say(Text(text, "dim"))
 
 
 def failure(message: str, hint: str) -> None:
@@ -155,7 +156,11 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=err(), transient=True) as bar:
         task = bar.add_task("starting", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+        _bars.append(bar.console)  # type: ignore[arg-type]
+        try:
+            yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+        finally:
+            _bars.pop()
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import importlib.metadata
 import importlib.util
 import logging
 import math
-import os
 import re
 import sys
 import threading
@@ -32,7 +31,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices, library, simulated
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import HOST, ContextOptions, Placement, parse_override
-from ggufspec.llamacpp.params import context_params, head_params, model_params
+from ggufspec.llamacpp.params import context_params, head_params, load_model, model_params
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.head import Head
@@ -219,7 +218,7 @@ class _Serving:
         if self._dry and not self.ready.offload:  # repacked weights crash a dry run without a device
             params.use_extra_bufts = False
         forget_complaints()
-        model = lib.llama_model_load_from_file(os.fsencode(path), params)
+        model = load_model(lib, path, params)
         if not model:
             raise ModelError(f"{CANNOT_LOAD}: {complaints() or 'it gave no reason'}")
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.options import ContextOptions, Placement, context_hint, load_hint
-from ggufspec.llamacpp.params import context_params, model_params
+from ggufspec.llamacpp.params import context_params, load_model, model_params
 from ggufspec.llamacpp.rewind import Checkpoint, Exact, Impossible, Snapshots, Windowed, architecture_of, choose
 
 Logits = npt.NDArray[np.float32]
@@ -80,7 +79,7 @@ class Model:
             if not device.is_remote:  # its driver ends the worker, not this process
                 worker.note_on_card(path.name, device.name, device.description)
         forget_complaints()
-        self._handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+        self._handle = load_model(lib, path, params)
         if not self._handle:
             reason = complaints() or "llama.cpp gave no reason"
             raise ModelError(f"{path} cannot be loaded: {reason}", load_hint(reason))

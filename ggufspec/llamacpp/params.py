@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ggufspec.llamacpp.devices import buffer_type, chosen_over_others, handle_of
@@ -16,7 +18,7 @@ from ggufspec.llamacpp.options import (
     check_kv_type,
     check_rewind,
 )
-from ggufspec.llamacpp.rewind import choose
+from ggufspec.llamacpp.rewind import architecture_of, choose
 
 
 def context_params(lib: Any, options: ContextOptions, model: Any = None) -> Any:
@@ -126,3 +128,20 @@ def kv_type(lib: Any, name: str) -> int:
 def _flash_attention(name: str) -> int:
     check_flash_attention(name)
     return {"auto": -1, "on": 1, "off": 0}[name]
+
+
+def load_model(lib: Any, path: Path, params: Any) -> Any:
+    """llama.cpp's handle of a model, or null, which :func:`ggufspec.llamacpp.library.complaints` explains.
+
+    Weights of latent attention (MLA) stay out of AMX's buffers: llama.cpp puts them there and then aborts, as the graph
+    multiplies them with what is not contiguous (``supports_op``, ggml/src/ggml-cpu/amx/amx.cpp).
+    """
+    name = os.fsencode(path)
+    handle = lib.llama_model_load_from_file(name, params)
+    if handle and params.use_extra_bufts and not params.vocab_only and b"AMX_INT8 = 1" in lib.llama_print_system_info():
+        rank = f"{architecture_of(lib, handle)}.attention.kv_lora_rank".encode()
+        if lib.llama_model_meta_val_str(handle, rank, ctypes.create_string_buffer(16), 16) >= 0:
+            lib.llama_model_free(handle)
+            params.use_extra_bufts = False
+            handle = lib.llama_model_load_from_file(name, params)
+    return handle

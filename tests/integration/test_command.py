@@ -187,7 +187,7 @@ def test_a_lossy_bench_says_so(cli, tmp_path):
     exports = ("--export-json", files[0], "--export-csv", files[1])
     done = cli("bench", "demo", "-p", PROMPT, "-n", "8", "-r", "1", *FIXED, "--accept", "top-k:2", "-q", *exports)
     assert (done.code, done.stderr) == (0, "")
-    assert "top-k:2 (lossy)" in done.stdout
+    assert "top-k:2 (lossy)" in " ".join(done.stdout.split())
     assert "\n speculative (lossy) " in done.stdout
     assert "The rule is lossy" in " ".join(done.stdout.split())
     assert "compared in strict mode under the exact rule" in " ".join(done.stdout.split())
