@@ -232,6 +232,7 @@ class Whim:
         self.rng = random.Random(seed)
         self.wanted = []  # tokens to verify, of each round
         self.shadow = self.taken = 0
+        self.hoped = {}
         self.open = False
 
     def is_backing_off(self):
