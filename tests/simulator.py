@@ -29,7 +29,7 @@ from ggufspec.planning.memory import HOST, Request
 from ggufspec.planning.plan import Card, Machine, Plan
 from ggufspec.planning.search import make_plan
 from ggufspec.planning.speed import DeviceProfile, pass_s
-from ggufspec.settings import Settings
+from ggufspec.settings import DRAFT_MAX, Settings
 from ggufspec.tune.search import Done, Search
 from ggufspec.tune.space import Candidate, Free, candidates, nearest, policies, thread_counts
 
@@ -106,7 +106,7 @@ class Simulated:
         self.plan: Plan = make_plan(
             plan_request(target, draft, self.options, 0.7, Settings(n_cpu_ffn=0)), self.machine, self.dry_run
         )
-        self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(15))
+        self.free = Free(thread_counts(case.cores), ("both", "draft", "lookup", "none"), policies(DRAFT_MAX))
         self.space = candidates(self.plan, self.options, self.free, self.dry_run)
         self._make_truth()
 
@@ -284,8 +284,8 @@ def tune(machine: Simulated, make: Callable[..., Search] = Search, repeats: int 
 def first_choices(machine: Simulated) -> list[int]:
     """The planner's pair and target-only."""
     plan, options = machine.plan, machine.options
-    pair = with_placement(options, plan.pair, draft_max=15) if plan.pair else None
-    alone = replace(with_placement(options, plan.target_only, draft_max=15), drafters=())
+    pair = with_placement(options, plan.pair, draft_max=DRAFT_MAX) if plan.pair else None
+    alone = replace(with_placement(options, plan.target_only, draft_max=DRAFT_MAX), drafters=())
     found = [nearest(machine.space, pair, drafted=True) if pair else None, nearest(machine.space, alone, drafted=False)]
     chosen = found if plan.choice == "speculative" else found[::-1]
     return [index for index in chosen if index is not None]

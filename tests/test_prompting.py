@@ -168,7 +168,7 @@ def test_json_lines_are_texts_prompts_and_requests(tmp_path: Path) -> None:
         (b'{"prompt": "x"}\n[1]\n', "line 2 of x.txt is no prompt"),
         (b'{"messages": ["x"]}', "messages and tools are lists of objects"),
         (b'{"messages": [{"content": "x"}]}', "a message without role"),
-        (b'{"messages": [{"role": "user", "content": 3}]}', "whose content is no text"),
+        (b'{"messages": [{"role": "user", "content": 3}]}', "whose content is not text"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "a part of type image_url"),
         (b'{"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "x"}]}', "a tool without a name"),
         (b'{"prompt": "\\ud800"}', "half a character"),
@@ -217,10 +217,10 @@ def result(*answers: tuple[Statistics, tuple[Statistics, ...]]) -> trial.Result:
 
 
 def test_kinds_have_their_own_acceptance_and_gain_pair_by_pair() -> None:
-    alone = [result(*[(statistics(10, 1.0), ())] * 3), result(*[(statistics(10, 2.0), ())] * 3)]
+    alone = [result(*[(statistics(11, 1.0), ())] * 3), result(*[(statistics(11, 2.0), ())] * 3)]
     drafted = [
-        result((statistics(10, 0.5, 8, 6), ()), (statistics(10, 2.0), ()), (statistics(10, 0.5, 8, 2), ())),
-        result((statistics(10, 1.0, 4, 4), ()), (statistics(10, 4.0), ()), (statistics(10, 1.0), ())),
+        result((statistics(11, 0.5, 8, 6), ()), (statistics(11, 2.0), ()), (statistics(11, 0.5, 8, 2), ())),
+        result((statistics(11, 1.0, 4, 4), ()), (statistics(11, 4.0), ()), (statistics(11, 1.0), ())),
     ]
     edit, prose = summary.by_kind(("edit", "prose", "edit"), alone, drafted)
     assert (edit.name, edit.speedup.samples, edit.drafted, edit.accepted, edit.tokens) == (
@@ -228,7 +228,7 @@ def test_kinds_have_their_own_acceptance_and_gain_pair_by_pair() -> None:
         (2.0, 2.0),
         20,
         12,
-        20,
+        22,
     )
     assert (prose.name, prose.speedup.median, prose.drafted) == ("prose", 0.5, 0)
     assert prose.target_only_tokens_per_s.samples == (10.0, 5.0)

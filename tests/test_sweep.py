@@ -59,7 +59,7 @@ class Machine:
         if length in self.fails:
             return Attempt(None, Failure("out of memory", "lower -ngl"))
         places = (8,) * length
-        statistics = Statistics(5, 0.5, 30, 2.0 if not drafts else 3.0 / length, 8, 8 * length, 8, places, places,
+        statistics = Statistics(5, 0.5, 31, 2.0 if not drafts else 3.0 / length, 8, 8 * length, 8, places, places,
                                 0.1, 0.2, "length")  # fmt: skip
         return Attempt(
             trial.Result(

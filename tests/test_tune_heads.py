@@ -79,7 +79,7 @@ def test_what_won_goes_on_to_the_other_commands(cli: Cli, whole: Path, kind: str
     done = cli("tune", *pair, *ONE, "--drafter", kind, "--save", "won", COLUMNS="120")
     assert done.code == 0, done.stderr
     label = {"eagle3": "ngl 0, ngld 0, EAGLE-3 head", "mtp": "ngl 0, MTP head"}[kind]
-    assert f"The fastest: {label}, adaptive up to 15, 1 thread." in done.stdout
+    assert f"The fastest: {label}, adaptive up to 63, 1 thread." in done.stdout
     assert load_profile(Path(cli.environment["HOME"]) / ".config/ggufspec/profiles/won.toml").settings.drafter == kind
     settings = cli("run", "won", "-p", "def f(", "-n", "4", "--json").document()["settings"]
     assert settings["drafter"] == kind

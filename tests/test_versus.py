@@ -374,7 +374,7 @@ def measured(monkeypatch):
 
 
 def test_one_load_serves_the_ways_of_a_placement(measured):
-    """Each prompt is answered in every way before the next; the draft alone only a few times, shortly."""
+    """Each prompt is answered in every way before the next; draft-only a few times, shortly."""
     machine = Machine()
     bench = measured(machine, prompted(4, max_tokens=64), 2)
     assert [kind for kind, _ in machine.loads] == ["pair", "pair"]  # the second one for the check in strict mode

@@ -60,7 +60,7 @@ def bench_pair(
         raw: send them as plain text, without the template.
         max_tokens: of each answer, at most; a budget shortens them.
         repetitions: answers to each prompt, exactly so many; as many as the verdict needs by default.
-        budget_s: seconds of answering, loading not counted; three minutes where there is no number of repetitions.
+        budget_s: seconds of answering, loading not counted; three minutes where no repetitions are given.
         sampling: temperature, truncation, seed and penalties; greedy by default.
         engine: ``hook`` measures llama-cpp-python's ``Llama`` too, alone and with :class:`ggufspec.hook.DraftModel`.
         depth: tokens of text in the cache before each prompt; the context holds them.

@@ -214,7 +214,7 @@ def _message(message: Mapping[str, Any], origin: str) -> dict[str, Any]:
                 raise UsageError(f"{origin} has a part of type {kind}: only text can be read", "leave the line out")
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) or not isinstance(message.get("role"), str):
-        raise UsageError(f"{origin} has a message without role, or whose content is no text", _FORMS)
+        raise UsageError(f"{origin} has a message without role, or whose content is not text", _FORMS)
     return {**message, "content": content}
 
 

@@ -189,7 +189,7 @@ The weekly call began with the outage of Monday night. Priya had found that the 
 at the same hour and filled the disk of the second database host; writes failed for 41 minutes, and nothing was lost. \
 Tom asked why no alarm had gone off. The alarm exists, but it looks at the average of both hosts, and the first one \
 was nearly empty. It was agreed to move the rebuild to four in the morning, which Priya does today, and to have an \
-alarm for each host, which Tom does until Thursday. Lena wants to know what a third host would cost; nobody was sure, \
+alarm for each host, which Tom does until Thursday. Lena wants to know what a third host would cost; no one was sure, \
 so Omar asks the provider and writes to the list by the end of the month. The release stays on the 14th. Marketing \
 would like the new export in the announcement, but it has only been tested with small files; Lena decides on Friday, \
 when the load test is done. The next call is a day later than usual because of the holiday.

@@ -39,23 +39,23 @@ def listing(document: ProfilesDocument, width: int, there: str = "") -> Table:
 
     Those for reference come last, below a row that says so. ``there`` names a card that is not here.
     """
-    room = max(16, width - max((len(row.name) for row in document.profiles), default=0) - 31)
+    there = shortened(there or "Here", _FIT)
+    fits = ["no profile" if row.error else "?" if row.fits == "unknown" else _here(row) for row in document.profiles]
+    longest = max((len(row.name) + row.mine for row in document.profiles), default=0)
+    room = max(16, width - longest - max(map(len, (there, *fits))) - 17)
     rows: list[tuple[str, ...]] = []
     groups: list[int] = []
-    for row in document.profiles:
+    for row, here in zip(document.profiles, fits, strict=True):
         if row.group and not groups:
             groups.append(len(rows))
             rows.append((row.group, "", "", ""))
-        here = "no profile" if row.error else "?" if row.fits == "unknown" else _here(row)
         models = [model for model in (row.target, row.draft) if model]
         names = [shortened(base_name(model.file), room) for model in models]
         sizes = [_size(model) for model in models]
         if row.draft is None and (drafter := row.settings.get("drafter")):
             names.append(_WITHOUT_FILE.get(drafter, drafter))
         rows.append((row.name + ("*" if row.mine else ""), "\n".join(names), "\n".join(sizes), here))
-    columns = table.columns(
-        "Profile", table.word("Target and draft"), "Size", table.word(shortened(there or "Here", _FIT))
-    )
+    columns = table.columns("Profile", table.word("Target and draft"), "Size", table.word(there))
     return Table("Profiles", columns, tuple(rows), leading=frozenset(groups), groups=frozenset(groups))
 
 

@@ -317,7 +317,7 @@ class _Space:
             flash_attn=flash,
             ubatch_size=micro,
             drafters=parse_drafters(drafter),
-            draft_max=_LONGEST if drafter != "none" else self.options.draft_max,
+            draft_max=max(longest for _, longest in self.free.policies),
             lookup_corpus=None,
         )
         draft = self.request.draft if drafts_with_file(drafter) else None

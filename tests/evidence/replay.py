@@ -191,7 +191,7 @@ class Time:
         self.now += seconds * math.exp(self._noise.gauss(0, NOISE))
 
 
-class Told:
+class Known:
     """The rule and the target of a text that is known."""
 
     name, lossless, may_trim = "exact", True, True
@@ -327,7 +327,7 @@ class Pair:
         """Tokens per second of one answer, the prompt included."""
         name, *length = way.split()
         clock, began = self.clock, self.clock.now
-        told = Told([*text.tokens, *[NOTHING] * 64], self.target_s, clock)
+        known = Known([*text.tokens, *[NOTHING] * 64], self.target_s, clock)
         drafters: list[Drafter] = []
         if name in ("draft", "both", "fixed"):
             drafters.append(Chains(text, self.draft_s, clock, more=more, hopeless=hopeless))
@@ -344,10 +344,10 @@ class Pair:
             policy.shadow_evaluated(drafter.name, drafter.begin(text.prompt, text.choices))
         policy.prompt_read(prompt, clock.now - began)
         rounds = generate(
-            told,  # type: ignore[arg-type]
+            known,  # type: ignore[arg-type]
             text.prompt,
             None,  # type: ignore[arg-type]
-            told,  # type: ignore[arg-type]
+            known,  # type: ignore[arg-type]
             max_tokens=len(text.answer),
             is_end=lambda _: False,
             drafters=drafters,
