@@ -113,7 +113,7 @@ def test_the_plan_in_a_terminal(cli: Cli, files, columns: int, colour: bool) -> 
     assert any("· free" in line for line in lines)
     assert any("Target layers" in line for line in lines)
     assert any("81/81" in line and "–" in line for line in lines)  # does not fit
-    chosen = re.search(r"target-only +(\d+)/81 .*speculative +(\d+)/81 ", " ".join(lines))
+    chosen = re.search(r"target-only +(\d+)/81 .*speculative +(\d+)/81\b", " ".join(lines))
     assert chosen
     rows = [f"{chosen[1]}/81 target-only", f"{chosen[2]}/81 speculative"]
     rows = [f"{chosen[1]}/81 both"] if chosen[1] == chosen[2] else rows

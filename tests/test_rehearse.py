@@ -19,6 +19,7 @@ from server import serving
 
 from ggufspec.bench import batch_timing, rehearse
 from ggufspec.llamacpp import dryrun
+from ggufspec.llamacpp.library import load
 from ggufspec.llamacpp.options import ContextOptions, Placement
 from ggufspec.models import dummy_weights
 from ggufspec.models.source import read_headers
@@ -26,6 +27,8 @@ from ggufspec.planning import rehearsed
 from ggufspec.planning.catalogue import from_catalogue
 from ggufspec.planning.memory import HOST
 from ggufspec.planning.speed import MeasuredBatches, pass_s
+from ggufspec.reports.doctor import features
+from ggufspec.settings import DRAFT_MAX
 from tests import heads
 
 SHORT = ("-r", "1", "--depth", "16", "-c", "256")
@@ -48,6 +51,16 @@ def header(target: Path, tmp_path_factory):
     return read_headers([target], tmp_path_factory.mktemp("headers"))[0].header
 
 
+def counted(weights: int, slack: int = 0) -> range:
+    """What llama.cpp may count for a model's weights on the host.
+
+    AMX has a repacked copy of matrices, of Q8_0 with four bytes more for every block of 34, and the file of all stays
+    mapped beside it.
+    """
+    has_amx = "AMX_INT8" in features(load().llama_print_system_info().decode())
+    return range(weights - slack, weights + slack + (weights * 38 // 34 if has_amx else 0) + 1)
+
+
 # ---- the command
 
 
@@ -67,14 +80,14 @@ def test_a_pair_that_is_not_here(cli: Cli, hub, target: Path, draft: Path) -> No
     (run,) = document["runs"]
     assert run["name"] == "pair"
     assert run["ram_bytes"] > 20e6
-    assert set(run["target"]["batch_s"]) == {*map(str, range(1, 9)), "12", "16"}
+    assert set(run["target"]["batch_s"]) == {*map(str, range(1, 9)), "12", "16", str(DRAFT_MAX + 1)}
     assert set(run["draft"]["batch_s"]) == {"1", "2"}
     for model in (run["target"], run["draft"]):
         assert model["tokens_per_s"]["median"] > 0
         assert model["depth"] == 16
         assert all(spread["samples"] for spread in model["batch_s"].values())
         assert set(model["bytes"]["CPU"]) == {"weights", "kv", "compute"}
-    assert run["target"]["bytes"]["CPU"]["weights"] == 20337920
+    assert run["target"]["bytes"]["CPU"]["weights"] in counted(20337920)
     rival = document["rival_tokens_per_s"]["median"]
     assert rival == run["target"]["tokens_per_s"]["median"]
     assert [row["acceptance"] for row in document["expected"]] == [0.5, 0.6, 0.7, 0.8, 0.9]
@@ -215,8 +228,9 @@ def test_bytes_are_those_of_the_real_files(target: Path, draft: Path, tmp_path: 
     runs = [dryrun.Run(path, Placement(), context) for path in (target, draft)]
     for part, answer in zip(timed, dryrun.ask(dryrun.Spec(real=True), runs), strict=False):
         allocated = answer.devices[HOST]
-        weights, kv, compute = allocated.weights, allocated.kv, allocated.compute
-        assert part.bytes == {HOST: {"weights": weights, "kv": kv, "compute": compute}}
+        found = part.bytes[HOST]
+        assert part.bytes == {HOST: found | {"kv": allocated.kv, "compute": allocated.compute}}
+        assert found["weights"] in counted(allocated.weights)
 
 
 def test_a_model_that_cannot_rewind_is_timed(tmp_path: Path) -> None:
@@ -258,7 +272,7 @@ def test_with_a_card_the_rival_and_two_more_placements_are_measured(cli: Cli, en
     assert layers == {"pair": 5, "target_only": 9, "half": 4, "none": 0}
     best = max(run["target"]["tokens_per_s"]["median"] for run in runs.values())
     assert document["rival_tokens_per_s"]["median"] == best
-    context = ContextOptions(256, 16, 1)
+    context = ContextOptions(256, DRAFT_MAX + 1, 1)
     dry_runs = [dryrun.Run(target, Placement(5), context)]
     real = dryrun.ask(dryrun.Spec(rpc=(endpoint,), real=True), dry_runs)[0].devices["RPC0"]
     rehearsed_bytes = runs["pair"]["target"]["bytes"]["RPC0"]
@@ -350,7 +364,7 @@ def test_heads_are_rehearsed(cli: Cli, target: Path, tmp_path: Path, kind: str) 
     assert run["tokens_per_s"]["median"] > 0
     assert {*run["batch_s"]} == {"1", "2"}
     planned = cli("plan", *pair, "--json", "-c", "256").document()["options"]["speculative"]["draft"]["bytes"]["CPU"]
-    assert run["bytes"]["CPU"]["weights"] == pytest.approx(planned["weights"], abs=32)  # between tensors of a file
+    assert run["bytes"]["CPU"]["weights"] in counted(planned["weights"], slack=32)  # between tensors of a file
     assert run["bytes"]["CPU"]["kv"] == planned["kv"]
     assert (run["bytes"]["CPU"]["weights"] == 0) == (head == on)
     assert len(document["expected"]) == 5

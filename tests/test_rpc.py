@@ -48,13 +48,13 @@ def test_layers_go_to_the_worker(cli: Cli, worker: tuple[str, subprocess.Popen[b
 
 
 def test_more_layers_than_there_are_are_all(cli: Cli, worker: tuple[str, subprocess.Popen[bytes]]) -> None:
-    flags = ("-n", "4", "-ngl", "99", "-ngld", "99", "-ub", "32", "--rpc", worker[0], "--json")
+    flags = ("-n", "4", "-ngl", "99", "-ngld", "99", "-ub", "96", "--rpc", worker[0], "--json")
     statistics = cli("run", "-p", "def f(", *flags).document()["statistics"]
     assert (statistics["gpu_layers"], statistics["gpu_layers_draft"]) == (9, 3)
     bench = cli("bench", "demo", "-p", "def f(", *flags, "-r", "1").document()
     run = bench["runs"]["speculative"]
     assert (run["gpu_layers"], run["gpu_layers_draft"]) == (9, 3)
-    assert bench["settings"]["ubatch_size"] == 32
+    assert bench["settings"]["ubatch_size"] == 96
 
 
 TIMED = """

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from damage import library
 
+from ggufspec.llamacpp.library import load
+from ggufspec.reports.doctor import features
 from ggufspec.schema.doctor import CheckStep, SelfCheck
 from ggufspec.verify import selfcheck
 from ggufspec.verify.selfcheck import BATCHES, FLASH, TYPES, WEIGHT_ERROR, check, error_of
@@ -94,6 +96,8 @@ def test_a_hang_is_ended_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 )
 def test_wrong_products_are_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At one token and at four: sixteen take another kernel of llama.cpp, which is whole."""
+    if kind.startswith("Q6_K") and "AMX_INT8" in features(load().llama_print_system_info().decode()):
+        pytest.skip("AMX multiplies Q6_K by kernels of its own, which no library replaces")
     found = spoiled(kind, tmp_path, monkeypatch)
     assert len(found.rows) == 1 + len(FLASH) * len(BATCHES)
     assert {row.outcome for row in found.rows if row.step.place and row.step.batch < 16} == {"wrong"}

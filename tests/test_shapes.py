@@ -19,8 +19,10 @@ PATIENCE_S = 120.0
 # Reads jobs [path, dry] and answers each with a line; an abort ends it, and the last name on stderr is the culprit's.
 LOADER = """
 import ctypes, json, sys, time
+from pathlib import Path
 import numpy as np
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
+from ggufspec.llamacpp.params import load_model
 
 lib = load()
 for path, dry in json.load(sys.stdin):
@@ -32,7 +34,8 @@ for path, dry in json.load(sys.stdin):
         params.n_gpu_layers = layers
         if dry:
             params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-        model = lib.llama_model_load_from_file(path.encode(), params)
+            params.use_extra_bufts = False  # as dryrun.py does
+        model = load_model(lib, Path(path), params)
         assert model, complaints()
         options = lib.llama_context_default_params()
         options.ctx_size = options.n_batch = 512

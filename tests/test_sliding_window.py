@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llamacpp.dryrun import allocated
 from ggufspec.llamacpp.model import Context, Model
 from ggufspec.llamacpp.options import ContextOptions
+from ggufspec.llamacpp.params import load_model
 from ggufspec.models.source import read_headers
 from ggufspec.planning.memory import Placement, resident
 
@@ -52,9 +54,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+def load_plainly(lib: Any, path: Path, params: Any) -> Any:
+    params.use_extra_bufts = False
+    return load_model(lib, path, params)
+
+
 @pytest.fixture(scope="module")
 def models(files: dict[str, Path]) -> Iterator[dict[str, Model]]:
-    loaded = {name: Model(path) for name, path in files.items()}
+    with pytest.MonkeyPatch.context() as patch:  # ROUNDING is of kernels that round activations to F16; AMX's do not
+        patch.setattr("ggufspec.llamacpp.model.load_model", load_plainly)
+        loaded = {name: Model(path) for name, path in files.items()}
     yield loaded
     for model in loaded.values():
         model.close()

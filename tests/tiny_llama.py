@@ -119,6 +119,7 @@ def decoder(path: Path) -> Iterator[Decoder]:
     lib = load()
     params = lib.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.use_extra_bufts = False  # AMX's kernels, for some shapes only, do not round activations to F16
     model = lib.llama_model_load_from_file(str(path).encode(), params)
     assert model, f"{path} does not load"
     settings = lib.llama_context_default_params()

@@ -94,7 +94,7 @@ def spec(
     plan: Plan, stage: Stage, target: Path, draft: Path | None, *, depth: int, rounds: int, rpc: Sequence[str]
 ) -> batch_timing.Spec:
     """The job of one stage; the pair's target is timed at every width, a rival's at one token."""
-    widest = stage.context.width
+    widest = min(stage.context.width, stage.context.ctx_size // 2)  # there are tokens before it
     is_main = stage.name == "pair" or (plan.pair is None and stage.name == "target_only")
     widths = tuple(n for n in sorted({*_WIDTHS, widest}) if n <= widest) if is_main else (1,)
     subject, request = plan.request.draft, plan.request.target
