@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import geometric_mean as geometric_mean_of
 from statistics import median
 from typing import Any
 
@@ -150,6 +151,32 @@ def plan_of_pair(read: Read) -> Lines:
 
 
 # ---- against other programs -----------------------------------------------------------------------------------------
+
+
+def real_speeds(read: Read) -> dict[str, dict[str, dict[str, float]]]:
+    """Tokens/s by target, way and task, prompt included, of the tasks that all ways have."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in read("real-pair")["rows"]:
+        found.setdefault(row["target"], {}).setdefault(row["way"], {})[row["task"]] = row["tokens"] / row["total_s"]
+    for ways in found.values():
+        common = set.intersection(*(set(own) for own in ways.values()))
+        for way, own in ways.items():
+            ways[way] = {task: speed for task, speed in own.items() if task in common}
+    return found
+
+
+@shown("real-pair")
+def real_pair(read: Read) -> Lines:
+    """Each way by task, the fastest first."""
+    found: Lines = []
+    for target, ways in real_speeds(read).items():
+        means = {way: geometric_mean_of(own.values()) for way, own in ways.items()}
+        body = [
+            [way, *(f"{speed:.1f}" for speed in ways[way].values()), f"{means[way]:.2f}"]
+            for way in sorted(ways, key=lambda way: -means[way])
+        ]
+        found += rows([f"target {target}", *next(iter(ways.values())), "mean"], body)
+    return found
 
 
 @shown("peers-by-length")
@@ -325,6 +352,18 @@ def honest_rival(read: Read) -> Figures:
     measured = two(published["target_only_tokens_per_s"], published["speculative_tokens_per_s"])
     predicted = *two(pair["tokens_per_s"]), str(pair["target"]["n_cpu_ffn"]), *two(best["tokens_per_s"])
     return *measured, str(published["gpu_layers"]), *predicted, str(best["target"]["gpu_layers"])
+
+
+@said(
+    "README.md",
+    "Qwen2.5-Coder 1.5B in F16 with its 0.5B draft: {} tokens/s, target-only {}, llama-server with that draft {}",
+)
+def real_pair_means(read: Read) -> Figures:
+    """The default in a server that has just been started, target-only, and llama-server's best with the draft."""
+    ways = real_speeds(read)["F16"]
+    means = {way: geometric_mean_of(own.values()) for way, own in ways.items()}
+    theirs = max(speed for way, speed in means.items() if way.startswith("llama-server-draft"))
+    return tuple(f"{speed:.1f}" for speed in (means["default-1st"], means["target-only"], theirs))
 
 
 @said(
