@@ -174,7 +174,6 @@ BESIDE = ("-p", "def f(", "-n", "2000")
 def test_no_orphan_of_any_command(cli: Cli, target: Path, draft: Path, arguments: tuple[str, ...]) -> None:
     (cli.folder / "t.gguf").symlink_to(target)
     (cli.folder / "d.gguf").symlink_to(draft)
-    cli.environment.pop("GGUFSPEC_NO_CALIBRATE")  # or --calibrate would be refused
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with cli.start(*arguments, **pipes) as parent:
         assert parent.stdin is not None

@@ -13,7 +13,7 @@ from test_rpc import worker  # noqa: F401
 
 from ggufspec import api, cache
 from ggufspec.cli import inputs
-from ggufspec.errors import ModelError, UsageError, WorkerError
+from ggufspec.errors import ModelError, WorkerError
 from ggufspec.hardware import host
 from ggufspec.hardware.cards import find_card
 from ggufspec.llamacpp.devices import Device
@@ -266,8 +266,7 @@ def test_a_plan_measures_what_it_does_not_know_of_this_machine(
     monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path / "other")
     assert planned().is_guessed
     assert "could not be measured, and is guessed: llama.cpp died" in capsys.readouterr().err
-    with pytest.raises(UsageError, match="both --calibrate and --no-calibrate"):
-        inputs.calibrator(Settings(no_calibrate=True), always=True)
+    assert inputs.calibrator(Settings(no_calibrate=True), always=True) is not None  # the variable may be set
 
 
 # ---- beside other programs

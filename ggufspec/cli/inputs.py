@@ -109,9 +109,9 @@ def calibrator(given: Settings, *, always: bool = False) -> api.Calibrate | None
         given: ``no_calibrate`` and ``rpc`` of it.
         always: measure what is known, too.
     """
-    if given.no_calibrate and always:
-        raise UsageError("both --calibrate and --no-calibrate are given", "give one of them")
-    return None if given.no_calibrate else functools.partial(_calibrate, rpc=given.rpc or (), always=always)
+    return (
+        None if given.no_calibrate and not always else functools.partial(_calibrate, rpc=given.rpc or (), always=always)
+    )
 
 
 def _calibrate(
