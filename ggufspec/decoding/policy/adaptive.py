@@ -250,10 +250,10 @@ class Adaptive(Policy):
         gain, tokens = -drafting, 1.0
         for usual, chance in estimator.outlook(0):
             better = shifted(chance, shift)
-            best, run = max(((better * run - price, run) for run, price in ways), default=(-math.inf, 0.0))
+            best, longer = max(((better * reach - price, reach) for reach, price in ways), default=(-math.inf, 0.0))
             if best > 0:
                 gain += usual * best
-                tokens += usual * better * run
+                tokens += usual * better * longer
         return gain / tokens
 
     def shadow_evaluated(self, name: str, seen: Sequence[ShadowEvaluation], seconds: float = 0.0) -> None:
