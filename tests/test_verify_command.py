@@ -300,7 +300,7 @@ def resample_from_the_target(rule: Any) -> None:
     ("drafter", "bug", "seeds"),
     [
         ("draft", accept_all, 2),
-        pytest.param("draft", resample_from_the_target, 2, marks=pytest.mark.full),
+        pytest.param("draft", resample_from_the_target, 4, marks=pytest.mark.full),  # 2: p = 1.5e-6
         pytest.param("eagle3", accept_all, 2, marks=pytest.mark.full),
         pytest.param("eagle3", resample_from_the_target, 6, marks=pytest.mark.full),  # a better drafter hides it longer
     ],

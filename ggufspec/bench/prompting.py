@@ -15,7 +15,7 @@ from typing import Any
 
 from ggufspec import foreign, worker
 from ggufspec.bench.prompts import PROMPTS, REQUESTS, Prompt
-from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError, WorkerError
 from ggufspec.llamacpp.chat_template import ChatTemplate
 from ggufspec.llamacpp.model import Model
 from ggufspec.models.source import read_headers
@@ -73,13 +73,18 @@ def prepare(spec: Spec, *, verbose: bool = False) -> Result:
         UsageError: no bundled prompt is of these kinds; the chat template does not know a prompt's tools.
         ModelError: the file is damaged, or its chat template fails.
     """
-    read_headers([spec.target])  # which tells of a damaged file what is wrong with it
     count = len(spec.prompts)
-    if count <= MOST_PROMPTS:
-        return worker.call(__name__, spec, Result, verbose=verbose)
-    spread = tuple(spec.prompts[number * count // MOST_PROMPTS] for number in range(MOST_PROMPTS))
-    found = worker.call(__name__, replace(spec, prompts=spread), Result, verbose=verbose)
-    return replace(found, notes=(f"{MOST_PROMPTS} of the {count:,} prompts are used, at equal distances", *found.notes))
+    notes: tuple[str, ...] = ()
+    if count > MOST_PROMPTS:
+        spread = (spec.prompts[number * count // MOST_PROMPTS] for number in range(MOST_PROMPTS))
+        spec = replace(spec, prompts=tuple(spread))
+        notes = (f"{MOST_PROMPTS} of the {count:,} prompts are used, at equal distances",)
+    try:
+        found = worker.call(__name__, spec, Result, verbose=verbose)
+    except (ModelError, WorkerError):
+        read_headers([spec.target])  # which tells of a damaged file what is wrong with it
+        raise
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # noqa: ARG001

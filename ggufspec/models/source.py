@@ -115,7 +115,10 @@ def read_headers(
 def cached_header(source: Source, folder: Path | None = None) -> Known | None:
     """The last header of a source in the cache, or None; without checking the source for changes."""
     folder = (folder or default_folder()).absolute()
-    entry = header_cache.load(folder, locator(plain(source)))
+    try:
+        entry = header_cache.load(folder, locator(plain(source)))
+    except GgufspecError:  # a name that is not UTF-8
+        return None
     return _known(entry, folder) if entry else None
 
 
