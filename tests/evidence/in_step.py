@@ -364,7 +364,7 @@ def code() -> str:
     """A digest of what decodes: the sources without comments, docstrings and layout."""
     digest = hashlib.sha256()
     for path in sorted(
-        itertools.chain(*((ROOT / "ggufspec" / room).glob("*.py") for room in ("decoding", "llamacpp")))
+        itertools.chain(*((ROOT / "ggufspec" / room).rglob("*.py") for room in ("decoding", "llamacpp")))
     ):
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):

@@ -15,6 +15,7 @@ comes back.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -75,7 +76,7 @@ class Adaptive(Policy):
         self._looked: dict[str, int] = {}  # unread tokens when it was last thought of catching up
         self.hoped: dict[str, float] = {}
         self._charged = 0.0  # share of the reading under way that is for finding out
-        self._in_large = 1.0  # seconds for a token in a batch as large as a prompt, of those in the widest of a round
+        self._in_large = 1.0  # seconds for a token beyond the widest batch of a round, of those for one in it
         self._wanted = 1.0  # share of the last rounds in which a draft model was asked, or nobody had a candidate
         self._last_width: int | None = None
         self._backing_off = False  # in this round
@@ -102,8 +103,9 @@ class Adaptive(Policy):
     def prompt_read(self, tokens: int, seconds: float) -> None:
         self._trials.elapsed_s += seconds
         widest = self.target.limit
-        if tokens >= widest:
-            self._in_large = min(1.0, seconds / tokens / (self.target.seconds(widest) / widest))
+        if tokens > widest:
+            more = seconds / self.target.seconds(widest) - 1
+            self._in_large = min(1.0, max(0.0, more / (tokens / widest - 1)))
 
     def begin(self, limit: int, remaining: int, *, may_trim: bool) -> None:
         if len(self._back_off.undrafted) >= CONSTANTS.joint_batches:
@@ -220,9 +222,8 @@ class Adaptive(Policy):
         else:
             most_s = hoped_s = expected_s
         self.hoped[name] = max(expected_s, hoped_s) / CONSTANTS.reading_share * self._rate
-        whole_s = self._reading_s(name, pending)
         if first:
-            count = min(pending, int(pending * most_s / whole_s))
+            count = bisect_right(range(1, pending + 1), most_s, key=lambda count: self._reading_s(name, count))
             count = count if count >= ROWS else 0
         else:
             counts = (pending, CONSTANTS.catch_up_window)
@@ -293,8 +294,8 @@ class Adaptive(Policy):
     def _reading_s(self, name: str, count: int) -> float:
         """Seconds in which a drafter reads so many tokens."""
         draft = self.drafts[name]
-        widest = draft.limit
-        return draft.seconds(count) if count <= widest else draft.seconds(widest) * count / widest * self._in_large
+        more = max(0.0, count / draft.limit - 1)
+        return draft.seconds(min(count, draft.limit)) * (1 + more * self._in_large)
 
     def _value_of(self, name: str, confidence: float, position: int) -> float:
         """Tokens gained by a candidate of this confidence and the best number of further ones behind it."""

@@ -20,7 +20,7 @@ class Constants:
     initial_rounds: int = 3  # without a draft, counted in at first: 011, one lucky round set the bar for the next ten
 
     # ---- finding out what a drafter is worth: 038
-    first_share: float = 0.022  # of the first answer's time, prompt included: what reading its prompt may take
+    first_share: float = 0.025  # of the first answer's time, prompt included: what reading its prompt may take
     later_share: float = 0.006  # of all time: what catching up and reading later prompts may take,
     credit: float = 0.5  # and target-only tokens' time beyond that
     forgotten: int = 256  # unread tokens after which most of what is known of a drafter may hold no more
