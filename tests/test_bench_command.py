@@ -14,11 +14,11 @@ from test_reports import ALONE, PAIR, document
 
 from ggufspec.bench import versus
 from ggufspec.bench.prompts import PROMPTS
-from ggufspec.cli import bench, inputs
+from ggufspec.cli import bench, inputs, ui
 from ggufspec.cli.app import main
 from ggufspec.models.profile import Measuring, Pair
 from ggufspec.schema.bench import BenchDocument, Verdict
-from ggufspec.settings import Settings
+from ggufspec.settings import Flags, Settings
 
 Run = Callable[..., tuple[str | None, versus.Experiment]]
 
@@ -142,19 +142,24 @@ def result() -> BenchDocument:
 def test_the_result_reads_at_a_glance(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its first line is what it must be read with; two sentences stand behind the verdict, and nothing is cut."""
+    """The answer comes first, what it must be read with is behind the table, in twenty lines, and nothing is cut."""
     monkeypatch.setenv("COLUMNS", str(columns))
     bench._show(result())
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= columns
+    assert len(shown.splitlines()) <= 20
     text = re.sub(r"\s+", " ", shown)
-    assert text.startswith(
-        "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) 3 prompts"
-    )
     verdict = result().verdict
-    assert text.rstrip().partition(verdict.text)[2].startswith(f" {verdict.why} The same text with and without a draft")
+    assert text.startswith(f"{verdict.text} Run Tokens/s Gain")
+    assert "The pair, expanded to another shape. target t.gguf (724 MB) draft d.gguf (724 MB) 3 prompts" in text
+    assert f" {verdict.why} The same text with and without a draft" in text
     assert "GPU layers" not in shown
+    monkeypatch.setattr(ui, "_flags", Flags(verbose=True))
+    bench._show(result())
+    everything = capsys.readouterr().out
+    assert everything.splitlines()[:10] == shown.splitlines()[:10]
+    assert ("Prompts: " in shown, "Prompts: " in everything) == (False, True)
 
 
 def test_a_bench_teaches_the_speed_of_its_target(cli: Cli) -> None:

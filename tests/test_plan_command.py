@@ -43,6 +43,22 @@ def files(tmp_path_factory):
     )
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_the_answer_comes_first(cli: Cli, files: tuple[Path, Path], columns: str) -> None:
+    """The verdict and the options of a pair on one card, in twenty lines; -v has the rest, and no log."""
+    asked = ("plan", "-m", files[0], "-md", files[1], *CARD)
+    done = cli(*asked, COLUMNS=columns)
+    lines = plain(done.stdout).splitlines()
+    why = cli(*asked, "--json").document()["why"]
+    assert " ".join(done.stdout.split()).startswith(why)
+    assert len(lines) <= 20
+    assert "Break-even" not in done.stdout
+    everything = cli(*asked, "-v", COLUMNS=columns)
+    assert everything.stderr == ""
+    assert plain(everything.stdout).splitlines()[:10] == lines[:10]
+    assert all(words in everything.stdout for words in ("Break-even", "Context", "Bytes are", "Acceptance:"))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("command", [("plan", "demo"), ("tune", "demo", "-p", "def f(", "-n", "4", "--budget", "5s")])
 def test_what_was_measured_on_a_busy_machine_is_measured_again(cli: Cli, command: tuple[str, ...]) -> None:

@@ -193,12 +193,17 @@ def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
 
 
 def _show(document: BenchDocument) -> None:
+    """Print a bench, the answer first; what it rests on follows with ``--verbose``."""
     from rich.text import Text
 
     from ggufspec.reports import bench as report
     from ggufspec.reports import table, values
 
-    out = ui.out()
+    out, everything = ui.out(), ui.flags().verbose
+    out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
+    if document.hook is not None:
+        out.print(Text(document.hook.text, style="bold"))
+    out.print(table.terminal(report.results(document)))
     if note := document.pair.get("note"):
         out.print(Text(note))
     shown = {}
@@ -209,13 +214,13 @@ def _show(document: BenchDocument) -> None:
             shown[role] = Text.assemble(f"{name}  ", (f"({about})", "dim"))
     show_models(shown)
     out.print(values.conditions(document.settings), style="dim")
-    out.print(table.terminal(report.results(document)))
-    out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
-    if document.hook is not None:
-        out.print(Text(document.hook.text, style="bold"))
     if document.verdict.why:
         out.print(Text(document.verdict.why, style="dim"))
-    if portions := report.portions(document.by_kind, document.by_part):
+    portions = report.portions(document.by_kind, document.by_part)
+    if portions and everything:
         out.print(table.terminal(portions))
-    for line in report.remarks(document):
+    for line in report.remarks(document, everything=everything):
         out.print(Text(line, style="dim"))
+    if not everything:
+        kinds = "each kind of prompt, " if portions else ""
+        out.print(f"-v adds {kinds}prompt speeds and llama.cpp's log.", style="dim")

@@ -61,15 +61,7 @@ def resolve(
 ) -> api.Resolved:
     """:func:`ggufspec.api.resolve` with progress."""
     with planning() as on_event:
-        return api.resolve(
-            spec,
-            given,
-            options=options,
-            rival=rival,
-            calibrate=calibrate,
-            on_event=on_event,
-            verbose=ui.flags().verbose,
-        )
+        return api.resolve(spec, given, options=options, rival=rival, calibrate=calibrate, on_event=on_event)
 
 
 def make_plan(
@@ -79,11 +71,9 @@ def make_plan(
     options: DecoderOptions | None = None,
     calibrate: api.Calibrate | None = None,
 ) -> api.PlanResult:
-    """:func:`ggufspec.api.make_plan` with progress."""
+    """:func:`ggufspec.api.make_plan` with progress, and without llama.cpp's log: of a dry run it is of no use."""
     with planning() as on_event:
-        return api.make_plan(
-            spec, given, options=options, calibrate=calibrate, on_event=on_event, verbose=ui.flags().verbose
-        )
+        return api.make_plan(spec, given, options=options, calibrate=calibrate, on_event=on_event)
 
 
 @contextmanager
@@ -147,9 +137,7 @@ def _calibrate(
         ui.note(f"measuring this machine's speed, some ten seconds, once ({due.why}; --no-calibrate guesses)")
     left = Threads(options.threads, cores=spec.threads).start()
     try:
-        speed = machine_profile.measure(
-            cache_folder(), replace(due.spec, left=left), on_event=on_event, verbose=ui.flags().verbose
-        )
+        speed = machine_profile.measure(cache_folder(), replace(due.spec, left=left), on_event=on_event)
     except (ModelError, WorkerError) as error:
         if always:
             raise

@@ -110,25 +110,26 @@ def rank(
 
 
 def show_plan(document: PlanDocument) -> None:
-    """Print a plan."""
+    """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
     from rich.text import Text
 
     from ggufspec.planning.history import is_guessed
     from ggufspec.reports import plan as report
     from ggufspec.reports import table
 
-    out = ui.out()
-    show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
-    for line in report.bars(document, min(out.width, 100)):
-        out.print(line)
+    out, everything = ui.out(), ui.flags().verbose
+    out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     out.print(table.terminal(report.options(document)))
-    if document.draft_lengths:
+    show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
+    for line in report.bars(document, min(out.width, 100), everything=everything):
+        out.print(line)
+    if everything and document.draft_lengths:
         out.print(table.terminal(report.draft_lengths(document)))
         out.print(
             "Where a log's accepted ÷ drafted tokens are above the break-even of their draft length, the draft pays.",
             style="dim",
         )
-    if len(document.contexts) > 1:
+    if everything and len(document.contexts) > 1:
         out.print(table.terminal(report.contexts(document)))
     if len(document.sweep) > 1:
         out.print(table.terminal(report.sweep(document)))
@@ -136,14 +137,19 @@ def show_plan(document: PlanDocument) -> None:
         out.print(
             "There is no card: nothing is offloaded, whatever -ngl is. --gpu or --vram sweeps over a card's layers."
         )
-    out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
-    source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
-    speeds = "guesses" if document.guessed else "predictions"
-    out.print(f"Bytes are {source}. Speeds are {speeds}, {document.speed}.", style="dim")
     out.print(f"The plan is for {report.context(document)}.", style="dim")
-    if any(is_guessed(device.overhead_bytes) for device in document.devices):
-        out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
-    if document.draft is not None or document.options["speculative"] is not None:
-        out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
+    source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
+    speeds = f"Speeds are {'guesses' if document.guessed else 'predictions'}, {document.speed}."
+    if everything:
+        out.print(f"Bytes are {source}. {speeds}", style="dim")
+        if any(is_guessed(device.overhead_bytes) for device in document.devices):
+            out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
+        if document.draft is not None or document.options["speculative"] is not None:
+            out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
+    elif document.guessed or not document.confirmed:
+        out.print(f"Bytes are {source}. {speeds}" if not document.confirmed else speeds, style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))
+    if not everything:
+        more = "draft lengths, " if document.draft_lengths else ""
+        out.print(f"-v adds {more}other contexts, all memory and what figures rest on.", style="dim")

@@ -96,10 +96,10 @@ def comma_separated(document: BenchDocument) -> str:
     return table.comma_separated(heads, lines)
 
 
-def remarks(document: BenchDocument) -> tuple[str, ...]:
-    """What there is to say of texts and prompts, with the draft and with the hook, in lines."""
+def remarks(document: BenchDocument, *, everything: bool = True) -> tuple[str, ...]:
+    """What there is to say of texts, of prompts where ``everything`` is said, and of the hook, in lines."""
     lines = failures(document)
-    lines += [rests_on(document), same_text(document), prompts(document)]
+    lines += [rests_on(document), same_text(document), prompts(document) if everything else ""]
     if (hook := document.hook) is not None:
         if hook.identical_output is not None:
             same = "the same text with and without the hook" if hook.identical_output else "NOT the same text"

@@ -48,15 +48,20 @@ def cells(sizes: dict[str, int], width: int) -> dict[str, int]:
     return found
 
 
-def bars(document: PlanDocument, width: int) -> list[Text]:
-    """Per device a title, a bar, and what its parts are: the chosen option, then the other one on the cards."""
+def bars(document: PlanDocument, width: int, *, everything: bool = True) -> list[Text]:
+    """Per device a title, a bar, and what its parts are: the chosen option, then the other one on the cards.
+
+    Without ``everything`` it is the chosen option on the cards; where there is none, on the host.
+    """
     from rich.text import Text
 
     options = sorted(document.options.items(), key=lambda item: item[0].replace("_", "-") != document.choice)
     lines = []
-    for name, option in options:
+    for name, option in options if everything else options[:1]:
         for device in document.devices:
-            if option is None or (device is document.devices[-1] and option is not options[0][1]):
+            is_host = device is document.devices[-1]
+            again = option is not options[0][1]
+            if option is None or (is_host and (again or (not everything and len(document.devices) > 1))):
                 continue
             by_part = bytes_by_part(option, device)
             used = sum(by_part.values())
