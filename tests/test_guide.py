@@ -44,6 +44,12 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def test_ci_runs_the_first_commands_of_the_readme() -> None:
+    first = [line.split("#")[0].strip() for line in blocks(README, "bash")[0][1].splitlines()]
+    assert first == ["scripts/bench", "scripts/test"]
+    assert set(first) <= set((ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines())
+
+
 def test_python_is_on_these_pages() -> None:
     assert {page for page in PAGES if blocks(page, "python")} == {PYTHON, README}
 

@@ -67,7 +67,7 @@ RIVALS = tuple(f"llama-server-{kind}" for kind in ("target-only", *FIXED, *NGRAM
 WAYS = (*DEFAULT, "target-only", "lookup", *FIXED, *RIVALS)
 TASKS = tuple(MESSAGES)
 CTX_SIZE, MOST_CACHED, MOST_REPETITIONS = 2048, 16, 20
-SPARE_BYTES = 2 << 30  # contexts, and what others need
+SPARE_BYTES = 4 << 30  # contexts, and pages of files: with less, three requests waited for the disk, for minutes
 GOALS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, dict[str, float]]] = {
     # what, of the default unless said: (ways, their rivals, whether the rival is one for all tasks, limits)
     "first ÷ llama-server's best for the task": (DEFAULT[:1], RIVALS, False, {"geomean": 1.10, "worst": 0.97}),
@@ -169,7 +169,10 @@ class Servers:
             one.running.close()
             one.server, one.running = self._start_ours("default-known", one.folder, *self._files)
         one.answered += 1
-        return self._ask(one.server, index)
+        found = self._ask(one.server, index)
+        if DEFAULT[position] == "default-known":
+            self._sessions.pop(begin).running.close()
+        return found
 
     def _fixed(self, length: int, index: int) -> Answer:
         """By a fixed number of tokens of the draft model."""
@@ -245,8 +248,14 @@ class Servers:
     def _make_room(self) -> None:
         """End servers, the one that was used last first, until another one has room; weights may be repacked."""
         sizes = [path.stat().st_size for path in (self.target, self.draft) if path]
-        while self._standing and psutil.virtual_memory().available < sum(sizes) + SPARE_BYTES:
-            self._standing.popitem()[1][1].close()
+        while psutil.virtual_memory().available < sum(sizes) + SPARE_BYTES:
+            if self._standing:
+                self._standing.popitem()[1][1].close()
+            elif self._child is not None:
+                self._child.close()
+                self._child = None
+            else:
+                break
 
 
 # ---- figures ------------------------------------------------------------------------------------------------------
