@@ -186,8 +186,8 @@ def real_pair(read: Read) -> Lines:
             [way, *(f"{speed:.1f}" for speed in ways[way].values()), f"{means[way]:.2f}"]
             for way in sorted(ways, key=lambda way: -means[way])
         ]
-        found += rows([f"target {target}", *next(iter(ways.values())), "mean"], body)
-    return found
+        found += ["", *rows([f"target {target}", *next(iter(ways.values())), "mean"], body)]
+    return found[1:]
 
 
 @shown("peers")
