@@ -95,7 +95,6 @@ def rank(
     words: str | None = None,
     draft_repo: str | None = None,
     on_event: api.OnEvent | None = None,
-    verbose: bool = False,
 ) -> RankingDocument:
     """Rank the models of a repository, or of those that a search finds, or the one that is named.
 
@@ -105,7 +104,6 @@ def rank(
         words: search the hub for them.
         draft_repo: rank the drafts of this repository, for the target that is named, or the best one.
         on_event: gets headers as they are read.
-        verbose: show llama.cpp's log of the dry runs.
 
     Raises:
         GgufspecError: nothing is found, nothing can be read, or the draft cannot serve the targets.
@@ -120,9 +118,7 @@ def rank(
     targets = _targets(given, among, words, where, on_event)
     drafts = _of_repository(draft_repo, on_event) if draft_repo else _named_draft(given, on_event)
     likes = {one.like.metadata_only: one.like for one in targets.readable + drafts.readable if one.like}
-    dry_runs = DryRuns(
-        where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder(), verbose=verbose
-    )
+    dry_runs = DryRuns(where.described, simulated=where.simulated, rpc=where.rpc, folder=cache_folder())
     with dry_runs:
         shared = sharing(dry_runs, [(like.header, file) for file, like in likes.items()], where.card_names)
         ranking = _Ranking(given, options, where, shared)

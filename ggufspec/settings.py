@@ -906,7 +906,9 @@ class Flags:
 
     json: bool = option("--json", "Print one JSON document, on failure too.", "flags")
     quiet: bool = option("-q --quiet", "No progress, no notes.", "flags")
-    verbose: bool = option("-v --verbose", "Say all there is to say, and show llama.cpp's log.", "flags")
+    verbose: bool = option(
+        "-v --verbose", "Say all there is to say, with llama.cpp's log of models that are loaded.", "flags"
+    )
     yes: bool = option("-y --yes", "Download what is missing, and more, without asking.", "yes")
 
 

@@ -402,6 +402,12 @@ def real_pair_ratios(read: Read) -> Figures:
     return two(geometric_mean(each["ratios"]), worst, geometric_mean(one["ratios"]))
 
 
+@said("docs/performance.md", "the worst task is at {} of target-only")
+def real_pair_worst(read: Read) -> Figures:
+    ratios = read("real-pair")["summary"]["Q4_K_M"]["first ÷ target-only"]["ratios"]
+    return two(min(row["ratio"] for row in ratios))
+
+
 @said(
     "docs/performance.md",
     "Both drafters together ran at {} to {} of the better one, by kind of text (single cases from {} to {}).",

@@ -94,9 +94,7 @@ def rank(
     with inputs.planning() as on_event:
         if calibrator is not None:
             calibrator(None, (), api.decoder_options(given), on_event)
-        document = ranking.rank(
-            given, among, words=search, draft_repo=draft_repo, on_event=on_event, verbose=ui.flags().verbose
-        )
+        document = ranking.rank(given, among, words=search, draft_repo=draft_repo, on_event=on_event)
     out = ui.out()
 
     def show() -> None:
@@ -138,18 +136,17 @@ def show_plan(document: PlanDocument) -> None:
             "There is no card: nothing is offloaded, whatever -ngl is. --gpu or --vram sweeps over a card's layers."
         )
     out.print(f"The plan is for {report.context(document)}.", style="dim")
-    source = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
-    speeds = f"Speeds are {'guesses' if document.guessed else 'predictions'}, {document.speed}."
-    if everything:
-        out.print(f"Bytes are {source}. {speeds}", style="dim")
-        if any(is_guessed(device.overhead_bytes) for device in document.devices):
-            out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
-        if document.draft is not None or document.options["speculative"] is not None:
-            out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
-    elif document.guessed or not document.confirmed:
-        out.print(f"Bytes are {source}. {speeds}" if not document.confirmed else speeds, style="dim")
+    bytes_are = "llama.cpp's own (its dry run)" if document.confirmed else "estimates, not llama.cpp's own"
+    speeds_are = f"{'guesses' if document.guessed else 'predictions'}, {document.speed}"
+    says_bytes = everything or not document.confirmed
+    if says_bytes or document.guessed:
+        out.print(f"Bytes are {bytes_are}. " * says_bytes + f"Speeds are {speeds_are}.", style="dim")
+    if everything and any(is_guessed(device.overhead_bytes) for device in document.devices):
+        out.print("The driver's overhead is a guess until a bench has run on the card.", style="dim")
+    if everything and (document.draft is not None or document.options["speculative"] is not None):
+        out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
         out.print(Text(f"Note: {note}.", style="yellow"))
     if not everything:
-        more = "draft lengths, " if document.draft_lengths else ""
-        out.print(f"-v adds {more}other contexts, all memory and what figures rest on.", style="dim")
+        more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * (len(document.contexts) > 1)
+        out.print(f"-v adds {more}all memory and what figures rest on.", style="dim")

@@ -165,14 +165,13 @@ class Servers:
         while one.answered < position:  # where this repetition begins, or goes on
             self._ask(one.server, begin + one.answered)
             one.answered += 1
-        if DEFAULT[position] == "default-known":
-            one.running.close()
-            one.server, one.running = self._start_ours("default-known", one.folder, *self._files)
         one.answered += 1
-        found = self._ask(one.server, index)
-        if DEFAULT[position] == "default-known":
-            self._sessions.pop(begin).running.close()
-        return found
+        if DEFAULT[position] != "default-known":
+            return self._ask(one.server, index)
+        self._sessions.pop(begin).running.close()
+        server, running = self._start_ours("default-known", one.folder, *self._files)
+        with running:
+            return self._ask(server, index)
 
     def _fixed(self, length: int, index: int) -> Answer:
         """By a fixed number of tokens of the draft model."""
