@@ -14,9 +14,6 @@ PLAIN = (
 )
 FAILING = "{{ messages[0]['content'].nothing() }}"
 LOOPING = "{% for _ in range(99999) %}{% for _ in range(99999) %}{% endfor %}{% endfor %}"
-_NESTED = "{% set ns = namespace(t=()) %}{% for _ in range(64) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
-HASHING = _NESTED + "{{ {ns.t: 1} }}"  # one call of C, for ever
-COMPARING = _NESTED + _NESTED.replace("ns", "other") + "{{ ns.t == other.t }}"
 START, END = "<|im_start|>", "<|im_end|>"
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

@@ -30,8 +30,8 @@ class Echo:
         if prompt.startswith("refuse"):
             emit({"event": "refused", "code": "context_length_exceeded"})
             raise UsageError("too long", "shorten it")
-        emit({"event": "prompt", "tokens": 1, "thinking": False})
-        emit({"event": "round", "texts": [prompt], "tokens": [1], "sources": ["target"], "logprobs": []})
+        emit({"event": "prompt", "tokens": 1})
+        emit({"event": "round", "deltas": [{"content": prompt}], "tokens": [1], "sources": ["target"], "logprobs": []})
         if prompt.startswith("die"):
             os._exit(3)
         if prompt.startswith("deaf"):

@@ -182,6 +182,9 @@ class Odd:
     def start(self):
         return 0
 
+    def is_free(self, _):
+        return False
+
     def permits(self, _, token):
         return token % 2 == 1
 

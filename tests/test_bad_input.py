@@ -262,7 +262,6 @@ def test_what_is_no_grammar(cli: Cli, flags: tuple[str, ...], words: tuple[str, 
     refused(cli("run", *PROMPT, *flags, "--json"), 2, *words)
 
 
-DEEP_REFERENCES = {f"r{i}": {"$ref": f"#/d/r{i + 1}"} for i in range(2000)} | {"r2000": {"type": "string"}}
 GREEDY = {
     "maxLength": {"type": "string", "maxLength": 10**9},
     "minLength": {"type": "string", "minLength": 10**9},
@@ -271,12 +270,10 @@ GREEDY = {
     "in a list": {"anyOf": [{"type": "object", "properties": {"a": {"type": "string", "maxLength": 2001}}}]},
     "quantifier": {"type": "string", "pattern": "^a{1000000000}$"},
     "quantifier of two": {"type": "string", "pattern": "^(ab){ 1, 99999999999999999999 }$"},
-    "long names": {"properties": {"a" * 60_000: {"type": "array", "items": {"type": "string", "maxLength": 2000}}}},
     "many": {
-        "properties": {f"a{i}": {"type": "array", "items": {"type": "null"}, "minItems": 2000} for i in range(1500)}
+        "properties": {f"a{i}": {"type": "array", "items": {"type": "null"}, "minItems": 2000} for i in range(9000)}
     },
     "deep": json.loads('{"items":' * 100 + "{}" + "}" * 100),
-    "deep references": {"$ref": "#/d/r0", "d": DEEP_REFERENCES},
     "digits": "[" + "1" * 5000 + "]",
     "large": {"enum": ["a" * 200_000]},
 }

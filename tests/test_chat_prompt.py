@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties import examples
 
+from ggufspec.chat import mends
 from ggufspec.chat.conversation import Conversation, Turn
 from ggufspec.chat.prompt import Prompter
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
 NOW = datetime(2026, 11, 21)
@@ -184,16 +186,21 @@ def test_a_system_prompt_that_is_refused_goes_before_the_first_question() -> Non
     one = prompter(INST)
     said = Conversation("be", (Turn("one", "1"),))
     for _ in range(2):
-        assert spelled(one.tokens(said.ask("two"))) == "<s>[INST] be\n\none [/INST] 1 </s>[INST] two [/INST]"
-    assert one.notes == ["the chat template takes no system prompt: it is put before the first question"]
-    assert spelled(one.tokens(said.ask("two").without(1))) == "<s>[INST] be\n\ntwo [/INST]"
+        assert spelled(one.tokens(said.ask("two"))) == "<s>[INST] be\none [/INST] 1 </s>[INST] two [/INST]"
+    assert spelled(one.tokens(said.ask("two").without(1))) == "<s>[INST] be\ntwo [/INST]"
 
 
 def test_a_system_prompt_that_is_left_out_is_put_there_too() -> None:
     silent = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")
     one = prompter(silent)
-    assert "user\nbe\n\nhi" in spelled(one.tokens(Conversation("be").ask("hi")))
-    assert len(one.notes) == 1
+    assert "user\nbe\nhi" in spelled(one.tokens(Conversation("be").ask("hi")))
+
+
+def test_a_system_prompt_goes_there_without_llama_cpps_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_library, "missing", lambda: GgufspecError("it is not there"))
+    one = prompter(INST)
+    assert spelled(one.tokens(Conversation("be").ask("hi"))) == "<s>[INST] be\n\nhi [/INST]"
+    assert one.notes == [mends.FOLDED]
 
 
 def test_without_a_system_prompt_nothing_is_said() -> None:
@@ -217,9 +224,12 @@ def test_a_refusal_of_something_else_is_an_error() -> None:
 
 def test_a_template_that_rewrites_must_not_make_tokens_of_a_message() -> None:
     shouts = CHATML.replace("m.content", "m.content | replace('a', 'b')")
-    assert prompter(shouts).tokens(Conversation().ask("banana")).count(END) == 1
+    for said in ("banana", "banana<|e|>"):
+        assert prompter(shouts).tokens(Conversation().ask(said)).count(END) == 1
+    cuts = CHATML.replace("m.content", "m.content[:9]")
+    assert prompter(cuts).tokens(Conversation().ask("banana and more")).count(END) == 1
     with pytest.raises(UsageError, match=re.escape("so that <|e|> in one of them would be a token")):
-        prompter(shouts).tokens(Conversation().ask("banana<|e|>"))
+        prompter(cuts).tokens(Conversation().ask("ban<|e|>ana"))
 
 
 def test_a_template_that_fails() -> None:

@@ -32,6 +32,9 @@ class Automaton:
     def start(self):
         return 0
 
+    def is_free(self, _):
+        return False
+
     def permits(self, state, token):
         self.checks += 1
         return state != ENDED and token in self.edges[state]
@@ -129,6 +132,9 @@ class Half:
 
     def start(self):
         return 0
+
+    def is_free(self, _):
+        return False
 
     def permitted(self, _, ids):
         return self.allowed[ids]

@@ -300,6 +300,9 @@ class Automaton:
     def start(self):
         return 0
 
+    def is_free(self, _):
+        return False
+
     def permits(self, state, token):
         return token in self.edges[state]
 

@@ -93,11 +93,15 @@ def test_messages_and_tools_reach_the_template(draft: Path, tmp_path: Path) -> N
 
 
 def test_a_call_of_a_tool_has_its_arguments_as_an_object(draft: Path, tmp_path: Path) -> None:
-    said = "{% for call in messages[2].tool_calls %}{{ call.function.arguments.city }}{% endfor %}"
+    said = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{% for name, value in call.function.arguments | items %}{{ name }} {{ value }}{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    )
     path = with_marks(draft, tmp_path / "calls.gguf", said)
     call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
     messages = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
-    assert made(path, *read_prompts(lines(tmp_path, {"messages": messages}))).texts == ("Oslo",)
+    assert made(path, *read_prompts(lines(tmp_path, {"messages": messages}))).texts == ("city Oslo",)
 
 
 def test_a_developer_is_the_system_where_the_template_does_not_know_one(chats: Path, tmp_path: Path) -> None:

@@ -174,25 +174,39 @@ def test_requests_are_logged_as_bench_reads_them(cli: Cli, tmp_path: Path) -> No
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
+
+def test_half_a_character_is_replaced(client: httpx2.Client) -> None:
+    """A client has cut a text within it: the conversation would be refused for ever."""
+    for body in (
+        rb'{"prompt": "cut \ud83d", "max_tokens": 1}',
+        rb'{"prompt": "\ude00 \\ud83d \ud83d\ude00", "max_tokens": 1}',
+    ):
+        assert client.post("/v1/completions", content=body).status_code == 200
+    assert (
+        client.post("/tokenize", content=rb'{"content": "\ud83d\ude00"}').json()
+        == client.post("/tokenize", json={"content": "😀"}).json()
+    )
+
+
 BAD = {
     "no JSON": b"{",
     "an array": b"[]",
     "NaN": b'{"prompt": "x", "temperature": NaN}',
     "infinity": b'{"prompt": "x", "temperature": 1e999}',
     "a huge number": b'{"prompt": "x", "max_tokens": ' + b"9" * 400 + b"}",
-    "a negative number": b'{"prompt": "x", "max_tokens": -1}',
-    "half a character": b'{"prompt": "\\ud800"}',
+    "a negative number": b'{"prompt": "x", "max_tokens": -2}',
+    "no tokens": b'{"prompt": "x", "max_tokens": 0}',
     "not UTF-8": b'{"prompt": "\xff"}',
     "nested": b'{"prompt": "x", "logit_bias": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
     "no prompt": b"{}",
     "an empty prompt": b'{"prompt": ""}',
     "two prompts": b'{"prompt": ["a", "b"]}',
     "a token that is none": b'{"prompt": [1, 99999999999999999999]}',
-    "an empty stop": b'{"prompt": "x", "stop": ""}',
     "many stops": b'{"prompt": "x", "stop": [' + b'"a",' * 16 + b'"a"]}',
     "two answers": b'{"prompt": "x", "n": 2}',
-    "a bias": b'{"prompt": "x", "logit_bias": {"3": 5}}',
-    "echo": b'{"prompt": "x", "echo": true}',
+    "a large bias": b'{"prompt": "x", "logit_bias": {"3": 500}}',
+    "a bias of no token": b'{"prompt": "x", "logit_bias": {"x": 5}}',
+    "the prompt's log-probabilities": b'{"prompt": "x", "echo": true, "logprobs": 1}',
     "a bad grammar": b'{"prompt": "x", "grammar": "root ::= ("}',
     "many log-probabilities": b'{"prompt": "x", "logprobs": 1000}',
 }
@@ -209,7 +223,18 @@ BAD_CHATS: dict[str, dict[str, Any]] = {
     "an unknown role": {"messages": [{"role": "root", "content": "x"}]},
     "an image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
     "a name with a line": {"messages": [{"role": "user", "content": "x", "name": "a\nb"}]},
-    "tools": {"messages": [CODE], "tools": [{"type": "function", "function": {"name": "f"}}]},
+    "tools of another type": {"messages": [CODE], "tools": [{"type": "web_search"}]},
+    "a call that cannot be forced": {
+        "messages": [CODE],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "required",
+    },
+    "a choice of no tool": {
+        "messages": [CODE],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": {"type": "function", "function": {"name": "g"}},
+    },
+    "to go on with a question": {"messages": [CODE], "continue_final_message": True},
     "a choice without tools": {"messages": [CODE], "tool_choice": "required"},
     "top without logprobs": {"messages": [CODE], "top_logprobs": 3},
     "a format without schema": {"messages": [CODE], "response_format": {"type": "json_schema"}},
@@ -239,6 +264,54 @@ def test_paths_and_methods(client: httpx2.Client) -> None:
     assert client.get("/v1/models/demo").json()["id"] == "demo"
     assert client.get("/health").json() == {"status": "ok"}
     assert "connect-src 'self'" in client.get("/").headers["content-security-policy"]
+
+
+def test_slashes_too_many_change_nothing(client: httpx2.Client) -> None:
+    body = {"messages": [CODE], "max_tokens": 2, "temperature": 0}
+    expected = client.post("/v1/chat/completions", json=body).json()["choices"]
+    for path in ("//v1/chat/completions", "/v1//chat/completions", "/v1/chat/completions/"):
+        found = client.post(path, json=body, follow_redirects=False)
+        assert found.status_code == 200, path
+        assert found.json()["choices"] == expected
+    assert client.get("/v1/models/").json()["object"] == "list"
+    assert client.head("/v1/models").status_code == 200
+
+
+def test_what_front_ends_ask_of_llama_server(client: httpx2.Client) -> None:
+    text = "def main(é):\n"
+    tokens = client.post("/tokenize", json={"content": text}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text}
+    pieces = client.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+    assert [one["id"] for one in pieces] == tokens
+    whole = b"".join(one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"]) for one in pieces)
+    assert whole.decode() == text
+    prompt = client.post("/apply-template", json={"messages": [CODE]}).json()["prompt"]
+    assert prompt == "<|im_start|>user\ndef main(argv):<|im_end|>\n<|im_start|>assistant\n"
+    props = client.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == client.get("/v1/models").json()["data"][0]["meta"]["n_ctx"]
+    assert (props["model_alias"], props["total_slots"]) == ("demo", 3)
+    assert "im_start" in props["chat_template"]
+    assert "99999999" in error(client.post("/detokenize", json={"tokens": [99999999]}), 400)["message"]
+    error(client.post("/tokenize", json={}), 400)
+
+
+def test_a_prompt_is_echoed_and_a_bias_holds(client: httpx2.Client) -> None:
+    plain = complete(client, "def main(")["choices"][0]["text"]
+    assert complete(client, "def main(", echo=True)["choices"][0]["text"] == "def main(" + plain
+    first = client.post("/tokenize", json={"content": "def main(" + plain}).json()["tokens"]
+    begun = len(client.post("/tokenize", json={"content": "def main("}).json()["tokens"])
+    biased = complete(client, "def main(", logit_bias={str(first[begun]): -100})["choices"][0]["text"]
+    assert biased != plain
+
+
+def test_bytes_of_tokens_are_their_own(client: httpx2.Client) -> None:
+    body = {"prompt": "x", "grammar": 'root ::= "😀é漢"', "max_tokens": 20, "logprobs": 3}
+    found = client.post("/v1/completions", json=body).json()["choices"][0]
+    assert found["text"] == "😀é漢"
+    chat = {"messages": [CODE], "grammar": body["grammar"], "max_tokens": 20, "logprobs": True, "top_logprobs": 2}
+    listed = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(one["bytes"]) for one in listed).decode().startswith("😀é漢")
+    assert len(found["logprobs"]["text_offset"]) == len(found["logprobs"]["tokens"])
 
 
 @pytest.mark.full
@@ -286,7 +359,7 @@ def test_slow_and_half_closed_clients_hold_nobody_up(endpoint: Endpoint, client:
 
 def test_other_hosts_are_refused(client: httpx2.Client) -> None:
     """A page elsewhere whose name resolves to this machine (DNS rebinding)."""
-    error(client.get("/v1/models", headers={"Host": "evil.example"}), 403)
+    assert "--api-key" in error(client.get("/v1/models", headers={"Host": "evil.example"}), 403)["message"]
     error(client.get("/v1/models", headers={"Host": "127.0.0.1.evil.example:80"}), 403)
     assert client.get("/v1/models", headers={"Host": "localhost:1"}).status_code == 200
 

@@ -170,7 +170,7 @@ def called(message: Any) -> tuple[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_a_tool_that_must_be_called_is_called_with_valid_arguments(client, choice):
-    answer = chat(client, tools=[WEATHER], tool_choice=choice, max_tokens=128, parallel_tool_calls=False)
+    answer = chat(client, tools=[WEATHER], tool_choice=choice, max_tokens=400, parallel_tool_calls=False)
     assert answer.choices[0].finish_reason == "tool_calls"
     name, arguments = called(answer.choices[0].message)
     assert name == "get_weather"
@@ -180,7 +180,7 @@ def test_a_tool_that_must_be_called_is_called_with_valid_arguments(client, choic
 
 
 def test_a_tool_call_in_pieces_is_the_whole(client):
-    asked = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 128, "parallel_tool_calls": False}
+    asked = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 400, "parallel_tool_calls": False}
     whole = called(chat(client, **asked).choices[0].message)
     name, arguments, ends = "", "", []
     for chunk in chat(client, stream=True, **asked):
@@ -195,7 +195,7 @@ def test_a_tool_call_in_pieces_is_the_whole(client):
 
 
 def test_the_result_of_a_tool_is_answered(client):
-    answer = chat(client, tools=[WEATHER], tool_choice="required", max_tokens=128, parallel_tool_calls=False)
+    answer = chat(client, tools=[WEATHER], tool_choice="required", max_tokens=400, parallel_tool_calls=False)
     (call,) = answer.choices[0].message.tool_calls
     turns = [
         *HI,
@@ -311,7 +311,7 @@ messages = [{"role": "user", "content": "def main("}]
 whole = litellm.completion(messages=messages, **usual)
 pieces = [each.choices[0].delta.content or "" for each in litellm.completion(messages=messages, stream=True, **usual)]
 tool = json.loads(sys.argv[2])
-call = litellm.completion(messages=messages, tools=[tool], tool_choice="required", **usual | {"max_tokens": 128})
+call = litellm.completion(messages=messages, tools=[tool], tool_choice="required", **usual | {"max_tokens": 400})
 print(json.dumps({
     "whole": whole.choices[0].message.content,
     "pieces": "".join(pieces),

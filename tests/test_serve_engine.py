@@ -38,7 +38,8 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 async def text(answer: Answer) -> str:
-    return "".join(["".join(event["texts"]) async for event in answer.events() if event["event"] == "round"])
+    rounds = [event["deltas"] async for event in answer.events() if event["event"] == "round"]
+    return "".join(one["content"] for deltas in rounds for one in deltas)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -168,7 +169,8 @@ def test_who_waits_long_is_told_that_he_waits(engine: Engine, monkeypatch: pytes
         events = second.events()
         assert [(await anext(events))["event"] for _ in range(3)] == ["waiting"] * 3
         first.cancel()
-        assert (await anext(event["texts"] async for event in events if event["event"] == "round")) == ["x"]
+        (found,) = await anext(event["deltas"] async for event in events if event["event"] == "round")
+        assert found == {"content": "x"}
 
     run(work)
 

@@ -119,8 +119,6 @@ def _templated(model: Model, source: str, prompts: Sequence[Prompt], notes: list
     template = ChatTemplate(source, datetime.now(), bos=bos, eos=eos, hint=_RAW)
     for prompt in prompts:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-        if "developer" not in source:  # the newer name, which most templates do not know
-            messages = tuple(one | {"role": "system"} if one["role"] == "developer" else one for one in messages)
         try:
             text = template.render(messages, tools=prompt.tools)
             ignored = bool(prompt.tools) and text == template.render(messages)

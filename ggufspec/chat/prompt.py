@@ -8,39 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from ggufspec.chat import mends
+from ggufspec.chat import template as marking
 from ggufspec.chat.conversation import Conversation
-from ggufspec.chat.template import Piece, rendered
+from ggufspec.chat.mends import Message
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
 
 if TYPE_CHECKING:
     from ggufspec.llamacpp.model import Model
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message, and the tokens that its answer was emitted as, if it is one and they are known."""
-
-    role: str
-    content: str
-    tokens: tuple[int, ...] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)  # what else the template gets: tool_calls, name, …
-
-    def plain(self) -> dict[str, Any]:
-        """What a chat template takes."""
-        return {"role": self.role, "content": self.content, **self.more}
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What a template gets besides messages."""
-
-    tools: tuple[Mapping[str, Any], ...]
-    options: dict[str, Any]
 
 
 class Prompter:
@@ -60,11 +40,14 @@ class Prompter:
         starts = "".join(re.escape(each) for each in sorted({text[0] for text in special}))  # most places have none
         self._special = re.compile(f"(?=[{starts}])(?=({'|'.join(map(re.escape, special))}))") if special else None
         self._spaced = b"".join(model.piece(token) for token in model.tokenize("a", start=False)) == b" a"
-        self._folds = False  # the system prompt goes into the first question
         self.notes: list[str] = []
 
     def tokens(self, conversation: Conversation, *, chat: bool = True) -> list[int]:
-        """The prompt for the answer to the last question.
+        """The prompt for the answer to the last question; see :meth:`applied`."""
+        return self.applied(conversation, chat=chat)[0]
+
+    def applied(self, conversation: Conversation, *, chat: bool = True) -> tuple[list[int], Applied]:
+        """The same, and how the answer is read.
 
         Args:
             conversation: with an open question.
@@ -81,119 +64,110 @@ class Prompter:
         if chat and self._template is not None:
             return self.of_messages(messages)
         _check(messages)
-        return self._ids(messages, _plain(messages))
+        marks = marking.unused([message.content for message in messages])
+        known = [message for message in messages if self._emitted(message) and message.content.strip()]
+        own = [marking.marked(message, self._places, marks, known=message in known) for message in messages]
+        after = {"system": "\n\n", "user": "", "assistant": "\n"}
+        text = "".join(message.content + after[message.role] for message in own)
+        return self._ids(marking.segments(text, known, marks), marks), Applied(marking.bare(text, marks))
 
-    def of_messages(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] = {}
-    ) -> list[int]:
-        """The prompt for the next message, by the template.
+    def of_messages(self, messages: Sequence[Message], wishes: Wishes = Wishes()) -> tuple[list[int], Applied]:
+        """The prompt for the next message, by the template, and how that is constrained and read.
 
         Args:
             messages: of any roles, oldest first.
-            tools: what the model may call, as the template takes them.
-            options: further variables of the template: ``enable_thinking``, …
+            wishes: what else is asked.
 
         Raises:
-            UsageError: a message is not valid text, or is one whose ``<|…|>`` would mean a token.
+            UsageError: a message is not valid text, or is one whose ``<|…|>`` would mean a token; see
+                :meth:`ChatTemplate.apply`.
             ModelError: there is no template; it fails, or refuses the messages.
         """
         if self._template is None:
             raise ModelError("the model has no chat template", "give one with --chat-template FILE")
         _check(messages)
-        aside = [*tools, *(message.more for message in messages)]
-        if found := next(filter(None, map(self._special_in, _texts(aside))), ""):
-            raise UsageError(f"{found} in a tool or in a call of one would be a token", "leave it out")
-        given = _Given(tuple(tools), dict(options))
-        return self._ids(*self._rendered(self._template, list(messages), given))
+        taken, applied = self._accepted(self._template, list(messages), wishes)
+        return self._marked_ids(self._template, taken, wishes, applied.prompt), applied
 
-    def _ids(self, messages: list[Message], pieces: list[Piece]) -> list[int]:
-        """The tokens of a prompt's text."""
+    def _accepted(
+        self, template: ChatTemplate, messages: list[Message], wishes: Wishes
+    ) -> tuple[list[Message], Applied]:
+        """The messages as the template takes them, and what it makes of them."""
+        failure: ModelError | None = None
+        notes: list[str] = []
+        for mend, note in mends.MENDS:
+            mended = mend(messages)
+            if failure and mended == messages:
+                continue
+            messages = mended
+            notes.append(note)
+            try:
+                applied = template.apply([message.plain() for message in messages], wishes)
+                if _lost(messages, applied.prompt):
+                    raise ModelError("the model's chat template leaves the system prompt out", "/system off")
+            except ModelError as error:
+                failure = failure or error
+                continue
+            self.notes += [note for note in notes if note and note not in self.notes]
+            return messages, applied
+        assert failure is not None
+        raise failure
+
+    def _marked_ids(self, template: ChatTemplate, messages: list[Message], wishes: Wishes, prompt: str) -> list[int]:
+        """The tokens of a prompt, in which text stays text, and known answers are the tokens that they were."""
+        texts = [prompt, *_texts([message.content for message in messages])]
+        tools = list(wishes.tools)
+        guards = any(map(self._places, _texts([tools, [[one.content, one.more] for one in messages]])))
+        known = [message for message in messages if self._emitted(message) and message.content.strip()]
+        marks = marking.unused(texts)
+        for answers in [known, []] if known and guards else [known]:
+            if not (answers or guards):
+                break
+            own = [marking.marked(one, self._places, marks, known=one in answers) for one in messages]
+            asked = replace(wishes, tools=tuple(marking.guarded_all(tools, self._places, marks)), json_schema="")
+            try:
+                text = template.apply([message.plain() for message in own], asked).prompt
+            except (ModelError, UsageError):
+                continue
+            text = marking.unescaped(text, marks)
+            if marking.bare(text, marks) == prompt:
+                return self._ids(marking.segments(text, answers, marks), marks)
+        if guards:
+            found = next(filter(None, map(self._special_in, _texts([tools, [[m.content, m.more] for m in messages]]))))
+            raise UsageError(
+                f"the chat template rewrites messages, so that {found} in one of them would be a token",
+                "leave it out, or /chat off",
+            )
+        return self._ids([prompt], marks)
+
+    def _ids(self, segments: Sequence[str | Message], marks: marking.Marks) -> list[int]:
+        """The tokens of a prompt."""
         ids: list[int] = []
-        begun = False
-        for segment in self._segments(messages, pieces):
-            if isinstance(segment, str):
-                ids += self._cut(segment, begun=begun)
+        texts: list[str | list[int]] = []
+        for one in segments:
+            if isinstance(one, str):
+                texts += one.split(marks.cut)
             else:
-                ids += segment
-            begun = begun or bool(segment)
+                texts.append(self._emitted(one))
+        for text in texts:
+            ids += self._cut(text, begun=bool(ids)) if isinstance(text, str) else text
         first = self._model.first_token
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
-    def _rendered(
-        self, template: ChatTemplate, messages: list[Message], given: _Given
-    ) -> tuple[list[Message], list[Piece]]:
-        """The messages as the template takes them, and its text."""
-        if len(messages) < 2 or messages[0].role not in ("system", "developer") or messages[1].role != "user":
-            return messages, self._pieces(template, messages, given)
-        failure = ModelError("the model's chat template leaves the system prompt out", "/system off")
-        if not self._folds:
-            try:
-                pieces = self._pieces(template, messages, given)
-                if not _lost(pieces, messages[0].content):
-                    return messages, pieces
-            except ModelError as error:
-                failure = error
-        folded = _folded(messages)
-        try:
-            pieces = self._pieces(template, folded, given)
-        except ModelError:
-            raise failure from None
-        if not self._folds:
-            self._folds = True
-            self.notes.append("the chat template takes no system prompt: it is put before the first question")
-        return folded, pieces
+    def _emitted(self, answer: Message) -> list[int]:
+        """The tokens that an answer was emitted as, without its end; none where they are not its text."""
+        tokens = [token for token in answer.tokens if not self._model.is_end(token)]
+        data = b"".join(map(self._model.piece, tokens))
+        return tokens if data.decode("utf-8", "replace") == answer.content else []
 
-    def _pieces(self, template: ChatTemplate, messages: list[Message], given: _Given) -> list[Piece]:
-        def render(plain: Sequence[Mapping[str, Any]]) -> str:
-            return template.render(plain, tools=given.tools, **given.options)
-
-        plain = [message.plain() for message in messages]
-        pieces = rendered(render, plain, lambda text: not self._special_in(text))
-        if all(piece.message is None for piece in pieces):  # messages are not found in the template's text
-            for message in messages:
-                if found := self._special_in(message.content):
-                    raise UsageError(
-                        f"the chat template rewrites messages, so that {found} in one of them would be a token",
-                        "leave it out, or /chat off",
-                    )
-        return pieces
+    def _places(self, text: str) -> list[int]:
+        """Where texts of special tokens begin in a text."""
+        return [found.start() for found in self._special.finditer(text)] if self._special else []
 
     def _special_in(self, text: str) -> str:
         """The first special token's text in ``text``; empty if there is none."""
         found = self._special.search(text) if self._special else None
         return found[1] if found else ""
-
-    def _segments(self, messages: list[Message], pieces: list[Piece]) -> list[str | list[int]]:
-        """The prompt as texts to be cut into tokens one by one, and tokens."""
-        segments: list[str | list[int]] = [""]
-
-        def add(text: str) -> None:
-            if isinstance(segments[-1], str):
-                segments[-1] += text
-            else:
-                segments.append(text)
-
-        for piece in pieces:
-            if piece.message is None:
-                add(piece.text)
-            elif known := self._known(messages[piece.message].tokens, piece.text):
-                segments.append(known)
-            else:
-                first, *others = self._guarded(piece.text)
-                add(first)
-                segments += others
-        return segments
-
-    def _known(self, tokens: tuple[int, ...], text: str) -> list[int]:
-        """The tokens that an answer was emitted as, without its end; none where the template changes its text."""
-        answer = [token for token in tokens if not self._model.is_end(token)]
-        data = b"".join(map(self._model.piece, answer))
-        return answer if data.decode("utf-8", "replace") == text else []
-
-    def _guarded(self, text: str) -> list[str]:
-        """A message, in parts in which no special token's text is whole."""
-        cuts = [found.start() + 1 for found in self._special.finditer(text)] if self._special else []
-        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
 
     def _cut(self, text: str, *, begun: bool) -> list[int]:
         """Token ids of a text; where another goes before it, without the space that some tokenizers begin with."""
@@ -243,23 +217,6 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _plain(messages: list[Message]) -> list[Piece]:
-    after = {"system": "\n\n", "user": "", "assistant": "\n"}
-    return [
-        piece
-        for index, message in enumerate(messages)
-        for piece in (Piece(message.content, index), Piece(after[message.role], None))
-    ]
-
-
-def _folded(messages: list[Message]) -> list[Message]:
-    """The system prompt in front of the first question."""
-    system, question, *others = messages
-    return [Message(question.role, f"{system.content}\n\n{question.content}"), *others]
-
-
-def _lost(pieces: list[Piece], system: str) -> bool:
+def _lost(messages: Sequence[Message], prompt: str) -> bool:
     """Whether a template has left the system prompt out, which is the first message."""
-    if any(piece.message is not None for piece in pieces):
-        return all(piece.message != 0 for piece in pieces)
-    return all(system.strip() not in piece.text for piece in pieces)
+    return len(messages) > 1 and messages[0].instructs and messages[0].content.strip() not in prompt

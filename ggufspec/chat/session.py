@@ -159,13 +159,14 @@ class Loaded:
         dropped = len(request.conversation.turns) - len(fitted.turns)
         if dropped:
             emit({"event": "dropped", "turns": dropped})
-        prompt = self._prompter.tokens(fitted, chat=request.chat)
+        prompt, applied = self._prompter.applied(fitted, chat=request.chat)
         emit({"event": "prompt", "tokens": len(prompt)})
         text, tokens = [], []
         for emitted in decoder.generate(
             prompt,
             max_tokens=request.max_tokens,
             sampling=request.sampling,
+            stop=applied.stops,
             alone=request.alone,
             cache_prompt=request.cache,
             trace=recorder(decoder, emit) if request.trace else None,

@@ -1,90 +1,101 @@
-"""Finds the messages in the text of a prompt that a chat template rendered. Pure.
-
-So the caller can keep a user's ``<|im_end|>`` from ending the turn.
-"""
+"""Marks in a conversation that show up in its prompt: where text must be no token, and where an answer is. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from ggufspec.errors import ModelError
+from ggufspec.chat.mends import Message
 
-Message = Mapping[str, Any]  # role, content and what else a template reads
-Render = Callable[[Sequence[Message]], str]  # raises ModelError
-_MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text
+_PRIVATE = range(0xE000, 0xF8FF)  # Unicode's private use: in hardly any text
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a prompt's text: of the message with that index, or the template's own (None)."""
-
-    text: str
-    message: int | None
-
-
-def rendered(render: Render, messages: Sequence[Message], loose: Callable[[str], bool]) -> list[Piece]:
-    """The prompt, cut where a message's content begins and ends.
-
-    A content may have been stripped of white space; one that ``loose`` allows may have been changed in any way.
+class Marks:
+    """Three characters that occur in no text of a request.
 
     Args:
-        render: makes the text of messages.
-        messages: each with ``role`` and ``content``.
-        loose: whether it does no harm if a content's ends are mistaken.
+        cut: stands within what would be read as a control token.
+        begin: stands before an answer whose tokens are known.
+        end: stands behind it.
+    """
+
+    cut: str
+    begin: str
+    end: str
+
+
+Special = Callable[[str], list[int]]  # where control tokens begin in a text
+
+
+def unused(texts: Sequence[str]) -> Marks:
+    """Marks that are in none of the texts."""
+    taken = set("".join(texts))
+    return Marks(*islice((chr(code) for code in _PRIVATE if chr(code) not in taken), 3))
+
+
+def guarded(text: str, special: Special, marks: Marks) -> str:
+    """A text with a mark behind the first character of what would be a control token."""
+    parts, end = [], 0
+    for place in special(text):
+        parts += [text[end : place + 1], marks.cut]
+        end = place + 1
+    return "".join([*parts, text[end:]])
+
+
+def guarded_all(value: Any, special: Special, marks: Marks) -> Any:
+    """The same of every text in plain data; keys stay."""
+    if isinstance(value, str):
+        return guarded(value, special, marks)
+    if isinstance(value, Mapping):
+        return {key: guarded_all(one, special, marks) for key, one in value.items()}
+    return [guarded_all(one, special, marks) for one in value] if isinstance(value, list | tuple) else value
+
+
+def marked(message: Message, special: Special, marks: Marks, *, known: bool) -> Message:
+    """A message with its marks; white space at its ends stays outside, as templates strip it."""
+    content = guarded(message.content, special, marks)
+    if known and (core := content.strip()):
+        before, after = content[: len(content) - len(content.lstrip())], content[len(content.rstrip()) :]
+        content = f"{before}{marks.begin}{core}{marks.end}{after}"
+    return replace(message, content=content, more=guarded_all(message.more, special, marks))
+
+
+def bare(text: str, marks: Marks) -> str:
+    """A prompt without marks."""
+    return re.sub(f"[{marks.cut}{marks.begin}{marks.end}]", "", text)
+
+
+def unescaped(text: str, marks: Marks) -> str:
+    """A prompt whose template has written marks as JSON's escapes."""
+    for mark in (marks.cut, marks.begin, marks.end):
+        text = re.sub(rf"\\u{ord(mark):04x}", mark, text, flags=re.IGNORECASE)
+    return text
+
+
+def segments(text: str, answers: Sequence[Message], marks: Marks) -> list[str | Message]:
+    """A marked prompt, as texts to be tokenized one by one, and the answers whose tokens are known, in their order.
+
+    Args:
+        text: the prompt.
+        answers: those that were marked, in their order.
+        marks: of both.
 
     Returns:
-        The pieces, which are the text together; it alone where the contents cannot be found in it.
-
-    Raises:
-        ModelError: the template fails.
+        texts with the marks ``cut``, and answers.
     """
-    text = render(messages)
-    contents = [message["content"] for message in messages]
-    taken = set(text).union(*contents)
-    first, last = islice((chr(code) for code in _MARKS if chr(code) not in taken), 2)
-    marked = [
-        {**message, "content": f"{first}{index}{last}" if message["content"] else ""}
-        for index, message in enumerate(messages)
-    ]
-    try:
-        frame = re.split(f"{first}([0-9]+){last}", render(marked))
-    except ModelError:
-        return [Piece(text, None)]
-    own, order = frame[::2], [int(index) for index in frame[1::2]]
-    found = [contents[index] for index in order]
-    spans = _align(text, own, found, loose)
-    pieces: list[Piece] = []
-    end = 0
-    for index, (start, stop) in zip(order, spans, strict=False):
-        pieces += [Piece(text[end:start], None), Piece(text[start:stop], index)]
-        end = stop
-    return [piece for piece in (*pieces, Piece(text[end:], None)) if piece.text]
-
-
-def _align(
-    text: str, own: Sequence[str], contents: Sequence[str], loose: Callable[[str], bool]
-) -> list[tuple[int, int]]:
-    """Where each content is in ``text``, which is ``own[0]``, a content, ``own[1]``, …, ``own[-1]``; else nothing."""
-    spans: list[tuple[int, int]] = []
-    start = len(own[0]) if text.startswith(own[0]) else -1
-    for content, after in zip(contents, own[1:], strict=True):
-        end = _end(text, start, content, after, free=loose(content))
-        if start < 0 or end < 0:
-            return []
-        spans.append((start, end))
-        start = end + len(after)
-    return spans if start == len(text) else []
-
-
-def _end(text: str, start: int, content: str, after: str, *, free: bool) -> int:
-    """Where a content that begins at ``start`` ends, so that ``after`` follows; -1 where it does not."""
-    for form in (content, content.strip(), content.rstrip(), content.lstrip()):
-        if text.startswith(form + after, start):
-            return start + len(form)
-    if not free:
-        return -1
-    return text.find(after, start) if after else len(text)
+    parts = re.split(f"{marks.begin}(.*?){marks.end}", text, flags=re.DOTALL)
+    found: list[str | Message] = []
+    for index, answer in enumerate(answers[: len(parts) // 2]):
+        own, core, following = parts[2 * index : 2 * index + 3]
+        before, _, after = answer.content.partition(answer.content.strip())
+        if own.endswith(before) and following.startswith(after):
+            found += [own.removesuffix(before), answer]
+            parts[2 * index + 2] = following.removeprefix(after)
+        else:  # stripped: it is not what was emitted
+            parts[2 * index + 2] = own + core + following
+            parts[2 * index] = parts[2 * index + 1] = ""
+    return [*found, parts[-1]]

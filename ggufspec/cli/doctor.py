@@ -22,8 +22,14 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the self-check, which computes known models: 5 to 15 seconds.")
     ] = False,
+    chat_library: Annotated[
+        bool,
+        typer.Option("--chat-library", help="Compile what tools and JSON schemas need, for some seconds, and end."),
+    ] = False,
 ) -> int:
     """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""
+    if chat_library:
+        return _compile_chat_library()
     import platform
 
     from ggufspec import __version__
@@ -47,6 +53,16 @@ def doctor(
     )
     ui.result(document, lambda: _show(document))
     return 0 if document.healthy else 1
+
+
+def _compile_chat_library() -> int:
+    from ggufspec.llamacpp import chat_build
+
+    with ui.busy() as say:
+        say("compiling for llama.cpp's chat library")
+        path = chat_build.build(os.environ.get("CXX", ""))
+    ui.note(f"llama.cpp's chat library can be used: {path}")
+    return 0
 
 
 def _llama_cpp() -> LlamaCpp:
@@ -75,6 +91,7 @@ def _llama_cpp() -> LlamaCpp:
         system=found.system,
         lacks=found.lacks,
         without_device=found.without_device,
+        without_chat=found.without_chat,
     )
 
 

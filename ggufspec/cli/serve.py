@@ -65,6 +65,9 @@ def serve(
         Path | None,
         typer.Option("--chat-template", metavar="FILE", help="A Jinja chat template in place of the target's own."),
     ] = None,
+    alias: Annotated[
+        str | None, typer.Option("-a", "--alias", metavar="NAME", help="The model's name for clients.  [the pair's]")
+    ] = None,
     log_requests: Annotated[
         Path | None,
         typer.Option(
@@ -109,7 +112,7 @@ def serve(
                 f"whoever reaches {host} could use the model: that needs a key",
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
-        return _serve(given, bound, keys, tuple(cors or ()), queue, grace, template, on_request)
+        return _serve(given, bound, keys, tuple(cors or ()), queue, grace, template, on_request, alias or "")
 
 
 def _serve(
@@ -121,6 +124,7 @@ def _serve(
     grace_s: float,
     template: str,
     on_request: Callable[[str], None],
+    alias: str,
 ) -> int:
     """Load the pair and answer until somebody ends it."""
     from ggufspec.serve import http
@@ -143,15 +147,16 @@ def _serve(
             raise StopError("interrupted before the pair was loaded") from None
         for note in ready.notes:
             ui.note(note)
-        endpoint = Endpoint(engine, pair.name, rules=rules, on_answer=_access, on_request=on_request)
-        ended_by = http.serve(
-            endpoint.app(),
-            engine,
-            bound,
-            grace_s=grace_s,
-            on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
-            verbose=flags.verbose,
-        )
+        endpoint = Endpoint(engine, alias or pair.name, rules=rules, on_answer=_access, on_request=on_request)
+        with contextlib.closing(endpoint):
+            ended_by = http.serve(
+                endpoint.app(),
+                engine,
+                bound,
+                grace_s=grace_s,
+                on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
+                verbose=flags.verbose,
+            )
     except KeyboardInterrupt:
         return 130
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -29,6 +29,7 @@ from ggufspec.decoding.threads import Threads
 from ggufspec.decoding.trace import Trace
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import physical_cores
+from ggufspec.llamacpp.chat_library import Applied
 from ggufspec.llamacpp.gguf import Gguf
 from ggufspec.llamacpp.grammar import compile_grammar
 from ggufspec.llamacpp.head import Head, head_sources
@@ -388,14 +389,15 @@ class SpeculativeDecoder:
         max_tokens: int = 128,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-        grammar: str = "",
+        grammar: str | Applied = "",
         alone: str = "",
         cache_prompt: bool = False,
         trace: Trace | None = None,
         stopping: Callable[[], bool] | None = None,
-        special: bool = False,
+        special: Collection[int] = (),
         logprobs: int | None = None,
         kind: str = "",
+        bias: Mapping[int, float] | None = None,
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
@@ -404,16 +406,17 @@ class SpeculativeDecoder:
             max_tokens: tokens to emit at most.
             sampling: temperature, truncation, seed and penalties; greedy by default.
             stop: strings that end the answer and are not part of it.
-            grammar: the answer follows this grammar, in llama.cpp's GBNF; empty for none.
+            grammar: the answer follows this grammar, in llama.cpp's GBNF, or a chat template's; empty for none.
             alone: ``target`` or ``draft`` lets one model answer without the other, in the same loop.
             cache_prompt: decode only what is new of the prompt. What the cache holds of its beginning was computed in
                 other batches than a fresh one would be, so that in a near-tie another token may be chosen.
             trace: records what was weighed in every round.
             stopping: asked between the batches of a long prompt; True ends the answer there, without a token. (A caller
                 that wants no more tokens just leaves off.)
-            special: control tokens are part of the text, but for those that end it.
+            special: control tokens that are part of the text, but for those that end it.
             logprobs: how many of the likeliest tokens to list with each; None for no log-probabilities.
             kind: of the text; what drafts showed in texts of this kind is what their policy begins with.
+            bias: what is added to the logits of tokens, by their ids.
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
@@ -436,6 +439,7 @@ class SpeculativeDecoder:
                 special,
                 logprobs,
                 kind,
+                bias,
             )
             if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
@@ -450,14 +454,15 @@ class SpeculativeDecoder:
         max_tokens: int,
         sampling: Sampling,
         stop: Sequence[str],
-        grammar: str,
+        grammar: str | Applied,
         alone: str,
         cache_prompt: bool,
         trace: Trace | None,
         stopping: Callable[[], bool] | None,
-        special: bool,
+        special: Collection[int],
         logprobs: int | None,
         kind: str,
+        bias: Mapping[int, float] | None,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
         requested = clock()
@@ -477,8 +482,9 @@ class SpeculativeDecoder:
             )
         if "" in stop:
             raise UsageError("an empty stop string would end every answer at once", "leave it out")
-        constraint = compile_grammar(model, grammar) if grammar else None
-        rule = make_rule(self.options.accept, sampling, constraint)
+        is_constrained = bool(grammar if isinstance(grammar, str) else grammar.grammar)
+        constraint = compile_grammar(model, grammar) if is_constrained else None
+        rule = make_rule(self.options.accept, sampling, constraint, bias)
         if trace is not None:
             trace.begin(rule)
         drafters = [] if alone else self._drafters
@@ -549,7 +555,7 @@ class SpeculativeDecoder:
                     count += 1
                     if count == 1:
                         time_to_first_token_s = clock() - requested
-                    piece = stream.push(model.piece(token, special=special and not model.is_end(token)))
+                    piece = stream.push(model.piece(token, special=token in special and not model.is_end(token)))
                     dead_end = round_.dead_end and index == len(round_.emitted) - 1
                     stop_reason = self._stop_reason(
                         model.is_end(token), stream, len(tokens) + count, count >= max_tokens, dead_end

@@ -85,7 +85,7 @@ class Path:
         return state is not None and self._grammar.permits(state, token)
 
     def masked(self, logits: Logits, position: int, best: int = 0) -> Logits | None:
-        """A copy of a row with -inf where the token may not stand at ``position``.
+        """A row with -inf where the token may not stand at ``position``: a copy, unless every token may.
 
         A mask of a whole vocabulary takes milliseconds. The few most likely permitted tokens are found without one,
         unless nearly all likely tokens are not permitted.
@@ -101,6 +101,8 @@ class Path:
         state = self.state(position)
         if state is None:
             return None
+        if self._grammar.is_free(state):
+            return logits
         result = np.full_like(logits, -np.inf)
         likely = 4 * best + 64
         if best and likely < logits.size:

@@ -110,6 +110,11 @@ def mending(where: Installation, wheels: Wheels | None, backend: str = "", flags
     return " ".join([where.pip, again, index, spec, *map(_quoted, wheels.runtime)])
 
 
+def chat_library() -> str:
+    """What to type so that llama.cpp's chat library can be used: a C++ compiler makes it."""
+    return "ggufspec doctor --chat-library"
+
+
 def tool_line(wheels: Wheels, what: str = ".") -> str:
     """What installs ggufspec, a checkout or a wheel's file, as a tool of its own beside a prebuilt llama-cpp-python."""
     python = f" --python {wheels.python}" if wheels.python else ""

@@ -1,18 +1,26 @@
-"""A model's chat template: messages in, the text of a prompt out, as Hugging Face's ``apply_chat_template`` renders it.
+"""A model's chat template: a conversation in, the text of a prompt out, and how its answer is constrained and read.
 
-llama-cpp-python's formatter renders it in Jinja's immutable sandbox. A template comes with a file from anywhere: it is
-for a child process, which its parent ends when the time is up, and has bounds of memory and length.
+llama.cpp's chat library does all of it. Without that library (:mod:`ggufspec.llamacpp.chat_library`) Jinja's immutable
+sandbox renders the prompt, as llama-cpp-python's formatter has it, and answers are plain text. A template comes with a
+file from anywhere: it is for a child process, which its parent ends when the time is up, and has bounds of memory and
+length.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
 from ggufspec import foreign, worker
-from ggufspec.errors import GgufspecError, ModelError
+from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.hardware import installation
+from ggufspec.llamacpp import chat_library
+from ggufspec.llamacpp.chat_library import Applied, Templates
+from ggufspec.llamacpp.grammar import plain_patterns
 
 # What the formatter itself gives a template
 _OWN = {"messages", "tools", "tool_choice", "functions", "function_call", "eos_token", "bos_token", "strftime_now"}
@@ -20,9 +28,29 @@ _OWN |= {"raise_exception", "add_generation_prompt"}
 _Value = TypeVar("_Value")
 
 _HINT = "/chat off goes on without the template; another GGUF of the model may have a better one"
+_BEFORE_CALLS = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-calls?(?:-root)?\b)")
 _MAX_SECONDS = 5.0  # to compile, and to render once
 _MAX_CHARACTERS = 1_000_000  # of the text, beside four times those of the messages
 _MAX_BYTES = 1 << 28  # beside what the process has, where the platform can say so
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is asked of an answer besides its messages."""
+
+    tools: tuple[dict[str, Any], ...] = ()  # that the model may call, as OpenAI's API has them
+    must_call: bool = False  # whether it must call one
+    function: str = ""  # the one that it must call; empty: any
+    parallel: bool | None = None  # whether it may call several at once; None: as the template does
+    json_schema: str = ""  # of the answer
+    begins: bool = True  # whether the prompt ends with what an answer begins with
+    goes_on: bool = False  # the last message is the assistant's, and the answer goes on with it
+    options: dict[str, Any] = field(default_factory=dict)  # further variables of the template: enable_thinking, …
+
+    @property
+    def needs_library(self) -> bool:
+        """Whether nothing but llama.cpp's chat library can do it."""
+        return bool(self.tools or self.json_schema or self.goes_on)
 
 
 class ChatTemplate:
@@ -33,42 +61,105 @@ class ChatTemplate:
         now: what the template is told if it asks for the date. It stays, as a new one would void the cache.
         bos: text of the token that begins a text.
         eos: text of the token that ends one.
+        tool_use: Jinja in its place where there are tools; empty for none.
         hint: of the errors.
 
     Raises:
         ModelError: it is no template.
     """
 
-    def __init__(self, source: str, now: datetime, *, bos: str = "", eos: str = "", hint: str = _HINT) -> None:
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+    def __init__(
+        self, source: str, now: datetime, *, bos: str = "", eos: str = "", tool_use: str = "", hint: str = _HINT
+    ) -> None:
+        self._hint, self._now = hint, now
+        self._knows_developer = "developer" in source  # the newer name of "system", which most templates do not know
+        self._sources, self._texts = (source, tool_use or source), (bos, eos)
+        self._compiled: dict[tuple[str, str, str], Templates] = {}
+        self._library = chat_library.missing() is None
+        if not self._library:
+            from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self._hint = hint
-        self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos), hint)
-        self._formatter.strftime_now = now.strftime
+            self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos), hint)
+            self._formatter.strftime_now = now.strftime
+
+    def _templates(self, bos: str, eos: str, *, tools: bool) -> Templates:
+        """Compiled when it is first used: the library tries it out then, which a trap would make the end of loading."""
+        key = self._sources[tools], bos, eos
+        if key not in self._compiled:
+            self._compiled[key] = _bounded(lambda: Templates(*key), self._hint)
+        return self._compiled[key]
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), **options: Any
     ) -> str:
-        """The prompt for the next answer.
+        """The prompt for the next answer; see :meth:`apply`."""
+        return self.apply(messages, Wishes(tuple(map(dict, tools)), options=options)).prompt
+
+    def apply(self, messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> Applied:
+        """The prompt for the next answer, and how that is constrained and read.
 
         Args:
-            messages: each with ``role`` and ``content``, and what else the template reads of them. Arguments of tool
-                calls, JSON in requests, are objects there.
-            tools: what the model may call.
-            options: further variables of the template.
+            messages: each with ``role`` and ``content``, and what else OpenAI's API has in them.
+            wishes: what else is asked.
 
         Raises:
+            UsageError: something is asked for that needs llama.cpp's chat library, which is missing; a tool must be
+                called, and the template's models cannot be made to.
             ModelError: it fails, refuses these messages, or its text is too long.
         """
-        own, offered = [_parsed(message) for message in messages], [dict(tool) for tool in tools] or None
-        more = {key: value for key, value in options.items() if key not in _OWN}
-        text: str = _bounded(
-            lambda: self._formatter(messages=own, tools=offered, **({"documents": None} | more)).prompt, self._hint
-        )
-        longest = _MAX_CHARACTERS + 4 * len(json.dumps([own, offered], default=str))
-        if len(text) > longest:
+        found = self._applied(messages, wishes) if self._library else Applied(self._sandboxed(messages, wishes))
+        longest = _MAX_CHARACTERS + 4 * len(json.dumps([list(messages), list(wishes.tools)], default=str))
+        if len(found.prompt) > longest:
             raise ModelError(f"the model's chat template makes a text of more than {longest:,} characters", self._hint)
-        return text
+        if wishes.must_call:
+            if found.lazy or not found.grammar:
+                said = "tool_choice: with this chat template no call can be forced"
+                raise UsageError(said, 'send "tool_choice": "auto"')
+            # Text may be before a call, without end; a model that must call shall
+            found = replace(found, grammar=_BEFORE_CALLS.sub("", found.grammar))
+        return found
+
+    def _applied(self, messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> Applied:
+        options = dict(wishes.options)
+        request: dict[str, Any] = {
+            "messages": list(messages),
+            "json_schema": "" if wishes.must_call else plain_patterns(wishes.json_schema),
+            "continue": wishes.goes_on,
+            "add_generation_prompt": wishes.begins,
+            "enable_thinking": options.get("enable_thinking", True),
+            "options": options,
+            "now": int(self._now.timestamp()),
+        }
+        if options.get("reasoning_effort") == "none":
+            del options["reasoning_effort"]
+            request["enable_thinking"] = False
+        if wishes.tools:
+            request |= {"tools": list(wishes.tools), "tool_choice": "required" if wishes.must_call else "auto"}
+            if wishes.parallel is not None:
+                request["parallel_tool_calls"] = wishes.parallel
+        has_tools = bool(wishes.tools)
+        templates = self._templates(*self._texts, tools=has_tools)
+        found = _bounded(lambda: templates.apply(request), self._hint)
+        if not (has_tools or wishes.json_schema) or not (any(self._texts) or wishes.function):
+            return found
+        if wishes.function:
+            request["tools"] = [one for one in wishes.tools if one["function"]["name"] == wishes.function]
+        # The analysis of some templates, Mistral Small 3.2's for one, finds no calls where these have a text
+        bare = self._templates("", "", tools=has_tools)
+        answer = _bounded(lambda: bare.apply(request), self._hint)
+        return replace(answer, prompt=found.prompt)
+
+    def _sandboxed(self, messages: Sequence[Mapping[str, Any]], wishes: Wishes) -> str:
+        if wishes.needs_library:
+            raise UsageError(chat_library.WITHOUT, installation.chat_library())
+        more = {key: value for key, value in wishes.options.items() if key not in _OWN}
+        own = [_parsed(message) for message in messages]
+        if not self._knows_developer:
+            own = [one | {"role": "system"} if one["role"] == "developer" else one for one in own]
+        prompt: str = _bounded(
+            lambda: self._formatter(messages=own, tools=None, **({"documents": None} | more)).prompt, self._hint
+        )
+        return prompt
 
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,9 +188,18 @@ def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
             return work()
     except MemoryError:
         raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None
+    except GgufspecError:
+        raise
     except Exception as error:  # whatever foreign code may raise
-        failed = "refuses this conversation" if type(error) is ValueError else "fails"  # raise_exception
-        raise ModelError(f"{name} {failed}: {_plain(error) or type(error).__name__}", hint) from None
+        # raise_exception, here and in llama.cpp's engine
+        refused = type(error) is ValueError or "Jinja Exception: " in str(error)
+        said = str(error).rpartition("Jinja Exception: ")[2].replace("std::exception", "it is no Jinja")
+        if "bad_alloc" in said:
+            raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None
+        if "JSON schema" in said:
+            raise UsageError(f"a schema cannot be used: {_plain(said)}", "mend the schema") from None
+        failed = "refuses this conversation" if refused else "fails"
+        raise ModelError(f"{name} {failed}: {_plain(said) or type(error).__name__}", hint) from None
 
 
 def _plain(message: object) -> str:

@@ -11,11 +11,12 @@ names the grammar (:func:`ggufspec.worker.within`).
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -25,6 +26,8 @@ import numpy.typing as npt
 
 from ggufspec import foreign, worker
 from ggufspec.errors import GgufspecError, UsageError, WorkerError
+from ggufspec.llamacpp import chat_library
+from ggufspec.llamacpp.chat_library import Applied, ChatError
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.model import Model
 
@@ -91,6 +94,26 @@ class Grammar:
         """The state before the first token."""
         return self._start
 
+    def begin_behind(self, text: str) -> None:
+        """Begin behind a text, control tokens and all, which the grammar begins with.
+
+        Raises:
+            UsageError: it does not.
+        """
+        state: State | None = self._start
+        for index, token in enumerate(self._model.tokenize(text, special=True, start=False)):
+            piece = self._model.piece(token, special=True)
+            if index == 0 and piece[:1].isspace() and not text[:1].isspace():
+                continue  # some tokenizers put a space before the first word
+            state = None if state is None else self.advance(state, token)
+        if state is None:
+            raise UsageError("the chat template's grammar does not begin as its prompt ends", "leave the tools out")
+        self._start = state
+
+    def is_free(self, state: State) -> bool:  # noqa: ARG002
+        """Whether every token may follow, so that nothing need be looked at: before a lazy grammar begins."""
+        return False
+
     def permits(self, state: State, token: int) -> bool:
         """Whether a text may go on with ``token``; a token that ends it, where the grammar may end."""
         if not state.handle or not 0 <= token < self._model.vocab_size:
@@ -130,6 +153,98 @@ class Grammar:
         after = State(self._lib, self._lib.llama_sampler_clone(state.handle))
         self._lib.llama_sampler_accept(after.handle, token)
         return after
+
+
+class _Free(State):
+    """A text before a lazy grammar begins, or behind one that the text has left: every token may follow.
+
+    Args:
+        text: as far as a trigger may be in it.
+        tokens: that it was made of.
+        thinking: whether it is within a reasoning, where nothing triggers.
+        over: whether nothing triggers any more.
+    """
+
+    __slots__ = ("over", "text", "thinking", "tokens")
+
+    def __init__(self, text: bytes = b"", tokens: tuple[int, ...] = (), *, thinking: bool, over: bool = False) -> None:
+        self.handle, self.mask, self._free = None, None, None
+        self.text, self.tokens, self.thinking, self.over = text, tokens, thinking, over
+
+
+class LazyGrammar(Grammar):
+    """A grammar that begins at a trigger: where a tool's call does, say. Before it every token may follow.
+
+    Where a text goes on behind a trigger in a way that the grammar does not permit, within one token say, every token
+    may follow again: the text is no call.
+
+    Args:
+        model: the vocabulary.
+        applied: the grammar, its triggers, and the marks of a reasoning, in which nothing triggers.
+
+    Raises:
+        UsageError: as :class:`Grammar`.
+    """
+
+    def __init__(self, model: Model, applied: Applied) -> None:
+        super().__init__(model, applied.grammar)
+        patterns = [_PATTERNS[one.type](one.value) for one in applied.triggers]
+        self._trigger = re.compile("|".join(f"(?:{one})" for one in patterns).encode())
+        texts = (ctypes.c_char_p * len(patterns))(*(one.encode() for one in patterns))
+        self._begin = State(
+            self._lib,
+            self._lib.llama_sampler_init_grammar_lazy_patterns(
+                model._vocab, applied.grammar.encode(), b"root", texts, len(patterns), None, 0
+            ),
+        )
+        opens, closes = applied.thinking
+        self._opens = opens.strip().encode()
+        self._closes = [one.strip().encode() for one in closes if one.strip()]
+        prompt = applied.generation_prompt.encode()
+        opened = self._opens and prompt.rfind(self._opens) > max(map(prompt.rfind, self._closes), default=-1)
+        self._first = _Free(thinking=bool(opened))
+
+    def start(self) -> State:
+        return self._first
+
+    def is_free(self, state: State) -> bool:
+        return isinstance(state, _Free)
+
+    def permits(self, state: State, token: int) -> bool:
+        return isinstance(state, _Free) or super().permits(state, token)
+
+    def permitted(self, state: State, ids: Ids) -> Mask:
+        return np.ones(ids.size, np.bool_) if isinstance(state, _Free) else super().permitted(state, ids)
+
+    def advance(self, state: State, token: int) -> State | None:
+        if not isinstance(state, _Free):
+            return super().advance(state, token)
+        if self._model.is_end(token):
+            return self._end
+        if state.over:
+            return state
+        text, tokens = state.text + self._model.piece(token, special=True), (*state.tokens, token)
+        if state.thinking:
+            closed = any(one in text for one in self._closes)
+            return _Free(b"" if closed else text[-_MARK_BYTES:], thinking=not closed)
+        if self._opens and text.endswith(self._opens):
+            return _Free(thinking=True)
+        if not self._trigger.search(text):
+            return _Free(text, tokens, thinking=False)
+        begun = State(self._lib, self._lib.llama_sampler_clone(self._begin.handle))
+        accept = chat_library.load().chat_accept
+        if all(accept(begun.handle, one) for one in tokens):
+            return begun
+        return _Free(thinking=False, over=True)
+
+
+def _anchored(pattern: str) -> str:
+    return f"{'' if pattern.startswith('^') else '^'}{pattern}{'' if pattern.endswith('$') else '$'}"
+
+
+# By enum common_grammar_trigger_type, common/common.h; as common_sampler_init of common/sampling.cpp makes them
+_PATTERNS: dict[int, Callable[[str], str]] = {1: re.escape, 2: str, 3: _anchored}
+_MARK_BYTES = 256  # of a reasoning's end that may come over several tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,23 +381,35 @@ def _reason(printed: str, text: str) -> str:
     return f"line {line}: {what} at {place}"
 
 
-def compile_grammar(model: Model, text: str) -> Grammar:
+def compile_grammar(model: Model, wanted: str | Applied) -> Grammar:
     """The constraint that a GBNF grammar is on a model's tokens.
 
+    Args:
+        model: whose tokens.
+        wanted: the grammar; or that of a chat template, which may be lazy, and otherwise begins with the generation
+            prompt: what the prompt ends with already.
+
     Raises:
-        UsageError: as :class:`Grammar`.
+        UsageError: as :class:`Grammar`, or it does not begin with the generation prompt.
     """
-    return Grammar(model, text)
+    if isinstance(wanted, str):
+        return Grammar(model, wanted)
+    if wanted.lazy:
+        return LazyGrammar(model, wanted)
+    grammar = Grammar(model, wanted.grammar)
+    grammar.begin_behind(wanted.generation_prompt)
+    return grammar
 
 
 def schema_to_grammar(text: str) -> str:
-    """Convert a JSON schema to the GBNF grammar of the JSON it describes, by llama-cpp-python's converter.
+    """Convert a JSON schema to the GBNF grammar of the JSON it describes, by llama.cpp's converter.
 
-    Keywords that the converter does not know, such as ``minimum`` and ``uniqueItems``, restrict nothing. Objects have
-    the properties of the schema, in its order, and no others unless it allows them.
+    Keywords that the converter does not know, such as ``uniqueItems``, restrict nothing. Objects have the properties of
+    the schema, in its order, and no others unless it allows them.
 
     Raises:
-        UsageError: the text is not JSON, or not a schema that the converter can read.
+        UsageError: the text is not JSON, or not a schema that the converter can read or hold.
+        GgufspecError: llama.cpp's chat library is missing.
     """
     hint = """--json-schema '{"type": "object"}'"""
     try:
@@ -291,30 +418,45 @@ def schema_to_grammar(text: str) -> str:
         raise UsageError(f"the schema is not JSON: {error.message}", hint) from None
     if not isinstance(schema, dict):
         raise UsageError("the schema is not a JSON object", hint)
-    load()
-    from llama_cpp.llama_grammar import SchemaConverter
-
-    class Converter(SchemaConverter):  # type: ignore[misc]
-        def _format_literal(self, literal: str) -> str:
-            """llama-cpp-python 0.3.36 leaves backslashes as they are."""
-            return str(super()._format_literal(literal.replace("\\", "\\\\")))
-
-    converter = Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-    try:
-        converter.visit(converter.resolve_refs(schema, "stdin"), "")
-        grammar: str = converter.format_grammar()
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        what = str(error) or type(error).__name__
-        raise UsageError(f"the schema cannot be converted to a grammar: {what}", "write a grammar instead") from None
+    if lacking := chat_library.missing():
+        raise UsageError(chat_library.WITHOUT, lacking.hint)
+    with _c_stderr() as printed:  # the converter prints what it cannot hold
+        try:
+            grammar = chat_library.schema_grammar(plain_patterns(text))
+        except ChatError as error:
+            raise UsageError(
+                f"the schema cannot be converted to a grammar: {error}", "write a grammar instead"
+            ) from None
+        printed.seek(0)
+        warned = printed.read().decode("utf-8", "replace").partition("incomplete: ")[2].strip()
+    if warned:
+        why = warned.partition(", accepting any string")[0][:300]
+        raise UsageError(f"the schema cannot be held to: {why}", "leave that out, or write a grammar instead")
     return grammar
+
+
+_PATTERN = re.compile(r'("pattern"\s*:\s*)("(?:[^"\\]|\\.)*")')
+_CLASS = re.compile(r"\\(.)|\[|\]", re.DOTALL)
+_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": " \t\n\r"}
+
+
+def plain_patterns(schema: str) -> str:
+    """A JSON schema whose patterns have ranges in place of the classes that the converter lacks: digits, say."""
+
+    def pattern(found: re.Match[str]) -> str:
+        inside = False
+
+        def one(part: re.Match[str]) -> str:
+            nonlocal inside
+            if part[1] is None:
+                inside = part[0] == "["
+                return part[0]
+            known = _CLASSES.get(part[1])
+            return part[0] if known is None else known if inside else f"[{known}]"
+
+        return found[1] + json.dumps(_CLASS.sub(one, json.loads(found[2])), ensure_ascii=False)
+
+    return _PATTERN.sub(pattern, schema)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from ggufspec import worker
-from ggufspec.llamacpp import staging
+from ggufspec.llamacpp import chat_library, staging
 from ggufspec.llamacpp.devices import Device, add_rpc_worker, backends, devices
 from ggufspec.llamacpp.library import load, system_info
 
@@ -23,7 +23,8 @@ class Result:
     """The backends that are compiled in, the devices that they find, and llama.cpp's own line about its build.
 
     ``lacks`` has the function that a kind of head would need and this build does not have, by drafter;
-    ``without_device`` the backends that are compiled in and absent from ``backends``, since they find no driver.
+    ``without_device`` the backends that are compiled in and absent from ``backends``, since they find no driver;
+    ``without_chat`` why llama.cpp's chat library cannot be used.
     """
 
     backends: tuple[str, ...]
@@ -31,6 +32,7 @@ class Result:
     system: str = ""
     lacks: dict[str, str] = field(default_factory=dict)
     without_device: tuple[str, ...] = ()
+    without_chat: str = ""
 
 
 def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
@@ -42,7 +44,9 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
     found = tuple(backends())
     # ggml-vulkan.cpp registers nothing where there is no device
     silent = ("Vulkan",) if "Vulkan" not in found and hasattr(load()._lib, "ggml_backend_vk_reg") else ()
-    return Result(found, tuple(devices()), system_info(), lacks, silent)
+    missing = chat_library.missing()
+    without_chat = missing.message if missing else ""
+    return Result(found, tuple(devices()), system_info(), lacks, silent, without_chat)
 
 
 def inspect(rpc: tuple[str, ...] = ()) -> Result:

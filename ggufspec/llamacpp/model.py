@@ -147,6 +147,11 @@ class Model:
         return (self._lib.llama_model_chat_template(self._handle, None) or b"").decode("utf-8", "replace")
 
     @property
+    def tool_template(self) -> str:
+        """The one in its place where there are tools, ``tokenizer.chat_template.tool_use``; empty without one."""
+        return (self._lib.llama_model_chat_template(self._handle, b"tool_use") or b"").decode("utf-8", "replace")
+
+    @property
     def first_token(self) -> int | None:
         """The BOS token that every text begins with, where the model wants one."""
         wanted = self._lib.llama_vocab_get_add_bos(self._vocab)

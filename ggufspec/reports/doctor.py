@@ -53,6 +53,9 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     yield Finding("ok", f"llama.cpp works ({', '.join(llama.backends)})")
     for drafter, absent in llama.lacks.items():
         yield Finding("warning", f"llama.cpp has no {absent}: --drafter {drafter} is not possible", mend())
+    if llama.without_chat:
+        text = f"{llama.without_chat}: no tools, no --json-schema, no response_format"
+        yield Finding("warning", text, installation.chat_library())
     if "RPC" not in llama.backends:
         text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))

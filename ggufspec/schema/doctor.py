@@ -31,7 +31,8 @@ class LlamaCpp:
     """llama-cpp-python as it is installed: ``error`` and ``fix`` say why it does not load.
 
     ``system`` is llama.cpp's own line about what it was built with; ``lacks`` names the function that it has not and a
-    kind of head needs, by drafter; ``without_device`` the backends that are compiled in and find no device.
+    kind of head needs, by drafter; ``without_device`` the backends that are compiled in and find no device;
+    ``without_chat`` why its chat library cannot be used.
     """
 
     version: str | None
@@ -42,6 +43,7 @@ class LlamaCpp:
     system: str = ""
     lacks: dict[str, str] = field(default_factory=dict)
     without_device: tuple[str, ...] = ()
+    without_chat: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
+from ggufspec import __version__
 from ggufspec.serve import session
-from ggufspec.serve.formats import Delta
 
+Delta = Mapping[str, Any]  # of :class:`ggufspec.serve.reading.Delta`, what there is
 _FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length", "context": "length"}
 
 
@@ -34,6 +36,7 @@ class Writer:
     _reasoning: list[str] = field(default_factory=list)
     _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     _logprobs: list[Mapping[str, Any]] = field(default_factory=list)
+    _offset: int = 0  # characters of a completion's tokens so far
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
@@ -49,17 +52,16 @@ class Writer:
         """The chunks of what a round brought."""
         found: list[dict[str, Any]] = []
         if not self.chat:
-            text = "".join(delta.text for delta in deltas)
+            text = "".join(delta.get("content", "") for delta in deltas)
             return [self._chunk(text, logprobs=logprobs)] if text or logprobs else []
         for delta in deltas:
-            match delta.kind:
-                case "content":
-                    found.append({"content": delta.text})
-                case "reasoning":
-                    found.append({"reasoning_content": delta.text})
-                case "tool":
-                    self._calls.setdefault(delta.index, {})
-                    found.append({"tool_calls": [_call(delta)]})
+            if "call" in delta:
+                self._calls.setdefault(delta["call"], {})
+                found.append({"tool_calls": [_call(delta)]})
+            elif "reasoning" in delta:
+                found.append({"reasoning_content": delta["reasoning"]})
+            else:
+                found.append({"content": delta["content"]})
         if logprobs and not found:
             found.append({"content": ""})
         return [self._chunk(one, logprobs=logprobs if index == 0 else ()) for index, one in enumerate(found)]
@@ -78,17 +80,14 @@ class Writer:
         """What a round brought."""
         self._logprobs += logprobs
         for delta in deltas:
-            match delta.kind:
-                case "content":
-                    self._text.append(delta.text)
-                case "reasoning":
-                    self._reasoning.append(delta.text)
-                case "tool":
-                    empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                    call = self._calls.setdefault(delta.index, empty)
-                    call["id"] = call["id"] or delta.id
-                    call["function"]["name"] += delta.name
-                    call["function"]["arguments"] += delta.arguments
+            self._text.append(delta.get("content", ""))
+            self._reasoning.append(delta.get("reasoning", ""))
+            if "call" in delta:
+                empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                call = self._calls.setdefault(delta["call"], empty)
+                call["id"] += delta.get("id", "")
+                for name in ("name", "arguments"):
+                    call["function"][name] += delta.get(name, "")
 
     def whole(self, reply: session.Reply) -> dict[str, Any]:
         """All of it."""
@@ -96,8 +95,8 @@ class Writer:
         choice: dict[str, Any] = {"index": 0, "finish_reason": self._finish(reply)}
         if self.chat:
             message: dict[str, Any] = {"role": "assistant", "content": text or (None if self._calls else "")}
-            if self._reasoning:
-                message["reasoning_content"] = "".join(self._reasoning)
+            if reasoning := "".join(self._reasoning):
+                message["reasoning_content"] = reasoning
             if self._calls:
                 message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
             choice["message"] = message
@@ -119,7 +118,14 @@ class Writer:
 
     def _envelope(self, *, chunk: bool, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"ggufspec-{__version__}",
+            "choices": choices,
+        }
 
     def _spelled(self, logprobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """Log-probabilities in OpenAI's form, which is another for completions."""
@@ -127,28 +133,34 @@ class Writer:
             return None
         if self.chat:
             return {
-                "content": [
-                    _spelled(one["text"], one["logprob"])
-                    | {"top_logprobs": [_spelled(text, value) for _, text, value in one["top"]]}
-                    for one in logprobs
-                ]
+                "content": [_spelled(one) | {"top_logprobs": [_spelled(top) for top in one["top"]]} for one in logprobs]
             }
+        offsets = list(accumulate((len(one["text"]) for one in logprobs), initial=self._offset))
+        self._offset = offsets[-1]
         return {
             "tokens": [one["text"] for one in logprobs],
             "token_logprobs": [one["logprob"] for one in logprobs],
-            "top_logprobs": [{text: value for _, text, value in one["top"]} for one in logprobs],
+            "top_logprobs": [{_key(top): top["logprob"] for top in one["top"]} for one in logprobs],
+            "text_offset": offsets[:-1],
         }
 
 
-def _spelled(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": list(text.encode())}
+def _spelled(one: Mapping[str, Any]) -> dict[str, Any]:
+    """A token; its bytes are its own, where its text is not the whole of a character."""
+    return {"token": one["text"], "logprob": one["logprob"], "bytes": one["bytes"]}
+
+
+def _key(one: Mapping[str, Any]) -> str:
+    """A token's text, or its bytes where several have the same text."""
+    text: str = one["text"]
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in one["bytes"]) if "\ufffd" in text else text
 
 
 def _call(delta: Delta) -> dict[str, Any]:
     """A tool call's delta."""
-    function = {"arguments": delta.arguments} | ({"name": delta.name} if delta.name else {})
-    begin = {"id": delta.id, "type": "function"} if delta.id else {}
-    return {"index": delta.index, **begin, "function": function}
+    function = {"arguments": delta.get("arguments", "")} | ({"name": delta["name"]} if "name" in delta else {})
+    begin = {"id": delta["id"], "type": "function"} if "id" in delta else {}
+    return {"index": delta["call"], **begin, "function": function}
 
 
 def usage(reply: session.Reply) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -25,12 +26,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ggufspec import __version__
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp.grammar import check_grammar, check_schema
-from ggufspec.serve import formats, limits, metrics, page, session
+from ggufspec.serve import limits, metrics, page, session, vocabulary
 from ggufspec.serve.answers import Writer
 from ggufspec.serve.engine import Answer, BusyError, Engine, GoneError, RefusedError
-from ggufspec.serve.requests import Chat, Completion, plain_messages
+from ggufspec.serve.requests import SAMPLED, Chat, Completion, Detokenize, Tokenize, plain_messages
 
 _OPEN = ("/", "/health", "/v1/health")  # need no key
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -38,7 +40,16 @@ _RETRY_S = "5"
 _MOST_GRAMMARS = 64  # kept
 _WAITING = b": waiting\n\n"  # a comment, so that nothing between takes the connection for dead
 
+# JSON's escapes: of a backslash, of both halves of a character, and of one half
+_HALF = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F]..")
+_FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # others are pydantic's names of kinds
+
 Finished = Callable[[session.Reply, float], None]
+
+
+def _whole(escape: re.Match[bytes]) -> bytes:
+    """An escape, or the replacement character's in place of half a character's."""
+    return rb"\ufffd" if len(escape[0]) == 6 else escape[0]
 
 
 class ApiError(Exception):
@@ -114,10 +125,13 @@ class Endpoint:
         self._created = int(time.time())
         self.metrics = metrics.Metrics()
         engine.on_restart.append(lambda _: self.metrics.restarted())
-        template = engine.ready.chat_template
-        self._format, self._reasons = formats.format_of(template), formats.reasons(template)
         self._grammars: OrderedDict[tuple[bool, str], str] = OrderedDict()
         self._converting = asyncio.Semaphore(2)
+        self._desk = vocabulary.Desk(vocabulary.Spec(engine.spec.target, engine.spec.chat_template))
+
+    def close(self) -> None:
+        """End what was started beside the engine."""
+        self._desk.close()
 
     def app(self) -> ASGIApp:
         """The ASGI application."""
@@ -131,6 +145,10 @@ class Endpoint:
             *(Route(f"{v}/health", self._health) for v in ("", "/v1")),
             *(Route(f"{v}/models", self._models) for v in ("", "/v1")),
             *(Route(f"{v}/models/{{name:path}}", self._model) for v in ("", "/v1")),
+            Route("/props", self._props),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/apply-template", self._apply_template, methods=["POST"]),
             *(Route(f"{v}/chat/completions", self._chat, methods=["POST"]) for v in ("", "/v1")),
             *(Route(f"{v}/completions", self._completion, methods=["POST"]) for v in ("", "/v1")),
         ]
@@ -149,7 +167,8 @@ class Endpoint:
         if self._rules.hosts and not self._rules.keys:  # a page elsewhere may have its name resolve to this machine
             name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
             if name not in self._rules.hosts:
-                return ApiError(403, f"this server is not {host[:200]!r}", code="unknown_host")
+                said = f"this server is not {host[:200]!r}: with --api-key KEY it may be asked by any name"
+                return ApiError(403, said, code="unknown_host")
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         allowed = self._rules.keys or {origin, "*"}.intersection(self._rules.origins)
         if origin and not allowed and origin.partition("://")[2] != host:  # it could ask without reading the answer
@@ -222,6 +241,60 @@ class Endpoint:
             return ApiError(404, f"the model served here is {self._name!r}", code="model_not_found").response()
         return JSONResponse(self._described())
 
+    # ---- llama-server's small ones, which front ends ask -----------------------------------------------------------
+
+    async def _props(self, request: Request) -> Response:
+        return await self._guarded(request, self._described_props)
+
+    async def _described_props(self, _: Request) -> Response:
+        ready, desk = self._engine.ready, await self._desk.ready()
+        assert ready is not None
+        settings = {name: one.default for name, one in Chat.model_fields.items() if name in SAMPLED}
+        return JSONResponse(
+            {
+                "default_generation_settings": {"n_ctx": ready.ctx_size, "params": settings},
+                "total_slots": ready.parallel,
+                "model_alias": self._name,
+                "model_path": str(self._engine.spec.target),
+                "modalities": {"vision": False, "audio": False},
+                "chat_template": ready.chat_template,
+                "bos_token": desk.bos,
+                "eos_token": desk.eos,
+                "build_info": f"ggufspec {__version__}",
+            }
+        )
+
+    async def _tokenize(self, request: Request) -> Response:
+        async def work(request: Request) -> Response:
+            asked: Tokenize = await self._read(request, Tokenize)
+            found = await self._desk.ask(
+                vocabulary.Request(text=asked.content, start=asked.add_special, special=asked.parse_special)
+            )
+            if not asked.with_pieces:
+                return JSONResponse({"tokens": found.tokens})
+            pieces = [_piece(bytes(one)) for one in found.pieces]
+            return JSONResponse(
+                {"tokens": [{"id": id_, "piece": one} for id_, one in zip(found.tokens, pieces, strict=True)]}
+            )
+
+        return await self._guarded(request, work)
+
+    async def _detokenize(self, request: Request) -> Response:
+        async def work(request: Request) -> Response:
+            asked: Detokenize = await self._read(request, Detokenize)
+            found = await self._desk.ask(vocabulary.Request(tokens=tuple(asked.tokens)))
+            return JSONResponse({"content": found.text})
+
+        return await self._guarded(request, work)
+
+    async def _apply_template(self, request: Request) -> Response:
+        async def work(request: Request) -> Response:
+            asked: Chat = await self._read(request, Chat)
+            wanted = vocabulary.Request(messages=plain_messages(asked.messages), wishes=asked.wishes)
+            return JSONResponse({"prompt": (await self._desk.ask(wanted)).text})
+
+        return await self._guarded(request, work)
+
     # ---- answers ---------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
@@ -250,83 +323,64 @@ class Endpoint:
         Raises:
             ApiError: it is not valid; ``param`` says which field.
         """
-        body = await limits.body(request)
+        body = _HALF.sub(_whole, await limits.body(request))
         try:
             asked = kind.model_validate_json(body)
             self._on_request(asked.model_dump_json(by_alias=True, exclude_unset=True))
             return asked
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
+            where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or _FIELD.fullmatch(part))
             said = first["msg"].removeprefix("Value error, ")
             param = where or said.partition(":")[0]
-            raise ApiError(400, f"{where}: {said}" if where else said, param=param if param != said else None) from None
+            is_field = bool(where) or bool(_FIELD.fullmatch(param.partition(".")[0]))
+            raise ApiError(400, f"{where}: {said}" if where else said, param=param if is_field else None) from None
         except RecursionError:
             raise ApiError(400, "the body is nested too deeply") from None
 
     async def _chatted(self, request: Request) -> Response:
         asked: Chat = await self._read(request, Chat)
-        ready, tools = self._engine.ready, asked.offered
+        ready = self._engine.ready
         assert ready is not None
         if not ready.chat_template:
             raise UsageError("the model has no chat template", "start the server with --chat-template FILE")
         if ready.template_fault:
             raise UsageError(ready.template_fault, "start the server with --chat-template FILE")
-        if tools and self._format is None:
-            raise UsageError(
-                "the model's chat template takes no tools, or in a format that is not known",
-                "start the server with --chat-template FILE",
-            )
-        must, name = asked.must_call
-        grammar, opening = asked.grammar, ""
-        if must and self._format is not None:
-            forced = formats.forced(self._format, tools, name)
-            opening = forced.opening
-            inner = await self._grammar(json.dumps(forced.schema), schema=True)
-            grammar = formats.surrounded(inner, forced.before, forced.after)
-        elif schema := asked.schema_text:
-            grammar = await self._grammar(schema, schema=True)
-        elif grammar:
-            await self._grammar(grammar, schema=False)
-        special = self._format is not None and self._format.special
+        if asked.grammar:
+            await self._checked(asked.grammar, schema=False)
+        if schema := asked.schema_text:
+            await self._checked(schema, schema=True)
         wanted = session.Request(
             messages=plain_messages(asked.messages),
-            tools=tools,
-            template_options=asked.template_options,
-            opening=opening,
+            wishes=asked.wishes,
             sampling=asked.sampling(),
-            max_tokens=asked.max_completion_tokens or asked.max_tokens or 0,
+            max_tokens=asked.most_tokens,
             stop=asked.stops,
-            grammar=grammar,
-            special=special,
+            grammar=asked.grammar,
+            bias=asked.logit_bias,
             logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
         )
-        reading = _Reading(
-            self._format,
-            tools=bool(tools),
-            reasoning=self._reasons,
-            opening=opening,
-            parallel=asked.parallel_tool_calls is not False,
-        )
-        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True), reading)
+        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True))
 
     async def _completed(self, request: Request) -> Response:
         asked: Completion = await self._read(request, Completion)
-        if asked.grammar:
-            await self._grammar(asked.grammar, schema=False)
+        grammar = asked.grammar and await self._checked(asked.grammar, schema=False)
+        if schema := asked.schema_text:
+            grammar = await self._checked(schema, schema=True)
         wanted = session.Request(
             prompt=asked.text(),
+            echo=asked.echo,
             sampling=asked.sampling(),
-            max_tokens=asked.max_tokens or 0,
+            max_tokens=asked.most_tokens,
             stop=asked.stops,
-            grammar=asked.grammar,
+            grammar=grammar,
+            bias=asked.logit_bias,
             logprobs=asked.logprobs,
         )
-        reading = _Reading(None, tools=False, reasoning=False)
-        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=False), reading)
+        return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=False))
 
     async def _answered(
-        self, request: Request, asked: Chat | Completion, wanted: session.Request, writer: Writer, reading: _Reading
+        self, request: Request, asked: Chat | Completion, wanted: session.Request, writer: Writer
     ) -> Response:
         began = time.monotonic()
         answer = self._engine.submit(wanted, _client(request, asked.user))
@@ -343,20 +397,20 @@ class Endpoint:
             self._on_answer(answer.reply, seconds)
             return answer.reply
 
-        rounds = reading.rounds(first, events, answer)
+        rounds = _rounds(first, events)
         if asked.stream:
-            return _Stream(self, answer, reading, rounds, writer, finished, usage=asked.includes_usage)
+            return _Stream(self, answer, rounds, writer, finished, usage=asked.includes_usage)
         try:
             await _unless_gone(request, answer, _gathered(rounds, writer))
         except GgufspecError as error:
             raise api_error(error) from None
         reply = finished()
-        if self._engine.is_ending and not reply.statistics.stop_reason and not reading.enough:
+        if self._engine.is_ending and not reply.statistics.stop_reason:
             raise ApiError(503, "the answer was cut: the server ends", code="model_unavailable")
         return JSONResponse(writer.whole(reply))
 
-    async def _grammar(self, text: str, *, schema: bool) -> str:
-        """A grammar that is known to be usable; converted in a child process of its own, off the loop."""
+    async def _checked(self, text: str, *, schema: bool) -> str:
+        """A grammar, or that of a schema, if it can be used: a child process of its own finds out, off the loop."""
         key = schema, text
         if key not in self._grammars:
             async with self._converting:
@@ -366,67 +420,34 @@ class Endpoint:
         return self._grammars[key]
 
 
-_Round = tuple[Sequence[formats.Delta], Sequence[Mapping[str, Any]]]
+_Round = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 
 
-@dataclass(slots=True)
-class _Reading:
-    """Reads the child's events of one answer: text, reasoning, tool calls.
+def _piece(data: bytes) -> str | list[int]:
+    """A token's text, or its bytes where these are not whole characters."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
-    Attributes:
-        enough: what further comes is not wanted: a second call where one at most may be made.
+
+async def _rounds(
+    first: Mapping[str, Any] | None, events: AsyncIterator[dict[str, Any]]
+) -> AsyncIterator[_Round | None]:
+    """What each round added, and its log-probabilities; None where it was waited for long.
+
+    Args:
+        first: the event that was taken already, ``prompt`` or ``waiting``.
+        events: the others.
     """
-
-    format: formats.Format | None
-    tools: bool
-    reasoning: bool
-    opening: str = ""
-    parallel: bool = True  # more than one call may be made
-    enough: bool = False
-
-    async def rounds(
-        self, first: Mapping[str, Any] | None, events: AsyncIterator[dict[str, Any]], answer: Answer
-    ) -> AsyncIterator[_Round | None]:
-        """What each round brought, and its log-probabilities; None where it was waited for long.
-
-        ``first`` is the event ``prompt``, or ``waiting``.
-        """
-        parser = self._parser(first)
-        if first and first["event"] == "waiting":
-            yield None
-        async for event in events:
-            match event["event"]:
-                case "waiting":
-                    yield None
-                case "prompt":
-                    parser = self._parser(event)
-                case "round":
-                    yield (
-                        self._wanted([delta for text in event["texts"] if text for delta in parser.push(text)], answer),
-                        event["logprobs"],
-                    )
-        yield self._wanted(parser.finish(), answer), ()
-
-    def _parser(self, first: Mapping[str, Any] | None) -> formats.Parser:
-        return formats.Parser(
-            self.format,
-            tools=self.tools,
-            reasoning=self.reasoning,
-            thinking=bool(first and first.get("thinking")),
-            opening=self.opening,
-        )
-
-    def _wanted(self, deltas: Sequence[formats.Delta], answer: Answer) -> Sequence[formats.Delta]:
-        """The deltas before a call that is one too many; it ends the answer."""
-        if self.enough:
-            return ()
-        if not self.parallel:
-            for index, delta in enumerate(deltas):
-                if delta.kind == "tool" and delta.index > 0:
-                    self.enough = True
-                    answer.cancel()
-                    return deltas[:index]
-        return deltas
+    if first and first["event"] == "waiting":
+        yield None
+    async for event in events:
+        match event["event"]:
+            case "waiting":
+                yield None
+            case "round":
+                yield event["deltas"], event["logprobs"]
 
 
 async def _first(events: AsyncIterator[dict[str, Any]], *, waits: bool) -> dict[str, Any] | None:
@@ -470,7 +491,6 @@ class _Stream(Response):
         self,
         endpoint: Endpoint,
         answer: Answer,
-        reading: _Reading,
         rounds: AsyncIterator[_Round | None],
         writer: Writer,
         finished: Callable[[], session.Reply],
@@ -481,7 +501,7 @@ class _Stream(Response):
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
-        self._endpoint, self._answer, self._reading, self._rounds = endpoint, answer, reading, rounds
+        self._endpoint, self._answer, self._rounds = endpoint, answer, rounds
         self._writer, self._finished, self._usage = writer, finished, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -518,7 +538,7 @@ class _Stream(Response):
             yield _event(failed.body)
             return
         reply = self._finished()
-        if not reply.statistics.stop_reason and not self._reading.enough:
+        if not reply.statistics.stop_reason:
             yield _event(ApiError(503, "the answer was cut: the server ends", code="model_unavailable").body)
             return
         yield _event(writer.last(reply))
@@ -545,6 +565,8 @@ class _Guard:
         self._app, self._endpoint = app, endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":  # base URLs that end in a slash make paths with too many
+            scope["path"] = re.sub("/{2,}", "/", scope["path"]).rstrip("/") or "/"
         if scope["type"] == "http" and (error := self._endpoint.refuse(scope)):
             self._endpoint.metrics.refused(error.status)
             await error.response()(scope, receive, send)

@@ -143,6 +143,7 @@ class Engine:
         verbose: let llama.cpp's log through to stderr.
 
     Attributes:
+        spec: as given.
         on_restart: called from the engine's thread when the child is started again, with why.
         ready: what was loaded last.
         failure: why no child runs; None while one does, or is being started first.
@@ -156,9 +157,10 @@ class Engine:
         most_waiting: int = 64,
         verbose: bool = False,
     ) -> None:
+        self.spec = spec
         self.ready: session.Ready | None = None
         self.failure: GgufspecError | None = None
-        self._spec, self._module, self._most = spec, module, most_waiting
+        self._module, self._most = module, most_waiting
         self.on_restart: list[Callable[[str], None]] = []
         self._session = Session(verbose=verbose)
         self._waiting: FairQueue[Answer] = FairQueue()
@@ -274,7 +276,7 @@ class Engine:
 
     def _open(self) -> None:
         try:
-            self.ready = self._session.open(self._module, self._spec, session.Ready)
+            self.ready = self._session.open(self._module, self.spec, session.Ready)
         except GgufspecError as error:
             self.failure = error
             raise

@@ -10,21 +10,31 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from ggufspec.decoding.sampling import Sampling, random_seed
 from ggufspec.errors import UsageError
+from ggufspec.llamacpp.chat_template import Wishes
 
 MOST_MESSAGES = 10_000
 _MOST_TOKENS = 2**31 - 1
 _MOST_STOPS = 16
+_MOST_BIASES = 1000
+
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repeat_penalty")
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Stop = Annotated[str, StringConstraints(max_length=1000)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, given: Any) -> Any:
+        return {key: one for key, one in given.items() if one is not None} if isinstance(given, dict) else given
 
 
 class Part(_Read):
@@ -32,6 +42,12 @@ class Part(_Read):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def said(self) -> str | None:
+        """Its text, if it is one."""
+        return self.refusal if self.text is None else self.text
 
 
 class CalledFunction(_Read):
@@ -39,6 +55,18 @@ class CalledFunction(_Read):
 
     name: Name
     arguments: str = "{}"
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return json.dumps(given, ensure_ascii=False)
+        try:
+            whole = not isinstance(given, str) or isinstance(json.loads(given or "{}"), dict)
+        except ValueError:
+            whole = False
+        # What a model wrote badly stays in the conversation, which templates would refuse for ever
+        return (given or "{}") if whole else json.dumps({"arguments": given}, ensure_ascii=False)
 
 
 class ToolCall(_Read):
@@ -54,7 +82,7 @@ class Message(_Read):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
-    name: Name | None = None
+    name: str | None = Field(None, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
@@ -68,10 +96,12 @@ class Message(_Read):
         content = self.content or ""
         if not isinstance(content, str):
             for part in content:
-                if part.text is None:
+                if part.said is None:
                     raise UsageError(f"a part of type {part.type!r} cannot be read: only text can", "send text")
-            content = "".join(part.text or "" for part in content)
+            content = "\n".join(part.said or "" for part in content)
         more = self.model_dump(exclude={"role", "content"}, exclude_none=True)
+        if not more.get("name", True):
+            del more["name"]
         return {"role": self.role, "content": content, **more}
 
 
@@ -96,25 +126,33 @@ class NamedFunction(_Read):
     name: Name
 
 
-class NamedTool(_Read):
-    """The one that must be called."""
+class Choice(_Read):
+    """Whether a tool is called, and which: OpenAI's two APIs have the name in two places."""
 
-    type: Literal["function"] = "function"
-    function: NamedFunction
+    type: Literal["function", "auto", "none", "required", "any"]
+    function: NamedFunction | None = None
+    name: Name | None = None
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Choice:
+        if self.type == "function" and not self.function and not self.name:
+            raise ValueError("function: its name is missing")
+        return self
 
 
 class JsonSchema(_Read):
     """The schema of ``response_format``."""
 
     name: str = ""
-    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class ResponseFormat(_Read):
-    """What the answer is."""
+    """What the answer is. The schema may be in ``json_schema``, or beside the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class StreamOptions(_Read):
@@ -129,10 +167,11 @@ class _Answered(_Read):
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1, le=_MOST_TOKENS)
+    max_tokens: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
+    n_predict: int | None = Field(None, ge=-1, le=_MOST_TOKENS)  # llama-server's name
     temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=_MOST_TOKENS)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
@@ -141,17 +180,46 @@ class _Answered(_Read):
     seed: int | None = Field(None, ge=-1, lt=2**64)
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
     n: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[Annotated[int, Field(ge=0)], Bias] = Field(default_factory=dict, max_length=_MOST_BIASES)
     user: str | None = None
     grammar: str = ""
+    json_schema: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _can_be_had(self) -> _Answered:
         if self.n not in (None, 1):
             raise ValueError("n: one answer a request is given, no more")
-        if self.logit_bias:
-            raise ValueError("logit_bias: it is not supported")
+        if self.max_tokens is None:
+            self.max_tokens = self.n_predict
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens: one token at least; -1 is as many as the context holds")
+        wanted = self.response_format
+        if wanted and wanted.type == "json_schema" and self._schema is None:
+            raise ValueError("response_format.json_schema: the schema is missing")
+        if self.grammar and self._schema is not None:
+            raise ValueError("grammar: an answer follows a grammar or a JSON schema, not both")
         return self
+
+    @property
+    def _schema(self) -> dict[str, Any] | None:
+        wanted = self.response_format
+        if wanted is None or wanted.type == "text":
+            return self.json_schema
+        inner = wanted.json_schema.schema_ if wanted.json_schema else None
+        found = next((one for one in (inner, wanted.schema_, self.json_schema) if one is not None), None)
+        return {} if found is None and wanted.type == "json_object" else found
+
+    @property
+    def schema_text(self) -> str:
+        """The JSON schema that the answer follows; empty for none. One without keywords is any object's."""
+        found = self._schema
+        return "" if found is None else json.dumps(found or {"type": "object"}, ensure_ascii=False)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the answer; 0: as many as the context holds."""
+        return max(0, self.max_tokens or 0)
 
     @property
     def includes_usage(self) -> bool:
@@ -161,7 +229,8 @@ class _Answered(_Read):
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(filter(None, given))
 
     def sampling(self) -> Sampling:
         """How tokens are chosen; OpenAI's default temperature, llama.cpp's truncations, a random seed unless given."""
@@ -169,6 +238,10 @@ class _Answered(_Read):
         for name in Sampling.__dataclass_fields__.keys() - {"temperature", "seed"}:
             if (value := getattr(self, name)) is not None:
                 own[name] = value
+        if self.top_k == -1:
+            own["top_k"] = 0
+        if self.top_p == 0:  # nothing but the likeliest
+            own |= {"top_k": 1, "top_p": 1.0}
         if self.repeat_last_n is None and {"presence_penalty", "frequency_penalty"} & own.keys():
             own["repeat_last_n"] = -1  # OpenAI's look at the whole text
         return Sampling(seed=random_seed() if self.seed in (None, -1) else self.seed, **own)
@@ -177,7 +250,7 @@ class _Answered(_Read):
 class Completion(_Answered):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int]
+    prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
     suffix: str | None = None
@@ -186,12 +259,13 @@ class Completion(_Answered):
     @model_validator(mode="after")
     def _prompt_is_one(self) -> Completion:
         if isinstance(self.prompt, list) and (
-            not self.prompt or (isinstance(self.prompt[0], str) and len(self.prompt) > 1)
+            not self.prompt or (not isinstance(self.prompt[0], int) and len(self.prompt) > 1)
         ):
             raise ValueError("prompt: one prompt a request is answered")
-        for name in ("echo", "suffix"):
-            if getattr(self, name):
-                raise ValueError(f"{name}: it is not supported")
+        if self.suffix:
+            raise ValueError("suffix: it is not supported")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo: log-probabilities of a prompt are not supported")
         if self.best_of not in (None, 1):
             raise ValueError("best_of: one answer a request is given, no more")
         return self
@@ -201,60 +275,95 @@ class Completion(_Answered):
         if isinstance(self.prompt, str):
             return self.prompt
         first = self.prompt[0]
-        return first if isinstance(first, str) else tuple(int(one) for one in self.prompt)
+        if isinstance(first, str):
+            return first
+        return tuple(first) if isinstance(first, list) else tuple(one for one in self.prompt if isinstance(one, int))
 
 
 class Chat(_Answered):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_MOST_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=-1, le=_MOST_TOKENS)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     tools: list[Tool] | None = Field(None, max_length=512)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | Choice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = Field(None, max_length=32)
+    functions: Any = None
+    function_call: Any = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Chat:
+        if self.max_tokens is None:
+            self.max_tokens = self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: it needs logprobs: true")
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+        must, name = self._choice
+        if must and not self.tools:
             raise ValueError("tool_choice: there are no tools")
-        if self.response_format and self.response_format.type == "json_schema" and not self.response_format.json_schema:
-            raise ValueError("response_format.json_schema: the schema is missing")
+        if name and name not in {tool.function.name for tool in self.tools or ()}:
+            raise ValueError(f"tool_choice: there is no tool {name!r}")
+        if self.grammar and self._offered:
+            raise ValueError("grammar: with tools it cannot be followed")
+        for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+            if getattr(self, old):
+                raise ValueError(f"{old}: it is not supported; send {new}")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: with add_generation_prompt a new message begins")
+        last = self.messages[-1]
+        if self.continue_final_message and (last.role != "assistant" or last.tool_calls):
+            raise ValueError("continue_final_message: the last message is not an answer's text")
         return self
 
     @property
-    def offered(self) -> tuple[dict[str, Any], ...]:
-        """The tools, as a chat template takes them."""
-        if self.tool_choice == "none" or not self.tools:
-            return ()
-        return tuple(tool.model_dump(exclude_none=True) for tool in self.tools)
-
-    @property
-    def must_call(self) -> tuple[bool, str | None]:
+    def _choice(self) -> tuple[bool, str]:
         """Whether a tool must be called, and which if it is one."""
-        if isinstance(self.tool_choice, NamedTool):
-            return True, self.tool_choice.function.name
-        return self.tool_choice == "required", None
+        if isinstance(self.tool_choice, Choice):
+            name = self.tool_choice.name or (self.tool_choice.function.name if self.tool_choice.function else "")
+            return self.tool_choice.type in ("function", "required", "any"), name
+        return self.tool_choice in ("required", "any"), ""
 
     @property
-    def schema_text(self) -> str:
-        """The JSON schema that the answer follows; empty for none."""
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return ""
-        return json.dumps(wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"})
+    def _offered(self) -> list[Tool]:
+        off = self.tool_choice.type if isinstance(self.tool_choice, Choice) else self.tool_choice
+        return [] if off == "none" else self.tools or []
 
     @property
-    def template_options(self) -> dict[str, Any]:
-        """Further variables of the chat template."""
+    def wishes(self) -> Wishes:
+        """What a chat template is asked for."""
+        must, name = self._choice
+        last = self.messages[-1]
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | self.chat_template_kwargs
+        return Wishes(
+            tools=tuple(tool.model_dump(exclude_none=True) for tool in self._offered),
+            must_call=must,
+            function=name,
+            parallel=self.parallel_tool_calls,
+            json_schema=self.schema_text,
+            begins=self.add_generation_prompt is not False,
+            goes_on=last.role == "assistant" and not last.tool_calls and self.add_generation_prompt is not True,
+            options=effort | self.chat_template_kwargs,
+        )
+
+
+class Tokenize(_Read):
+    """``POST /tokenize``, llama-server's."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class Detokenize(_Read):
+    """``POST /detokenize``, llama-server's."""
+
+    tokens: list[int]
 
 
 def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:

@@ -2,10 +2,11 @@
 
 The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this order:
 
-- ``prompt`` {tokens, thinking}: the prompt has so many tokens, and ends within ``<think>`` or not;
-- ``round`` {texts, tokens, sources, logprobs}: what one round emitted, of each token its text (which may be empty or
-  end an earlier character), its id, who wrote it (a drafter's name, ``target`` or ``bonus``) and, where the request
-  wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty.
+- ``prompt`` {tokens}: the prompt has so many tokens;
+- ``round`` {deltas, tokens, sources, logprobs}: what one round adds to the answer (each a
+  :class:`~ggufspec.serve.reading.Delta`), and of each token that it emitted its id, who wrote it (a drafter's name,
+  ``target`` or ``bonus``) and, where the request wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty. The
+  last one has no tokens: what was held back.
 
 What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
 {code: "context_length_exceeded"} comes before it.
@@ -17,7 +18,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ from typing import Any
 from ggufspec import worker
 from ggufspec.bench.trial import LoadedModel, loaded_models
 from ggufspec.cache import cache_folder
-from ggufspec.chat.prompt import Message, Prompter
+from ggufspec.chat.mends import Message
+from ggufspec.chat.prompt import Prompter
 from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp import devices
-from ggufspec.llamacpp.chat_template import ChatTemplate
+from ggufspec.llamacpp import chat_library, devices
+from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.serve.reading import Delta, Reading
 from ggufspec.serve.sequences import choose
 
 _MOST_ANSWERS = 256  # whose tokens are remembered, so that a conversation's next prompt is what the cache holds
@@ -67,15 +71,14 @@ class Request:
     """What to answer, and how: the ``messages`` of a chat, or a ``prompt`` to continue."""
 
     messages: tuple[dict[str, Any], ...] = ()  # as the chat template takes them: role, content, tool_calls, …
-    tools: tuple[dict[str, Any], ...] = ()  # as the chat template takes them
-    template_options: dict[str, Any] = field(default_factory=dict)  # further variables: enable_thinking, …
-    opening: str = ""  # text, special tokens too, that the answer begins with: of a tool call that must be made
+    wishes: Wishes = field(default_factory=Wishes)  # tools, a JSON schema, variables of the template
     prompt: str | tuple[int, ...] = ""  # of a completion
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 0  # of the answer at most; 0: as many as the context holds
     stop: tuple[str, ...] = ()
-    grammar: str = ""  # GBNF that the answer follows
-    special: bool = False  # control tokens are part of the texts (the template's format of tool calls has some)
+    grammar: str = ""  # GBNF that the answer follows; then all of it is content
+    bias: dict[int, float] = field(default_factory=dict)  # added to the logits of tokens, by their ids
+    echo: bool = False  # the answer begins with the prompt
     logprobs: int | None = None  # likeliest tokens to list beside each; None: no log-probabilities at all
 
 
@@ -84,8 +87,9 @@ class TokenLogprob:
     """A token's natural log-probability by the target's own distribution, untempered, and the likeliest tokens'."""
 
     text: str
+    bytes: list[int]  # which may be no whole character's
     logprob: float
-    top: tuple[tuple[int, str, float], ...] = ()  # (id, text, log-probability), likeliest first
+    top: tuple[TokenLogprob, ...] = ()  # likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +137,12 @@ class Loaded:
         self._day = date.today()
         self._prompter = self._new_prompter()
         target, draft = loaded_models(decoder)
+        lacking = chat_library.missing() if self._source.strip() else None
         self.ready = Ready(
             target=target,
             draft=draft,
             drafters=decoder.drafters,
-            notes=self._new(decoder.notes),
+            notes=self._new([*decoder.notes, *([f"{lacking.message}: {lacking.hint}"] if lacking else [])]),
             ctx_size=decoder.options.ctx_size,
             parallel=decoder.options.parallel,
             chat_template=self._source if self._source.strip() else "",
@@ -148,8 +153,16 @@ class Loaded:
         model, template = self._decoder.target, None
         if self._source.strip():
             bos, eos = model.token_texts
+            own = self._source == model.chat_template
             try:
-                template = ChatTemplate(self._source, datetime.now(), bos=bos, eos=eos)
+                template = ChatTemplate(
+                    self._source,
+                    datetime.now(),
+                    bos=bos,
+                    eos=eos,
+                    tool_use=model.tool_template if own else "",
+                    hint="start the server with --chat-template FILE",
+                )
             except ModelError as error:
                 self._fault = error
         return Prompter(model, template)
@@ -162,7 +175,14 @@ class Loaded:
             ModelError: the chat template fails.
         """
         decoder, ctx_size = self._decoder, self.ready.ctx_size
-        prompt = self._prompt(request)
+        prompt, applied = self._prompt(request)
+        wishes = request.wishes
+        reading = Reading(
+            None if request.grammar else applied,
+            tools=bool(wishes.tools),
+            goes_on=wishes.goes_on,
+            most_calls=1 if wishes.parallel is False else 0,  # which not every template's grammar holds
+        )
         if len(prompt) >= ctx_size:
             emit({"event": "refused", "code": "context_length_exceeded"})
             larger = -(-(len(prompt) + min(request.max_tokens or 512, 4096)) // 256) * 256
@@ -171,36 +191,39 @@ class Loaded:
                 "the answer",
                 f"shorten it, or start the server with -c {larger}",
             )
-        end = b"".join(decoder.target.piece(token, special=True) for token in prompt[-8:])
-        thinking = end.rstrip().endswith(b"<think>")
-        emit({"event": "prompt", "tokens": len(prompt), "thinking": thinking})
+        emit({"event": "prompt", "tokens": len(prompt)})
         held, prompts = zip(*map(decoder.held, range(self.ready.parallel)), strict=True)
         choice = choose(held, prompts, self._used, prompt)
         self._requests += 1
         self._used[choice.sequence] = self._requests
         decoder.use(choice.sequence, choice.copy)
         text, tokens = [], []
-        emitting = _Rounds(decoder, emit)
+        emitting = _Rounds(decoder, reading, emit)
+        if request.echo:
+            emitting.echo(prompt)
         for emitted in decoder.generate(
             prompt,
             max_tokens=request.max_tokens or ctx_size,
             sampling=request.sampling,
-            stop=request.stop,
-            grammar=request.grammar,
+            stop=(*request.stop, *(applied.stops if applied else ())),
+            grammar=request.grammar or applied or "",
             cache_prompt=True,
             stopping=stopping.is_set,
-            special=request.special,
+            special=self._preserved(applied),
+            bias=request.bias,
             logprobs=request.logprobs,
         ):
             text.append(emitted.text)
             tokens.append(emitted.token)
             emitting.add(emitted)
-            if stopping.is_set():
+            if stopping.is_set() or reading.is_enough:
                 break
-        emitting.flush()
+        emitting.finish()
         self._remember("".join(text), tuple(tokens))
         statistics, alone_s = decoder.statistics, decoder.target_only_s
         assert statistics is not None
+        if reading.is_enough and not statistics.stop_reason:
+            statistics = replace(statistics, stop_reason="stop")
         return Reply(
             statistics=statistics,
             cached=statistics.prompt_tokens - statistics.prompt_read,
@@ -211,8 +234,8 @@ class Loaded:
             notes=self._new([*self._prompter.notes, *decoder.notes]),
         )
 
-    def _prompt(self, request: Request) -> list[int]:
-        """The tokens of what is to be continued."""
+    def _prompt(self, request: Request) -> tuple[list[int], Applied | None]:
+        """The tokens of what is to be continued; in a chat, how its answer is read."""
         model = self._decoder.target
         if not request.messages:
             prompt = request.prompt
@@ -221,23 +244,24 @@ class Loaded:
                 raise UsageError(f"token {wrong[0]} is not one of the model's {model.vocab_size:,}", "send text")
             if not ids:
                 raise UsageError("the prompt is empty", "send at least one character")
-            return ids
+            return ids, None
         if not self.ready.chat_template:
             raise UsageError(f"{model.path.name} has no chat template", "start the server with --chat-template FILE")
         if self._fault:
             raise self._fault
         if date.today() != self._day:  # which a template may tell
             self._day, self._prompter = date.today(), self._new_prompter()
-        ids = self._prompter.of_messages(
-            [self._message(one) for one in request.messages], tools=request.tools, options=request.template_options
-        )
-        return ids + model.tokenize(request.opening, special=True, start=False) if request.opening else ids
+        return self._prompter.of_messages([self._message(one) for one in request.messages], request.wishes)
+
+    def _preserved(self, applied: Applied | None) -> frozenset[int]:
+        """Control tokens that are part of an answer's text."""
+        texts = applied.preserved if applied else ()
+        found = (self._decoder.target.tokenize(text, special=True, start=False) for text in texts)
+        return frozenset(ids[0] for ids in found if len(ids) == 1)
 
     def _message(self, message: dict[str, Any]) -> Message:
         more = {key: value for key, value in message.items() if key not in ("role", "content")}
         role = message["role"]
-        if role == "developer" and role not in self._source:  # the newer name, which most templates do not know
-            role = "system"
         content = message.get("content") or ""
         tokens = self._answers.get(content, ()) if role == "assistant" and content else ()
         return Message(role, content, tokens, more)
@@ -258,8 +282,8 @@ class Loaded:
 class _Rounds:
     """Emits an answer's tokens, those of a round in one event."""
 
-    def __init__(self, decoder: SpeculativeDecoder, emit: worker.Emit) -> None:
-        self._decoder, self._emit = decoder, emit
+    def __init__(self, decoder: SpeculativeDecoder, reading: Reading, emit: worker.Emit) -> None:
+        self._decoder, self._reading, self._emit = decoder, reading, emit
         self._waiting: list[Emitted] = []
 
     def add(self, emitted: Emitted) -> None:
@@ -269,28 +293,41 @@ class _Rounds:
         if not rounds or len(self._waiting) >= len(rounds[-1].emitted):
             self.flush()
 
+    def echo(self, prompt: list[int]) -> None:
+        """Send the prompt as the answer's beginning."""
+        self._send([Delta(b"".join(map(self._decoder.target.piece, prompt)).decode("utf-8", "replace"))], [])
+
     def flush(self) -> None:
         """Send what waits."""
-        if not self._waiting:
-            return
-        waiting, self._waiting = self._waiting, []
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._send(self._reading.push("".join(one.text for one in waiting)), waiting)
+
+    def finish(self) -> None:
+        """Send what waits and what was held back."""
+        self.flush()
+        if deltas := self._reading.finish():
+            self._send(deltas, [])
+
+    def _send(self, deltas: list[Delta], emitted: list[Emitted]) -> None:
         self._emit(
             {
                 "event": "round",
-                "texts": [one.text for one in waiting],
-                "tokens": [one.token for one in waiting],
-                "sources": [one.source for one in waiting],
-                "logprobs": [self._logprob(one) for one in waiting if one.logprob is not None],
+                "deltas": [one.plain() for one in deltas],
+                "tokens": [one.token for one in emitted],
+                "sources": [one.source for one in emitted],
+                "logprobs": [self._logprob(one) for one in emitted if one.logprob is not None],
             }
         )
 
     def _logprob(self, emitted: Emitted) -> dict[str, Any]:
         assert emitted.logprob is not None
-        likeliest = ((id_, self._spell(id_), value) for id_, value in emitted.logprob.likeliest)
-        return asdict(TokenLogprob(self._spell(emitted.token), emitted.logprob.own, tuple(likeliest)))
+        likeliest = (self._spelled(id_, value) for id_, value in emitted.logprob.likeliest)
+        return asdict(replace(self._spelled(emitted.token, emitted.logprob.own), top=tuple(likeliest)))
 
-    def _spell(self, token: int) -> str:
-        return self._decoder.target.piece(token, special=True).decode("utf-8", "replace")
+    def _spelled(self, token: int, value: float) -> TokenLogprob:
+        data = self._decoder.target.piece(token, special=True)
+        return TokenLogprob(data.decode("utf-8", "replace"), list(data), value)
 
 
 def _by_drafter(decoder: SpeculativeDecoder) -> dict[str, tuple[int, int]]:

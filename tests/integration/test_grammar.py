@@ -302,11 +302,10 @@ def test_a_grammar_is_checked_without_a_model():
 
 
 def test_constants_mean_themselves(model):
-    """llama-cpp-python's converter leaves backslashes unescaped."""
     for value in ("\\", 'a"b', "a\nb", "\\\\n", "é", "\x07", {"a\\": ["\t"]}):
         constraint = compile_grammar(model, schema_to_grammar(json.dumps({"const": value})))
         state = constraint.start()
-        for token in model.tokenize(json.dumps(value)):
+        for token in model.tokenize(json.dumps(value, ensure_ascii=False, separators=(",", ":"))):
             state = constraint.advance(state, token)
             assert state is not None, value
         assert any(constraint.permits(state, token) for token in range(model.vocab_size) if model.is_end(token))
@@ -320,12 +319,12 @@ def test_constants_mean_themselves(model):
         ("[" * 100_000, "not JSON"),
         ("[]", "not a JSON object"),
         ("true", "not a JSON object"),
-        ('{"type": "text"}', "Unrecognized schema"),
+        ('{"type": "text"}', "unrecognized type text"),
         ('{"type": 3}', "cannot be converted to a grammar"),
         ('{"type": "object", "properties": []}', "cannot be converted to a grammar"),
-        ('{"$ref": "https://example.com/schema.json"}', "not allowed"),
-        ('{"$ref": "#/nowhere"}', "Error resolving ref"),
-        ('{"type": "string", "pattern": "a"}', "Pattern must start"),
+        ('{"$ref": "https://example.com/schema.json"}', "only references into the same document"),
+        ('{"$ref": "#/nowhere"}', "cannot resolve $ref #/nowhere"),
+        ('{"type": "string", "pattern": "a"}', "not anchored"),
         ('{"enum": 3}', "cannot be converted to a grammar"),
     ],
 )
@@ -366,5 +365,5 @@ def test_a_schema_beyond_what_llama_cpp_can_read_is_refused(model):
         check_schema('{"type": "array", "items": {"type": "null"}, "maxItems": 5000}')
     assert "maxItems" in caught.value.hint
     text = schema_to_grammar('{"type": "array", "items": {"type": "null"}, "maxItems": 2000}')
-    with pytest.raises(UsageError, match="nests more than 1,000 groups"):
+    with pytest.raises(UsageError, match="repeated multiplied"):
         compile_grammar(model, text)

@@ -291,12 +291,12 @@ def test_without_a_template_it_goes_on_with_plain_text(pair: Pair) -> None:
         assert reply.statistics.prompt_read <= reply.statistics.prompt_tokens - before.context_used + 2
 
 
-def test_a_system_prompt_that_is_refused_is_said_once(templated: Callable[[str], Path]) -> None:
+def test_a_system_prompt_that_is_refused_is_no_failure(templated: Callable[[str], Path]) -> None:
     path = templated("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML)
     with loaded(path) as one:
         assert one.ready.has_template
         _, replies = talk(one, QUESTIONS[:2])
-    assert ["takes no system prompt" in note for note in replies[0].notes] == [True]
+    assert replies[0].tokens  # llama.cpp's library puts it before the first question, and says nothing of it
     assert replies[1].notes == ()
 
 
@@ -304,7 +304,7 @@ def test_a_system_prompt_that_is_refused_is_said_once(templated: Callable[[str],
     ("template", "says"),
     [
         ("{% for message in %}", "the model's chat template fails"),
-        ("{{ messages.nothing.more }}", "the model's chat template fails"),
+        ("{{ messages[0].content | no_such_filter }}", "the model's chat template fails"),
         ("{{ raise_exception('never') }}", "refuses this conversation: never"),
     ],
 )

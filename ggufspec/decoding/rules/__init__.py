@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 
 from ggufspec.decoding.grammar import Path
@@ -16,13 +17,16 @@ from ggufspec.settings import parse_rule
 __all__ = ["Rule", "make_rule"]
 
 
-def make_rule(name: str, sampling: Sampling, grammar: Grammar | None = None) -> Rule:
+def make_rule(
+    name: str, sampling: Sampling, grammar: Grammar | None = None, bias: Mapping[int, float] | None = None
+) -> Rule:
     """The rule of this name.
 
     Args:
         name: as ``--accept`` has it.
         sampling: how the target chooses.
         grammar: of the text, if it has one; ``begin`` and ``follow`` must be called then.
+        bias: what is added to the logits of tokens, by their ids.
 
     Raises:
         UsageError: there is no such rule.
@@ -32,4 +36,5 @@ def make_rule(name: str, sampling: Sampling, grammar: Grammar | None = None) -> 
     path = None if grammar is None else Path(grammar)
     more = {} if number is None else {"number": number}
     rule: Rule = getattr(import_module(f"{__name__}.{module}"), kind)(sampling, path=path, **more)
+    rule.bias = dict(bias or {})
     return rule

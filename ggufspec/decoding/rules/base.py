@@ -13,8 +13,9 @@ which the drafted tokens before it stand as if they had been accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -88,6 +89,7 @@ class Rule:
     kind: ClassVar[str]  # of ``settings.RULES``
     may_trim: ClassVar[bool]  # whether a drafted token may be dropped unverified because of what it turned out to be
     recorder: Recorder | None = None
+    bias: Mapping[int, float] = MappingProxyType({})  # added to the logits of tokens, before all else
 
     def __init__(self, sampling: Sampling, path: Path | None = None, number: float = 0) -> None:
         self.sampling = sampling
@@ -129,10 +131,13 @@ class Rule:
             self._penalties.follow(self._settled, text[self._settled :])
 
     def penalised(self, row: Logits, position: int) -> Logits:
-        """A row of logits (vocab,) for ``position``, changed in place where the text before it is penalised.
+        """A row of logits (vocab,) for ``position``, changed in place by the bias, and where the text is penalised.
 
         To be called once for each row, before anything else is made of it.
         """
+        for token, bias in self.bias.items():
+            if token < row.size:
+                row[token] += np.float32(bias)
         if self._penalties is not None:
             self._penalties.apply(row, position)
         return row

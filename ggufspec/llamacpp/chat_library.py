@@ -1,0 +1,247 @@
+"""llama.cpp's own chat library: templates, tools, reasoning and JSON schemas, for all model families that it knows.
+
+It comes with llama-cpp-python as ``libllama-common``, whose functions take C++ values; ``chat_library.cpp`` makes C
+functions of them, and :mod:`ggufspec.llamacpp.chat_build` compiles it. Templates and schemas are foreign: all calls are
+for a child process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ggufspec import foreign
+from ggufspec.errors import GgufspecError
+from ggufspec.hardware import installation
+from ggufspec.llamacpp.library import imported
+
+SOURCE = Path(__file__).with_name("chat_library.cpp")
+WITHOUT = "tools, --json-schema and response_format need llama.cpp's chat library"
+
+_TEXT, _HANDLE, _NUMBER = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int
+_OUT = ctypes.POINTER(_HANDLE)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "chat_free": (None, [_HANDLE]),
+    "chat_open": (_HANDLE, [_TEXT, _TEXT, _TEXT, _OUT]),
+    "chat_close": (None, [_HANDLE]),
+    "chat_apply": (_HANDLE, [_HANDLE, _TEXT]),
+    "chat_reader": (_HANDLE, [_TEXT, _OUT]),
+    "chat_reader_close": (None, [_HANDLE]),
+    "chat_read": (_HANDLE, [_HANDLE, _TEXT, _NUMBER]),
+    "chat_schema": (_HANDLE, [_TEXT]),
+    "chat_accept": (_NUMBER, [_HANDLE, _NUMBER]),
+}
+
+
+class ChatError(Exception):
+    """What the library says of a template, a conversation, a schema or an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What a lazy grammar begins at: a word, or a regular expression."""
+
+    type: int  # enum common_grammar_trigger_type, common/common.h
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A prompt, and how its answer is constrained and read."""
+
+    prompt: str
+    grammar: str = ""  # GBNF; empty: the answer is free
+    lazy: bool = False  # whether the grammar begins at a trigger
+    triggers: tuple[Trigger, ...] = ()
+    generation_prompt: str = ""  # the prompt's end that belongs to the answer: an opened reasoning, say
+    thinking: tuple[str, tuple[str, ...]] = ("", ())  # what a reasoning begins with, and the ways in which it ends
+    preserved: tuple[str, ...] = ()  # control tokens that are part of the answer's text
+    stops: tuple[str, ...] = ()
+    reading: Mapping[str, Any] = field(default_factory=dict)  # for :class:`Reader`
+
+
+def library_path() -> Path:
+    """Where the compiled file is, or would be: its name has the version and the source that it was compiled from."""
+    made_of = hashlib.sha256(foreign.read_bytes(SOURCE, 1 << 20)).hexdigest()[:8]
+    version = importlib.metadata.version("llama-cpp-python")
+    ending = "dylib" if platform.system() == "Darwin" else "so"
+    return Path(sys.prefix) / "lib" / "ggufspec" / f"libchat-{version}-{made_of}.{ending}"
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library.
+
+    Raises:
+        GgufspecError: it is not there, of another version, or cannot be opened; the hint makes it.
+    """
+    llama = imported()
+    try:
+        path = library_path()
+        if not path.is_file():
+            raise GgufspecError(
+                "llama.cpp's chat library is not there, or is of another version", installation.chat_library()
+            )
+        ctypes.CDLL(str(common_library(llama)))  # finds libllama by its name: a second copy of it must not be loaded
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError, importlib.metadata.PackageNotFoundError) as error:
+        raise GgufspecError(
+            f"llama.cpp's chat library cannot be opened: {error}", installation.chat_library()
+        ) from None
+    return library
+
+
+def common_library(llama: Any) -> Path:
+    """``libllama-common`` of the llama-cpp-python that is installed.
+
+    Raises:
+        GgufspecError: it has none.
+    """
+    folder = Path(llama.__file__).parent.parent / "lib"
+    for name in ("libllama-common.so.0", "libllama-common.so", "libllama-common.dylib"):
+        if (folder / name).exists():
+            return folder / name
+    raise GgufspecError("this llama-cpp-python comes without llama.cpp's chat library", installation.mend(source=True))
+
+
+def missing() -> GgufspecError | None:
+    """Why the library cannot be used; None where it can."""
+    try:
+        load()
+    except GgufspecError as error:
+        return error
+    return None
+
+
+class Templates:
+    """A chat template, compiled.
+
+    Args:
+        source: Jinja.
+        bos: text of the token that begins a text; what the template writes for ``bos_token``.
+        eos: text of the token that ends one.
+
+    Raises:
+        ChatError: it is no template.
+    """
+
+    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+        self._library = load()
+        self._handle = _made(self._library, "chat_open", source.encode(), bos.encode(), eos.encode())
+
+    def apply(self, request: Mapping[str, Any]) -> Applied:
+        """The prompt of a request.
+
+        Args:
+            request: ``messages``, ``tools``, ``tool_choice``, ``parallel_tool_calls`` as OpenAI's API has them;
+                ``json_schema`` and ``grammar`` as text; ``options`` of the template; ``now`` in seconds.
+
+        Raises:
+            ChatError: the template fails, or refuses the conversation.
+        """
+        found = _answer(self._library, self._library.chat_apply(self._handle, _encoded(request)))
+        return Applied(
+            prompt=found["prompt"],
+            grammar=found["grammar"],
+            lazy=found["lazy"],
+            triggers=tuple(Trigger(*one) for one in found["triggers"]),
+            generation_prompt=found["generation_prompt"],
+            thinking=(found["thinking_start"], tuple(found["thinking_ends"])),
+            preserved=tuple(found["preserved"]),
+            stops=tuple(found["stops"]),
+            reading={name: found[name] for name in ("format", "generation_prompt", "parser")},
+        )
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", None):
+            self._library.chat_close(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a piece of an answer adds to its message."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: int = -1  # the index of the call that the rest is of
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Reader:
+    """Reads one answer as it comes.
+
+    Args:
+        reading: of what was applied; more: ``tools``, whether calls are looked for.
+
+    Raises:
+        ChatError: it cannot be read.
+    """
+
+    def __init__(self, reading: Mapping[str, Any]) -> None:
+        self._library = load()
+        self._handle = _made(self._library, "chat_reader", _encoded(reading))
+
+    def read(self, piece: str, *, final: bool = False) -> list[Delta]:
+        """What a piece adds.
+
+        Raises:
+            ChatError: the answer does not have the form that the template's answers have.
+        """
+        found = _answer(self._library, self._library.chat_read(self._handle, piece.encode(), int(final)))
+        return [Delta(**one) for one in found["deltas"]]
+
+    def __del__(self) -> None:
+        if handle := getattr(self, "_handle", None):
+            self._library.chat_reader_close(handle)
+
+
+def schema_grammar(schema: str) -> str:
+    """The GBNF grammar of a JSON schema.
+
+    Raises:
+        ChatError: it is none, or cannot be converted.
+        GgufspecError: the library is missing.
+    """
+    library = load()
+    grammar: str = _answer(library, library.chat_schema(schema.encode()))["grammar"]
+    return grammar
+
+
+def _encoded(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _taken(library: Any, pointer: Any) -> str:
+    text = ctypes.string_at(pointer).decode("utf-8", "replace")
+    library.chat_free(pointer)
+    return text
+
+
+def _answer(library: Any, pointer: Any) -> dict[str, Any]:
+    text = _taken(library, pointer)
+    if text.startswith("!"):
+        raise ChatError(text[1:])
+    found: dict[str, Any] = foreign.parse_json(text, "what llama.cpp's chat library says")
+    return found
+
+
+def _made(library: Any, name: str, *arguments: bytes) -> Any:
+    error = _HANDLE()
+    handle = getattr(library, name)(*arguments, ctypes.byref(error))
+    if not handle:
+        raise ChatError(_taken(library, error))
+    return handle

@@ -1,0 +1,137 @@
+"""Reads an answer as it comes: its text in, what is added to a chat's message out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ggufspec.chat.mends import new_id
+from ggufspec.llamacpp.chat_library import Applied, ChatError, Reader
+from ggufspec.llamacpp.chat_library import Delta as Read
+
+_SHARE = 0.01  # of the time that reading may take: an answer is read from its beginning each time
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is added to a message: content, reasoning, or to the call with that index."""
+
+    content: str = ""
+    reasoning: str = ""
+    call: int = -1
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """What there is of it."""
+        found: dict[str, Any] = {"call": self.call} if self.call >= 0 else {}
+        texts = ("content", "reasoning", "id", "name", "arguments")
+        return found | {name: text for name in texts if (text := getattr(self, name))}
+
+
+def _random_id() -> str:
+    return new_id(secrets.randbits(64))
+
+
+class Reading:
+    """One answer.
+
+    Args:
+        applied: what its prompt was made with; None: all of it is content.
+        tools: whether calls are looked for.
+        goes_on: whether it goes on with a message of the prompt.
+        most_calls: those beyond are left out; 0: none are.
+        clock: seconds.
+        make_id: makes the id of a call that has none.
+
+    Attributes:
+        is_enough: a call that is one too many has begun.
+    """
+
+    def __init__(
+        self,
+        applied: Applied | None,
+        *,
+        tools: bool = False,
+        goes_on: bool = False,
+        most_calls: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        make_id: Callable[[], str] = _random_id,
+    ) -> None:
+        self._reader: Reader | None = None
+        if applied is not None and applied.reading:
+            self._reader = Reader({**applied.reading, "tools": tools, "continue": goes_on})
+        self._clock, self._make_id, self._most_calls = clock, make_id, most_calls
+        self.is_enough = False
+        self._unread, self._text, self._found = "", "", 0  # the answer, and how far what was given is found in it
+        self._gave = False  # whether anything was
+        self._next_s = 0.0
+        self._ids: dict[int, str] = {}
+        self._names: dict[int, str] = {}  # of calls that are not given yet: a name may still grow
+
+    def push(self, text: str) -> list[Delta]:
+        """What a piece of the answer makes certain."""
+        if self._reader is None:
+            return [Delta(text)] if text else []
+        self._unread += text
+        if not self._unread or self._clock() < self._next_s:
+            return []
+        return self._read(final=False)
+
+    def finish(self) -> list[Delta]:
+        """What was held back, at the end. An answer without the form that it should have ends as content."""
+        return [] if self._reader is None else self._read(final=True)
+
+    def _read(self, *, final: bool) -> list[Delta]:
+        assert self._reader is not None
+        piece, self._unread = self._unread, ""
+        self._text += piece
+        began = self._clock()
+        try:
+            deltas = self._reader.read(piece, final=final)
+        except ChatError:
+            rest = self._text[self._found :]
+            return [Delta(rest)] if final and rest else []
+        finally:
+            ended = self._clock()
+            self._next_s = ended + (ended - began) / _SHARE
+        found = [one for delta in deltas for one in self._given(delta)]
+        if final:
+            found += [self._begun(index) for index in list(self._names)]
+            if not (self._gave or found) and self._text.strip():  # marks, and nothing within them
+                found.append(Delta(self._text))
+        self._gave = self._gave or bool(found)
+        return found
+
+    def _given(self, delta: Read) -> list[Delta]:
+        found: list[Delta] = []
+        for text in (delta.reasoning, delta.content, delta.arguments):
+            place = self._text.find(text, self._found) if text else -1
+            self._found = place + len(text) if place >= 0 else self._found
+        if delta.reasoning or delta.content:
+            found += [self._begun(index) for index in list(self._names)]
+            found += [Delta(reasoning=delta.reasoning)] if delta.reasoning else []
+            found += [Delta(delta.content)] if delta.content else []
+        if delta.call < 0:
+            return found
+        if self._most_calls and delta.call >= self._most_calls:
+            self.is_enough = True
+            return found
+        if delta.call not in self._ids:
+            found += [self._begun(index) for index in list(self._names)]
+            self._ids[delta.call], self._names[delta.call] = "", ""
+        if delta.call in self._names:
+            self._names[delta.call] = delta.name or self._names[delta.call]
+            self._ids[delta.call] = delta.id or self._ids[delta.call]
+        if delta.arguments:
+            found += [self._begun(index) for index in list(self._names)]
+            found.append(Delta(call=delta.call, arguments=delta.arguments))
+        return found
+
+    def _begun(self, index: int) -> Delta:
+        """The beginning of a call: its name is whole."""
+        return Delta(call=index, id=self._ids[index] or self._make_id(), name=self._names.pop(index))

@@ -1,0 +1,148 @@
+"""The target's vocabulary and chat template without its weights: a small child process beside the one that answers.
+
+What a client asks of them (tokens of a text, the prompt of a conversation) does not wait for an answer that is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ggufspec import worker
+from ggufspec.chat.mends import Message
+from ggufspec.chat.prompt import Prompter
+from ggufspec.errors import ModelError
+from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.llamacpp.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to load."""
+
+    target: Path
+    chat_template: str = ""  # Jinja in place of the target's own; empty for that
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It is loaded: the texts of the tokens that begin and end a text."""
+
+    bos: str
+    eos: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A text to tokenize, tokens to spell, or messages to make a prompt of; the first of them that is there."""
+
+    text: str | None = None
+    start: bool = False  # with the token that begins a text
+    special: bool = True  # whether control tokens' texts are tokens
+    tokens: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Tokens and their bytes, or a text."""
+
+    tokens: tuple[int, ...] = ()
+    pieces: tuple[tuple[int, ...], ...] = ()
+    text: str = ""
+
+
+class Desk:
+    """Asks such a child, which is started with the first request; the parent's side.
+
+    Args:
+        spec: what it loads.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec, self._session, self._one = spec, worker.Session(), threading.Lock()
+        self._ready: Ready | None = None
+
+    async def ready(self) -> Ready:
+        """What it has loaded; see :meth:`ask`."""
+        await asyncio.to_thread(self._opened)
+        assert self._ready is not None
+        return self._ready
+
+    async def ask(self, request: Request) -> Reply:
+        """What it answers.
+
+        Raises:
+            GgufspecError: the request cannot be answered, or the child ended.
+        """
+        return await asyncio.to_thread(self._ask, request)
+
+    def close(self) -> None:
+        """End the child."""
+        self._session.close()
+
+    def _opened(self) -> None:
+        with self._one:
+            if not self._session.is_open:
+                self._ready = self._session.open(__name__, self._spec, Ready)
+
+    def _ask(self, request: Request) -> Reply:
+        self._opened()
+        with self._one:
+            return self._session.ask(request, Reply)
+
+
+@contextmanager
+def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
+    """Load the vocabulary in this process.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    with Model(spec.target, vocab_only=True) as model:
+        yield Loaded(model, spec.chat_template)
+
+
+class Loaded:
+    """A vocabulary that answers."""
+
+    def __init__(self, model: Model, chat_template: str) -> None:
+        self._model = model
+        self.ready = Ready(*model.token_texts)
+        source = chat_template or model.chat_template
+        own = model.tool_template if source == model.chat_template else ""
+        bos, eos = model.token_texts
+        template = ChatTemplate(source, datetime.now(), bos=bos, eos=eos, tool_use=own) if source.strip() else None
+        self._template, self._prompter = template, Prompter(model, template)
+
+    def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
+        """Answer a request.
+
+        Raises:
+            GgufspecError: a token is none of the model's; the template fails.
+        """
+        model = self._model
+        if request.text is not None:
+            found = model.tokenize(request.text, special=request.special, start=request.start)
+            return Reply(tuple(found), tuple(tuple(model.piece(one, special=True)) for one in found))
+        if request.tokens is not None:
+            if wrong := [one for one in request.tokens if not 0 <= one < model.vocab_size]:
+                raise ModelError(f"token {wrong[0]} is not one of the model's {model.vocab_size:,}", "send others")
+            data = b"".join(model.piece(one, special=True) for one in request.tokens)
+            return Reply(text=data.decode("utf-8", "replace"))
+        messages = [
+            Message(
+                one["role"],
+                one.get("content") or "",
+                more={key: value for key, value in one.items() if key not in ("role", "content")},
+            )
+            for one in request.messages
+        ]
+        return Reply(text=self._prompter.of_messages(messages, request.wishes)[1].prompt)
