@@ -454,7 +454,7 @@ def plain_patterns(schema: str) -> str:
             known = _CLASSES.get(part[1])
             return part[0] if known is None else known if inside else f"[{known}]"
 
-        return found[1] + json.dumps(_CLASS.sub(one, json.loads(found[2])), ensure_ascii=False)
+        return found[1] + json.dumps(_CLASS.sub(one, foreign.parse_json(found[2], "a pattern")), ensure_ascii=False)
 
     return _PATTERN.sub(pattern, schema)
 
