@@ -18,11 +18,11 @@ from ggufspec import worker
 from ggufspec.decoding.grammar import Path as GrammarPath
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.llamacpp import chat_library
-from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.chat_library import Applied, Delta
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
 from ggufspec.llamacpp.grammar import LazyGrammar, check_schema, compile_grammar, schema_to_grammar
 from ggufspec.llamacpp.model import Model
-from ggufspec.serve.reading import Delta, Reading
+from ggufspec.serve.reading import Reading
 
 NOW = datetime(2026, 11, 26, 12)
 ASKED = [{"role": "user", "content": "What is it like in Oslo?"}]

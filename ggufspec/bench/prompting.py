@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:  # 
         source = "" if spec.raw else model.chat_template.strip()
         prompts = spec.prompts or _bundled(REQUESTS if source else PROMPTS, spec)
         notes: list[str] = []
-        texts = list(_templated(model, source, prompts, notes) if source else map(_plain, prompts))
+        texts = list(_templated(model, prompts, notes) if source else map(_plain, prompts))
         tokens = [len(model.tokenize(text, special=bool(source))) for text in texts]
     kinds = tuple(one.kind for one in prompts)
     return Result(tuple(texts), kinds, tuple(tokens), bool(source), tuple(dict.fromkeys(notes)))
@@ -113,10 +112,10 @@ def _bundled(prompts: Sequence[Prompt], spec: Spec) -> tuple[Prompt, ...]:
 # ---- by the chat template --------------------------------------------------------------------------------------------
 
 
-def _templated(model: Model, source: str, prompts: Sequence[Prompt], notes: list[str]) -> Iterator[str]:
+def _templated(model: Model, prompts: Sequence[Prompt], notes: list[str]) -> Iterator[str]:
     """The text of each prompt by the template, without the token that begins every text of the model."""
-    bos, eos = model.token_texts
-    template = ChatTemplate(source, datetime.now(), bos=bos, eos=eos, hint=_RAW)
+    bos, _ = model.token_texts
+    template = ChatTemplate.of(model, hint=_RAW)
     for prompt in prompts:
         messages = prompt.messages or ({"role": "user", "content": prompt.text},)
         try:

@@ -24,6 +24,12 @@ class Message:
     tokens: tuple[int, ...] = ()
     more: Mapping[str, Any] = field(default_factory=dict)  # what else the template gets: tool_calls, name, …
 
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Message:
+        """As OpenAI's API has it."""
+        more = {key: value for key, value in plain.items() if key not in ("role", "content")}
+        return cls(plain["role"], plain.get("content") or "", more=more)
+
     def plain(self) -> dict[str, Any]:
         """What a chat template takes."""
         return {"role": self.role, "content": self.content, **self.more}

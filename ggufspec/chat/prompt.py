@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from ggufspec.chat import mends
@@ -65,11 +66,13 @@ class Prompter:
             return self.of_messages(messages)
         _check(messages)
         marks = marking.unused([message.content for message in messages])
-        known = [message for message in messages if self._emitted(message) and message.content.strip()]
-        own = [marking.marked(message, self._places, marks, known=message in known) for message in messages]
+        emitted = self._are_known(messages)
+        own = self._marked(messages, emitted, marks)
         after = {"system": "\n\n", "user": "", "assistant": "\n"}
         text = "".join(message.content + after[message.role] for message in own)
-        return self._ids(marking.segments(text, known, marks), marks), Applied(marking.bare(text, marks))
+        return self._ids(marking.segments(text, [*compress(messages, emitted)], marks), marks), Applied(
+            marking.bare(text, marks)
+        )
 
     def of_messages(self, messages: Sequence[Message], wishes: Wishes = Wishes()) -> tuple[list[int], Applied]:
         """The prompt for the next message, by the template, and how that is constrained and read.
@@ -115,30 +118,37 @@ class Prompter:
 
     def _marked_ids(self, template: ChatTemplate, messages: list[Message], wishes: Wishes, prompt: str) -> list[int]:
         """The tokens of a prompt, in which text stays text, and known answers are the tokens that they were."""
-        texts = [prompt, *_texts([message.content for message in messages])]
-        tools = list(wishes.tools)
-        guards = any(map(self._places, _texts([tools, [[one.content, one.more] for one in messages]])))
-        known = [message for message in messages if self._emitted(message) and message.content.strip()]
-        marks = marking.unused(texts)
-        for answers in [known, []] if known and guards else [known]:
-            if not (answers or guards):
+        said = [*_texts([wishes.tools, *([one.content, one.more] for one in messages)])]
+        traps = [found for text in said if (found := self._special_in(text))]
+        emitted = self._are_known(messages)
+        nothing = [False] * len(messages)
+        marks = marking.unused([prompt, *said])
+        for known in [emitted, nothing] if any(emitted) and traps else [emitted]:
+            if not (any(known) or traps):
                 break
-            own = [marking.marked(one, self._places, marks, known=one in answers) for one in messages]
-            asked = replace(wishes, tools=tuple(marking.guarded_all(tools, self._places, marks)), json_schema="")
+            own = self._marked(messages, known, marks)
+            asked = replace(wishes, tools=tuple(marking.guarded_all(wishes.tools, self._places, marks)), json_schema="")
             try:
                 text = template.apply([message.plain() for message in own], asked).prompt
             except (ModelError, UsageError):
                 continue
             text = marking.unescaped(text, marks)
             if marking.bare(text, marks) == prompt:
-                return self._ids(marking.segments(text, answers, marks), marks)
-        if guards:
-            found = next(filter(None, map(self._special_in, _texts([tools, [[m.content, m.more] for m in messages]]))))
+                return self._ids(marking.segments(text, [*compress(messages, known)], marks), marks)
+        if traps:
             raise UsageError(
-                f"the chat template rewrites messages, so that {found} in one of them would be a token",
+                f"the chat template rewrites messages, so that {traps[0]} in one of them would be a token",
                 "leave it out, or /chat off",
             )
         return self._ids([prompt], marks)
+
+    def _are_known(self, messages: Sequence[Message]) -> list[bool]:
+        """Of each message, whether it is an answer that goes back as the tokens that it was emitted as."""
+        return [bool(one.content.strip() and self._emitted(one)) for one in messages]
+
+    def _marked(self, messages: Sequence[Message], known: Sequence[bool], marks: marking.Marks) -> list[Message]:
+        pairs = zip(messages, known, strict=True)
+        return [marking.marked(one, self._places, marks, known=is_known) for one, is_known in pairs]
 
     def _ids(self, segments: Sequence[str | Message], marks: marking.Marks) -> list[int]:
         """The tokens of a prompt."""

@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 
 from ggufspec import worker
@@ -100,7 +99,7 @@ def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator
     for endpoint in spec.rpc:
         devices.add_rpc_worker(endpoint)
     with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
-        yield Loaded(decoder, datetime.now())
+        yield Loaded(decoder)
 
 
 class Loaded:
@@ -108,10 +107,9 @@ class Loaded:
 
     Args:
         decoder: the pair.
-        now: the date for chat templates.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, now: datetime) -> None:
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
         self._decoder = decoder
         self._options = decoder.options
         if self._options.needs_draft and decoder.draft is None:
@@ -120,9 +118,8 @@ class Loaded:
         self._fault: ModelError | None = None  # of the chat template
         template, notes, model = None, [*decoder.notes], decoder.target
         if model.chat_template.strip():
-            bos, eos = model.token_texts
             try:
-                template = ChatTemplate(model.chat_template, now, bos=bos, eos=eos)
+                template = ChatTemplate.of(model)
             except ModelError as error:
                 self._fault = error
                 notes.append(error.message)

@@ -180,6 +180,12 @@ class Delta:
     name: str = ""
     arguments: str = ""
 
+    def plain(self) -> dict[str, Any]:
+        """What there is of it."""
+        found: dict[str, Any] = {"call": self.call} if self.call >= 0 else {}
+        texts = ("content", "reasoning", "id", "name", "arguments")
+        return found | {name: text for name in texts if (text := getattr(self, name))}
+
 
 class Reader:
     """Reads one answer as it comes.

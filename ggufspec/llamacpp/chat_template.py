@@ -21,6 +21,7 @@ from ggufspec.hardware import installation
 from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, Templates
 from ggufspec.llamacpp.grammar import plain_patterns
+from ggufspec.llamacpp.model import Model
 
 # What the formatter itself gives a template
 _OWN = {"messages", "tools", "tool_choice", "functions", "function_call", "eos_token", "bos_token", "strftime_now"}
@@ -81,6 +82,23 @@ class ChatTemplate:
 
             self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos), hint)
             self._formatter.strftime_now = now.strftime
+
+    @classmethod
+    def of(cls, model: Model, source: str = "", *, hint: str = _HINT) -> ChatTemplate:
+        """A model's, as of now.
+
+        Args:
+            model: whose tokens' texts it writes.
+            source: Jinja in place of the model's own; empty for that.
+            hint: of the errors.
+
+        Raises:
+            ModelError: it is no template.
+        """
+        own = not source or source == model.chat_template
+        bos, eos = model.token_texts
+        tool_use = model.tool_template if own else ""
+        return cls(source or model.chat_template, datetime.now(), bos=bos, eos=eos, tool_use=tool_use, hint=hint)
 
     def _templates(self, bos: str, eos: str, *, tools: bool) -> Templates:
         """Compiled when it is first used: the library tries it out then, which a trap would make the end of loading."""

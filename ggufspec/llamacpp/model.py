@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ggufspec import foreign, worker
-from ggufspec.errors import ModelError
+from ggufspec.errors import ModelError, UsageError
 from ggufspec.hardware.host import obtainable_memory_bytes
 from ggufspec.llamacpp.devices import devices, offloading
 from ggufspec.llamacpp.hidden import HiddenRows, hidden_rows
@@ -177,6 +177,15 @@ class Model:
             if lib.llama_vocab_get_attr(self._vocab, token) & kinds
         )
         return tuple(text.decode("utf-8", "replace") for text in found if text)
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse ids that are none of the vocabulary's.
+
+        Raises:
+            UsageError: names the first.
+        """
+        if wrong := [one for one in tokens if not 0 <= one < self.vocab_size]:
+            raise UsageError(f"token {wrong[0]} is not one of the model's {self.vocab_size:,}", "send text")
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its answer with this token."""

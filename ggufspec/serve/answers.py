@@ -15,7 +15,7 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.serve import session
 
-Delta = Mapping[str, Any]  # of :class:`ggufspec.serve.reading.Delta`, what there is
+Delta = Mapping[str, Any]  # of :class:`ggufspec.llamacpp.chat_library.Delta`, what there is
 _FINISH = {"end": "stop", "stop": "stop", "grammar": "stop", "length": "length", "context": "length"}
 
 

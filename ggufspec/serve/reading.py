@@ -5,32 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from ggufspec.chat.mends import new_id
-from ggufspec.llamacpp.chat_library import Applied, ChatError, Reader
-from ggufspec.llamacpp.chat_library import Delta as Read
+from ggufspec.llamacpp.chat_library import Applied, ChatError, Delta, Reader
 
 _SHARE = 0.01  # of the time that reading may take: an answer is read from its beginning each time
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What is added to a message: content, reasoning, or to the call with that index."""
-
-    content: str = ""
-    reasoning: str = ""
-    call: int = -1
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        """What there is of it."""
-        found: dict[str, Any] = {"call": self.call} if self.call >= 0 else {}
-        texts = ("content", "reasoning", "id", "name", "arguments")
-        return found | {name: text for name in texts if (text := getattr(self, name))}
 
 
 def _random_id() -> str:
@@ -107,7 +86,7 @@ class Reading:
         self._gave = self._gave or bool(found)
         return found
 
-    def _given(self, delta: Read) -> list[Delta]:
+    def _given(self, delta: Delta) -> list[Delta]:
         found: list[Delta] = []
         for text in (delta.reasoning, delta.content, delta.arguments):
             place = self._text.find(text, self._found) if text else -1

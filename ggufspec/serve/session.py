@@ -4,9 +4,9 @@ The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this 
 
 - ``prompt`` {tokens}: the prompt has so many tokens;
 - ``round`` {deltas, tokens, sources, logprobs}: what one round adds to the answer (each a
-  :class:`~ggufspec.serve.reading.Delta`), and of each token that it emitted its id, who wrote it (a drafter's name,
-  ``target`` or ``bonus``) and, where the request wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty. The
-  last one has no tokens: what was held back.
+  :class:`~ggufspec.llamacpp.chat_library.Delta`), and of each token that it emitted its id, who wrote it (a drafter's
+  name, ``target`` or ``bonus``) and, where the request wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty.
+  The last one has no tokens: what was held back.
 
 What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
 {code: "context_length_exceeded"} comes before it.
@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import chat_library, devices
-from ggufspec.llamacpp.chat_library import Applied
+from ggufspec.llamacpp.chat_library import Applied, Delta
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
-from ggufspec.serve.reading import Delta, Reading
+from ggufspec.serve.reading import Reading
 from ggufspec.serve.sequences import choose
 
 _MOST_ANSWERS = 256  # whose tokens are remembered, so that a conversation's next prompt is what the cache holds
@@ -152,17 +152,8 @@ class Loaded:
     def _new_prompter(self) -> Prompter:
         model, template = self._decoder.target, None
         if self._source.strip():
-            bos, eos = model.token_texts
-            own = self._source == model.chat_template
             try:
-                template = ChatTemplate(
-                    self._source,
-                    datetime.now(),
-                    bos=bos,
-                    eos=eos,
-                    tool_use=model.tool_template if own else "",
-                    hint="start the server with --chat-template FILE",
-                )
+                template = ChatTemplate.of(model, self._source, hint="start the server with --chat-template FILE")
             except ModelError as error:
                 self._fault = error
         return Prompter(model, template)
@@ -240,8 +231,7 @@ class Loaded:
         if not request.messages:
             prompt = request.prompt
             ids = model.tokenize(prompt, special=True) if isinstance(prompt, str) else list(prompt)
-            if wrong := [one for one in ids if not 0 <= one < model.vocab_size]:
-                raise UsageError(f"token {wrong[0]} is not one of the model's {model.vocab_size:,}", "send text")
+            model.check_tokens(ids)
             if not ids:
                 raise UsageError("the prompt is empty", "send at least one character")
             return ids, None
@@ -260,11 +250,9 @@ class Loaded:
         return frozenset(ids[0] for ids in found if len(ids) == 1)
 
     def _message(self, message: dict[str, Any]) -> Message:
-        more = {key: value for key, value in message.items() if key not in ("role", "content")}
-        role = message["role"]
-        content = message.get("content") or ""
-        tokens = self._answers.get(content, ()) if role == "assistant" and content else ()
-        return Message(role, content, tokens, more)
+        found = Message.of(message)
+        tokens = self._answers.get(found.content, ()) if found.role == "assistant" and found.content else ()
+        return replace(found, tokens=tokens)
 
     def _remember(self, text: str, tokens: tuple[int, ...]) -> None:
         self._answers[text] = tokens

@@ -10,14 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ggufspec import worker
 from ggufspec.chat.mends import Message
 from ggufspec.chat.prompt import Prompter
-from ggufspec.errors import ModelError
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
 from ggufspec.llamacpp.model import Model
 
@@ -116,11 +114,8 @@ class Loaded:
     def __init__(self, model: Model, chat_template: str) -> None:
         self._model = model
         self.ready = Ready(*model.token_texts)
-        source = chat_template or model.chat_template
-        own = model.tool_template if source == model.chat_template else ""
-        bos, eos = model.token_texts
-        template = ChatTemplate(source, datetime.now(), bos=bos, eos=eos, tool_use=own) if source.strip() else None
-        self._template, self._prompter = template, Prompter(model, template)
+        has_template = (chat_template or model.chat_template).strip()
+        self._prompter = Prompter(model, ChatTemplate.of(model, chat_template) if has_template else None)
 
     def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:  # noqa: ARG002
         """Answer a request.
@@ -133,16 +128,8 @@ class Loaded:
             found = model.tokenize(request.text, special=request.special, start=request.start)
             return Reply(tuple(found), tuple(tuple(model.piece(one, special=True)) for one in found))
         if request.tokens is not None:
-            if wrong := [one for one in request.tokens if not 0 <= one < model.vocab_size]:
-                raise ModelError(f"token {wrong[0]} is not one of the model's {model.vocab_size:,}", "send others")
+            model.check_tokens(request.tokens)
             data = b"".join(model.piece(one, special=True) for one in request.tokens)
             return Reply(text=data.decode("utf-8", "replace"))
-        messages = [
-            Message(
-                one["role"],
-                one.get("content") or "",
-                more={key: value for key, value in one.items() if key not in ("role", "content")},
-            )
-            for one in request.messages
-        ]
+        messages = [Message.of(one) for one in request.messages]
         return Reply(text=self._prompter.of_messages(messages, request.wishes)[1].prompt)
