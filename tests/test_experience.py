@@ -21,30 +21,29 @@ def round_(drafters: tuple[str, ...], accepted: int) -> Round:
     return Round((5,) * len(drafters), drafters, accepted, (5,) * (accepted + 1), len(drafters) + 1, 0, 1, 1)
 
 
-def policy(one: PairExperience, kind: str = "") -> Adaptive:
-    return Adaptive(F16, {"draft": LatencyModel({1: 0.02, 16: 0.05})}, one.estimators(kind), None, one.trials)
+def policy(one: PairExperience) -> Adaptive:
+    return Adaptive(F16, {"draft": LatencyModel({1: 0.02, 16: 0.05})}, one.estimators, None, one.trials)
 
 
-def learn(one: PairExperience, kind: str, agreement: float) -> None:
-    policy(one, kind).shadow_evaluated("draft", [ShadowEvaluation(0.9, agreement)] * 60)
+def learn(one: PairExperience, agreement: float) -> None:
+    policy(one).shadow_evaluated("draft", [ShadowEvaluation(0.9, agreement)] * 60)
 
 
 def test_tokens_are_of_who_drafted_them(tmp_path):
     one = PairExperience(tmp_path, "t", DRAFTERS)
-    one.count("edit", [round_(("draft", "draft", "lookup"), 1), round_(("lookup", "draft"), 2), round_((), 0)])
+    one.count([round_(("draft", "draft", "lookup"), 1), round_(("lookup", "draft"), 2), round_((), 0)])
     one.save()
     draft, lookup = (experience(tmp_path, "t", key) for key in DRAFTERS.values())
-    assert (draft[""].accepted, draft[""].reached) == ([1, 1], [1, 2])
-    assert draft["edit"] == draft[""]
-    assert (lookup[""].accepted, lookup[""].reached) == ([1], [1])
+    assert (draft.accepted, draft.reached) == ([1, 1], [1, 2])
+    assert (lookup.accepted, lookup.reached) == ([1], [1])
     assert expected_acceptance(tmp_path, "t", "d", None)[1].endswith("so few that 70% was weighed in")
 
 
 def test_a_session_begins_with_what_the_last_one_knew(tmp_path):
     one = PairExperience(tmp_path, "t", DRAFTERS)
-    assert one.estimators("") == {}
-    learn(one, "", 1.0)
-    before = one.estimators("")["draft"].chance(0.9, 0)
+    assert one.estimators == {}
+    learn(one, 1.0)
+    before = one.estimators["draft"].chance(0.9, 0)
     one.save()
     again = PairExperience(tmp_path, "t", DRAFTERS)
     assert again.trials.answers == 1  # what a first answer may spend on finding out is spent
@@ -52,37 +51,25 @@ def test_a_session_begins_with_what_the_last_one_knew(tmp_path):
     assert estimator.chance(0.9, 0) == pytest.approx(before, abs=0.1)
     assert estimator.known > 0.5
     others = PairExperience(tmp_path, "t", {"draft": "another"})
-    assert others.estimators("") == {}
-
-
-def test_a_kind_of_text_has_its_own(tmp_path):
-    one = PairExperience(tmp_path, "t", DRAFTERS)
-    learn(one, "edit", 1.0)
-    learn(one, "story", 0.0)
-    one.save()
-    again = PairExperience(tmp_path, "t", DRAFTERS)
-    chances = {kind: policy(again, kind).estimator("draft").chance(0.9, 0) for kind in ("edit", "story")}
-    assert chances["edit"] > 0.8
-    assert chances["story"] < 0.3
-    assert policy(again, "another").estimator("draft").chance(0.9, 0) < 0.3  # as the last one
+    assert others.estimators == {}
 
 
 @pytest.mark.parametrize(("folder", "target"), [(None, "t"), (Path("here"), "")])
 def test_what_is_not_known_is_neither_read_nor_written(folder, target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = PairExperience(folder, target, DRAFTERS)
-    one.count("", [round_(("draft",), 1)])
+    one.count([round_(("draft",), 1)])
     one.save()
     assert not list(tmp_path.iterdir())
 
 
 def test_bins_of_another_version_are_left(tmp_path):
     one = PairExperience(tmp_path, "t", DRAFTERS)
-    learn(one, "", 1.0)
+    learn(one, 1.0)
     one.save()
     path = tmp_path / "acceptance.json"
     path.write_text(path.read_text().replace('"run": [', '"run": [1.0, '))
-    assert PairExperience(tmp_path, "t", DRAFTERS).estimators("") == {}
+    assert PairExperience(tmp_path, "t", DRAFTERS).estimators == {}
 
 
 def test_a_decoder_writes_down_what_its_drafts_became(tmp_path):
@@ -92,11 +79,11 @@ def test_a_decoder_writes_down_what_its_drafts_became(tmp_path):
     with SpeculativeDecoder(target, draft, options, cache=tmp_path) as decoder:
         list(decoder.generate("import os\n\ndef ", max_tokens=24))
         statistics = decoder.statistics
-    found = experience(tmp_path, *headers)[""]
+    found = experience(tmp_path, *headers)
     assert sum(found.accepted) == statistics.accepted > 0
     assert found.accepted == list(statistics.accepted_by_position)
     with SpeculativeDecoder(
         target, draft, DecoderOptions(ctx_size=256, threads=1, accept="top-k:2"), cache=tmp_path
     ) as decoder:
         list(decoder.generate("import os\n\ndef ", max_tokens=24))
-    assert experience(tmp_path, *headers)[""] == found  # a lossy rule's say nothing
+    assert experience(tmp_path, *headers) == found  # a lossy rule's say nothing

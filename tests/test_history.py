@@ -9,7 +9,6 @@ from ggufspec.planning.history import (
     Experience,
     add_experience,
     expected_acceptance,
-    experience,
     is_guessed,
     known_overhead,
     record_overhead,
@@ -17,7 +16,7 @@ from ggufspec.planning.history import (
 
 
 def record(folder, target, drafter, accepted, reached):
-    add_experience(folder, target, drafter, {"": Experience([*accepted], [*reached])})
+    add_experience(folder, target, drafter, Experience([*accepted], [*reached]))
 
 
 def test_the_chance_of_a_token_is_not_accepted_over_drafted(tmp_path):
@@ -67,15 +66,6 @@ def test_drafters_are_apart(tmp_path):
     assert expected_acceptance(tmp_path, "t", "lookup", None)[0] == pytest.approx(0.9, abs=0.01)
 
 
-def test_kinds_of_text_are_apart(tmp_path):
-    add_experience(tmp_path, "t", "d", {"": Experience([8.0], [9.0]), "edit": Experience([6.0], [6.0])})
-    add_experience(tmp_path, "t", "d", {"": Experience([1.0], [3.0]), "story": Experience([1.0], [3.0])})
-    known = experience(tmp_path, "t", "d")
-    assert known.keys() == {"", "edit", "story"}
-    assert known["edit"].reached == [6.0]
-    assert known[""].reached == pytest.approx([12.0], abs=0.1)
-
-
 def test_the_profile_then_a_prior(tmp_path):
     assert expected_acceptance(tmp_path, "t", "d", 0.6) == (0.6, "60%, the profile's")
     rate, where = expected_acceptance(tmp_path, "t", "d", None)
@@ -84,17 +74,17 @@ def test_the_profile_then_a_prior(tmp_path):
 
 
 def test_nothing_drafted_teaches_nothing(tmp_path):
-    add_experience(tmp_path, "t", "d", {})
+    add_experience(tmp_path, "t", "d", Experience())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "[]", '{"t + d": 3}', '{"t + d": {"": 1}}', '{"t + d": {"": {"accepted": "x", "reached": [2]}}}'),
-        *('{"t + d": {"": {"accepted": [3], "reached": [2]}}}', '{"t + d": {"": {"accepted": [-1], "reached": [2]}}}'),
-        *('{"t + d": {"": {"accepted": [1], "reached": [NaN]}}}', '{"t + d": {"": {"reached": [Infinity]}}}'),
-        '{"t + d": {"accepted": 1, "reached": 2}}',  # an older version's
+        *("", "{", "[]", '{"t + d": 3}', '{"t + d": {"accepted": "x", "reached": [2]}}'),
+        *('{"t + d": {"accepted": [3], "reached": [2]}}', '{"t + d": {"accepted": [-1], "reached": [2]}}'),
+        *('{"t + d": {"accepted": [1], "reached": [NaN]}}', '{"t + d": {"reached": [Infinity]}}'),
+        *('{"t + d": {"accepted": 1, "reached": 2}}', '{"t + d": {"": {"reached": [2]}}}'),  # older versions'
     ],
 )
 def test_a_damaged_file_is_as_none(tmp_path, text):

@@ -274,13 +274,11 @@ class Matrix:
             GgufspecError: it does not fit.
         """
         pair = PairSpec(name, one.target.path, one.draft_path, one.settings)
-        resolved = api.resolve(pair, self._given, options=options, on_event=self._on_event, verbose=self._verbose)
+        resolved = api.resolve(pair, self._given, options=options, on_event=self._on_event)
         plan = resolved.plan
         if plan is None:  # nothing was left to plan; its bytes are for the report only
             with contextlib.suppress(GgufspecError):
-                plan = api.make_plan(
-                    pair, self._given, options=options, on_event=self._on_event, verbose=self._verbose
-                ).document()
+                plan = api.make_plan(pair, self._given, options=options, on_event=self._on_event).document()
         option = plan.options["speculative" if options.needs_draft else "target_only"] if plan else None
         overheads = {device.name: device.overhead_bytes for device in plan.devices} if plan else {}
         return Planned(resolved.pair, parts(option, overheads) if option else {})

@@ -189,6 +189,7 @@ class SpeculativeDecoder:
         self._kept: list[_Kept] = [_Kept() for _ in range(options.parallel)]
         self._sequence = 0
         self._stopping: Callable[[], bool] | None = None  # asked between the batches of a prompt
+        self._on_prompt: Callable[[int], None] | None = None  # told then
         if options.needs_draft and (draft or options.head == "mtp"):
             draft = draft or target
             options = _with_head(Path(target), Path(draft), options)
@@ -396,8 +397,8 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None = None,
         special: Collection[int] = (),
         logprobs: int | None = None,
-        kind: str = "",
         bias: Mapping[int, float] | None = None,
+        on_prompt: Callable[[int], None] | None = None,
     ) -> Generator[Emitted]:
         """Yield the tokens of one answer as they are accepted; ``statistics`` describes it afterwards.
 
@@ -415,8 +416,8 @@ class SpeculativeDecoder:
                 that wants no more tokens just leaves off.)
             special: control tokens that are part of the text, but for those that end it.
             logprobs: how many of the likeliest tokens to list with each; None for no log-probabilities.
-            kind: of the text; what drafts showed in texts of this kind is what their policy begins with.
             bias: what is added to the logits of tokens, by their ids.
+            on_prompt: told, before the prompt is read and between its batches, how many of its tokens the cache has.
 
         Raises:
             UsageError: the prompt or a stop string is empty, or the grammar is none; there is no draft model to answer
@@ -438,8 +439,8 @@ class SpeculativeDecoder:
                 stopping,
                 special,
                 logprobs,
-                kind,
                 bias,
+                on_prompt,
             )
             if self._closed:  # checked after the line above: close() looks at both in the other order
                 raise _closed()
@@ -461,8 +462,8 @@ class SpeculativeDecoder:
         stopping: Callable[[], bool] | None,
         special: Collection[int],
         logprobs: int | None,
-        kind: str,
         bias: Mapping[int, float] | None,
+        on_prompt: Callable[[int], None] | None,
     ) -> Generator[Emitted]:
         clock = time.perf_counter
         requested = clock()
@@ -489,7 +490,7 @@ class SpeculativeDecoder:
             trace.begin(rule)
         drafters = [] if alone else self._drafters
         draft_max = self._latency.draft_max if drafters else 0
-        policy = self._latency.policy(kind) if drafters else None
+        policy = self._latency.policy() if drafters else None
         cached, draft_cached = 0, 0
         kept = self._kept[self._sequence]
         if cache_prompt:
@@ -517,8 +518,10 @@ class SpeculativeDecoder:
                 self._drafter.let_go()
             self._threads.resume()
             as_wide = self._latency.width if context is self._target else lambda count: count
-            began, self._stopping = clock(), stopping
+            began, self._stopping, self._on_prompt = clock(), stopping, on_prompt
             try:
+                if on_prompt is not None:
+                    on_prompt(cached)
                 begin = self._saved(tokens, cached) if cache_prompt and alone != "draft" else cached
                 apart = as_wide(1) if self.options.strict and context is self._target else 0
                 first = prefill(context, tokens, drafters, policy, cached=begin, draft_cached=draft_cached, apart=apart)
@@ -528,7 +531,7 @@ class SpeculativeDecoder:
                     self._held.pop("draft", None)  # which may not have begun with it
                 return
             finally:
-                prompt_s, self._stopping = clock() - began, None
+                prompt_s, self._stopping, self._on_prompt = clock() - began, None, None
             if policy is not None:
                 policy.prompt_read(prompt_read, prompt_s)
             rows: list[Logits] = []  # of the round, where log-probabilities are wanted
@@ -586,7 +589,7 @@ class SpeculativeDecoder:
                 time_to_first_token_s=time_to_first_token_s,
             )
             if not is_lossy(self.options.accept):
-                self._experience.count(kind, rounds)
+                self._experience.count(rounds)
             failed = [(drafter.name, drafter.failure) for drafter in self._drafters if drafter.failure]
             self._note(*(f"the {DRAFTERS[name].label}: {failure}; it drafts no more" for name, failure in failed))
             self._note(self._threads.note)
@@ -598,6 +601,8 @@ class SpeculativeDecoder:
         self._follow_threads()
         if self._stopping is not None and self._stopping():
             raise _LeftOff
+        if self._on_prompt is not None:
+            self._on_prompt(self._target.length)
 
     def _follow_threads(self) -> None:
         """Give llama.cpp as many threads as other programs leave CPUs for."""

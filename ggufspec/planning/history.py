@@ -64,10 +64,7 @@ class Experience:
         )
 
 
-Kinds = dict[str, Experience]  # by kind of text; "" is all of them together
-
-
-def experience(folder: Path, target: str, drafter: str) -> Kinds:
+def experience(folder: Path, target: str, drafter: str) -> Experience:
     """What a drafter did for a target on this machine.
 
     Args:
@@ -75,18 +72,13 @@ def experience(folder: Path, target: str, drafter: str) -> Kinds:
         target: the target's fingerprint (:class:`ggufspec.models.header.ModelHeader`).
         drafter: the draft's, or the name of a drafter without a file.
     """
-    return _experience(folder).get(_key(target, drafter)) or {}
+    return _experience(folder).get(_key(target, drafter)) or Experience()
 
 
-def add_experience(folder: Path, target: str, drafter: str, newer: Kinds) -> None:
+def add_experience(folder: Path, target: str, drafter: str, newer: Experience) -> None:
     """Write what a drafter did since; see :func:`experience`."""
-
-    def add(known: Kinds | None) -> Kinds:
-        known = known or {}
-        return known | {kind: known.get(kind, Experience()).joined(one) for kind, one in newer.items()}
-
-    if newer:
-        _experience(folder).update(_key(target, drafter), add)
+    if newer != Experience():
+        _experience(folder).update(_key(target, drafter), lambda known: (known or Experience()).joined(newer))
 
 
 def expected_acceptance(folder: Path, target: str, drafter: str, profile: float | None) -> tuple[float, str]:
@@ -94,7 +86,7 @@ def expected_acceptance(folder: Path, target: str, drafter: str, profile: float 
 
     A measurement of few tokens moves the profile's or the prior by little.
     """
-    known = experience(folder, target, drafter).get("", Experience())
+    known = experience(folder, target, drafter)
     if reached := sum(known.reached):
         prior = PRIOR_ACCEPTANCE if profile is None else profile
         rate = (sum(known.accepted) + _PRIOR_TOKENS * prior) / (reached + _PRIOR_TOKENS)
@@ -105,8 +97,8 @@ def expected_acceptance(folder: Path, target: str, drafter: str, profile: float 
     return PRIOR_ACCEPTANCE, f"{PRIOR_ACCEPTANCE:.0%}, a prior: nothing is known of this pair (--acceptance sets it)"
 
 
-def _experience(folder: Path) -> Table[Kinds]:
-    return Table(folder / "acceptance.json", Kinds)
+def _experience(folder: Path) -> Table[Experience]:
+    return Table(folder / "acceptance.json", Experience)
 
 
 def _key(target: str, drafter: str) -> str:

@@ -106,14 +106,14 @@ class PairLatency:
         self._models.append((key, latency))
         return latency
 
-    def policy(self, kind: str = "") -> Policy:
-        """The policy of one answer of this kind of text."""
+    def policy(self) -> Policy:
+        """The policy of one answer."""
         if self._options.draft_policy == "fixed":
             return Policy()
         assert self._target is not None
         drafts = {self._options.head or "draft": self._draft} if self._draft and self._options.needs_draft else {}
         experience = self._experience
-        return Adaptive(self._target, drafts, experience.estimators(kind), self._back_off, experience.trials)
+        return Adaptive(self._target, drafts, experience.estimators, self._back_off, experience.trials)
 
     @property
     def target_only_s(self) -> float | None:
