@@ -29,7 +29,6 @@ from ggufspec.chat.prompt import Prompter
 from ggufspec.decoding.decoder import SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import AnswerOptions, DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import ModelError
 from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.chat_template import ChatTemplate
 
@@ -46,9 +45,9 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was loaded: the models as they were placed, the decoder's notes, and what is wrong with the chat template.
+    """What was loaded: the models as they were placed, and the decoder's notes.
 
-    Without a template that can be used (``has_template``) chat is off.
+    Without a template (``has_template``) chat is off.
     """
 
     target: LoadedModel
@@ -115,14 +114,9 @@ class Loaded:
         if self._options.needs_draft and decoder.draft is None:
             self._options = replace(self._options, drafters=(), lookup_corpus=None)
         self._noted: set[str] = set()
-        self._fault: ModelError | None = None  # of the chat template
         template, notes, model = None, [*decoder.notes], decoder.target
         if model.chat_template.strip():
-            try:
-                template = ChatTemplate.of(model)
-            except ModelError as error:
-                self._fault = error
-                notes.append(error.message)
+            template = ChatTemplate.of(model)
         else:
             without = "it continues the conversation as plain text (chat off)"
             notes.append(f"{model.path.name} has no chat template: {without}")
@@ -143,8 +137,6 @@ class Loaded:
             UsageError: a setting that the pair was not loaded for; a message that does not fit the context.
             ModelError: the chat template fails.
         """
-        if request.chat and self._fault:
-            raise self._fault
         decoder, options = self._decoder, request.options or self._options
         decoder.configure(**{name: getattr(options, name) for name in AnswerOptions.__annotations__})
         fitted = fit(

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ggufspec import foreign, worker
@@ -30,6 +31,7 @@ _Value = TypeVar("_Value")
 
 _HINT = "/chat off goes on without the template; another GGUF of the model may have a better one"
 _BEFORE_CALLS = re.compile(r"(?<= )until-\d+\?? (?=(?:space )?[\w-]*tool-calls?(?:-root)?\b)")
+_PLACE = re.compile(r"at (line \d+, column \d+) in source:.*\nError: (.*)", re.DOTALL)
 _MAX_SECONDS = 5.0  # to compile, and to render once
 _MAX_CHARACTERS = 1_000_000  # of the text, beside four times those of the messages
 _MAX_BYTES = 1 << 28  # beside what the process has, where the platform can say so
@@ -55,7 +57,7 @@ class Wishes:
 
 
 class ChatTemplate:
-    """A template, compiled.
+    """A template. It is compiled when it is first used: a trap shall not be the end of loading.
 
     Args:
         source: Jinja, the file's ``tokenizer.chat_template``.
@@ -64,9 +66,6 @@ class ChatTemplate:
         eos: text of the token that ends one.
         tool_use: Jinja in its place where there are tools; empty for none.
         hint: of the errors.
-
-    Raises:
-        ModelError: it is no template.
     """
 
     def __init__(
@@ -77,11 +76,6 @@ class ChatTemplate:
         self._sources, self._texts = (source, tool_use or source), (bos, eos)
         self._compiled: dict[tuple[str, str, str], Templates] = {}
         self._library = chat_library.missing() is None
-        if not self._library:
-            from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
-            self._formatter: Any = _bounded(lambda: Jinja2ChatFormatter(source, eos_token=eos, bos_token=bos), hint)
-            self._formatter.strftime_now = now.strftime
 
     @classmethod
     def of(cls, model: Model, source: str = "", *, hint: str = _HINT) -> ChatTemplate:
@@ -91,9 +85,6 @@ class ChatTemplate:
             model: whose tokens' texts it writes.
             source: Jinja in place of the model's own; empty for that.
             hint: of the errors.
-
-        Raises:
-            ModelError: it is no template.
         """
         own = not source or source == model.chat_template
         bos, eos = model.token_texts
@@ -101,7 +92,7 @@ class ChatTemplate:
         return cls(source or model.chat_template, datetime.now(), bos=bos, eos=eos, tool_use=tool_use, hint=hint)
 
     def _templates(self, bos: str, eos: str, *, tools: bool) -> Templates:
-        """Compiled when it is first used: the library tries it out then, which a trap would make the end of loading."""
+        """Compiled, with these texts of the tokens that begin and end a text."""
         key = self._sources[tools], bos, eos
         if key not in self._compiled:
             self._compiled[key] = _bounded(lambda: Templates(*key), self._hint)
@@ -123,7 +114,7 @@ class ChatTemplate:
         Raises:
             UsageError: something is asked for that needs llama.cpp's chat library, which is missing; a tool must be
                 called, and the template's models cannot be made to.
-            ModelError: it fails, refuses these messages, or its text is too long.
+            ModelError: it is no template, fails, refuses these messages, or its text is too long.
         """
         found = self._applied(messages, wishes) if self._library else Applied(self._sandboxed(messages, wishes))
         longest = _MAX_CHARACTERS + 4 * len(json.dumps([list(messages), list(wishes.tools)], default=str))
@@ -174,10 +165,17 @@ class ChatTemplate:
         own = [_parsed(message) for message in messages]
         if not self._knows_developer:
             own = [one | {"role": "system"} if one["role"] == "developer" else one for one in own]
-        prompt: str = _bounded(
-            lambda: self._formatter(messages=own, tools=None, **({"documents": None} | more)).prompt, self._hint
-        )
-        return prompt
+        given = {"messages": own, "tools": None, "documents": None} | more
+        return _bounded(lambda: str(self._formatter(**given).prompt), self._hint)
+
+    @cached_property
+    def _formatter(self) -> Any:
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        bos, eos = self._texts
+        found = Jinja2ChatFormatter(self._sources[False], eos_token=eos, bos_token=bos)
+        found.strftime_now = self._now.strftime
+        return found
 
 
 def _parsed(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,6 +210,8 @@ def _bounded(work: Callable[[], _Value], hint: str) -> _Value:
         # raise_exception, here and in llama.cpp's engine
         refused = type(error) is ValueError or "Jinja Exception: " in str(error)
         said = str(error).rpartition("Jinja Exception: ")[2].replace("std::exception", "it is no Jinja")
+        if place := _PLACE.search(said):  # llama.cpp's engine has excerpts of the source between the two
+            said = f"{place[2]} ({place[1]})"
         if "bad_alloc" in said:
             raise ModelError(f"{name} takes too much memory: it may be a trap", hint) from None
         if "JSON schema" in said:
