@@ -31,7 +31,16 @@ class Echo:
             emit({"event": "refused", "code": "context_length_exceeded"})
             raise UsageError("too long", "shorten it")
         emit({"event": "prompt", "tokens": 1})
-        emit({"event": "round", "deltas": [{"content": prompt}], "tokens": [1], "sources": ["target"], "logprobs": []})
+        emit(
+            {
+                "event": "round",
+                "deltas": [{"content": prompt}],
+                "tokens": [1],
+                "sources": ["target"],
+                "logprobs": [],
+                "took": None,
+            }
+        )
         if prompt.startswith("die"):
             os._exit(3)
         if prompt.startswith("deaf"):

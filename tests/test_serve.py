@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import chat_models
 import httpx2
 import pytest
 from endpoints import PATIENCE_S, Endpoint, events, serving, template
@@ -55,7 +56,7 @@ def complete(client: httpx2.Client, prompt: str, **more: Any) -> dict[str, Any]:
 def error(response: httpx2.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     found: dict[str, Any] = response.json()["error"]
-    assert set(found) == {"message", "type", "param", "code"}
+    assert set(found) >= {"message", "type", "param", "code"}
     assert "Traceback" not in found["message"]
     return found
 
@@ -251,6 +252,7 @@ def test_a_prompt_beyond_the_context(client: httpx2.Client) -> None:
     found = error(client.post("/v1/completions", json={"prompt": "word " * 9000}), 400)
     assert found["code"] == "context_length_exceeded"
     assert "-c " in found["message"]
+    assert found["n_prompt_tokens"] > found["n_ctx"] == 2048
     found = error(client.post("/v1/completions", json={"prompt": "word " * 9000, "stream": True}), 400)
     assert found["code"] == "context_length_exceeded"
 
@@ -293,6 +295,65 @@ def test_what_front_ends_ask_of_llama_server(client: httpx2.Client) -> None:
     assert "im_start" in props["chat_template"]
     assert "99999999" in error(client.post("/detokenize", json={"tokens": [99999999]}), 400)["message"]
     error(client.post("/tokenize", json={}), 400)
+
+
+@pytest.mark.parametrize("stop", ["TRE\nXX", "UNO D", "😀", "b😀 U", "E"])
+def test_stops_cut_the_same_in_pieces(client: httpx2.Client, stop: str) -> None:
+    """Characters of several tokens and stops over several; what was held back for a stop that does not come is sent."""
+    said = "ab😀 UNO DUE TRE"
+    asked = {"grammar": f'root ::= "{said}"', "stop": [stop], "max_tokens": 60}
+    whole = complete(client, "x", **asked)["choices"][0]
+    assert (whole["text"], whole["finish_reason"]) == (said.partition(stop)[0], "stop")
+    body = {"prompt": "x", "temperature": 0, "stream": True, **asked}
+    with client.stream("POST", "/v1/completions", json=body) as response:
+        pieces = [chunk["choices"][0]["text"] for chunk in events(response)]
+    assert "".join(pieces) == whole["text"]
+    assert "\ufffd" not in "".join(pieces)
+
+
+def test_a_control_token_can_be_a_stop(target: Path, tmp_path: Path) -> None:
+    marked = chat_models.with_marks(target, tmp_path / "marked.gguf")
+    with serving(tmp_path, pair=("-m", marked)) as endpoint, endpoint.client() as client:
+        (token,) = client.post("/tokenize", json={"content": chat_models.START}).json()["tokens"]
+        forced = {"logit_bias": [[token, 100]], "max_tokens": 3}
+        never = complete(client, "def main(", **forced)["choices"][0]
+        assert (never["text"], never["finish_reason"]) == ("", "length")  # it has no text
+        found = complete(client, "def main(", stop=["more", chat_models.START], **forced)
+        assert (found["choices"][0]["finish_reason"], found["usage"]["completion_tokens"]) == ("stop", 1)
+
+
+def test_how_far_a_prompt_is_read_and_what_each_piece_took(client: httpx2.Client) -> None:
+    content = "import os, sys\n" * 200
+    for seen in range(2):  # the second finds it in the cache
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0, "stream": True}
+        body |= {"return_progress": True, "timings_per_token": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            chunks = list(events(response))
+        progress = [one["prompt_progress"] for one in chunks if "prompt_progress" in one]
+        total = progress[0]["total"]
+        assert progress[0]["cache"] == progress[0]["processed"] >= seen * 512
+        assert progress[-1] | {"processed": total} == progress[-1]
+        assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
+        assert len(progress) >= (2 if seen else total // 512 + 1)
+        timings = [one["timings"] for one in chunks if "timings" in one]
+        assert [one["predicted_n"] for one in timings] == sorted(one["predicted_n"] for one in timings)
+        last = timings[-1]
+        for one in timings[:-1]:
+            assert (one["prompt_n"], one["cache_n"]) == (last["prompt_n"], last["cache_n"])
+            assert 0 <= one["predicted_ms"] <= last["predicted_ms"]
+        assert timings[-2] == pytest.approx(last, rel=0.2)
+    body |= {"return_progress": False, "timings_per_token": False}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert sum("timings" in one or "prompt_progress" in one for one in events(response)) == 1
+
+
+def test_the_end_is_ignored_where_that_is_asked_for(client: httpx2.Client) -> None:
+    (end,) = client.post("/tokenize", json={"content": client.get("/props").json()["eos_token"]}).json()["tokens"]
+    usage = [
+        complete(client, "x", logit_bias={str(end): 50}, ignore_eos=ignored, max_tokens=4)["usage"]
+        for ignored in (False, True)
+    ]
+    assert [one["completion_tokens"] for one in usage] == [1, 4]
 
 
 def test_a_prompt_is_echoed_and_a_bias_holds(client: httpx2.Client) -> None:
@@ -453,6 +514,14 @@ def test_keys(tmp_path: Path) -> None:
             assert answer.headers["access-control-allow-origin"] == "https://a.example"
         other = client.get("/v1/models", headers={"Authorization": "Bearer first", "Origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+        asks |= {"Origin": "https://a.example", "Access-Control-Request-Private-Network": "true"}
+        allowed = client.options("/v1/chat/completions", headers=asks)  # a browser sends no key with it
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-private-network"] == "true"
+        wrong = client.post("/v1/completions", headers={"Authorization": "Bearer x", "Origin": "https://a.example"})
+        assert error(wrong, 401)
+        assert wrong.headers["access-control-allow-origin"] == "https://a.example"  # so that the page can read it
 
 
 def test_what_is_wrong_before_it_begins(cli: Cli, tmp_path: Path) -> None:

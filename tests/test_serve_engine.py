@@ -98,7 +98,7 @@ def test_a_refusal_and_a_death_cost_one_answer(engine: Engine) -> None:
     async def work() -> None:
         with pytest.raises(RefusedError) as refused:
             await text(ask(engine, "refuse"))
-        assert refused.value.code == "context_length_exceeded"
+        assert refused.value.details["code"] == "context_length_exceeded"
         dying, next_one = ask(engine, "die"), ask(engine, "next")
         with pytest.raises(GoneError, match="status 3"):
             await text(dying)

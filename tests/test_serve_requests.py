@@ -52,7 +52,7 @@ def test_off_in_other_spellings(given: dict[str, Any], name: str, expected: floa
     ("given", "most"), [({}, 0), ({"max_tokens": -1}, 0), ({"max_tokens": 7}, 7), ({"max_completion_tokens": 5}, 5)]
 )
 def test_no_limit_in_other_spellings(given: dict[str, Any], most: int) -> None:
-    assert chat(**given).most_tokens == most
+    assert chat(**given).common["max_tokens"] == most
 
 
 @pytest.mark.parametrize("body", [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -48,12 +48,26 @@ class Writer:
         """The chunk that begins a chat's answer."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def chunks(self, deltas: Iterable[Delta], logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The chunks of what a round brought."""
-        found: list[dict[str, Any]] = []
+    def chunks(self, event: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of an event of :mod:`ggufspec.serve.session`."""
+        if event["event"] == "progress":
+            progress = {name: event[name] for name in ("total", "cache", "processed", "time_ms")}
+            return [self._chunk({} if self.chat else "") | {"prompt_progress": progress}]
+        if event["event"] != "round":
+            return []
+        found, logprobs = self._deltas(event), event["logprobs"]
+        chunks = [self._chunk(one, logprobs=logprobs if index == 0 else ()) for index, one in enumerate(found)]
+        if chunks and event["took"]:
+            chunks[-1]["timings"] = timings(**event["took"])
+        return chunks
+
+    def _deltas(self, event: Mapping[str, Any]) -> list[Any]:
+        """What a round brought, in OpenAI's form."""
+        deltas, logprobs = event["deltas"], event["logprobs"]
         if not self.chat:
             text = "".join(delta.get("content", "") for delta in deltas)
-            return [self._chunk(text, logprobs=logprobs)] if text or logprobs else []
+            return [text] if text or logprobs else []
+        found: list[dict[str, Any]] = []
         for delta in deltas:
             if "call" in delta:
                 self._calls.setdefault(delta["call"], {})
@@ -64,22 +78,22 @@ class Writer:
                 found.append({"content": delta["content"]})
         if logprobs and not found:
             found.append({"content": ""})
-        return [self._chunk(one, logprobs=logprobs if index == 0 else ()) for index, one in enumerate(found)]
+        return found
 
     def last(self, reply: session.Reply) -> dict[str, Any]:
         """The chunk that ends it."""
-        return self._chunk({} if self.chat else "", finish=self._finish(reply)) | {"timings": timings(reply)}
+        return self._chunk({} if self.chat else "", finish=self._finish(reply)) | {"timings": timings_of(reply)}
 
     def usage_chunk(self, reply: session.Reply) -> dict[str, Any]:
         """The chunk behind it, where usage is wanted."""
-        return self._envelope(chunk=True, choices=[]) | {"usage": usage(reply), "timings": timings(reply)}
+        return self._envelope(chunk=True, choices=[]) | {"usage": usage(reply), "timings": timings_of(reply)}
 
     # ---- whole -----------------------------------------------------------------------------------------------------
 
-    def add(self, deltas: Iterable[Delta], logprobs: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, event: Mapping[str, Any]) -> None:
         """What a round brought."""
-        self._logprobs += logprobs
-        for delta in deltas:
+        self._logprobs += event["logprobs"]
+        for delta in event["deltas"]:
             self._text.append(delta.get("content", ""))
             self._reasoning.append(delta.get("reasoning", ""))
             if "call" in delta:
@@ -103,7 +117,7 @@ class Writer:
         else:
             choice["text"] = text
         choice["logprobs"] = self._spelled(self._logprobs)
-        return self._envelope(chunk=False, choices=[choice]) | {"usage": usage(reply), "timings": timings(reply)}
+        return self._envelope(chunk=False, choices=[choice]) | {"usage": usage(reply), "timings": timings_of(reply)}
 
     def _finish(self, reply: session.Reply) -> str:
         reason = _FINISH.get(reply.statistics.stop_reason, "stop")
@@ -185,17 +199,26 @@ def usage(reply: session.Reply) -> dict[str, Any]:
     }
 
 
-def timings(reply: session.Reply) -> dict[str, Any]:
-    """llama-server's: tools/server/server-task.cpp, ``result_timings``."""
+def timings_of(reply: session.Reply) -> dict[str, Any]:
+    """Those of a whole answer."""
     took = reply.statistics
+    return timings(
+        reply.cached, took.prompt_read, took.prompt_s, took.tokens, took.decode_s, took.drafted, took.accepted
+    )
+
+
+def timings(
+    cached: int, read: int, prompt_s: float, tokens: int, decode_s: float, drafted: int, accepted: int
+) -> dict[str, Any]:
+    """llama-server's: tools/server/server-task.cpp, ``result_timings``. The first token is the prompt's."""
     return {
-        "cache_n": reply.cached,
-        "prompt_n": took.prompt_read,
-        "prompt_ms": 1000 * took.prompt_s,
-        "prompt_per_second": took.prompt_read / took.prompt_s if took.prompt_s else 0.0,
-        "predicted_n": took.tokens,
-        "predicted_ms": 1000 * took.decode_s,
-        "predicted_per_second": took.tokens_per_s,
-        "draft_n": took.drafted,
-        "draft_n_accepted": took.accepted,
+        "cache_n": cached,
+        "prompt_n": read,
+        "prompt_ms": 1000 * prompt_s,
+        "prompt_per_second": read / prompt_s if prompt_s else 0.0,
+        "predicted_n": tokens,
+        "predicted_ms": 1000 * decode_s,
+        "predicted_per_second": max(0, tokens - 1) / decode_s if decode_s else 0.0,
+        "draft_n": drafted,
+        "draft_n_accepted": accepted,
     }

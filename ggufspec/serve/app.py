@@ -12,7 +12,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ _HALF = re.compile(rb"\\\\|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u[dD][89a-fA-F].
 _FIELD = re.compile(r"(?!(str|int|float|bool)$)[a-z_]+")  # others are pydantic's names of kinds
 
 Finished = Callable[[session.Reply, float], None]
+_Event = dict[str, Any]  # of the child, as :mod:`ggufspec.serve.session` names them
 
 
 def _whole(escape: re.Match[bytes]) -> bytes:
@@ -55,16 +56,18 @@ def _whole(escape: re.Match[bytes]) -> bytes:
 class ApiError(Exception):
     """A request that is answered with an error."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, **more: Any
+    ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.more = status, param, code, more
 
     @property
     def body(self) -> dict[str, Any]:
         """OpenAI's form."""
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code, **self.more}}
 
     def response(self) -> Response:
         """As it is sent."""
@@ -78,7 +81,7 @@ def api_error(error: GgufspecError) -> ApiError:
     if isinstance(error, BusyError | GoneError):
         return ApiError(503, message, code="overloaded" if isinstance(error, BusyError) else "model_unavailable")
     if isinstance(error, RefusedError):
-        return ApiError(400, message, code=error.code)
+        return ApiError(400, message, **error.details)
     return ApiError(400, message)
 
 
@@ -136,7 +139,11 @@ class Endpoint:
     def app(self) -> ASGIApp:
         """The ASGI application."""
         cors = Middleware(
-            CORSMiddleware, allow_origins=self._rules.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=self._rules.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            allow_private_network=True,  # which Chrome asks for where a page of the internet asks this machine
         )
         routes = [
             Route("/", self._page),
@@ -344,8 +351,6 @@ class Endpoint:
         assert ready is not None
         if not ready.chat_template:
             raise UsageError("the model has no chat template", "start the server with --chat-template FILE")
-        if ready.template_fault:
-            raise UsageError(ready.template_fault, "start the server with --chat-template FILE")
         if asked.grammar:
             await self._checked(asked.grammar, schema=False)
         if schema := asked.schema_text:
@@ -353,12 +358,9 @@ class Endpoint:
         wanted = session.Request(
             messages=plain_messages(asked.messages),
             wishes=asked.wishes,
-            sampling=asked.sampling(),
-            max_tokens=asked.most_tokens,
-            stop=asked.stops,
             grammar=asked.grammar,
-            bias=asked.logit_bias,
             logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            **asked.common,
         )
         return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=True))
 
@@ -370,12 +372,9 @@ class Endpoint:
         wanted = session.Request(
             prompt=asked.text(),
             echo=asked.echo,
-            sampling=asked.sampling(),
-            max_tokens=asked.most_tokens,
-            stop=asked.stops,
             grammar=grammar,
-            bias=asked.logit_bias,
             logprobs=asked.logprobs,
+            **asked.common,
         )
         return await self._answered(request, asked, wanted, Writer(asked.model or self._name, chat=False))
 
@@ -397,11 +396,11 @@ class Endpoint:
             self._on_answer(answer.reply, seconds)
             return answer.reply
 
-        rounds = _rounds(first, events)
+        events = _all(first, events)
         if asked.stream:
-            return _Stream(self, answer, rounds, writer, finished, usage=asked.includes_usage)
+            return _Stream(self, answer, events, writer, finished, usage=asked.includes_usage)
         try:
-            await _unless_gone(request, answer, _gathered(rounds, writer))
+            await _unless_gone(request, answer, _gathered(events, writer))
         except GgufspecError as error:
             raise api_error(error) from None
         reply = finished()
@@ -420,9 +419,6 @@ class Endpoint:
         return self._grammars[key]
 
 
-_Round = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-
-
 def _piece(data: bytes) -> str | list[int]:
     """A token's text, or its bytes where these are not whole characters."""
     try:
@@ -431,26 +427,15 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def _rounds(
-    first: Mapping[str, Any] | None, events: AsyncIterator[dict[str, Any]]
-) -> AsyncIterator[_Round | None]:
-    """What each round added, and its log-probabilities; None where it was waited for long.
-
-    Args:
-        first: the event that was taken already, ``prompt`` or ``waiting``.
-        events: the others.
-    """
-    if first and first["event"] == "waiting":
-        yield None
+async def _all(first: _Event | None, events: AsyncIterator[_Event]) -> AsyncIterator[_Event]:
+    """The events, with the one that was taken already."""
+    if first:
+        yield first
     async for event in events:
-        match event["event"]:
-            case "waiting":
-                yield None
-            case "round":
-                yield event["deltas"], event["logprobs"]
+        yield event
 
 
-async def _first(events: AsyncIterator[dict[str, Any]], *, waits: bool) -> dict[str, Any] | None:
+async def _first(events: AsyncIterator[_Event], *, waits: bool) -> _Event | None:
     """The first event; ``waits`` until it is more than ``waiting``."""
     async for event in events:
         if not waits or event["event"] != "waiting":
@@ -458,10 +443,10 @@ async def _first(events: AsyncIterator[dict[str, Any]], *, waits: bool) -> dict[
     return None
 
 
-async def _gathered(rounds: AsyncIterator[_Round | None], writer: Writer) -> None:
-    async for one in rounds:
-        if one is not None:
-            writer.add(*one)
+async def _gathered(events: AsyncIterator[_Event], writer: Writer) -> None:
+    async for event in events:
+        if event["event"] == "round":
+            writer.add(event)
 
 
 async def _unless_gone(request: Request, answer: Answer, work: Awaitable[Any]) -> Any:
@@ -491,7 +476,7 @@ class _Stream(Response):
         self,
         endpoint: Endpoint,
         answer: Answer,
-        rounds: AsyncIterator[_Round | None],
+        events: AsyncIterator[_Event],
         writer: Writer,
         finished: Callable[[], session.Reply],
         *,
@@ -501,7 +486,7 @@ class _Stream(Response):
             media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
         del self.headers["content-length"]
-        self._endpoint, self._answer, self._rounds = endpoint, answer, rounds
+        self._endpoint, self._answer, self._events = endpoint, answer, events
         self._writer, self._finished, self._usage = writer, finished, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -526,11 +511,10 @@ class _Stream(Response):
         if writer.chat:
             yield _event(writer.first())
         try:
-            async for one in self._rounds:
-                if one is None:
+            async for event in self._events:
+                if event["event"] == "waiting":
                     yield _WAITING
-                    continue
-                for chunk in writer.chunks(*one):
+                for chunk in writer.chunks(event):
                     yield _event(chunk)
         except GgufspecError as error:
             failed = api_error(error)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -34,11 +34,16 @@ class GoneError(GgufspecError):
 
 
 class RefusedError(GgufspecError):
-    """A request that cannot be answered; ``code`` is OpenAI's, where it has one."""
+    """A request that cannot be answered.
 
-    def __init__(self, error: GgufspecError, code: str | None) -> None:
+    Args:
+        error: why.
+        details: what the child says of it besides: ``code`` is OpenAI's, the rest llama-server's.
+    """
+
+    def __init__(self, error: GgufspecError, details: Mapping[str, Any]) -> None:
         super().__init__(error.message, error.hint)
-        self.code = code
+        self.details = dict(details)
 
 
 class FairQueue(Generic[_Item]):
@@ -97,7 +102,7 @@ class Answer:
         self.request = request
         self.reply: session.Reply | None = None
         self.cancelled = False
-        self.code: str | None = None  # of a refusal
+        self.details: dict[str, Any] = {}  # of a refusal
         self._engine, self._loop = engine, loop
         self._items: asyncio.Queue[dict[str, Any] | session.Reply | GgufspecError] = asyncio.Queue()
 
@@ -297,7 +302,7 @@ class Engine:
             if answer.cancelled:  # since before the child had the request
                 self._session.stop()
             if event["event"] == "refused":
-                answer.code = event["code"]
+                answer.details = {key: value for key, value in event.items() if key != "event"}
             else:
                 answer.put(event)
 
@@ -315,7 +320,7 @@ class Engine:
         except GoneError as error:
             answer.put(error)
         except GgufspecError as error:
-            answer.put(RefusedError(error, answer.code))
+            answer.put(RefusedError(error, answer.details))
         except Exception as error:  # a bug of ours costs its own request, and no other
             answer.put(GoneError(f"the request failed: {type(error).__name__}: {error}"))
 

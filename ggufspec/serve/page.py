@@ -66,15 +66,14 @@ def html(name: str, ready: Ready, placement: str) -> str:
     facts.append(("Context", f"{ready.ctx_size:,} tokens" + _each(ready.parallel)))
     if placement:
         facts.append(("Placement", placement))
-    notes = [*ready.notes, *filter(None, [ready.template_fault])]
     return _TEMPLATES.get_template("page.html").render(
         version=__version__,
         style=_STYLE,
         script=_SCRIPT,
         name=visible(name),
         facts=[(label, visible(text)) for label, text in facts],
-        notes=[visible(note) for note in notes],
-        chat=bool(ready.chat_template) and not ready.template_fault,
+        notes=[visible(note) for note in ready.notes],
+        chat=bool(ready.chat_template),
     )
 
 

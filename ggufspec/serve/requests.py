@@ -186,6 +186,18 @@ class _Answered(_Read):
     grammar: str = ""
     json_schema: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
+    ignore_eos: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases(cls, given: Any) -> Any:
+        """llama-server takes pairs, too, and false for never."""
+        try:
+            return {id_: -100 if bias is False else bias for id_, bias in dict(given).items()}
+        except (TypeError, ValueError):
+            return given
 
     @model_validator(mode="after")
     def _can_be_had(self) -> _Answered:
@@ -218,9 +230,17 @@ class _Answered(_Read):
         return "" if found is None else json.dumps(found or {"type": "object"}, ensure_ascii=False)
 
     @property
-    def most_tokens(self) -> int:
-        """Of the answer; 0: as many as the context holds."""
-        return max(0, self.max_tokens or 0)
+    def common(self) -> dict[str, Any]:
+        """What chats and completions ask of the child alike."""
+        return {
+            "sampling": self.sampling(),
+            "max_tokens": max(0, self.max_tokens or 0),
+            "stop": self.stops,
+            "bias": self.logit_bias,
+            "ends": not self.ignore_eos,
+            "progress": self.return_progress,
+            "timings": self.timings_per_token,
+        }
 
     @property
     def includes_usage(self) -> bool:

@@ -3,23 +3,27 @@
 The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this order:
 
 - ``prompt`` {tokens}: the prompt has so many tokens;
-- ``round`` {deltas, tokens, sources, logprobs}: what one round adds to the answer (each a
+- ``progress`` {total, cache, processed, time_ms}, where the request wants it: so much of the prompt is in the cache;
+- ``round`` {deltas, tokens, sources, logprobs, took}: what one round adds to the answer (each a
   :class:`~ggufspec.llamacpp.chat_library.Delta`), and of each token that it emitted its id, who wrote it (a drafter's
   name, ``target`` or ``bonus``) and, where the request wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty.
-  The last one has no tokens: what was held back.
+  ``took``, where it wants that, is what the answer took so far. The last round has no tokens: what was held back.
 
 What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
-{code: "context_length_exceeded"} comes before it.
+{code: "context_length_exceeded", n_prompt_tokens, n_ctx} comes before it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +35,7 @@ from ggufspec.chat.prompt import Prompter
 from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import ModelError, UsageError
+from ggufspec.errors import UsageError
 from ggufspec.llamacpp import chat_library, devices
 from ggufspec.llamacpp.chat_library import Applied, Delta
 from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
@@ -63,7 +67,6 @@ class Ready:
     ctx_size: int  # tokens of context of each conversation
     parallel: int  # conversations that are kept
     chat_template: str  # Jinja; empty where there is none
-    template_fault: str = ""  # why the template cannot be used
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ class Request:
     grammar: str = ""  # GBNF that the answer follows; then all of it is content
     bias: dict[int, float] = field(default_factory=dict)  # added to the logits of tokens, by their ids
     echo: bool = False  # the answer begins with the prompt
+    ends: bool = True  # whether the model may end the answer
+    progress: bool = False  # tell how far the prompt is read
+    timings: bool = False  # tell what it took, round by round
     logprobs: int | None = None  # likeliest tokens to list beside each; None: no log-probabilities at all
 
 
@@ -133,7 +139,6 @@ class Loaded:
         self._answers: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # tokens of answers, by their text
         self._used = [0] * decoder.options.parallel  # the request that each conversation was last used for
         self._requests = 0
-        self._fault: ModelError | None = None  # of the chat template
         self._day = date.today()
         self._prompter = self._new_prompter()
         target, draft = loaded_models(decoder)
@@ -146,16 +151,12 @@ class Loaded:
             ctx_size=decoder.options.ctx_size,
             parallel=decoder.options.parallel,
             chat_template=self._source if self._source.strip() else "",
-            template_fault=self._fault.message if self._fault else "",
         )
 
     def _new_prompter(self) -> Prompter:
         model, template = self._decoder.target, None
         if self._source.strip():
-            try:
-                template = ChatTemplate.of(model, self._source, hint="start the server with --chat-template FILE")
-            except ModelError as error:
-                self._fault = error
+            template = ChatTemplate.of(model, self._source, hint="start the server with --chat-template FILE")
         return Prompter(model, template)
 
     def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
@@ -175,7 +176,8 @@ class Loaded:
             most_calls=1 if wishes.parallel is False else 0,  # which not every template's grammar holds
         )
         if len(prompt) >= ctx_size:
-            emit({"event": "refused", "code": "context_length_exceeded"})
+            details = {"code": "context_length_exceeded", "n_prompt_tokens": len(prompt), "n_ctx": ctx_size}
+            emit({"event": "refused", **details})
             larger = -(-(len(prompt) + min(request.max_tokens or 512, 4096)) // 256) * 256
             raise UsageError(
                 f"the prompt has {len(prompt):,} tokens, and the context holds {ctx_size:,}, at least one of them for "
@@ -189,9 +191,9 @@ class Loaded:
         self._used[choice.sequence] = self._requests
         decoder.use(choice.sequence, choice.copy)
         text, tokens = [], []
-        emitting = _Rounds(decoder, reading, emit)
+        emitting = _Events(decoder, reading, request, prompt, emit)
         if request.echo:
-            emitting.echo(prompt)
+            emitting.echo()
         for emitted in decoder.generate(
             prompt,
             max_tokens=request.max_tokens or ctx_size,
@@ -200,9 +202,10 @@ class Loaded:
             grammar=request.grammar or applied or "",
             cache_prompt=True,
             stopping=stopping.is_set,
-            special=self._preserved(applied),
-            bias=request.bias,
+            special=self._control_tokens((*applied.preserved, *request.stop) if applied else request.stop),
+            bias=request.bias if request.ends else request.bias | self._never_end,
             logprobs=request.logprobs,
+            on_prompt=emitting.read,
         ):
             text.append(emitted.text)
             tokens.append(emitted.token)
@@ -237,17 +240,20 @@ class Loaded:
             return ids, None
         if not self.ready.chat_template:
             raise UsageError(f"{model.path.name} has no chat template", "start the server with --chat-template FILE")
-        if self._fault:
-            raise self._fault
         if date.today() != self._day:  # which a template may tell
             self._day, self._prompter = date.today(), self._new_prompter()
         return self._prompter.of_messages([self._message(one) for one in request.messages], request.wishes)
 
-    def _preserved(self, applied: Applied | None) -> frozenset[int]:
-        """Control tokens that are part of an answer's text."""
-        texts = applied.preserved if applied else ()
+    def _control_tokens(self, texts: Iterable[str]) -> frozenset[int]:
+        """Those of the texts that are one token, which is part of an answer's text then, or stops it."""
         found = (self._decoder.target.tokenize(text, special=True, start=False) for text in texts)
         return frozenset(ids[0] for ids in found if len(ids) == 1)
+
+    @cached_property
+    def _never_end(self) -> dict[int, float]:
+        """The bias with which the model cannot end its answer."""
+        target = self._decoder.target
+        return {token: -math.inf for token in range(target.vocab_size) if target.is_end(token)}
 
     def _message(self, message: dict[str, Any]) -> Message:
         found = Message.of(message)
@@ -267,23 +273,50 @@ class Loaded:
         return new
 
 
-class _Rounds:
-    """Emits an answer's tokens, those of a round in one event."""
+class _Events:
+    """Emits how far the prompt is read, and the answer's tokens, those of a round in one event."""
 
-    def __init__(self, decoder: SpeculativeDecoder, reading: Reading, emit: worker.Emit) -> None:
-        self._decoder, self._reading, self._emit = decoder, reading, emit
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        reading: Reading,
+        request: Request,
+        prompt: Sequence[int],
+        emit: worker.Emit,
+    ) -> None:
+        self._decoder, self._reading, self._request, self._emit = decoder, reading, request, emit
         self._waiting: list[Emitted] = []
+        self._prompt, self._read = prompt, -1
+        self._began_s = time.perf_counter()
+        names = ("cached", "read", "prompt_s", "tokens", "decode_s", "drafted", "accepted")
+        self._took: dict[str, float] = dict.fromkeys(names, 0)
+
+    def read(self, tokens: int) -> None:
+        """So many of the prompt's tokens are in the cache."""
+        took, is_first = self._took, self._read < 0
+        if tokens <= self._read:
+            return
+        if is_first:
+            took["cached"] = tokens
+            self._began_s = time.perf_counter()
+        self._read, took["read"] = tokens, tokens - took["cached"]
+        took["prompt_s"] = 0.0 if is_first else time.perf_counter() - self._began_s
+        if self._request.progress:
+            progress = {"total": len(self._prompt), "cache": took["cached"], "processed": tokens}
+            self._emit({"event": "progress", **progress, "time_ms": round(1000 * took["prompt_s"])})
 
     def add(self, emitted: Emitted) -> None:
         """One more token; the round's last one sends them."""
+        self.read(len(self._prompt))
         self._waiting.append(emitted)
         rounds = self._decoder.rounds
         if not rounds or len(self._waiting) >= len(rounds[-1].emitted):
             self.flush()
 
-    def echo(self, prompt: list[int]) -> None:
+    def echo(self) -> None:
         """Send the prompt as the answer's beginning."""
-        self._send([Delta(b"".join(map(self._decoder.target.piece, prompt)).decode("utf-8", "replace"))], [])
+        text = b"".join(map(self._decoder.target.piece, self._prompt)).decode("utf-8", "replace")
+        self._send([Delta(text)], [])
 
     def flush(self) -> None:
         """Send what waits."""
@@ -305,8 +338,19 @@ class _Rounds:
                 "tokens": [one.token for one in emitted],
                 "sources": [one.source for one in emitted],
                 "logprobs": [self._logprob(one) for one in emitted if one.logprob is not None],
+                "took": self._taken(emitted) if self._request.timings else None,
             }
         )
+
+    def _taken(self, emitted: list[Emitted]) -> dict[str, float]:
+        """What it took up to the round of these tokens."""
+        took, rounds = self._took, self._decoder.rounds
+        took["tokens"] += len(emitted)
+        if emitted and rounds[-1].width:  # the first token has none
+            took["decode_s"] += rounds[-1].total_s
+            took["drafted"] += len(rounds[-1].drafted)
+            took["accepted"] += rounds[-1].accepted
+        return took
 
     def _logprob(self, emitted: Emitted) -> dict[str, Any]:
         assert emitted.logprob is not None
