@@ -296,6 +296,58 @@ def test_a_refusal_has_the_servers_words(endpoint, remote):
         remote.ask(question(), on_event=ignore)
 
 
+def refusing(status: int, body: dict[str, Any], field: str = "") -> Callable[[Request], Any]:
+    """A server that answers so to requests with a field, or to all."""
+
+    async def answer(request: Request) -> Response:
+        asked = await request.json()
+        if field and field not in asked:
+            done = {"choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": "stop"}]}
+            return PlainTextResponse(f"data: {json.dumps(done)}\n\ndata: [DONE]\n\n")
+        return JSONResponse(body, status)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (400, {"object": "error", "message": "roles must alternate"}, "^roles must alternate$"),
+        (400, {"detail": "roles must alternate"}, "^roles must alternate$"),
+        (400, {"error": "roles must\x1b alternate"}, "^roles must. alternate$"),
+        (422, {"detail": [{"loc": ["body", "messages", 0], "msg": "too long"}]}, "^body.messages.0: too long$"),
+        (422, {"detail": [7, {"loc": 3}]}, "422|:"),
+        (400, {"error": {"message": None}}, "answers with status 400"),
+        (400, {"message": "temperature: at most 2"}, "^temperature: at most 2$"),  # which is not left out
+        (400, {"message": "messages: extra inputs are not permitted"}, "^messages: extra"),
+    ],
+)
+def test_errors_of_other_forms_are_shown(endpoint, remote, status, body, words):
+    endpoint.app.router.routes.insert(0, Route("/v1/chat/completions", refusing(status, body), methods=["POST"]))
+    with pytest.raises(GgufspecError, match=words):
+        remote.ask(question(), on_event=ignore)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "field"),
+    [
+        (
+            422,
+            {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]},
+            "stream_options",
+        ),
+        (400, {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported"}}, "max_tokens"),
+        (400, {"message": "seed: unexpected field"}, "seed"),
+    ],
+)
+def test_a_field_that_a_server_does_not_take_is_left_out(endpoint, remote, status, body, field):
+    endpoint.app.router.routes.insert(0, Route("/v1/chat/completions", refusing(status, body, field), methods=["POST"]))
+    first, second = (remote.ask(question(), on_event=ignore) for _ in range(2))
+    assert (first.text, second.text) == ("Hello", "Hello")
+    assert first.notes == (f"the server does not take {field}: it was left out",)
+    assert second.notes == ()
+
+
 def test_an_answer_that_breaks_off(endpoint, remote):
     endpoint.late_fault = "the child process ended"
     with pytest.raises(GgufspecError, match="the answer broke off: the child process ended"):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ _MOST_LINE_BYTES, _MOST_BODY_BYTES = 16 << 20, 4 << 20
 _LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 _STOPS = {"stop": "end", "length": "length", "content_filter": "stop", "tool_calls": "stop"}  # ours for theirs
 _BASE_HINT = "--url has the base URL of an OpenAI-compatible server: http://127.0.0.1:8080/v1"
+
+
+class _RefusedError(GgufspecError):
+    """A question that the server does not take as it is."""
 
 
 class _StopReading(KeyboardInterrupt):
@@ -71,6 +76,7 @@ class Remote:
     def __init__(self, url: str, key: str = "", model: str = "") -> None:
         self.url, self.model = url, model
         self._key = key
+        self._refused: set[str] = set()  # fields that the server does not take
         self._client: httpx2.Client | None = None
         self._stopping = self._waits = False
 
@@ -111,31 +117,24 @@ class Remote:
     def ask(self, request: session.Request, _: object = None, *, on_event: Callable[[Event], None]) -> session.Reply:
         """Ask, and hand on what comes: events ``token``, and ``reasoning`` {text} of a model that thinks before.
 
+        A field that the server says it does not take is left out from then on, and noted.
+
         Raises:
             GgufspecError: there is no answer, or it broke off.
         """
-        assert self._client is not None
         self._stopping = self._waits = False
         path, body = _body(request, self.model)
         answer = _Answer(time.perf_counter())
-        import httpx2
-
-        patience = httpx2.Timeout(None, connect=_CONNECT_S)
         try:
-            with (
-                self._explained(),
-                self._interruptible(),
-                self._client.stream("POST", f"{self.url}{path}", json=body, timeout=patience) as response,
-            ):
-                self._waits = True
-                self._check(response)
-                for value in _values(response):
-                    self._waits = False
-                    for event in answer.take(value):
-                        on_event(event)
-                    self._waits = True
-                    if self._stopping:
-                        raise _StopReading
+            try:
+                self._send(path, body, answer, on_event)
+            except _RefusedError as error:
+                named = {name for name in _optional(body) if re.search(rf"\b{name}\b", error.message)}
+                if not named or not _NOT_TAKEN.search(error.message):
+                    raise
+                self._refused |= named
+                answer.notes = tuple(f"the server does not take {name}: it was left out" for name in sorted(named))
+                self._send(path, body, answer, on_event)
         except KeyboardInterrupt:
             return answer.reply(stopped=True)
         finally:
@@ -143,6 +142,27 @@ class Remote:
         if not answer.began:
             raise GgufspecError(f"{self.url} answers with something that is no stream of events", _BASE_HINT)
         return answer.reply(stopped=False)
+
+    def _send(self, path: str, body: Mapping[str, Any], answer: _Answer, on_event: Callable[[Event], None]) -> None:
+        import httpx2
+
+        assert self._client is not None
+        patience = httpx2.Timeout(None, connect=_CONNECT_S)
+        taken = {name: value for name, value in body.items() if name not in self._refused}
+        with (
+            self._explained(),
+            self._interruptible(),
+            self._client.stream("POST", f"{self.url}{path}", json=taken, timeout=patience) as response,
+        ):
+            self._waits = True
+            self._check(response)
+            for value in _values(response):
+                self._waits = False
+                for event in answer.take(value):
+                    on_event(event)
+                self._waits = True
+                if self._stopping:
+                    raise _StopReading
 
     def stop(self) -> None:
         """End the answer that is coming, with what there is: servers stop where the connection is closed."""
@@ -207,7 +227,8 @@ class Remote:
         if 300 <= status < 400:
             to = visible(response.headers.get("location", "another place"))
             raise GgufspecError(f"{self.url} moves to {to}", "give that as --url, if it is yours")
-        raise GgufspecError(said or f"{self.url} answers with status {status}", hint or _HINTS.get(status, ""))
+        kind = _RefusedError if status in (400, 422) else GgufspecError
+        raise kind(said or f"{self.url} answers with status {status}", hint or _HINTS.get(status, ""))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -227,25 +248,40 @@ class Remote:
             raise GgufspecError(f"{self.url} cannot be asked: {error}", _BASE_HINT) from None
 
 
-_HINTS = {400: "/settings shows what was asked for", 500: "look at the server's log"}
+_SETTINGS = "/settings shows what was asked for"
+_HINTS = {400: _SETTINGS, 422: _SETTINGS, 500: "look at the server's log"}
+_NOT_TAKEN = re.compile(
+    "extra|unexpected|unknown|unrecogni|unsupported|not (supported|permitted|allowed)", re.IGNORECASE
+)
 
 
 def _list(names: list[str]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
 
 
+def _optional(body: Mapping[str, Any]) -> set[str]:
+    """Fields that a question can do without."""
+    return body.keys() - {"model", "stream", "messages", "prompt"}
+
+
 def _said(text: str) -> tuple[str, str]:
-    """(message, hint) of an error as OpenAI's servers and ours write it; empty where there is none."""
+    """(message, hint) of an error as servers write it: OpenAI's, vLLM's and FastAPI's forms; empty for none."""
     try:
-        error = foreign.parse_json(text, "the error")["error"]
-        if isinstance(error, str):  # some servers' form
-            return error, ""
-        hint = error.get("hint") or ""
-        if error.get("code") == "context_length_exceeded":
-            hint = hint or "/undo and /clear make the conversation shorter"
-        return str(error["message"]), str(hint)
-    except (GgufspecError, TypeError, KeyError, AttributeError):
+        body = _mapping(foreign.parse_json(text, "the error"))
+    except GgufspecError:
         return "", ""
+    error = body.get("error", body)
+    if isinstance(error, str):
+        return error, ""
+    error = _mapping(error)
+    hint = error.get("hint") or ""
+    if error.get("code") == "context_length_exceeded":
+        hint = hint or "/undo and /clear make the conversation shorter"
+    said = error.get("message") or error.get("detail") or ""
+    if isinstance(said, list):
+        faults = [_mapping(one) for one in said]
+        said = "; ".join(f"{_path(one.get('loc'))}: {one.get('msg', '')}" for one in faults)
+    return visible(str(said)), str(hint)
 
 
 def _whole(response: httpx2.Response) -> str:
@@ -313,6 +349,7 @@ class _Answer:
 
     def __init__(self, start: float) -> None:
         self.began = False  # whether anything has come
+        self.notes: tuple[str, ...] = ()
         self._start = start
         self._first: float | None = None  # when its first text came
         self._text: list[str] = []
@@ -352,7 +389,10 @@ class _Answer:
         """All of it, and what is known of it."""
         finish = _STOPS.get(self._finish, self._finish)
         return session.Reply(
-            text="".join(self._text), statistics=self._statistics(finish), stopped=stopped and not self._finish
+            text="".join(self._text),
+            statistics=self._statistics(finish),
+            notes=self.notes,
+            stopped=stopped and not self._finish,
         )
 
     def _statistics(self, finish: str) -> Statistics | None:
@@ -384,6 +424,10 @@ class _Answer:
             stop_reason=finish,
             time_to_first_token_s=first,
         )
+
+
+def _path(parts: object) -> str:
+    return ".".join(map(str, parts)) if isinstance(parts, list) else ""
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
