@@ -1,13 +1,10 @@
-"""``ggufspec serve`` by OpenAI's own client, as programs use it; and by LiteLLM, from an environment of its own."""
+"""``ggufspec serve`` by OpenAI's own client, as programs use it."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -16,7 +13,6 @@ import pytest
 from processes import Cli, eventually
 from serving import Server, serving
 
-ROOT = Path(__file__).resolve().parents[1]
 HI = [{"role": "user", "content": "def main("}]
 WEATHER = {
     "type": "function",
@@ -298,63 +294,3 @@ def test_requests_at_once_are_answered_one_after_another(client):
     for thread in threads:
         thread.join()
     assert [found[prompt] for prompt in prompts] == alone
-
-
-# ---- other clients ---------------------------------------------------------------------------------------------------
-
-LITELLM = """
-import json, sys
-import litellm
-litellm.telemetry = False
-usual = dict(model="openai/demo", api_base=sys.argv[1], api_key="none", temperature=0, max_tokens=16)
-messages = [{"role": "user", "content": "def main("}]
-whole = litellm.completion(messages=messages, **usual)
-pieces = [each.choices[0].delta.content or "" for each in litellm.completion(messages=messages, stream=True, **usual)]
-tool = json.loads(sys.argv[2])
-call = litellm.completion(messages=messages, tools=[tool], tool_choice="required", **usual | {"max_tokens": 400})
-print(json.dumps({
-    "whole": whole.choices[0].message.content,
-    "pieces": "".join(pieces),
-    "tokens": whole.usage.completion_tokens,
-    "call": call.choices[0].message.tool_calls[0].function.name,
-}))
-"""
-
-
-@pytest.fixture(scope="module")
-def litellm() -> Path:
-    """The Python of an environment with LiteLLM, which cannot share ours; it is made once and kept in .cache."""
-    place = ROOT / ".cache" / "litellm"
-    python = place / "bin" / "python"
-    if (
-        subprocess.run([python, "-c", "import litellm, mcp"], capture_output=True).returncode
-        if python.exists()
-        else True
-    ):
-        made = subprocess.run(
-            [sys.executable, "-m", "venv", "--clear", place], capture_output=True, text=True, timeout=120
-        )
-        if made.returncode == 0:
-            install = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "litellm", "mcp")
-            made = subprocess.run(install, capture_output=True, text=True, timeout=600)
-        if made.returncode:
-            pytest.skip(f"LiteLLM cannot be installed: {made.stderr.strip().splitlines()[-1:]}")
-    return python
-
-
-@pytest.mark.full
-def test_litellm(server, litellm, tmp_path):
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    done = subprocess.run(
-        [litellm, "-c", LITELLM, server.base, json.dumps(WEATHER)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole"] == found["pieces"] != ""
-    assert 0 < found["tokens"] <= 16
-    assert found["call"] == "get_weather"
