@@ -84,7 +84,7 @@ def _pages(command: Any, name: str, parent: typer.Context | None) -> Iterator[Pa
     for parameter in command.get_params(context):
         if (record := parameter.get_help_record(context)) is not None:
             records[parameter.param_type_name].append(record)
-    children = {key: child for key, child in getattr(command, "commands", {}).items() if not child.hidden}
+    children = {key: getattr(child, "whole", child) for key, child in getattr(command, "commands", {}).items()}
     examples, note = _epilog(command.epilog or "")
     usage = context.make_formatter()
     command.format_usage(context, usage)

@@ -270,7 +270,8 @@ def _preload() -> None:
     typer.main.get_command = functools.cache(
         typer.main.get_command
     )  # building all commands takes as long as a short one
-    typer.main.get_command(app.app)
+    for command in typer.main.get_command(app.app).commands.values():  # type: ignore[attr-defined]
+        command.whole  # noqa: B018
     gc.freeze()  # so that no fork copies what it does not touch
 
 

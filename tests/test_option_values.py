@@ -37,6 +37,7 @@ def numeric() -> Iterator[tuple[tuple[str, ...], str]]:
     todo: list[tuple[tuple[str, ...], Any]] = [((), typer.main.get_command(app))]
     while todo:
         path, command = todo.pop()
+        command = getattr(command, "whole", command)
         todo += [((*path, name), one) for name, one in getattr(command, "commands", {}).items()]
         for option in command.params:
             if getattr(option, "metavar", None) in OF_NUMBERS:

@@ -26,7 +26,7 @@ def test_a_command_has_the_options_that_it_takes() -> None:
         seen.extend((given, count))
         return 7
 
-    shown = parameters.command(command)
+    shown = parameters.for_typer(command)
     names = list(inspect.signature(shown).parameters)
     assert names == ["context_", "count", "model", "model_draft", "ctx_size", "threads", "json", "quiet", "verbose"]
     assert (shown.__doc__, shown.__name__) == ("Help.", "command")
@@ -39,7 +39,7 @@ def test_a_command_that_confirms_has_yes() -> None:
     def command() -> int:
         return 0
 
-    assert "yes" in inspect.signature(parameters.command(command, confirms=True)).parameters
+    assert "yes" in inspect.signature(parameters.for_typer(command, confirms=True)).parameters
 
 
 def test_a_default_of_the_command_s_own_is_filled_in_and_others_are_not() -> None:
@@ -97,12 +97,16 @@ def test_a_variable_that_is_refused_is_named(
 
 
 def test_every_command_has_the_flags_and_nothing_of_its_own_in_their_place() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    for name, one in commands.items():
+    for name, one in get_command(app).commands.items():  # type: ignore[attr-defined]
         if name == "profiles":
             continue
-        flags = {flag for parameter in one.params for flag in parameter.opts}
+        flags = {flag for parameter in one.whole.params for flag in parameter.opts}
         assert {"--json", "-q", "-v"} <= flags, name
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each_help() -> None:
+    for name, one in get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert one.get_short_help_str(100) == one.whole.get_short_help_str(100), name
 
 
 def test_an_option_has_one_row() -> None:
@@ -110,7 +114,7 @@ def test_an_option_has_one_row() -> None:
     rows = {flag: row for row in (*OPTIONS.values(), *FLAGS.values()) for flag in row.flags}
     own = {("verify", "--drafter"), ("verify", "--accept"), ("quantize", "-o"), ("export", "-o")}
     for name, one in get_command(app).commands.items():  # type: ignore[attr-defined]
-        for parameter in one.params:
+        for parameter in one.whole.params:
             for flag in parameter.opts:
                 if flag in rows and (name, flag) not in own:
                     assert parameter.name == rows[flag].name, (name, flag)

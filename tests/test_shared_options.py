@@ -111,14 +111,14 @@ def test_the_micro_batch_is_swept(cli: Cli) -> None:
 
 def test_every_command_that_places_or_decodes_has_them() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    flags = {name: {flag for option in one.params for flag in option.opts} for name, one in commands.items()}
+    flags = {name: {flag for option in one.whole.params for flag in option.opts} for name, one in commands.items()}
     assert {name for name, known in flags.items() if "-ngl" in known} == PLACE
     assert {name for name, known in flags.items() if "-ub" in known} == DECODE
 
 
 def test_the_longest_draft_is_explained_once() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    said = [option.help for one in commands.values() for option in one.params if "--draft-max" in option.opts]
+    said = [option.help for one in commands.values() for option in one.whole.params if "--draft-max" in option.opts]
     assert len(said) >= len(PLACE) - 1
     assert len(set(said)) == 1
 

@@ -1,38 +1,49 @@
-"""The commands and the one place where an error becomes text and an exit code."""
+"""The commands by name, and the one place where an error becomes text and an exit code.
+
+The module of a command is imported when the command runs or its own help is asked for, and not before: what this one
+imports, ``ggufspec --help`` waits for.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.metadata
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperCommand
 
 from ggufspec import __version__
-from ggufspec.cli import parameters, ui
-from ggufspec.cli.bench import bench
-from ggufspec.cli.chat import chat
-from ggufspec.cli.compare import compare
-from ggufspec.cli.doctor import doctor
-from ggufspec.cli.export import export
-from ggufspec.cli.plan import plan
-from ggufspec.cli.profiles import check, list_profiles, new, remove, show
-from ggufspec.cli.pull import pull
-from ggufspec.cli.quantize import quantize
-from ggufspec.cli.rehearse import rehearse
-from ggufspec.cli.report import report
-from ggufspec.cli.run import run
-from ggufspec.cli.serve import serve
-from ggufspec.cli.trace import trace
-from ggufspec.cli.tune import tune
-from ggufspec.cli.verify import verify
-from ggufspec.cli.worker import worker
-from ggufspec.errors import GgufspecError, StopError
-from ggufspec.settings import Flags, Settings
+from ggufspec.errors import GgufspecError
+from ggufspec.schema.base import ErrorDocument, to_line
+
+COMMANDS = {  # each is a module of this package; the first sentence of its help
+    "bench": "Measure target-only, draft-only and speculative decoding.",
+    "compare": "Compare many pairs by speed, memory, energy and quality.",
+    "run": "Stream one answer; the statistics follow on standard error.",
+    "chat": "Talk with a pair.",
+    "serve": "Serve the pair over HTTP: OpenAI's API, for editors and agents.",
+    "trace": "Show every round of one answer, token by token.",
+    "plan": "Show what fits, how fast it is, and whether the draft pays.",
+    "pull": "Download a pair's files into the Hugging Face cache.",
+    "rehearse": "Measure a pair's speed before it is downloaded.",
+    "quantize": "Write one model in several weight types.",
+    "tune": "Find the fastest setting of a pair on this machine.",
+    "report": "Show results that were kept.",
+    "verify": "Certify that speculation changed nothing.",
+    "worker": "Serve this machine's devices to another machine, until Ctrl-C.",
+    "doctor": "Show what is installed and what is wrong with it.",
+    "export": "Print a pair's placement as settings of another program.",
+    "profiles": "List, show, make, remove and check named pairs.",
+}
 
 app = typer.Typer(
     name="ggufspec",
@@ -42,189 +53,33 @@ app = typer.Typer(
 )
 
 
-profiles = typer.Typer(name="profiles", rich_markup_mode=None)
+class Deferred(TyperCommand):
+    """A command, or a group of them, of which only the name and the first sentence of the help are known yet."""
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The command itself, with its parameters."""
+        module = importlib.import_module(f"ggufspec.cli.{self.name}")
+        from ggufspec.cli import parameters
+
+        return typer.main.get_command(parameters.commands_of(module.__name__))
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Typer makes one before it runs, completes or explains a command."""
+        return self.whole.make_context(*args, **more)
 
 
-def _register(
-    command: Callable[..., int], *examples: str, on: typer.Typer = app, name: str | None = None, confirms: bool = False
-) -> None:
-    """Add a command; ``examples`` end its help. With ``confirms`` it has ``-y``."""
-    command = parameters.command(command, confirms=confirms)
-
-    @functools.wraps(command)
-    def interruptible(*args: object, **kwargs: object) -> int:
-        ui.hear()
-        try:
-            return command(*args, **kwargs)
-        except KeyboardInterrupt:  # Typer would make it a bare exit code
-            raise StopError("interrupted") from None
-        finally:
-            _warn_temporary()
-
-    on.command(name, epilog=parameters.epilog(*examples))(interruptible)
-
-
-def _warn_temporary() -> None:
-    """Warn once that the command had only a temporary folder for its cache or its results."""
-    cache = sys.modules.get("ggufspec.cache")
-    if cache is not None and cache.warning():
-        ui.note(cache.warning())
-
-
-_register(
-    bench,
-    "ggufspec bench demo",
-    "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
-    "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
-    confirms=True,
-)
-_register(
-    compare,
-    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html c.html",
-    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
-    "ggufspec compare llama3-70b llama3.1-8b",
-    confirms=True,
-)
-_register(
-    run,
-    'ggufspec run demo -p "def main("',
-    "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
-    confirms=True,
-)
-_register(
-    chat,
-    "ggufspec chat demo",
-    "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
-    "ggufspec chat --url http://127.0.0.1:8080",
-    "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
-    confirms=True,
-)
-_register(
-    serve,
-    "ggufspec serve demo",
-    "ggufspec serve qwen3-14b --parallel 2 --port 8080",
-    "ggufspec serve -m TARGET.gguf -md DRAFT.gguf --host 0.0.0.0 --api-key-file keys.txt",
-    confirms=True,
-)
-_register(
-    trace,
-    'ggufspec trace demo -p "def main(" -n 16',
-    "ggufspec trace demo -f prompt.txt --temp 0.8 --accept residual --html trace.html",
-    "ggufspec trace -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --json | jq .places",
-    confirms=True,
-)
-_register(
-    plan,
-    "ggufspec plan llama3-70b --gpu 'RTX 4090'",
-    "ggufspec plan -m TARGET.gguf -md DRAFT.gguf --vram 24GiB -c 8192 --sweep",
-    "ggufspec plan -hf USER/REPO --draft-repo USER/SMALL-REPO",
-    "ggufspec plan --search 'qwen3 coder' --gpu 'RTX 4090'",
-)
-_register(
-    pull,
-    "ggufspec pull llama3-70b --dry-run",
-    "ggufspec pull -hf USER/REPO:Q4_K_M -hfd USER/SMALL-REPO:Q8_0 -y",
-    "ggufspec pull -hf USER/REPO --row 3",
-    confirms=True,
-)
-_register(
-    rehearse,
-    "ggufspec rehearse llama3-70b",
-    "ggufspec rehearse -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0 -c 8192",
-)
-_register(
-    quantize,
-    "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
-    "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
-)
-_register(
-    tune,
-    "ggufspec tune demo --budget 5m",
-    "ggufspec tune -m TARGET.gguf -md DRAFT.gguf --allow-kv q8_0 --save my-pair",
-    confirms=True,
-)
-_register(
-    report,
-    "ggufspec report --html report.html",
-    "ggufspec report desktop.json laptop.json --html both.html --export-markdown both.md",
-)
-_register(
-    verify,
-    "ggufspec verify demo",
-    "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json certificate.json",
-    confirms=True,
-)
-_register(
-    worker,
-    "ggufspec worker",
-    "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0",
-)
-_register(
-    doctor,
-    "ggufspec doctor",
-    "ggufspec doctor --quick --json",
-)
-_register(
-    export,
-    "ggufspec export demo --to llama-server",
-    "ggufspec export -m TARGET.gguf -md DRAFT.gguf -ngl 45 -c 4096 --to ollama -o Modelfile",
-)
-_register(
-    list_profiles,
-    "ggufspec profiles list",
-    "ggufspec profiles list --gpu 'RTX 4060 Ti 16GB'",
-    "ggufspec profiles list --json",
-    on=profiles,
-    name="list",
-)
-_register(
-    show,
-    "ggufspec profiles show llama3-70b",
-    on=profiles,
-)
-_register(
-    new,
-    "ggufspec profiles new my-pair",
-    "ggufspec profiles new my-pair -hf USER/TARGET-GGUF:Q4_K_M -hfd USER/DRAFT-GGUF:Q8_0",
-    on=profiles,
-)
-_register(
-    remove,
-    "ggufspec profiles rm my-pair",
-    on=profiles,
-    name="rm",
-    confirms=True,
-)
-_register(
-    check,
-    "ggufspec profiles check",
-    "ggufspec profiles check llama3-70b qwen3-14b",
-    on=profiles,
-)
-
-
-@profiles.callback(
-    invoke_without_command=True,
-    epilog=parameters.epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b"),
-)
-def profiles_top(context: typer.Context) -> int:
-    """List, show, make, remove and check named pairs."""
-    return list_profiles(given=Settings()) if context.invoked_subcommand is None else 0
-
-
-app.add_typer(profiles)
+for _name, _about in COMMANDS.items():
+    app.command(_name, cls=Deferred, help=_about)(lambda: 0)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as version_of
-
         try:
-            beside = f" (llama-cpp-python {version_of('llama-cpp-python')})"
-        except PackageNotFoundError:
+            beside = f" (llama-cpp-python {importlib.metadata.version('llama-cpp-python')})"
+        except importlib.metadata.PackageNotFoundError:
             beside = ""
-        ui.data(f"ggufspec {__version__}{beside}")
+        typer.echo(f"ggufspec {__version__}{beside}")
         raise typer.Exit
 
 
@@ -240,7 +95,6 @@ def top(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the only place where an error becomes text and an exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    ui.begin(Flags())
     try:
         try:
             return app(args=arguments or ["--help"], prog_name="ggufspec", standalone_mode=False) or 0
@@ -260,8 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:  # a full disk behind a redirection, no memory for a process
         _discard_output()
-        ui.failure(str(error), "")
-        return 1
+        return _fail((), str(error), "", 1)
 
 
 def _message(error: typer.TyperException) -> str:
@@ -275,9 +128,9 @@ def _usage_hint(error: typer.TyperException) -> str:
 
 
 def _fail(arguments: Sequence[str], message: str, hint: str, code: int) -> int:
-    if "--json" in arguments:
-        from ggufspec.schema.base import ErrorDocument, to_line
+    from ggufspec.cli import ui
 
+    if "--json" in arguments:
         ui.data(to_line(ErrorDocument(message, hint)))  # after lines of JSON it is one more
     ui.failure(message, hint)
     return code
@@ -288,6 +141,19 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
+
+
+def _ready() -> None:
+    """Make the standard streams fit for use: a closed one is the null device, and output is never refused for a
+    character that its encoding lacks.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _end(number: int, _: FrameType | None) -> None:
@@ -317,6 +183,6 @@ def with_huge_pages(tunables: str) -> str:
 def entry() -> None:
     """The console script."""
     os.environ["GLIBC_TUNABLES"] = with_huge_pages(os.environ.get("GLIBC_TUNABLES", ""))  # for child processes
-    ui.ready()
+    _ready()
     _at_signals(_end)
     sys.exit(main())

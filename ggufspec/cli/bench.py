@@ -6,21 +6,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from ggufspec import api
+from ggufspec.bench import hooked, prompting
+from ggufspec.bench.history import record_overhead, record_speed
+from ggufspec.bench.trial import Spec, check_room
+from ggufspec.bench.versus import Bench, Experiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
-from ggufspec.cli.parameters import Swept, seconds, takes
+from ggufspec.cli.parameters import Swept, command, seconds, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import duration
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.reports import bench as report
+from ggufspec.reports import table, values
+from ggufspec.schema.bench import BenchDocument
 from ggufspec.settings import DRAFTERS, Settings, parse_drafters
-
-if TYPE_CHECKING:
-    from ggufspec.schema.bench import BenchDocument
 
 TOKENS, SWEPT_TRIALS = 128, 5
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
@@ -33,6 +39,12 @@ class Engine(StrEnum):
     HOOK = "hook"
 
 
+@command(
+    "ggufspec bench demo",
+    "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
+    "ggufspec bench demo --sweep --draft-policy fixed --draft-max 1,2,4,8",
+    confirms=True,
+)
 def bench(
     *,
     engine: Annotated[
@@ -87,13 +99,6 @@ def bench(
     --engine hook measures the same through llama-cpp-python's Llama, alone and with ggufspec.hook.DraftModel, in one
     table with our own loop.
     """
-    from ggufspec.bench import hooked, prompting
-    from ggufspec.bench.history import record_overhead, record_speed
-    from ggufspec.bench.trial import Spec, check_room
-    from ggufspec.bench.versus import Bench, Experiment
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.reports import bench as report
-
     sweeping.check(swept, sweep=sweep)
     if swept is None and (given.fresh or given.results is not None):
         raise UsageError(
@@ -184,21 +189,14 @@ def bench(
 
 def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
     """What is said last where runs failed."""
-    from ggufspec.reports.values import mode_name
-
     if not crashes:
         return None
-    names = " and ".join(mode_name(mode) for mode in crashes)
+    names = " and ".join(values.mode_name(mode) for mode in crashes)
     return GgufspecError(f"{names} could not be measured; the reason is above", next(iter(crashes.values())).hint)
 
 
 def _show(document: BenchDocument) -> None:
     """Print a bench, the answer first; what it rests on follows with ``--verbose``."""
-    from rich.text import Text
-
-    from ggufspec.reports import bench as report
-    from ggufspec.reports import table, values
-
     out, everything = ui.out(), ui.flags().verbose
     out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
     if document.hook is not None:

@@ -7,24 +7,37 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ggufspec import api
+from ggufspec.cache import state_folder
+from ggufspec.chat.commands import Switches
+from ggufspec.chat.console import Typing, silent_keys
+from ggufspec.chat.markdown import THEME
+from ggufspec.chat.remote import Remote, base_url
+from ggufspec.chat.remote_talk import RemoteTalk
+from ggufspec.chat.session import Spec
+from ggufspec.chat.talk import Screen, Talk
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import Typed, takes
+from ggufspec.cli.parameters import Typed, command, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
+from ggufspec.decoding.options import ROWS
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.models.profile import Pair
+from ggufspec.schema.base import to_json
 from ggufspec.settings import Settings
 
-if TYPE_CHECKING:
-    from ggufspec.chat.commands import Switches
-    from ggufspec.chat.session import Spec
-    from ggufspec.chat.talk import Screen, Talk
-    from ggufspec.models.profile import Pair
 
-
+@command(
+    "ggufspec chat demo",
+    "ggufspec chat -m TARGET.gguf -md DRAFT.gguf --system 'You are terse.' --tint",
+    "ggufspec chat --url http://127.0.0.1:8080",
+    "printf 'Hello\\n/target\\nHello\\n' | ggufspec chat -m TARGET.gguf --json",
+    confirms=True,
+)
 def chat(
     *,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system prompt.")] = None,
@@ -108,20 +121,12 @@ def _remote(
     url: str, key: str | None, model: str | None, given: Settings, screen: Screen, more: dict[str, Any]
 ) -> Talk:
     """A chat with a server."""
-    from ggufspec.chat.commands import Switches
-    from ggufspec.chat.remote import Remote, base_url
-    from ggufspec.chat.remote_talk import RemoteTalk
-
     settings = Switches(has_draft=False, loaded=(), ngram="off", sampling=api.sampling(inputs.with_seed(given)), **more)
     return RemoteTalk(Remote(base_url(url), key or "", model or ""), settings, screen)
 
 
 def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
     """The pair, its files here and placed, and how it is talked to at first."""
-    from ggufspec.chat.commands import Switches
-    from ggufspec.chat.session import Spec
-    from ggufspec.decoding.options import ROWS
-
     chosen, loaded = prepare_pair(given)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     fixed = loaded.draft_policy == "fixed"
@@ -144,8 +149,6 @@ def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
 
 def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
     """A chat with a pair that this command loads."""
-    from ggufspec.chat.talk import Talk
-
     chosen, spec, settings = _prepare(given)
     about = chosen.describe()
     verbose = ui.flags().verbose
@@ -153,9 +156,6 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
 
 
 def _screen(*, interactive: bool, streams: bool) -> Screen:
-    from ggufspec.chat.markdown import THEME
-    from ggufspec.chat.talk import Screen
-
     return Screen(
         ui.out(THEME), ui.err(), _say, ui.busy, interactive=interactive, streams=streams, quiet=ui.flags().quiet
     )
@@ -163,16 +163,11 @@ def _screen(*, interactive: bool, streams: bool) -> Screen:
 
 def _say(text: str) -> None:
     """Print a sentence on standard error, with ``-q`` too."""
-    from rich.text import Text
-
     ui.err().say(Text(text, "dim"))
 
 
 def _converse(talk: Talk) -> int:
     """Until the user leaves."""
-    from ggufspec.cache import state_folder
-    from ggufspec.chat.console import Typing, silent_keys
-
     talk.greet()
     typing = Typing(state_folder() / "chat_history", talk.status)
     while True:
@@ -209,8 +204,6 @@ def _go_through(talk: Talk, lines: Iterator[str]) -> int:
             raise
         failure = error
     if ui.flags().json:
-        from ggufspec.schema.base import to_json
-
         ui.data(to_json(talk.document(interrupted=interrupted, failure=failure)))
     if failure is not None:
         ui.failure(failure.message, failure.hint)

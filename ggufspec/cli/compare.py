@@ -4,25 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from ggufspec import api, foreign
+from ggufspec.bench.compare import LOG, Comparison
+from ggufspec.bench.matrix import (
+    NONE,
+    WORDS,
+    File,
+    Matrix,
+    Pairing,
+    check_twice,
+    with_draft,
+    with_target_only,
+    without_file,
+)
+from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, pull, ui
-from ggufspec.cli.parameters import profile_names, takes
+from ggufspec.cli.parameters import command, profile_names, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible
 from ggufspec.errors import ModelError, UsageError
+from ggufspec.files import check_writable
+from ggufspec.models.hub import hub_file
+from ggufspec.models.profile import load_profile, on_hub, resolve
+from ggufspec.reports import compare as report
+from ggufspec.reports import table
 from ggufspec.reports.compare import Sort
+from ggufspec.schema.compare import CompareDocument
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.bench.matrix import File, Pairing
-    from ggufspec.schema.compare import CompareDocument
 
 _EXAMPLE = "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf"
 
 
+@command(
+    "ggufspec compare -m A-Q4_K_M.gguf,A-Q8_0.gguf -md DRAFT.gguf,lookup --html c.html",
+    "ggufspec compare -hf USER/REPO:Q3_K_S,Q4_K_M -hfd USER/SMALL:Q8_0 --sort speed",
+    "ggufspec compare llama3-70b llama3.1-8b",
+    confirms=True,
+)
 def compare(
     *,
     pairs: Annotated[
@@ -62,12 +84,6 @@ def compare(
     Every cell runs at its own best placement, in turn with the others. A failure is a row with its reason. The same
     command resumes an interrupted run. Quality is measured against the largest target.
     """
-    from ggufspec.bench.compare import LOG, Comparison
-    from ggufspec.bench.matrix import Matrix
-    from ggufspec.bench.run_log import RunLog
-    from ggufspec.files import check_writable
-    from ggufspec.reports import compare as report
-
     own_prompts = inputs.own_prompts(given)
     check_exports(given)
     _check(given)
@@ -120,8 +136,6 @@ def _pairings(profiles: Sequence[str] | None, given: Settings) -> list[Pairing]:
     Raises:
         GgufspecError: nothing is given, a file is not there or given twice.
     """
-    from ggufspec.bench.matrix import NONE, WORDS, Pairing, check_twice, with_draft, with_target_only, without_file
-
     if profiles and (given.model is not None or given.hf_repo is not None):
         raise UsageError(
             "both profiles and targets are given", "give profiles, or -m (which GGUFSPEC_MODEL may hold) and -hf"
@@ -159,8 +173,6 @@ def split(text: str | None) -> list[str]:
 
 
 def _files(text: str | None, flag: str) -> list[File]:
-    from ggufspec.bench.matrix import WORDS, File
-
     words = WORDS if flag == "-md" else ()
     parts = split(text)
     if text is not None and not parts:
@@ -183,9 +195,6 @@ def _expanded(text: str) -> Path:
 
 def _of_hub(text: str | None, flag: str) -> list[File]:
     """``USER/REPO:Q3_K_S,Q4_K_M``: a part without a slash is one more quantisation of the repository before it."""
-    from ggufspec.bench.matrix import WORDS, File
-    from ggufspec.models.hub import hub_file
-
     example = f"{flag} USER/REPO:Q3_K_S,Q4_K_M"
     if text is not None and not split(text):
         raise UsageError(f"{flag} names no repository: the matrix is empty", example)
@@ -201,21 +210,18 @@ def _of_hub(text: str | None, flag: str) -> list[File]:
         else:
             raise UsageError(f"{part!r} names no repository", example)
     sources = [hub_file(name, draft=flag == "-hfd") for name in files]
-    again = " && ".join(pull.command(None, name, None) for name in files)  # pull knows no lists
+    again = " && ".join(pull.command_line(None, name, None) for name in files)  # pull knows no lists
     paths = pull.have(sources, "the comparison", again)
     return [File(path, PurePath("/", source.repo, source.file)) for path, source in zip(paths, sources, strict=True)]
 
 
 def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairing]:
-    from ggufspec.bench.matrix import File, Pairing, without_file
-    from ggufspec.models.profile import load_profile, on_hub, resolve
-
     for name in profiles:
         profile = load_profile(name)
         if not own_drafts:
             profile = profile.model_copy(update={"draft": None})
         sources = [source for one in (profile.target, profile.draft) if one and (source := on_hub(one))]
-        pull.have(sources, f"profile {profile.name!r}", pull.command(name, None, None))
+        pull.have(sources, f"profile {profile.name!r}", pull.command_line(name, None, None))
         pair = resolve(profile)
         files = [
             File(file, PurePath("/", one.repo, one.file) if one.repo else file.absolute())
@@ -228,11 +234,6 @@ def _of_profiles(profiles: Sequence[str], *, own_drafts: bool) -> Iterator[Pairi
 
 
 def _show(document: CompareDocument, sort: Sort) -> None:
-    from rich.text import Text
-
-    from ggufspec.reports import compare as report
-    from ggufspec.reports import table
-
     out = ui.out()
     names = report.names_of(document, max(12, out.width // 4))
     if report.has_quality(document):

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from ggufspec import __version__
 from ggufspec.cli import ui
-from ggufspec.display import counted
-
-if TYPE_CHECKING:
-    from ggufspec.hardware.gpus import Survey
-    from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, Machine, Prebuilt, SelfCheck
+from ggufspec.cli.parameters import command
+from ggufspec.display import counted, gib
+from ggufspec.errors import GgufspecError, WorkerError
+from ggufspec.hardware import gpus, host, installation, prebuilt
+from ggufspec.hardware.gpus import Survey
+from ggufspec.llamacpp import chat_build, installed
+from ggufspec.reports import doctor as report
+from ggufspec.reports import table
+from ggufspec.schema.doctor import DoctorDocument, LlamaCpp, LlamaDevice, Machine, Prebuilt, SelfCheck
+from ggufspec.verify import selfcheck
 
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
+@command("ggufspec doctor", "ggufspec doctor --quick --json")
 def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Leave out the self-check, which computes known models: 5 to 15 seconds.")
@@ -30,13 +40,6 @@ def doctor(
     """Show what is installed and what is wrong with it. The exit code is 1 if something is an error."""
     if chat_library:
         return _compile_chat_library()
-    import platform
-
-    from ggufspec import __version__
-    from ggufspec.hardware import gpus, installation
-    from ggufspec.reports.doctor import examine
-    from ggufspec.schema.doctor import DoctorDocument
-
     llama, machine, survey, build = _llama_cpp(), _machine(), gpus.survey(), installation.built()
     self_check = None if quick or llama.error is not None else _self_check()
     document = DoctorDocument(
@@ -46,7 +49,7 @@ def doctor(
         machine=machine,
         driver=survey.driver,
         cards=survey.cards,
-        findings=examine(llama, machine, survey, build, self_check),
+        findings=report.examine(llama, machine, survey, build, self_check),
         build=build,
         self_check=self_check,
         prebuilt=_prebuilt(survey),
@@ -56,8 +59,6 @@ def doctor(
 
 
 def _compile_chat_library() -> int:
-    from ggufspec.llamacpp import chat_build
-
     with ui.busy() as say:
         say("compiling for llama.cpp's chat library")
         path = chat_build.build(os.environ.get("CXX", ""))
@@ -66,13 +67,6 @@ def _compile_chat_library() -> int:
 
 
 def _llama_cpp() -> LlamaCpp:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from ggufspec.errors import GgufspecError, WorkerError
-    from ggufspec.hardware import installation
-    from ggufspec.llamacpp import installed
-    from ggufspec.schema.doctor import LlamaCpp, LlamaDevice
-
     try:
         number = version("llama-cpp-python")
     except PackageNotFoundError:
@@ -96,16 +90,11 @@ def _llama_cpp() -> LlamaCpp:
 
 
 def _self_check() -> SelfCheck:
-    from ggufspec.verify import selfcheck
-
     with ui.busy() as say:
         return selfcheck.check(on_step=lambda step: say(f"self-check: {step.type}"))
 
 
 def _prebuilt(survey: Survey) -> Prebuilt | None:
-    from ggufspec.hardware import installation, prebuilt
-    from ggufspec.schema.doctor import Prebuilt
-
     wheels = prebuilt.choose(prebuilt.facts(survey))
     if wheels is None:
         return None
@@ -113,9 +102,6 @@ def _prebuilt(survey: Survey) -> Prebuilt | None:
 
 
 def _machine() -> Machine:
-    from ggufspec.hardware import host
-    from ggufspec.schema.doctor import Machine
-
     folder = _model_folder()
     return Machine(
         cpu=host.cpu_name(),
@@ -138,12 +124,6 @@ def _model_folder() -> Path:
 
 
 def _show(document: DoctorDocument) -> None:
-    from rich.text import Text
-
-    from ggufspec.display import gib
-    from ggufspec.reports import doctor as report
-    from ggufspec.reports import table
-
     out, llama, machine = ui.out(), document.llama_cpp, document.machine
     facts = [
         ("ggufspec", f"{document.ggufspec}, Python {document.python}"),

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.errors import GgufspecError
+from ggufspec.files import check_writable, write_whole
+from ggufspec.models import mmproj
+from ggufspec.models.files import is_url
+from ggufspec.models.hub import HubFile
+from ggufspec.models.profile import PairSpec
+from ggufspec.models.source import read_headers
+from ggufspec.reports.export import ALWAYS_AS_A_PAIR, ModelFile
+from ggufspec.reports.export import Settings as Exported
+from ggufspec.reports.export import export as exported
+from ggufspec.schema.base import to_json
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.models.hub import HubFile
-    from ggufspec.models.profile import PairSpec
-    from ggufspec.reports.export import ModelFile
 
 
 class Program(StrEnum):
@@ -32,6 +38,10 @@ class Program(StrEnum):
     LM_STUDIO = "lm-studio"
 
 
+@command(
+    "ggufspec export demo --to llama-server",
+    "ggufspec export -m TARGET.gguf -md DRAFT.gguf -ngl 45 -c 4096 --to ollama -o Modelfile",
+)
 def export(
     *,
     to: Annotated[
@@ -59,14 +69,6 @@ def export(
     finds that drafting does not pay, target-only is exported; --drafter draft or mtp keeps the drafter. Notes on
     standard error say what the program has no setting for.
     """
-    from dataclasses import replace
-
-    from ggufspec.files import check_writable, write_whole
-    from ggufspec.reports.export import ALWAYS_AS_A_PAIR
-    from ggufspec.reports.export import Settings as Exported
-    from ggufspec.reports.export import export as exported
-    from ggufspec.schema.base import to_json
-
     if output is not None:
         check_writable(output)
     if given.no_draft:
@@ -105,10 +107,6 @@ def export(
 
 
 def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
-    from ggufspec.models import mmproj
-    from ggufspec.models.files import is_url
-    from ggufspec.reports.export import ModelFile
-
     if not wanted.mmproj:
         return None
     return ModelFile(wanted.mmproj) if is_url(wanted.mmproj) else _file(mmproj.source(wanted.mmproj), hub)
@@ -116,17 +114,12 @@ def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
 
 def _blocks(pair: PairSpec) -> int:
     """LM Studio takes a share of the target's blocks."""
-    from ggufspec.models.source import read_headers
-
     with ui.busy():
         return read_headers([pair.target])[0].header.blocks
 
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:
     """How other programs name a file: by its repository where it is not here, or where ``hub`` asks for it."""
-    from ggufspec.models.hub import HubFile
-    from ggufspec.reports.export import ModelFile
-
     if isinstance(source, HubFile):
         return ModelFile(source.file, source.repo)
     path = Path(source).absolute()

@@ -9,20 +9,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ggufspec import api, foreign
-from ggufspec.cli import ui
+from ggufspec import api, cache, foreign
+from ggufspec.bench.prompting import read_prompts
+from ggufspec.bench.prompts import Prompt
+from ggufspec.cli import pull, ui
+from ggufspec.decoding.options import DecoderOptions
+from ggufspec.decoding.sampling import random_seed
+from ggufspec.decoding.threads import Threads
 from ggufspec.errors import ModelError, UsageError, WorkerError
+from ggufspec.hardware import host
+from ggufspec.llamacpp.grammar import check_grammar, check_schema
+from ggufspec.models.header import ModelHeader
+from ggufspec.models.hub import HubFile
+from ggufspec.models.profile import Pair, PairSpec
+from ggufspec.planning import machine_profile
+from ggufspec.planning.machine_profile import Due, Spec
+from ggufspec.planning.plan import Machine
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.bench.prompts import Prompt
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.models.header import ModelHeader
-    from ggufspec.models.hub import HubFile
-    from ggufspec.models.profile import Pair, PairSpec
-    from ggufspec.planning.plan import Machine
 
 MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
@@ -41,11 +46,10 @@ def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -
 
     What is missing and on the hub is fetched, after asking unless ``-y`` is given.
     """
-    from ggufspec.cli import pull
 
     def fetch(sources: Sequence[HubFile], name: str) -> Sequence[Path]:
         draft_repo = None if no_draft else given.hf_repo_draft
-        return pull.have(sources, name, pull.command(given.pair, given.hf_repo, draft_repo))
+        return pull.have(sources, name, pull.command_line(given.pair, given.hf_repo, draft_repo))
 
     with ui.making() as on_event:
         return api.pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=on_event)
@@ -114,12 +118,6 @@ def _calibrate(
     always: bool,
 ) -> bool:
     """Whether this machine was measured. Without ``where`` and ``headers`` it is for no model in particular."""
-    from ggufspec.cache import cache_folder
-    from ggufspec.decoding.threads import Threads
-    from ggufspec.hardware import host
-    from ggufspec.planning import machine_profile
-    from ggufspec.planning.machine_profile import Due, Spec
-
     if where is not None and where.simulated and not always:
         in_vram = sum(header.weight_bytes() for header in headers) < sum(map(where.budget_bytes, where.cards))
         if in_vram:  # this machine's speed does not matter then
@@ -129,7 +127,7 @@ def _calibrate(
         kinds = tuple(dict.fromkeys((options.cache_type_k, options.cache_type_v)))
         types, heads = machine_profile.types_of(headers), machine_profile.heads_of(headers)
         spec = replace(spec, types=types, heads=heads, cache_types=kinds)
-    due = machine_profile.due(cache_folder(), spec, host.usable_cpus(), host.others_cpus)
+    due = machine_profile.due(cache.cache_folder(), spec, host.usable_cpus(), host.others_cpus)
     due = Due(spec, "") if always else due
     if due is None:
         return False
@@ -137,7 +135,7 @@ def _calibrate(
         ui.note(f"measuring this machine's speed, some ten seconds, once ({due.why}; --no-calibrate guesses)")
     left = Threads(options.threads, cores=spec.threads).start()
     try:
-        speed = machine_profile.measure(cache_folder(), replace(due.spec, left=left), on_event=on_event)
+        speed = machine_profile.measure(cache.cache_folder(), replace(due.spec, left=left), on_event=on_event)
     except (ModelError, WorkerError) as error:
         if always:
             raise
@@ -189,9 +187,6 @@ def own_prompts(given: Settings) -> tuple[Prompt, ...]:
     Raises:
         UsageError: more than one of them is given, or a file cannot be read or has something else.
     """
-    from ggufspec.bench.prompting import read_prompts
-    from ggufspec.bench.prompts import Prompt
-
     text = read_prompt(given.prompt, given.file)
     if given.prompts is not None:
         if text is not None:
@@ -208,8 +203,6 @@ def grammar(given: Settings) -> str:
     Raises:
         UsageError: more than one is given, a file cannot be read, it is no grammar, or a schema cannot be made one.
     """
-    from ggufspec.llamacpp.grammar import check_grammar, check_schema
-
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     found = given.given(names)
     if len(found) > 1:
@@ -224,8 +217,6 @@ def with_seed(given: Settings) -> Settings:
     """The same with a seed that is drawn where it is -1, as in llama.cpp; a note says which."""
     if given.seed != -1:
         return given
-    from ggufspec.decoding.sampling import random_seed
-
     seed = random_seed()
     ui.note(f"seed {seed}: -s {seed} gives the same again")
     return replace(given, seed=seed)

@@ -1,4 +1,4 @@
-"""From rows of the table of options to the parameters of a command, and from what was parsed to settings.
+"""What makes a function a command: from rows of the table of options to its parameters, and back to settings.
 
 A command has a parameter ``given: Annotated[Settings, takes("placement", "sampling", ...)]``: groups of options, or
 options by name. :func:`command` shows Typer an option for each, and gives the command their values as one
@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
+from ggufspec import cache
 from ggufspec.cli import ui
-from ggufspec.errors import UsageError
+from ggufspec.errors import StopError, UsageError
+from ggufspec.models.profile import known_profiles, own_profiles
 from ggufspec.settings import FLAGS, OPTIONS, VARIABLES, Flags, Option, Settings
+
+_Command = TypeVar("_Command", bound=Callable[..., int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +98,11 @@ def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 def profile_names(incomplete: str) -> list[str]:
     """For a shell that completes PAIR: names of profiles. Where none begins so, the shell offers its files."""
-    from ggufspec.models.profile import known_profiles
-
     return _completion(known_profiles())(incomplete)
 
 
 def own_profile_names(incomplete: str) -> list[str]:
     """The same where only the user's own will do."""
-    from ggufspec.models.profile import own_profiles
-
     return _completion(own_profiles())(incomplete)
 
 
@@ -135,8 +136,6 @@ def settings_of(
 
 
 def _from_environment(row: Option, error: UsageError, context: typer.Context | None) -> UsageError:
-    import os
-
     source = context.get_parameter_source(row.name) if context else None
     if source is None or source.name != "ENVIRONMENT":
         return error
@@ -144,7 +143,23 @@ def _from_environment(row: Option, error: UsageError, context: typer.Context | N
     return UsageError(error.message, f"the value comes from the environment: {name}={os.environ.get(name)}")
 
 
-def command(function: Callable[..., int], *, confirms: bool = False) -> Callable[..., int]:
+@functools.cache
+def commands_of(module: str) -> typer.Typer:
+    """What Typer makes the commands of a module from; it is full when the module is imported."""
+    return typer.Typer(name=module.rpartition(".")[2], add_completion=False, rich_markup_mode=None)
+
+
+def command(*examples: str, name: str | None = None, confirms: bool = False) -> Callable[[_Command], _Command]:
+    """Makes a function a command of its module's; ``examples`` end its help. With ``confirms`` it has ``-y``."""
+
+    def register(function: _Command) -> _Command:
+        commands_of(function.__module__).command(name, epilog=epilog(*examples))(for_typer(function, confirms=confirms))
+        return function
+
+    return register
+
+
+def for_typer(function: Callable[..., int], *, confirms: bool = False) -> Callable[..., int]:
     """``function`` as Typer shall see it: a parameter of settings stands for the options that it takes.
 
     Every command has ``--json``, ``-q`` and ``-v``, and with ``confirms`` it has ``-y``: while it runs they are in
@@ -169,14 +184,21 @@ def command(function: Callable[..., int], *, confirms: bool = False) -> Callable
     @functools.wraps(function)
     def gathering(*, context_: typer.Context | None = None, **parsed: Any) -> int:
         ui.begin(Flags(**{row.name: parsed.pop(row.name) for row in flags}))
-        if given:
-            parsed[given], found = settings_of(rows, parsed, sweeps=bool(swept), context=context_)
-            if swept:
-                parsed[swept] = found
-        if typed:
-            sources = {row.name: context_.get_parameter_source(row.name) for row in rows} if context_ else {}
-            parsed[typed] = Typed(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
-        return function(**parsed)
+        ui.hear()
+        try:
+            if given:
+                parsed[given], found = settings_of(rows, parsed, sweeps=bool(swept), context=context_)
+                if swept:
+                    parsed[swept] = found
+            if typed and context_:
+                sources = {row.name: context_.get_parameter_source(row.name) for row in rows}
+                parsed[typed] = Typed(name for name, one in sources.items() if one and one.name == "COMMANDLINE")
+            return function(**parsed)
+        except KeyboardInterrupt:  # Typer would make it a bare exit code
+            raise StopError("interrupted") from None
+        finally:
+            if warning := cache.warning():  # of a temporary folder, once
+                ui.note(warning)
 
     gathering.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     gathering.__annotations__ = {}  # the signature has them

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from ggufspec import api
+from ggufspec import api, ranking
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import show_models
 from ggufspec.errors import UsageError
+from ggufspec.models.repository import Repository
+from ggufspec.planning.history import is_guessed
+from ggufspec.reports import plan as report
+from ggufspec.reports import ranking as ranks
+from ggufspec.reports import table
+from ggufspec.schema.plan import PlanDocument
 from ggufspec.settings import Settings
 
-if TYPE_CHECKING:
-    from ggufspec.models.repository import Repository
-    from ggufspec.schema.plan import PlanDocument
 
-
+@command(
+    "ggufspec plan llama3-70b --gpu 'RTX 4090'",
+    "ggufspec plan -m TARGET.gguf -md DRAFT.gguf --vram 24GiB -c 8192 --sweep",
+    "ggufspec plan -hf USER/REPO --draft-repo USER/SMALL-REPO",
+    "ggufspec plan --search 'qwen3 coder' --gpu 'RTX 4090'",
+)
 def plan(
     *,
     calibrate: Annotated[
@@ -46,8 +55,6 @@ def plan(
     Says where each layer goes, too. Needs no download: headers are read from the hub by range, a few MB. Needs no card:
     --gpu or --vram names one. -hf USER/REPO without a QUANT ranks all models of the repository.
     """
-    from ggufspec import ranking
-
     check_ranked(given, search, draft_repo)
     with ui.busy() as show:
         show("asking the hub")
@@ -84,12 +91,6 @@ def rank(
     given: Settings, among: Repository | None, search: str | None, draft_repo: str | None, *, calibrate: bool
 ) -> int:
     """The models of a repository, or of those that a search finds: :func:`ggufspec.ranking.rank`."""
-    from rich.text import Text
-
-    from ggufspec import ranking
-    from ggufspec.reports import ranking as report
-    from ggufspec.reports import table
-
     calibrator = inputs.calibrator(given, always=calibrate)
     with inputs.planning() as on_event:
         if calibrator is not None:
@@ -98,9 +99,9 @@ def rank(
     out = ui.out()
 
     def show() -> None:
-        for one in report.tables(document, out.width):
+        for one in ranks.tables(document, out.width):
             out.print(table.terminal(one, out.width))
-        for line, style in report.lines(document):
+        for line, style in ranks.lines(document):
             out.print(Text(line, style=style))
 
     ui.result(document, show)
@@ -109,12 +110,6 @@ def rank(
 
 def show_plan(document: PlanDocument) -> None:
     """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
-    from rich.text import Text
-
-    from ggufspec.planning.history import is_guessed
-    from ggufspec.reports import plan as report
-    from ggufspec.reports import table
-
     out, everything = ui.out(), ui.flags().verbose
     out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
     out.print(table.terminal(report.options(document)))

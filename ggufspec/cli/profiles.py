@@ -5,26 +5,56 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import tomlkit
 import typer
 
 from ggufspec import api
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import own_profile_names, profile_names, takes
+from ggufspec.cli.parameters import command, commands_of, epilog, own_profile_names, profile_names, takes
 from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, UsageError
+from ggufspec.files import write_whole
+from ggufspec.hardware.host import physical_cores
+from ggufspec.llamacpp.options import ContextOptions
+from ggufspec.models import files, heads, hub
+from ggufspec.models.expanded import file_name
+from ggufspec.models.files import part_names
+from ggufspec.models.header import ModelHeader
+from ggufspec.models.hub import HubFile, page, remote_file
+from ggufspec.models.profile import (
+    ModelSource,
+    Profile,
+    bundled_folder,
+    find,
+    is_made,
+    known_profiles,
+    load_profile,
+    on_hub,
+    own_profile,
+    source,
+    sources,
+    toml_of,
+    user_folder,
+)
+from ggufspec.models.source import Known, cached_header, read_headers
+from ggufspec.models.vocabulary import check_pair, judge_known
+from ggufspec.planning import outline
+from ggufspec.planning.outline import Fit
+from ggufspec.planning.plan import Machine
+from ggufspec.reports import profiles as report
+from ggufspec.reports import table
+from ggufspec.schema.profiles import (
+    CheckDocument,
+    ProfileCheck,
+    ProfileDocument,
+    ProfileModel,
+    ProfileRow,
+    ProfilesDocument,
+    RemovedDocument,
+)
 from ggufspec.settings import Settings, names, parse_drafters
-
-if TYPE_CHECKING:
-    from ggufspec.llamacpp.options import ContextOptions
-    from ggufspec.models.header import ModelHeader
-    from ggufspec.models.hub import HubFile
-    from ggufspec.models.profile import ModelSource, Profile
-    from ggufspec.models.source import Known
-    from ggufspec.planning.outline import Fit
-    from ggufspec.planning.plan import Machine
-    from ggufspec.schema.profiles import ProfileCheck, ProfileModel, ProfileRow
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
@@ -32,6 +62,20 @@ _HELP = "A profile's name."
 Name = Annotated[str, typer.Argument(metavar="NAME", help=_HELP, autocompletion=profile_names)]
 
 
+@commands_of(__name__).callback(
+    invoke_without_command=True, epilog=epilog("ggufspec profiles list", "ggufspec profiles show llama3-70b")
+)
+def profiles(context: typer.Context) -> int:
+    """List, show, make, remove and check named pairs."""
+    return list_profiles(given=Settings()) if context.invoked_subcommand is None else 0
+
+
+@command(
+    "ggufspec profiles list",
+    "ggufspec profiles list --gpu 'RTX 4060 Ti 16GB'",
+    "ggufspec profiles list --json",
+    name="list",
+)
 def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
     """List the profiles, and what fits here or on another card.
 
@@ -39,11 +83,6 @@ def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
     or check, or the profile's, which are unchecked. Where a pair does not fit whole: the target's layers that fit on
     the cards beside the draft.
     """
-    from ggufspec.models.profile import find, known_profiles, user_folder
-    from ggufspec.reports import profiles as report
-    from ggufspec.reports import table
-    from ggufspec.schema.profiles import ProfilesDocument
-
     machine = _machine(given)
     rows = [_row(find(name), machine) for name in known_profiles()]
     shown = tuple(sorted(rows, key=lambda row: (row.group, row.name)))
@@ -62,14 +101,9 @@ def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
     return 0
 
 
+@command("ggufspec profiles show llama3-70b")
 def show(name: Name) -> int:
     """Show one profile, and what is known of it here."""
-    from ggufspec.models.profile import find, load_profile
-    from ggufspec.models.vocabulary import judge_known
-    from ggufspec.reports import profiles as report
-    from ggufspec.reports import table
-    from ggufspec.schema.profiles import ProfileDocument
-
     path = find(name)
     known = _known(load_profile(path))
     target, draft = _as_pair(load_profile(path), *known)
@@ -84,6 +118,10 @@ def show(name: Name) -> int:
     return 0
 
 
+@command(
+    "ggufspec profiles new my-pair",
+    "ggufspec profiles new my-pair -hf USER/TARGET-GGUF:Q4_K_M -hfd USER/DRAFT-GGUF:Q8_0",
+)
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help=_HELP)],
     *,
@@ -98,13 +136,6 @@ def new(
 
     Asks for what is missing on a terminal. A profile of yours overrides a bundled one of the same name.
     """
-    import tomlkit
-
-    from ggufspec.files import write_whole
-    from ggufspec.models.profile import bundled_folder, load_profile, user_folder
-    from ggufspec.models.source import read_headers
-    from ggufspec.models.vocabulary import check_pair
-
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
         raise UsageError(f"{name!r} is not a profile name", "letters, digits and . _ + - after the first: my-pair")
     path = user_folder() / f"{name}.toml"
@@ -144,6 +175,7 @@ def new(
     return 0
 
 
+@command("ggufspec profiles rm my-pair", name="rm", confirms=True)
 def remove(
     name: Annotated[
         str,
@@ -151,9 +183,6 @@ def remove(
     ],
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
-    from ggufspec.models.profile import bundled_folder, own_profile
-    from ggufspec.schema.profiles import RemovedDocument
-
     path = own_profile(name)
     if not ui.flags().yes and ui.can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
         raise GgufspecError("nothing was removed", f"ggufspec profiles rm {name} -y")
@@ -168,6 +197,7 @@ def remove(
     return 0
 
 
+@command("ggufspec profiles check", "ggufspec profiles check llama3-70b qwen3-14b")
 def check(
     names: Annotated[
         list[str] | None,
@@ -178,11 +208,6 @@ def check(
 
     Reads headers, a few MB a model. The exit code is 1 if a profile fails.
     """
-    from ggufspec.models.profile import known_profiles
-    from ggufspec.reports import profiles as report
-    from ggufspec.reports import table
-    from ggufspec.schema.profiles import CheckDocument
-
     wanted = list(dict.fromkeys(names or known_profiles()))
     found = []
     with ui.progress() as bar:
@@ -199,8 +224,6 @@ def check(
 
 def _machine(given: Settings = Settings()) -> Machine | None:
     """This machine, or with the cards that are given; None where llama.cpp cannot say what it has."""
-    from ggufspec.hardware.host import physical_cores
-
     try:
         return api.machine(given, physical_cores())
     except UsageError:  # no such card
@@ -218,9 +241,6 @@ def _budgets(machine: Machine) -> dict[str, int]:
 
 def _row(path: Path, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None) -> ProfileRow:
     """What is known of a profile; why it is none if it cannot be read."""
-    from ggufspec.models.profile import load_profile, user_folder
-    from ggufspec.schema.profiles import ProfileRow
-
     try:
         profile = load_profile(path)
     except GgufspecError as error:
@@ -243,13 +263,9 @@ def _row(path: Path, machine: Machine | None, known: tuple[Known | None, Known |
 
 
 def _model(source: ModelSource, known: Known | None) -> ProfileModel:
-    from ggufspec.schema.profiles import ProfileModel
-
     size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
     file = source.file
     if source.expand:
-        from ggufspec.models.expanded import file_name
-
         file = file_name(Path(file).stem, source.expand)
     return ProfileModel(
         source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None, source.approximate
@@ -258,9 +274,6 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
 
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
-    from ggufspec.models.profile import is_made, sources
-    from ggufspec.models.source import cached_header, read_headers
-
     try:
         if not is_made(profile):
             return None, None
@@ -292,9 +305,6 @@ def _head(own: bool) -> str:
 
 def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> Fit | None:
     """What of the pair fits on this machine; None where that is not known."""
-    from ggufspec.models import heads
-    from ggufspec.planning import outline
-
     if machine is None:
         return None
     try:
@@ -325,8 +335,6 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
 
 def _comment(path: Path) -> str:
     """The comment that a profile begins with."""
-    from ggufspec.models.profile import toml_of
-
     lines = []
     for line in toml_of(path).splitlines():
         if not line.startswith("#"):
@@ -340,10 +348,6 @@ def _comment(path: Path) -> str:
 
 def _check(name: str) -> ProfileCheck:
     """Everything about one profile that can be wrong; a failure is a row and not the end."""
-    from ggufspec.models.profile import load_profile, on_hub, source
-    from ggufspec.models.vocabulary import judge_known
-    from ggufspec.schema.profiles import ProfileCheck
-
     failures: list[GgufspecError] = []
     known: list[Known] = []
     warnings: tuple[str, ...] = ()
@@ -381,15 +385,10 @@ def _check(name: str) -> ProfileCheck:
 
 def _size_on_hub(place: HubFile) -> int:
     """Bytes of all parts, asked of the hub even where the file is here."""
-    from ggufspec.models.files import part_names
-    from ggufspec.models.hub import remote_file
-
     return sum(remote_file(place.repo, part, place.revision).size_bytes for part in part_names(place.file))
 
 
 def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
-    from ggufspec.models.source import read_headers
-
     (known,) = read_headers([place])
     if size_bytes is not None and known.header.size_bytes != size_bytes:
         raise ModelError(
@@ -417,8 +416,6 @@ def _one(role: str, file: str | None, repo: str | None, file_flag: str, repo_fla
 
 def _source(named: tuple[str, bool], *, draft: bool = False) -> Path | HubFile:
     """A file of the hub, or one of this machine by its whole path."""
-    from ggufspec.models import files, hub
-
     name, in_hub = named
     if in_hub:
         return hub.hub_file(name, draft=draft)
@@ -431,8 +428,6 @@ def _source(named: tuple[str, bool], *, draft: bool = False) -> Path | HubFile:
 
 
 def _page(place: Path | HubFile) -> str:
-    from ggufspec.models.hub import page
-
     return str(place) if isinstance(place, Path) else page(place.repo)
 
 

@@ -7,23 +7,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Column
+from rich.text import Text
 
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.display import counted, visible
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
+from ggufspec.models import download
+from ggufspec.models.download import Order, check_room, shown_size
+from ggufspec.models.heads import sidecar
+from ggufspec.models.hub import HubFile, hub_file, sidecars
+from ggufspec.models.profile import load_profile, on_hub
+from ggufspec.models.repository import last_read
+from ggufspec.reports import table
+from ggufspec.reports.values import shortened
+from ggufspec.schema.pull import PullDocument, PulledFile
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.models.download import Order
-    from ggufspec.models.hub import HubFile
-    from ggufspec.schema.pull import PullDocument
-    from ggufspec.worker import Emit, Event
+from ggufspec.worker import Emit, Event
 
 
+@command(
+    "ggufspec pull llama3-70b --dry-run",
+    "ggufspec pull -hf USER/REPO:Q4_K_M -hfd USER/SMALL-REPO:Q8_0 -y",
+    "ggufspec pull -hf USER/REPO --row 3",
+    confirms=True,
+)
 def pull(
     *,
     revision: Annotated[
@@ -43,13 +56,11 @@ def pull(
 
     What breaks off goes on where it ended. Those that are here are verified too.
     """
-    from ggufspec.models import download
-
     if row is not None:
         given = replace(given, hf_repo=_of_row(given.hf_repo, row))
         ui.note(f"row {row} is {given.hf_repo}")
     sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft, revision)
-    again = command(given.pair, given.hf_repo, given.hf_repo_draft, revision)
+    again = command_line(given.pair, given.hf_repo, given.hf_repo_draft, revision)
     with ui.busy() as say:
         say("asking the hub")
         order = download.look(sources)
@@ -72,8 +83,6 @@ def _of_row(repo: str | None, row: int) -> str:
     Raises:
         UsageError: no repository is given, or with a file; no table of it was printed, or it has no such row.
     """
-    from ggufspec.models.repository import last_read
-
     if repo is None or ":" in repo or repo.count("/") != 1:
         raise UsageError("--row is of a repository's table", "ggufspec pull -hf USER/REPO --row 3")
     found = last_read(repo)
@@ -86,8 +95,6 @@ def _of_row(repo: str | None, row: int) -> str:
 
 def _heads(repo: str | None, revision: str | None, order: Order) -> tuple[str, ...]:
     """Heads in the target's repository that were not asked for."""
-    from ggufspec.models.hub import sidecars
-
     if repo is None or repo.count("/") > 1:  # a file that is named
         return ()
     named = {item.source.file for item in order.items}
@@ -96,8 +103,6 @@ def _heads(repo: str | None, revision: str | None, order: Order) -> tuple[str, .
 
 def _offered(repo: str, file: str) -> str:
     """What a head beside the target is good for."""
-    from ggufspec.models.heads import sidecar
-
     kind = sidecar(file)
     assert kind is not None
     fetch = f"-hfd {repo}:{file} fetches it too" if kind.drafter else "ggufspec cannot run it"
@@ -115,8 +120,6 @@ def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
     Raises:
         GgufspecError: they are not here, and the user does not want them or cannot be asked.
     """
-    from ggufspec.models import download
-
     missing = [source for source in sources if download.here(source) is None]
     if missing:
         if not ui.flags().yes and not ui.can_ask():
@@ -132,7 +135,7 @@ def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
     return tuple(path for path in paths if path is not None)
 
 
-def command(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None = None) -> str:
+def command_line(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None = None) -> str:
     """The command that fetches a pair."""
     flags = (("-hf", repo), ("-hfd", draft_repo), ("--revision", revision))
     words = [name] if name else []
@@ -140,9 +143,6 @@ def command(name: str | None, repo: str | None, draft_repo: str | None, revision
 
 
 def _sources(name: str | None, repo: str | None, draft_repo: str | None, revision: str | None) -> tuple[HubFile, ...]:
-    from ggufspec.models.hub import hub_file
-    from ggufspec.models.profile import load_profile, on_hub
-
     if name is not None and repo is not None:
         raise UsageError("both a PAIR and -hf are given", "give one of them")
     found: list[HubFile | None] = []
@@ -167,8 +167,6 @@ def _ask(order: Order, again: str) -> None:
     Raises:
         GgufspecError: no, or nobody is there to ask, or the disk is too small.
     """
-    from ggufspec.models.download import check_room, shown_size
-
     missing = [item for item in order.items if item.path is None]
     if not missing:
         return
@@ -186,8 +184,6 @@ def _ask(order: Order, again: str) -> None:
 
 
 def _fetch(order: Order, again: str) -> Order:
-    from ggufspec.models import download
-
     try:
         with _bars() as show:
             return download.fetch(order, show)
@@ -202,11 +198,6 @@ def _bars() -> Iterator[Emit]:
     if not ui.is_live():
         yield lambda _: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.table import Column
-
-    from ggufspec.reports.values import shortened
-
     room = max(12, err.width - 48)  # that the other columns leave
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
@@ -235,8 +226,6 @@ def _bars() -> Iterator[Emit]:
 
 
 def _document(order: Order, dry_run: bool, heads: tuple[str, ...]) -> PullDocument:
-    from ggufspec.schema.pull import PullDocument, PulledFile
-
     files = tuple(
         PulledFile(
             repo=item.source.repo,
@@ -256,11 +245,6 @@ def _document(order: Order, dry_run: bool, heads: tuple[str, ...]) -> PullDocume
 
 
 def _show(document: PullDocument) -> None:
-    from rich.text import Text
-
-    from ggufspec.models.download import shown_size
-    from ggufspec.reports import table
-
     numbers = ("Size", "Here", "To fetch") if document.dry_run else ("Size", "Fetched")
     verified = [] if document.dry_run else [table.word("Verified")]
     columns = table.columns(table.words("File"), *numbers, table.word("Commit"), *verified)

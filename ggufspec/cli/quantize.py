@@ -5,22 +5,31 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ggufspec import worker
+from ggufspec.bench.summary import machine
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.hardware.host import free_disk_bytes, physical_cores
+from ggufspec.llamacpp import quantize as job
+from ggufspec.models.header import ModelHeader
+from ggufspec.models.source import read_headers
+from ggufspec.reports import table
+from ggufspec.reports.quantize import outputs, results
+from ggufspec.schema.quantize import Quantised, QuantizeDocument
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.models.header import ModelHeader
-    from ggufspec.schema.quantize import Quantised
 
 _ROOM = 16 << 20  # that must be left on the disk
 
 
+@command(
+    "ggufspec quantize MODEL-F16.gguf --types Q8_0,Q4_K_M,Q3_K_L",
+    "ggufspec quantize MODEL-F16.gguf --types Q4_0 -o models -t 8 --json",
+)
 def quantize(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The model in F32, F16 or BF16.", show_default=False)],
     types: Annotated[str, typer.Option("--types", metavar="TYPES", help="Types, as listed above: Q8_0,Q4_K_M,Q3_K_L.")],
@@ -48,15 +57,6 @@ def quantize(
       3 bits  Q3_K_L, Q3_K_M, Q3_K_S, IQ3_M, IQ3_S
       2 bits  Q2_K
     """  # noqa: D301 - Typer takes the character for: lines as they are
-    from ggufspec import worker
-    from ggufspec.bench.summary import machine
-    from ggufspec.hardware.host import free_disk_bytes, physical_cores
-    from ggufspec.llamacpp import quantize as job
-    from ggufspec.models.source import read_headers
-    from ggufspec.reports import table
-    from ggufspec.reports.quantize import outputs, results
-    from ggufspec.schema.quantize import Quantised, QuantizeDocument
-
     wanted = tuple(dict.fromkeys(job.check_type(name.strip()) for name in types.split(",") if name.strip()))
     if not wanted:
         raise UsageError("no type is given", "--types Q8_0,Q4_K_M")
@@ -119,9 +119,6 @@ def _check_source(file: Path, header: ModelHeader, requantize: bool) -> str:
 
 def _write(source: Path, path: Path, name: str, threads: int, *, requantize: bool) -> int:
     """Write one file, which appears when it is whole; the bytes of its tensors."""
-    from ggufspec import worker
-    from ggufspec.llamacpp import quantize as job
-
     spec = job.Spec(source.absolute(), (name,), threads, path, requantize)
     with ui.progress() as progress:
         result = worker.call(

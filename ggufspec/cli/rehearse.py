@@ -8,26 +8,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ggufspec import api
+from ggufspec.bench import rehearse as rehearsal
+from ggufspec.bench.batch_timing import Result, measure
+from ggufspec.bench.rehearse import Stage
+from ggufspec.cache import cache_folder, writable
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import show_models
 from ggufspec.display import of_file
+from ggufspec.errors import GgufspecError
+from ggufspec.files import scratch
+from ggufspec.hardware.host import physical_cores
+from ggufspec.models import dummy_weights
+from ggufspec.models.dummy_weights import Result as DummyWeights
+from ggufspec.models.source import Known
+from ggufspec.planning import rehearsed
+from ggufspec.planning.plan import Plan
+from ggufspec.reports import rehearse as report
+from ggufspec.reports import table
+from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
 from ggufspec.settings import Settings
 
-if TYPE_CHECKING:
-    from ggufspec.bench.batch_timing import Result
-    from ggufspec.bench.rehearse import Stage
-    from ggufspec.models.dummy_weights import Result as DummyWeights
-    from ggufspec.models.source import Known
-    from ggufspec.planning.plan import Plan
-    from ggufspec.schema.rehearse import RehearseDocument, RehearsedRun
 
-
+@command(
+    "ggufspec rehearse llama3-70b",
+    "ggufspec rehearse -hf USER/TARGET:Q4_K_M -hfd USER/DRAFT:Q8_0 -c 8192",
+)
 def rehearse(
     *,
     depth: Annotated[
@@ -49,9 +61,6 @@ def rehearse(
     Only headers are read, some MB. Speed, memory and the cost of verifying are real; acceptance, which takes real
     weights, is assumed from 50 to 90 %. Later plans of the same models go by what was measured.
     """
-    from ggufspec.bench import rehearse as rehearsal
-    from ggufspec.hardware.host import physical_cores
-
     pair, rpc = inputs.pair_spec(given), given.rpc or ()
     made_plan = inputs.make_plan(pair, given)
     plan, headers = made_plan.plan, made_plan.headers
@@ -83,11 +92,6 @@ def rehearse(
 @contextmanager
 def _dummy_weights(headers: Sequence[Known], *, keep: bool) -> Iterator[list[DummyWeights]]:
     """Dummy weights for the pair, each in a folder of its own; gone afterwards unless they are to be kept."""
-    from ggufspec.cache import cache_folder, writable
-    from ggufspec.errors import GgufspecError
-    from ggufspec.files import scratch
-    from ggufspec.models import dummy_weights
-
     root = cache_folder() / "dummy_weights"
     root = root if keep else writable(root)
     with ExitStack() as stack:
@@ -126,10 +130,6 @@ def _run(
     rounds: int,
     rpc: tuple[str, ...],
 ) -> RehearsedRun:
-    from ggufspec.bench import rehearse as rehearsal
-    from ggufspec.bench.batch_timing import measure
-    from ggufspec.schema.rehearse import RehearsedRun
-
     if error := rehearsal.lacking(plan, stage):
         return RehearsedRun(stage.name, None, None, 0, 0, left_out=error.message)
     draft = made[-1].path if plan.request.draft else None
@@ -137,21 +137,18 @@ def _run(
     name = stage.name.replace("_", "-")
     with ui.busy() as say:
 
-        def report(event: dict[str, Any]) -> None:
+        def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "round":
                 say(f"timing {name}: round {event['number']} of {event['of']}")
             else:
                 say(f"{event['event']} for {name}")
 
-        result: Result = measure(spec, on_event=report, verbose=ui.flags().verbose)
+        result: Result = measure(spec, on_event=on_event, verbose=ui.flags().verbose)
     return rehearsal.run_of(stage, result, plan)
 
 
 def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: int) -> None:
     """Keep what was measured for later plans."""
-    from ggufspec.cache import cache_folder
-    from ggufspec.planning import rehearsed
-
     machine = rehearsed.identity(plan.machine.cards)
     question = plan.request
     for stage, run in zip(stages, runs, strict=True):
@@ -169,11 +166,6 @@ def _keep(plan: Plan, stages: list[Stage], runs: list[RehearsedRun], threads: in
 
 
 def _show(document: RehearseDocument) -> None:
-    from rich.text import Text
-
-    from ggufspec.reports import rehearse as report
-    from ggufspec.reports import table
-
     out = ui.out()
     show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
     out.print(table.terminal(report.runs(document)))

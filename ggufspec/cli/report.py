@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Group
 
 from ggufspec import foreign
+from ggufspec.cache import results_folder
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import check_exports
 from ggufspec.errors import GgufspecError
+from ggufspec.files import write_whole
+from ggufspec.reports import report as reports
+from ggufspec.reports import sections
+from ggufspec.reports.html.page import page
+from ggufspec.reports.reading import Result, read
+from ggufspec.schema.base import Failure
+from ggufspec.schema.report import LeftOut, ReportDocument
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.reports.reading import Result
-    from ggufspec.schema.report import LeftOut
 
 Files = Annotated[
     list[Path] | None,
@@ -25,6 +30,10 @@ Files = Annotated[
 ]
 
 
+@command(
+    "ggufspec report --html report.html",
+    "ggufspec report desktop.json laptop.json --html both.html --export-markdown both.md",
+)
 def report(
     files: Files = None,
     *,
@@ -35,15 +44,6 @@ def report(
     Tables go to the terminal. --html makes one page with plots that needs no network, with the results of all machines
     that are given. --json gives all of them as one document, which a report on another machine takes as a file.
     """
-    from rich.console import Group
-
-    from ggufspec.cache import results_folder
-    from ggufspec.files import write_whole
-    from ggufspec.reports import report as reports
-    from ggufspec.reports import sections
-    from ggufspec.reports.html.page import page
-    from ggufspec.schema.report import ReportDocument
-
     check_exports(given)
     found, left_out = _given(files) if files else _kept(given.results or results_folder())
     machines = sections.report(list(found.values()))
@@ -61,8 +61,6 @@ def report(
 
 def _given(files: list[Path]) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     """The files that were named: one that cannot be read is an error. The same file twice counts once."""
-    from ggufspec.reports.reading import read
-
     found: dict[str, Result] = {}
     for path in {foreign.real(path): path for path in files}.values():
         found |= read(path)
@@ -75,10 +73,6 @@ def _kept(place: Path) -> tuple[dict[str, Result], tuple[LeftOut, ...]]:
     Raises:
         GgufspecError: there is nothing to report.
     """
-    from ggufspec.reports.reading import read
-    from ggufspec.schema.base import Failure
-    from ggufspec.schema.report import LeftOut
-
     try:
         paths = sorted(place.glob("*.json"), key=lambda path: (path.lstat().st_mtime, path.name))
     except OSError as error:

@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from rich.text import Text
+
+from ggufspec.cache import is_temporary, results_folder, writable
 from ggufspec.cli import ui
 from ggufspec.display import counted, visible
 from ggufspec.errors import GgufspecError, StopError
+from ggufspec.files import check_writable, write_whole
+from ggufspec.reports.html.page import page
+from ggufspec.schema.base import to_json
+from ggufspec.schema.bench import BenchDocument
+from ggufspec.schema.compare import CompareDocument
+from ggufspec.schema.sweep import SweepDocument
+from ggufspec.schema.tune import TuneDocument
+from ggufspec.schema.verify import VerifyDocument
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.schema.bench import BenchDocument
-    from ggufspec.schema.compare import CompareDocument
-    from ggufspec.schema.sweep import SweepDocument
-    from ggufspec.schema.tune import TuneDocument
-    from ggufspec.schema.verify import VerifyDocument
 
 _Document = TypeVar("_Document", "BenchDocument", "CompareDocument", "SweepDocument", "TuneDocument", "VerifyDocument")
 
@@ -31,16 +35,12 @@ def check_exports(given: Settings) -> None:
     Raises:
         GgufspecError: a file cannot be written.
     """
-    from ggufspec.files import check_writable
-
     for path in given.given(("export_json", "export_markdown", "export_csv", "html")).values():
         check_writable(path)
 
 
 def folder(given: Settings) -> Path:
     """Where measurements are kept."""
-    from ggufspec.cache import results_folder, writable
-
     return given.results or writable(results_folder())
 
 
@@ -97,10 +97,6 @@ def finish(
     Returns:
         the exit code: 130 after Ctrl-C, that of the first failure, or 0.
     """
-    from ggufspec.cache import is_temporary
-    from ggufspec.files import write_whole
-    from ggufspec.schema.base import to_json
-
     ui.result(document, show)
     for note in () if ui.flags().json else notes:
         ui.note(note)
@@ -132,15 +128,11 @@ def finish(
 
 
 def _page(document: Any) -> str:
-    from ggufspec.reports.html.page import page
-
     return page([document])
 
 
 def show_models(shown: dict[str, Any]) -> None:
     """A line for each model: by ``target`` and ``draft``, what is to be seen of it; None of one that is not there."""
-    from rich.text import Text
-
     for role in ("target", "draft"):
         if shown.get(role):
             ui.out().print(Text.assemble((f"{role:<6} ", "bold"), shown[role]))

@@ -5,22 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ggufspec import api
+from ggufspec.bench import trial
+from ggufspec.bench.summary import notes_of, settings_of, summarise
+from ggufspec.bench.trial import Result, Spec
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
+from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import counted, visible
 from ggufspec.errors import StopError, UsageError
-from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.bench.trial import Result, Spec
-    from ggufspec.decoding.options import DecoderOptions
-    from ggufspec.models.profile import Pair
-    from ggufspec.schema.run import RunDocument
-    from ggufspec.schema.trace import TraceDocument
-
+from ggufspec.models.profile import Pair
+from ggufspec.reports.values import prompt_figures
+from ggufspec.schema.base import SpeculativeRun
+from ggufspec.schema.run import RunDocument
+from ggufspec.schema.trace import TraceDocument
+from ggufspec.settings import Settings, is_lossy
+from ggufspec.worker import Interrupted
 
 GROUPS = (  # of options of commands that answer
     "profile",
@@ -36,13 +38,16 @@ GROUPS = (  # of options of commands that answer
 )
 
 
+@command(
+    'ggufspec run demo -p "def main("',
+    "ggufspec run -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --temp 0.8 -s 7",
+    confirms=True,
+)
 def run(
     *,
     given: Annotated[Settings, takes(*GROUPS, "prompt", "answer", predict={"default": 128})],
 ) -> int:
     """Stream one answer; the statistics follow on standard error."""
-    from ggufspec.schema.run import RunDocument
-
     pair, spec = prepare(given)
     streams = not ui.flags().json
     spec = replace(spec, stream=streams)
@@ -65,8 +70,6 @@ def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | No
     Raises:
         StopError: there is no answer.
     """
-    from ggufspec.bench import trial
-    from ggufspec.worker import Interrupted
 
     def on_event(event: dict[str, Any]) -> None:
         if show is not None:
@@ -87,9 +90,6 @@ def answered(pair: Pair, spec: Spec, show: Callable[[dict[str, Any]], None] | No
 
 def described(pair: Pair, spec: Spec, result: Result, interrupted: bool) -> dict[str, Any]:
     """What the documents of an answer have in common."""
-    from ggufspec.bench.summary import notes_of, settings_of, summarise
-    from ggufspec.settings import is_lossy
-
     answer = result.answers[0]
     return {
         "pair": pair.describe(),
@@ -115,8 +115,6 @@ def prepare(given: Settings) -> tuple[Pair, Spec]:
     Raises:
         GgufspecError: there is no prompt, an option does not fit the others, a file is missing or damaged.
     """
-    from ggufspec.bench.trial import Spec
-
     text = inputs.prompt(given)
     pair, options = prepare_pair(given)
     spec = Spec(
@@ -155,9 +153,6 @@ def _print(text: str) -> None:
 
 def show_statistics(document: RunDocument | TraceDocument) -> None:
     """Print what an answer took."""
-    from ggufspec.reports.values import prompt_figures
-    from ggufspec.schema.base import SpeculativeRun
-
     figures = document.statistics
     if prompt := prompt_figures(figures):
         ui.note(f"prompt: {prompt}")

@@ -7,27 +7,39 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from socket import socket
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from ggufspec import foreign
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.plan import show_plan
 from ggufspec.cli.run import prepare_pair
 from ggufspec.errors import StopError, UsageError
+from ggufspec.files import file_name
+from ggufspec.models.profile import find, load_profile
+from ggufspec.serve import http
+from ggufspec.serve.app import LOCAL, Endpoint, Rules
+from ggufspec.serve.engine import Engine
+from ggufspec.serve.session import Ready, Reply, Spec
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from socket import socket
-
-    from ggufspec.serve.session import Ready, Reply
 
 SCHEMA = "ggufspec/serve@1"
 _MOST_KEYS_BYTES = 1 << 16
 _MOST_TEMPLATE_BYTES = 1 << 20
 
 
+@command(
+    "ggufspec serve demo",
+    "ggufspec serve qwen3-14b --parallel 2 --port 8080",
+    "ggufspec serve -m TARGET.gguf -md DRAFT.gguf --host 0.0.0.0 --api-key-file keys.txt",
+    confirms=True,
+)
 def serve(
     *,
     host: Annotated[
@@ -97,8 +109,6 @@ def serve(
         given = _tuned(given)
     if dry_run:
         return _plan(given)
-    from ggufspec.serve import http
-
     keys = _keys(api_key or (), api_key_file)
     if no_api_key and keys:
         raise UsageError("both --no-api-key and a key are given", "give one of them")
@@ -127,11 +137,6 @@ def _serve(
     alias: str,
 ) -> int:
     """Load the pair and answer until somebody ends it."""
-    from ggufspec.serve import http
-    from ggufspec.serve.app import LOCAL, Endpoint, Rules
-    from ggufspec.serve.engine import Engine
-    from ggufspec.serve.session import Spec
-
     pair, options = prepare_pair(given)
     spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
     flags = ui.flags()
@@ -166,8 +171,6 @@ def _serve(
 
 def _plan(given: Settings) -> int:
     """What would be served, and where its layers go."""
-    from ggufspec.cli.plan import show_plan
-
     spec = inputs.pair_spec(given)
     document = inputs.make_plan(spec, given).document()
     ui.result(document, lambda: show_plan(document))
@@ -180,11 +183,6 @@ def _tuned(given: Settings) -> Settings:
     Raises:
         UsageError: the pair was not tuned.
     """
-    from dataclasses import replace
-
-    from ggufspec.files import file_name
-    from ggufspec.models.profile import find, load_profile
-
     name = given.pair or (file_name(Path(given.model).stem) if given.model else "demo")
     ask = f"ggufspec tune {given.pair}" if given.pair else "ggufspec tune -m TARGET.gguf -md DRAFT.gguf"
     try:
@@ -202,8 +200,6 @@ def _keys(given: tuple[str, ...] | list[str], file: Path | None) -> tuple[str, .
     Raises:
         UsageError: others can read the file, it cannot be read, or there is no key in it.
     """
-    from ggufspec import foreign
-
     keys = list(given)
     if file is not None:
         text = foreign.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
@@ -220,8 +216,6 @@ def _keys(given: tuple[str, ...] | list[str], file: Path | None) -> tuple[str, .
 
 
 def _template(file: Path | None) -> str:
-    from ggufspec import foreign
-
     return "" if file is None else foreign.read_text(file, _MOST_TEMPLATE_BYTES, failure=UsageError)
 
 
@@ -251,8 +245,6 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
         document = {"schema": SCHEMA, "endpoint": url, "pair": name, "ctx_size": ready.ctx_size}
         ui.data(json.dumps(document | {"parallel": ready.parallel, "needs_key": needs_key}))
         return
-    from rich.text import Text
-
     err = ui.err()
     err.say(Text(f"serving {name} at {url}; Ctrl-C ends it"))
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""

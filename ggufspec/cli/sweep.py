@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.text import Text
 
 from ggufspec import api
+from ggufspec.bench.run_log import RunLog
+from ggufspec.bench.sweep import LOG, Experiment, Sweep, Value, value
+from ggufspec.bench.trial import Spec
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import Swept
 from ggufspec.cli.results import finish, folder, interruptible, show_files
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.files import file_name
+from ggufspec.llamacpp.options import offloaded
+from ggufspec.models.profile import Pair
+from ggufspec.models.source import read_headers
+from ggufspec.reports import sweep as report
+from ggufspec.reports import table, values
+from ggufspec.schema.base import Failure
+from ggufspec.schema.sweep import SweepDocument
 from ggufspec.settings import OPTIONS, Settings, names
-
-if TYPE_CHECKING:
-    from ggufspec.bench.sweep import Experiment, Value
-    from ggufspec.bench.trial import Spec
-    from ggufspec.models.profile import Pair
-    from ggufspec.schema.sweep import SweepDocument
 
 _AT_EACH = ("gpu_layers", "n_cpu_moe", "n_cpu_ffn")  # values that target-only runs at too
 
@@ -51,9 +58,6 @@ def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, *, repetition
     Raises:
         UsageError: a value is out of range.
     """
-    from ggufspec.bench.sweep import Experiment, Value, value
-    from ggufspec.schema.base import Failure
-
     swept, notes = _distinct(swept, pair)
     decoders = [  # all of them first: a typo is no row
         api.decoder_options(swept.put(given, one).over(pair.settings)) for _, one in swept.values
@@ -74,9 +78,6 @@ def prepare(pair: Pair, spec: Spec, swept: Swept, given: Settings, *, repetition
 
 def _distinct(swept: Swept, pair: Pair) -> tuple[Swept, tuple[str, ...]]:
     """The option without numbers of layers that mean what another one means, and a note where there were some."""
-    from ggufspec.llamacpp.options import offloaded
-    from ggufspec.models.source import read_headers
-
     file = {"gpu_layers": pair.target, "gpu_layers_draft": pair.draft}.get(swept.option.name)
     if file is None:
         return swept, ()
@@ -109,11 +110,6 @@ def measure(experiment: Experiment, given: Settings) -> int:
         GgufspecError: results cannot be kept.
         StopError: Ctrl-C before anything was measured.
     """
-    from ggufspec.bench.run_log import RunLog
-    from ggufspec.bench.sweep import LOG, Sweep
-    from ggufspec.files import file_name
-    from ggufspec.reports import sweep as report
-
     path = folder(given) / f"sweep-{file_name(experiment.pair['name'])}-{experiment.option}-{experiment.key}.jsonl"
     with RunLog(path, LOG, fresh=bool(given.fresh)) as log:
         sweep = Sweep(experiment, log)
@@ -134,11 +130,6 @@ def measure(experiment: Experiment, given: Settings) -> int:
 
 
 def _show(document: SweepDocument) -> None:
-    from rich.text import Text
-
-    from ggufspec.reports import sweep as report
-    from ggufspec.reports import table, values
-
     out = ui.out()
     show_files(document.pair)
     if "threads" in document.settings:  # absent where no value had a placement

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
+from ggufspec import plain
+from ggufspec.chat.stream import source_styles
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import check_exports
 from ggufspec.cli.run import GROUPS, answered, described, end, prepare, show_statistics
+from ggufspec.files import write_whole
+from ggufspec.reports import trace as report
+from ggufspec.reports.trace_page import render
+from ggufspec.schema.base import to_line
+from ggufspec.schema.rounds import TracedRound
+from ggufspec.schema.trace import TraceDocument, Written
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.schema.rounds import TracedRound
-    from ggufspec.schema.trace import TraceDocument, Written
 
 _LIKELIEST = 10
 
@@ -29,6 +34,12 @@ def _range(text: str) -> str:
     return text.strip()
 
 
+@command(
+    'ggufspec trace demo -p "def main(" -n 16',
+    "ggufspec trace demo -f prompt.txt --temp 0.8 --accept residual --html trace.html",
+    "ggufspec trace -m TARGET.gguf -md DRAFT.gguf -f prompt.txt --json | jq .places",
+    confirms=True,
+)
 def trace(
     *,
     rounds: Annotated[
@@ -55,13 +66,6 @@ def trace(
 
     With --json a line for every round, then one for the answer; or the failure.
     """
-    from ggufspec import plain
-    from ggufspec.files import write_whole
-    from ggufspec.reports.trace_page import render
-    from ggufspec.schema.base import to_line
-    from ggufspec.schema.rounds import TracedRound
-    from ggufspec.schema.trace import TraceDocument, Written
-
     check_exports(given)
     pair, spec = prepare(given)
     seen: list[TracedRound] = []
@@ -103,26 +107,17 @@ def _wanted(number: int, rounds: str | None) -> bool:
 
 
 def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
-    from rich.text import Text
-
-    from ggufspec.reports import trace
-
     out = ui.out()
     if first:
-        out.print(Text(trace.explained(round_), style="dim"))
+        out.print(Text(report.explained(round_), style="dim"))
     out.print()
-    for line in trace.terminal(round_, out.width, likeliest):
+    for line in report.terminal(round_, out.width, likeliest):
         out.print(line, soft_wrap=True)
 
 
 def _print_answer(document: TraceDocument) -> None:
-    from rich.text import Text
-
-    from ggufspec.chat.stream import source_styles
-    from ggufspec.reports import trace
-
     out = ui.out()
     out.print()
     out.print(Text("answer:", style="bold"))
-    for line in trace.answer(document.tokens, source_styles(out)):
+    for line in report.answer(document.tokens, source_styles(out)):
         out.print(line, soft_wrap=True)

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from ggufspec import api
+from ggufspec.bench import prompting
+from ggufspec.bench.run_log import RunLog
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import seconds, takes
+from ggufspec.cli.parameters import command, seconds, takes
 from ggufspec.cli.results import check_exports, finish, folder, interruptible, show_files
 from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, UsageError
+from ggufspec.reports import table
+from ggufspec.reports import tune as report
+from ggufspec.schema.tune import TuneDocument
 from ggufspec.settings import Settings
-
-if TYPE_CHECKING:
-    from ggufspec.schema.tune import TuneDocument
+from ggufspec.tune.document import FEWEST, not_worth_it, tune_document
+from ggufspec.tune.experiment import EVERY, with_heads, without_tuned
+from ggufspec.tune.experiment import experiment as tune_experiment
+from ggufspec.tune.profile import profile_name, template
+from ggufspec.tune.profile import save as save_profile
+from ggufspec.tune.run import LOG, Tuning, log_path
 
 _SHOWN = 10  # settings, without --explain
 
 
+@command(
+    "ggufspec tune demo --budget 5m",
+    "ggufspec tune -m TARGET.gguf -md DRAFT.gguf --allow-kv q8_0 --save my-pair",
+    confirms=True,
+)
 def tune(
     *,
     budget: Annotated[
@@ -56,16 +70,6 @@ def tune(
     on. A trial that runs out of memory is a row. The same command resumes an interrupted search. Options that are given
     are not searched.
     """
-    from ggufspec.bench import prompting
-    from ggufspec.bench.run_log import RunLog
-    from ggufspec.reports import tune as report
-    from ggufspec.tune.document import tune_document
-    from ggufspec.tune.experiment import EVERY, with_heads, without_tuned
-    from ggufspec.tune.experiment import experiment as tune_experiment
-    from ggufspec.tune.profile import profile_name, template
-    from ggufspec.tune.profile import save as save_profile
-    from ggufspec.tune.run import LOG, Tuning, log_path
-
     if save is not None and no_save:
         raise UsageError("both --save and --no-save are given", "give one of them")
     own_prompts = inputs.own_prompts(given)
@@ -129,12 +133,6 @@ def tune(
 
 
 def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
-    from rich.text import Text
-
-    from ggufspec.reports import table
-    from ggufspec.reports import tune as report
-    from ggufspec.tune.document import not_worth_it
-
     out = ui.out()
     show_files(document.pair)
     out.print(
@@ -164,8 +162,6 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
 
 
 def _gain(document: TuneDocument) -> str:
-    from ggufspec.tune.document import FEWEST
-
     assert document.winner is not None
     if len(document.trials) == 1 and document.settings["space"] > 1:
         return "Only this was measured, so that nothing is saved: a larger --budget, or fewer tokens with -n, goes on."

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import codecs
-import io
-import os
+import json
+import logging
 import re
+import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+from rich.theme import Theme
+
+from ggufspec.cli.terminal import Console
 from ggufspec.display import visible
+from ggufspec.schema.base import Document, to_json
 from ggufspec.settings import Flags
-
-if TYPE_CHECKING:
-    from rich.theme import Theme
-
-    from ggufspec.cli.terminal import Console
-    from ggufspec.schema.base import Document
-
 
 _flags = Flags()
 _bars: list[Console] = []  # where a bar is shown, which makes room for what is said
@@ -46,37 +47,15 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ready() -> None:
-    """Make the standard streams fit for use: a closed one is the null device, and output is never refused for a
-    character that its encoding lacks.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
-            os.set_inheritable(number, True)
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-
-
 def out(theme: Theme | None = None) -> Console:
     """Standard output, as wide as the terminal; 100 columns where there is none."""
-    from ggufspec.cli.terminal import Console
-
-    return Console(width=None if sys.stdout.isatty() else _columns(), theme=theme)
+    columns = None if sys.stdout.isatty() else shutil.get_terminal_size((100, 24)).columns
+    return Console(width=columns, theme=theme)
 
 
 def err() -> Console:
     """Standard error."""
-    from ggufspec.cli.terminal import Console
-
     return Console(stderr=True)
-
-
-def _columns() -> int:
-    import shutil
-
-    return shutil.get_terminal_size((100, 24)).columns
 
 
 def data(text: str) -> None:
@@ -84,8 +63,6 @@ def data(text: str) -> None:
 
     Where the encoding is not UTF-8 all but ASCII is escaped as in JSON, which stays whole so.
     """
-    import json
-
     text = visible(text)
     if sys.stdout.encoding and codecs.lookup(sys.stdout.encoding).name != "utf-8":
         text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
@@ -96,8 +73,6 @@ def data(text: str) -> None:
 def result(document: Document, show: Callable[[], None]) -> None:
     """Print what a command found: the document with ``--json``, else what ``show`` prints of it."""
     if _flags.json:
-        from ggufspec.schema.base import to_json
-
         data(to_json(document))
     else:
         show()
@@ -107,15 +82,11 @@ def note(text: str) -> None:
     """Print a note to standard error, unless ``-q`` is given."""
     if _flags.quiet:
         return
-    from rich.text import Text
-
     (_bars[-1] if _bars else err()).say(Text(text, "dim"))
 
 
 def failure(message: str, hint: str) -> None:
     """Print what failed and what to do next."""
-    from rich.text import Text
-
     console = err()
     console.say(Text.assemble(("error: ", "bold red"), message))
     if hint:
@@ -124,8 +95,6 @@ def failure(message: str, hint: str) -> None:
 
 def hear() -> None:
     """What libraries warn of and log, the words of a hub among it, is only text in the terminal, too."""
-    import logging
-    import warnings
 
     def seen(*args: Any, **more: Any) -> logging.LogRecord:
         record = logging.LogRecord(*args, **more)
@@ -143,15 +112,6 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     if not is_live():
         yield lambda *_: None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=err(), transient=True) as bar:
@@ -169,8 +129,6 @@ def busy() -> Iterator[Callable[[str], None]]:
     if not is_live():
         yield lambda _: None
         return
-    from rich.text import Text
-
     status = err().status("")
 
     def show(what: str) -> None:

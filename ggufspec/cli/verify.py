@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ggufspec import api
+from ggufspec.bench.prompts import PROMPTS
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.cli.results import check_exports, finish
 from ggufspec.display import counted, of_file
 from ggufspec.errors import StopError, UsageError
-from ggufspec.settings import DRAFTERS, OPTIONS, Settings, drafter_text, parse_drafters, with_head
-
-if TYPE_CHECKING:
-    from ggufspec.models.profile import Pair
-    from ggufspec.schema.verify import VerifyDocument
-    from ggufspec.verify.certificate import Spec
-    from ggufspec.verify.document import Files
-    from ggufspec.verify.run import Result
+from ggufspec.models.profile import Pair
+from ggufspec.reports import table
+from ggufspec.reports import verify as report
+from ggufspec.reports.values import penalties
+from ggufspec.schema.verify import VerifyDocument
+from ggufspec.settings import DRAFTERS, OPTIONS, Settings, check_rule, drafter_text, parse_drafters, with_head
+from ggufspec.verify.certificate import EVERY_POLICY, LOSSLESS, TWO_POLICIES, Spec
+from ggufspec.verify.document import Files, files_of, verify_document
+from ggufspec.verify.run import Result, measure
+from ggufspec.worker import Interrupted
 
 _TOKENS, _SEEDS = 48, 2
 _QUICK_PROMPTS, _QUICK_TOKENS, _QUICK_SEEDS = 2, 16, 1
 _DRAFTERS = (*DRAFTERS, "both")
 
 
+@command(
+    "ggufspec verify demo",
+    "ggufspec verify -m TARGET.gguf -md DRAFT.gguf --quick --export-json certificate.json",
+    confirms=True,
+)
 def verify(
     *,
     prompts: Annotated[
@@ -75,10 +84,6 @@ def verify(
     The amount is fixed, some 25,000 tokens: a minute or two for the bundled pair on two cores, hours for a model that
     does 2 tokens/s. --quick takes some 1,000, -n, --prompts and --seeds for anything between.
     """
-    from ggufspec.bench.prompts import PROMPTS
-    from ggufspec.verify.certificate import EVERY_POLICY, TWO_POLICIES, Spec
-    from ggufspec.verify.document import verify_document
-
     rules = _rules(accept)
     if given.value("temp") <= 0:
         raise UsageError(f"--temp {given.temp} is greedy; greedy answers are checked anyway", "--temp 0.8 is usual")
@@ -117,9 +122,6 @@ def _rules(accept: str | None) -> tuple[str, ...]:
     Raises:
         UsageError: it is lossy, or there is no such rule.
     """
-    from ggufspec.settings import check_rule
-    from ggufspec.verify.certificate import LOSSLESS
-
     if accept is None:
         return LOSSLESS
     check_rule(accept)
@@ -149,19 +151,15 @@ def _drafters(given: list[str] | None, pair: Pair) -> tuple[str, ...]:
 
 def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:
     """The models' files and what was checked of them; what is there at Ctrl-C."""
-    from ggufspec.verify.document import files_of
-    from ggufspec.verify.run import measure
-    from ggufspec.worker import Interrupted
-
     try:
         with ui.progress() as progress:
             files = files_of(spec, progress, no_hash=no_hash)
 
-            def report(event: dict[str, Any]) -> None:
+            def on_event(event: dict[str, Any]) -> None:
                 if event["event"] == "progress":
                     progress(event["done"], event["total"], event["what"])
 
-            return measure(spec, on_event=report, verbose=ui.flags().verbose), files
+            return measure(spec, on_event=on_event, verbose=ui.flags().verbose), files
     except Interrupted as stop:
         if not stop.partial.checks:
             raise StopError("interrupted before anything was checked") from None
@@ -171,12 +169,6 @@ def _measure(spec: Spec, *, no_hash: bool) -> tuple[Result, Files]:
 
 
 def _show(document: VerifyDocument) -> None:
-    from rich.text import Text
-
-    from ggufspec.reports import table
-    from ggufspec.reports import verify as report
-    from ggufspec.reports.values import penalties
-
     out = ui.out()
     for role in ("target", "draft"):
         described = document.models[role]

@@ -8,15 +8,19 @@ import socket
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ggufspec.cli import ui
-from ggufspec.cli.parameters import takes
+from ggufspec.cli.parameters import command, takes
 from ggufspec.errors import StopError, WorkerError
+from ggufspec.hardware import host as machine
+from ggufspec.llamacpp import serve
 from ggufspec.settings import Settings
 
 SCHEMA = "ggufspec/worker@1"
 
 
+@command("ggufspec worker", "ggufspec worker --host 0.0.0.0 --port 50052 --device CUDA0")
 def worker(
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Serve here; 0.0.0.0 is the whole network.")
@@ -34,9 +38,6 @@ def worker(
     A run there with --rpc puts layers on them as if they were GPUs of its own. One client at a time. llama.cpp's RPC
     has neither passwords nor encryption: without --host it serves this machine only.
     """
-    from ggufspec.hardware import host as machine
-    from ggufspec.llamacpp import serve
-
     address = serve.ipv4_address(host)
     if not ipaddress.ip_address(address).is_loopback:
         _warn(address)
@@ -64,8 +65,6 @@ def worker(
 
 
 def _warn(address: str) -> None:
-    from rich.text import Text
-
     text = (
         f"whoever reaches {address} can use these devices, read what is computed on them and crash the worker: "
         "the protocol has no authentication and no encryption. Serve it in a network that you trust."
@@ -82,8 +81,6 @@ def _print_document(event: dict[str, Any]) -> None:
 
 def _say(event: dict[str, Any]) -> None:
     """Where it is served and what to type there; ``0.0.0.0`` is not an address that another machine could use."""
-    from rich.text import Text
-
     address, _, port = event["endpoint"].rpartition(":")
     shown = [f"{device['name']} ({device['description'].strip()})" for device in event["devices"]]
     reached = socket.gethostname() if address == "0.0.0.0" else address
