@@ -13,7 +13,6 @@ import pytest
 import yaml
 from processes import Cli
 
-from ggufspec.cli.export import Program
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.library import load
@@ -383,10 +382,6 @@ def test_every_program(program: str) -> None:
     assert (program in ("ollama", "models-preset", "llama-swap")) is (made.arguments == ())
     if made.arguments:
         assert shlex.split(made.text.splitlines()[-1]) == list(made.arguments)
-
-
-def test_the_command_knows_the_same_programs() -> None:
-    assert [program.value for program in Program] == list(PROGRAMS)
 
 
 def test_the_command(cli: Cli, target: Path, draft: Path) -> None:

@@ -6,7 +6,6 @@ import io
 import itertools
 
 import pytest
-from rich.text import Text
 
 from ggufspec.cli.terminal import Console
 
@@ -16,7 +15,7 @@ COMMAND = "ggufspec pull -hf NousResearch/Meta-Llama-3-70B-Instruct-GGUF:Q4_K_M 
 
 def said(text: str, *, width: int = 80, terminal: bool = True) -> list[str]:
     file = io.StringIO()
-    Console(file=file, width=width, force_terminal=terminal, no_color=True, _environ={}).say(Text(text))
+    Console(file=file, width=width, force_terminal=terminal, no_color=True, _environ={}).say(text)
     return file.getvalue().splitlines()
 
 
@@ -49,5 +48,5 @@ def test_styles_and_line_ends_stay() -> None:
     assert said("one\n\ntwo") == ["one", "", "two"]
     file = io.StringIO()
     console = Console(file=file, width=20, force_terminal=True, color_system="standard", _environ={})
-    console.say(Text.assemble(("error: ", "bold"), "a sentence that is longer"))
+    console.say(("error: ", "bold"), "a sentence that is longer")
     assert file.getvalue() == "\x1b[1merror: \x1b[0ma sentence\nthat is longer\n"

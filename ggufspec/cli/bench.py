@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +14,10 @@ from ggufspec import api
 from ggufspec.bench import hooked, prompting
 from ggufspec.bench.history import record_overhead, record_speed
 from ggufspec.bench.trial import Spec, check_room
-from ggufspec.bench.versus import Bench, Experiment
+from ggufspec.bench.versus import ENGINES, Bench, Experiment
 from ggufspec.cli import inputs, ui
 from ggufspec.cli import sweep as sweeping
-from ggufspec.cli.parameters import Swept, command, seconds, takes
+from ggufspec.cli.parameters import Swept, command, one_of, seconds, takes
 from ggufspec.cli.results import check_exports, finish, interruptible, show_models
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.display import duration
@@ -32,13 +31,6 @@ TOKENS, SWEPT_TRIALS = 128, 5
 BENCH_PAIR = "demo-360m"  # the demo pair at the cost of a real one
 
 
-class Engine(StrEnum):
-    """Of :data:`ggufspec.bench.versus.ENGINES`."""
-
-    OWN = "own"
-    HOOK = "hook"
-
-
 @command(
     "ggufspec bench demo",
     "ggufspec bench -m TARGET.gguf -md DRAFT.gguf -ngl 45 -r 10 --export-json result.json",
@@ -48,9 +40,14 @@ class Engine(StrEnum):
 def bench(
     *,
     engine: Annotated[
-        Engine,
-        typer.Option("--engine", metavar="own|hook", help="hook: llama-cpp-python's Llama with our draft, too."),
-    ] = Engine.OWN,
+        str,
+        typer.Option(
+            "--engine",
+            metavar="|".join(ENGINES),
+            help="hook: llama-cpp-python's Llama with our draft, too.",
+            **one_of(ENGINES),
+        ),
+    ] = "own",
     budget: Annotated[
         float | None,
         typer.Option(
@@ -198,12 +195,12 @@ def _crash(crashes: Mapping[str, GgufspecError]) -> GgufspecError | None:
 def _show(document: BenchDocument) -> None:
     """Print a bench, the answer first; what it rests on follows with ``--verbose``."""
     out, everything = ui.out(), ui.flags().verbose
-    out.print(Text(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold"))
+    out.print(document.verdict.text, style="bold green" if document.verdict.worth_it else "bold")
     if document.hook is not None:
-        out.print(Text(document.hook.text, style="bold"))
+        out.print(document.hook.text, style="bold")
     out.print(table.terminal(report.results(document)))
     if note := document.pair.get("note"):
-        out.print(Text(note))
+        out.print(note)
     shown = {}
     for role in ("target", "draft"):
         if (placed := document.plan.get(role)) and document.pair[role]:  # MTP blocks may be in the target's file
@@ -213,12 +210,12 @@ def _show(document: BenchDocument) -> None:
     show_models(shown)
     out.print(values.conditions(document.settings), style="dim")
     if document.verdict.why:
-        out.print(Text(document.verdict.why, style="dim"))
+        out.print(document.verdict.why, style="dim")
     portions = report.portions(document.by_kind, document.by_part)
     if portions and everything:
         out.print(table.terminal(portions))
     for line in report.remarks(document, everything=everything):
-        out.print(Text(line, style="dim"))
+        out.print(line, style="dim")
     if not everything:
         kinds = "each kind of prompt, " if portions else ""
         out.print(f"-v adds {kinds}prompt speeds and llama.cpp's log.", style="dim")

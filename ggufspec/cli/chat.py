@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ggufspec import api
 from ggufspec.cache import state_folder
@@ -26,7 +25,6 @@ from ggufspec.cli.parameters import Typed, command, takes
 from ggufspec.cli.run import GROUPS, end, prepare_pair
 from ggufspec.decoding.options import ROWS
 from ggufspec.errors import GgufspecError, UsageError
-from ggufspec.models.profile import Pair
 from ggufspec.schema.base import to_json
 from ggufspec.settings import Settings
 
@@ -86,7 +84,12 @@ def chat(
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines = iter(()) if interactive else _lines()
     more = {"length": given.value("predict"), "markdown": None if markdown else False, "system": said_first}
-    screen = _screen(interactive=interactive, streams=not ui.flags().json)
+    screen = Screen(
+        *(ui.out(THEME), ui.err(), _say, ui.busy),
+        interactive=interactive,
+        streams=not ui.flags().json,
+        quiet=ui.flags().quiet,
+    )
     if url is not None:
         _check_remote(url, typed)
         talk = _remote(url, api_key, served_model, given, screen, more)
@@ -125,8 +128,8 @@ def _remote(
     return RemoteTalk(Remote(base_url(url), key or "", model or ""), settings, screen)
 
 
-def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
-    """The pair, its files here and placed, and how it is talked to at first."""
+def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
+    """A chat with a pair that this command loads."""
     chosen, loaded = prepare_pair(given)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
     fixed = loaded.draft_policy == "fixed"
@@ -140,30 +143,17 @@ def _prepare(given: Settings) -> tuple[Pair, Spec, Switches]:
         gamma=loaded.draft_max if fixed and drafts else None,
         accept=loaded.accept,
         sampling=api.sampling(inputs.with_seed(given)),
+        **more,
     )
     if not drafts:  # so that /ngram can bring the lookup in
         loaded = replace(loaded, drafters=("lookup",))
     spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=given.rpc or ())
-    return chosen, spec, settings
-
-
-def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
-    """A chat with a pair that this command loads."""
-    chosen, spec, settings = _prepare(given)
-    about = chosen.describe()
-    verbose = ui.flags().verbose
-    return Talk(spec, replace(settings, **more), screen, name=chosen.name, about=about, verbose=verbose)
-
-
-def _screen(*, interactive: bool, streams: bool) -> Screen:
-    return Screen(
-        ui.out(THEME), ui.err(), _say, ui.busy, interactive=interactive, streams=streams, quiet=ui.flags().quiet
-    )
+    return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
 
 
 def _say(text: str) -> None:
     """Print a sentence on standard error, with ``-q`` too."""
-    ui.err().say(Text(text, "dim"))
+    ui.err().say(text, style="dim")
 
 
 def _converse(talk: Talk) -> int:

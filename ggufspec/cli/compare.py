@@ -241,7 +241,7 @@ def _show(document: CompareDocument, sort: Sort) -> None:
     out.print(table.terminal(report.results(document, sort, names, grouped=True), out.width))
     for reason in report.failures(document):
         out.print(Text.assemble(("failed ", "bold red"), reason))
-    out.print(Text(report.verdict(document), style="bold"))
+    out.print(report.verdict(document), style="bold")
     if portions := report.portions(document, names):
         out.print(table.terminal(portions, out.width))
     legend = ["* is the best of its column", "± is the 95 % interval"]
@@ -249,4 +249,4 @@ def _show(document: CompareDocument, sort: Sort) -> None:
         legend.append(f"quality by a bundled text of {tokens:,} tokens")
     out.print(f"{'; '.join(legend)}.", style="dim")
     for warning in document.warnings:
-        out.print(Text(f"Warning: {warning}.", style="yellow"))
+        out.print(f"Warning: {warning}.", style="yellow")

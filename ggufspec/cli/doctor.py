@@ -59,8 +59,7 @@ def doctor(
 
 
 def _compile_chat_library() -> int:
-    with ui.busy() as say:
-        say("compiling for llama.cpp's chat library")
+    with ui.busy("compiling for llama.cpp's chat library"):
         path = chat_build.build(os.environ.get("CXX", ""))
     ui.note(f"llama.cpp's chat library can be used: {path}")
     return 0
@@ -157,6 +156,6 @@ def _show(document: DoctorDocument) -> None:
         out.print()
         names = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}
         name = names.get(prebuilt.backend, prebuilt.backend.capitalize())
-        out.print(Text(f"Without a compiler: the {name} wheels of llama-cpp-python (this project has not tried them)"))
-        out.print(Text(prebuilt.command, "bold"), soft_wrap=True)  # to be copied whole
-        out.print(Text(f"They lack {'; '.join(prebuilt.lacks)}.", "dim"))
+        out.print(f"Without a compiler: the {name} wheels of llama-cpp-python (this project has not tried them)")
+        out.print(prebuilt.command, style="bold", soft_wrap=True)  # to be copied whole
+        out.print(f"They lack {'; '.join(prebuilt.lacks)}.", style="dim")

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ggufspec.cli import inputs, ui
-from ggufspec.cli.parameters import command, takes
+from ggufspec.cli.parameters import command, one_of, takes
 from ggufspec.errors import GgufspecError
 from ggufspec.files import check_writable, write_whole
 from ggufspec.models import mmproj
 from ggufspec.models.files import is_url
 from ggufspec.models.hub import HubFile
-from ggufspec.models.profile import PairSpec
 from ggufspec.models.source import read_headers
-from ggufspec.reports.export import ALWAYS_AS_A_PAIR, ModelFile
+from ggufspec.reports.export import ALWAYS_AS_A_PAIR, PROGRAMS, ModelFile
 from ggufspec.reports.export import Settings as Exported
 from ggufspec.reports.export import export as exported
 from ggufspec.schema.base import to_json
 from ggufspec.settings import Settings
-
-
-class Program(StrEnum):
-    """The programs of :data:`ggufspec.reports.export.PROGRAMS`, by the names that ``--to`` has for them."""
-
-    LLAMA_SERVER = "llama-server"
-    LLAMA_CLI = "llama-cli"
-    MODELS_PRESET = "models-preset"
-    LLAMA_SWAP = "llama-swap"
-    LLAMA_BENCH = "llama-bench"
-    LLAMA_SPECULATIVE_SIMPLE = "llama-speculative-simple"
-    OLLAMA = "ollama"
-    LM_STUDIO = "lm-studio"
 
 
 @command(
@@ -45,8 +30,14 @@ class Program(StrEnum):
 def export(
     *,
     to: Annotated[
-        Program, typer.Option("--to", metavar="PROGRAM", help=f"The program that is to run it: {', '.join(Program)}.")
-    ] = Program.LLAMA_SERVER,
+        str,
+        typer.Option(
+            "--to",
+            metavar="PROGRAM",
+            help=f"The program that is to run it: {', '.join(PROGRAMS)}.",
+            **one_of(PROGRAMS),
+        ),
+    ] = PROGRAMS[0],
     hub: Annotated[
         bool, typer.Option("--hub", help="Name files by repository, for a machine that has yet to download them.")
     ] = False,
@@ -85,7 +76,7 @@ def export(
         _file(pair.target, hub),
         _file(pair.draft, hub) if pair.draft else None,
         options,
-        blocks=_blocks(pair) if to is Program.LM_STUDIO else 0,
+        blocks=read_headers([pair.target])[0].header.blocks if to == "lm-studio" else 0,  # it takes a share of them
         devices=() if given.gpu or given.vram else resolved.cards,
         rpc=given.rpc or (),
         name=pair.name,
@@ -93,7 +84,7 @@ def export(
         mmproj=_projector(given.over(pair.settings), hub),
         mmproj_offload=not given.over(pair.settings).no_mmproj_offload,
     )
-    made = exported(to.value, settings)
+    made = exported(to, settings)
     text = to_json(made) if ui.flags().json else made.text
     if output is None:
         ui.data(text)
@@ -110,12 +101,6 @@ def _projector(wanted: Settings, hub: bool) -> ModelFile | None:
     if not wanted.mmproj:
         return None
     return ModelFile(wanted.mmproj) if is_url(wanted.mmproj) else _file(mmproj.source(wanted.mmproj), hub)
-
-
-def _blocks(pair: PairSpec) -> int:
-    """LM Studio takes a share of the target's blocks."""
-    with ui.busy():
-        return read_headers([pair.target])[0].header.blocks
 
 
 def _file(source: str | Path | HubFile, hub: bool) -> ModelFile:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ggufspec import api, cache, foreign
 from ggufspec.bench.prompting import read_prompts
@@ -28,6 +28,9 @@ from ggufspec.planning import machine_profile
 from ggufspec.planning.machine_profile import Due, Spec
 from ggufspec.planning.plan import Machine
 from ggufspec.settings import Settings
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 MOST_TEXT_BYTES = 16 << 20  # of a prompt: some millions of tokens
 
@@ -55,31 +58,6 @@ def pair(given: Settings, *, no_draft: bool = False, need_draft: bool = False) -
         return api.pair_of_files(given, fetch, no_draft=no_draft, need_draft=need_draft, on_event=on_event)
 
 
-def resolve(
-    spec: PairSpec,
-    given: Settings,
-    *,
-    options: DecoderOptions | None = None,
-    rival: bool = False,
-    calibrate: api.Calibrate | None = None,
-) -> api.Resolved:
-    """:func:`ggufspec.api.resolve` with progress."""
-    with planning() as on_event:
-        return api.resolve(spec, given, options=options, rival=rival, calibrate=calibrate, on_event=on_event)
-
-
-def make_plan(
-    spec: PairSpec,
-    given: Settings = Settings(),
-    *,
-    options: DecoderOptions | None = None,
-    calibrate: api.Calibrate | None = None,
-) -> api.PlanResult:
-    """:func:`ggufspec.api.make_plan` with progress, and without llama.cpp's log: of a dry run it is of no use."""
-    with planning() as on_event:
-        return api.make_plan(spec, given, options=options, calibrate=calibrate, on_event=on_event)
-
-
 @contextmanager
 def planning() -> Iterator[api.OnEvent]:
     """Shows what takes long while a plan is made: the events of :func:`ggufspec.api.make_plan`."""
@@ -91,6 +69,21 @@ def planning() -> Iterator[api.OnEvent]:
 
     with ui.busy() as show:
         yield lambda event: show(words(event))
+
+
+def _with_progress(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """The same function, with progress shown."""
+
+    @functools.wraps(function)
+    def showing(*args: _Parameters.args, **more: _Parameters.kwargs) -> _Result:
+        with planning() as on_event:
+            more["on_event"] = on_event
+            return function(*args, **more)
+
+    return showing
+
+
+resolve, make_plan = _with_progress(api.resolve), _with_progress(api.make_plan)
 
 
 # ---- this machine's speed --------------------------------------------------------------------------------------------

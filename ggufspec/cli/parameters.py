@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -94,6 +94,17 @@ def _completion(known: Iterable[str]) -> Callable[[str], list[str]]:
         return [name for name in known if name.startswith(incomplete)]
 
     return complete
+
+
+def one_of(known: Sequence[str]) -> dict[str, Any]:
+    """How Typer reads and completes an option that is one of some words."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(known)}")
+        return text
+
+    return {"parser": read, "autocompletion": _completion(known)}
 
 
 def profile_names(incomplete: str) -> list[str]:

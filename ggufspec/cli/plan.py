@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from ggufspec import api, ranking
 from ggufspec.cli import inputs, ui
@@ -56,8 +55,7 @@ def plan(
     --gpu or --vram names one. -hf USER/REPO without a QUANT ranks all models of the repository.
     """
     check_ranked(given, search, draft_repo)
-    with ui.busy() as show:
-        show("asking the hub")
+    with ui.busy("asking the hub"):
         among = ranking.several(given.hf_repo)
     if among or search is not None or draft_repo is not None:
         if sweep:
@@ -102,7 +100,7 @@ def rank(
         for one in ranks.tables(document, out.width):
             out.print(table.terminal(one, out.width))
         for line, style in ranks.lines(document):
-            out.print(Text(line, style=style))
+            out.print(line, style=style)
 
     ui.result(document, show)
     return 0
@@ -111,7 +109,7 @@ def rank(
 def show_plan(document: PlanDocument) -> None:
     """Print a plan, the answer first; what it rests on follows with ``--verbose``."""
     out, everything = ui.out(), ui.flags().verbose
-    out.print(Text(document.why, style="bold green" if document.choice == "speculative" else "bold"))
+    out.print(document.why, style="bold green" if document.choice == "speculative" else "bold")
     out.print(table.terminal(report.options(document)))
     show_models({role: document.pair.get(f"{role}_shape") for role in ("target", "draft")})
     for line in report.bars(document, min(out.width, 100), everything=everything):
@@ -141,7 +139,7 @@ def show_plan(document: PlanDocument) -> None:
     if everything and (document.draft is not None or document.options["speculative"] is not None):
         out.print(f"Acceptance: {document.settings['acceptance_from']}.", style="dim")
     for note in document.notes:
-        out.print(Text(f"Note: {note}.", style="yellow"))
+        out.print(f"Note: {note}.", style="yellow")
     if not everything:
         more = "draft lengths, " * bool(document.draft_lengths) + "other contexts, " * (len(document.contexts) > 1)
         out.print(f"-v adds {more}all memory and what figures rest on.", style="dim")

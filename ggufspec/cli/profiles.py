@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,48 +14,23 @@ import typer
 from ggufspec import api
 from ggufspec.cli import inputs, ui
 from ggufspec.cli.parameters import command, commands_of, epilog, own_profile_names, profile_names, takes
-from ggufspec.display import visible
 from ggufspec.errors import GgufspecError, ModelError, UsageError
 from ggufspec.files import write_whole
 from ggufspec.hardware.host import physical_cores
 from ggufspec.llamacpp.options import ContextOptions
-from ggufspec.models import files, heads, hub
-from ggufspec.models.expanded import file_name
-from ggufspec.models.files import part_names
-from ggufspec.models.header import ModelHeader
-from ggufspec.models.hub import HubFile, page, remote_file
-from ggufspec.models.profile import (
-    ModelSource,
-    Profile,
-    bundled_folder,
-    find,
-    is_made,
-    known_profiles,
-    load_profile,
-    on_hub,
-    own_profile,
-    source,
-    sources,
-    toml_of,
-    user_folder,
-)
+from ggufspec.models import expanded, files, heads, hub
+from ggufspec.models import profile as stored
+from ggufspec.models.compat import Compatibility
+from ggufspec.models.hub import HubFile
+from ggufspec.models.profile import ModelSource, Profile, load_profile
 from ggufspec.models.source import Known, cached_header, read_headers
 from ggufspec.models.vocabulary import check_pair, judge_known
 from ggufspec.planning import outline
-from ggufspec.planning.outline import Fit
 from ggufspec.planning.plan import Machine
 from ggufspec.reports import profiles as report
 from ggufspec.reports import table
-from ggufspec.schema.profiles import (
-    CheckDocument,
-    ProfileCheck,
-    ProfileDocument,
-    ProfileModel,
-    ProfileRow,
-    ProfilesDocument,
-    RemovedDocument,
-)
-from ggufspec.settings import Settings, names, parse_drafters
+from ggufspec.schema import profiles as schema
+from ggufspec.settings import OPTIONS, Settings, names, parse_drafters
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,99}")
 _HELP = "A profile's name."
@@ -84,9 +60,9 @@ def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
     the cards beside the draft.
     """
     machine = _machine(given)
-    rows = [_row(find(name), machine) for name in known_profiles()]
+    rows = [_row(stored.find(name), machine) for name in stored.known_profiles()]
     shown = tuple(sorted(rows, key=lambda row: (row.group, row.name)))
-    document = ProfilesDocument(shown, str(user_folder()), _budgets(machine) if machine else {})
+    document = schema.ProfilesDocument(shown, str(stored.user_folder()), _budgets(machine) if machine else {})
     out, there = ui.out(), " + ".join((*(given.gpu or ()), *(given.vram or ())))
     ui.result(document, lambda: out.print(table.terminal(report.listing(document, out.width, there))))
     if ui.flags().json:
@@ -104,12 +80,11 @@ def list_profiles(*, given: Annotated[Settings, takes("simulated")]) -> int:
 @command("ggufspec profiles show llama3-70b")
 def show(name: Name) -> int:
     """Show one profile, and what is known of it here."""
-    path = find(name)
-    known = _known(load_profile(path))
-    target, draft = _as_pair(load_profile(path), *known)
-    verdict = judge_known(target, draft, _head(draft is target)) if target and draft else None
-    document = ProfileDocument(
-        _row(path, _machine(), known),
+    path = stored.find(name)
+    profile = load_profile(path)
+    verdict = _judged(profile, *_known(profile))
+    document = schema.ProfileDocument(
+        _row(path, _machine()),
         _comment(path),
         verdict.answer if verdict else None,
         verdict.reasons if verdict else (),
@@ -138,11 +113,11 @@ def new(
     """
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
         raise UsageError(f"{name!r} is not a profile name", "letters, digits and . _ + - after the first: my-pair")
-    path = user_folder() / f"{name}.toml"
+    path = stored.user_folder() / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"there is a profile {name!r} at {path}", "--force overwrites it; or choose another name")
-    target = _source(_one("target", given.model, given.hf_repo, "-m", "-hf"))
-    draft = _source(_one("draft", given.model_draft, given.hf_repo_draft, "-md", "-hfd"), draft=True)
+    spec = inputs.pair_spec(_asked(given))
+    target, draft = _place(spec.target), _place(spec.draft or "")
     with inputs.planning() as tell:
         known = read_headers([target, draft], None, tell)
         warnings = check_pair(known[0], known[1])
@@ -152,8 +127,8 @@ def new(
         "name": name,
         "why": why.strip() or "A pair of my own.",
         "source": f"{_page(target)} with {_page(draft)}",
-        "target": _model_keys(target, known[0]),
-        "draft": _model_keys(draft, known[1]),
+        "target": _table(target, known[0]),
+        "draft": _table(draft, known[1]),
     }
     if settings := given.given(("ctx_size", "draft_max")):
         profile["settings"] = settings
@@ -167,7 +142,7 @@ def new(
     load_profile(path)  # what was written is what will be read
     for warning in warnings:
         ui.note(f"note: {warning}")
-    if (bundled_folder() / path.name).is_file():
+    if (stored.bundled_folder() / path.name).is_file():
         ui.note(f"note: it overrides the bundled profile {name}")
     if ui.flags().json:
         return show(name)
@@ -183,14 +158,14 @@ def remove(
     ],
 ) -> int:
     """Remove a profile of your own; its models stay where they are. Asks first on a terminal."""
-    path = own_profile(name)
-    if not ui.flags().yes and ui.can_ask() and not typer.confirm(visible(f"Remove {path}?"), default=False, err=True):
+    path = stored.own_profile(name)
+    if not ui.flags().yes and ui.can_ask() and not ui.confirmed(f"Remove {path}?", default=False):
         raise GgufspecError("nothing was removed", f"ggufspec profiles rm {name} -y")
     try:
         path.unlink()
     except OSError as error:
         raise GgufspecError(f"{path} cannot be removed: {error.strerror}", f"ls -ld {path.parent}") from None
-    document = RemovedDocument(name, str(path), (bundled_folder() / path.name).is_file())
+    document = schema.RemovedDocument(name, str(path), (stored.bundled_folder() / path.name).is_file())
     if document.bundled:
         ui.note(f"note: {name} is the bundled profile again")
     ui.result(document, lambda: ui.data(str(path)))
@@ -208,13 +183,13 @@ def check(
 
     Reads headers, a few MB a model. The exit code is 1 if a profile fails.
     """
-    wanted = list(dict.fromkeys(names or known_profiles()))
+    wanted = list(dict.fromkeys(names or stored.known_profiles()))
     found = []
     with ui.progress() as bar:
         for done, name in enumerate(wanted):
             bar(done, len(wanted), name)
             found.append(_check(name))
-    document = CheckDocument(tuple(found), all(row.ok for row in found))
+    document = schema.CheckDocument(tuple(found), all(row.ok for row in found))
     ui.result(document, lambda: ui.out().print(table.terminal(report.checks(document))))
     return 0 if document.ok else 1
 
@@ -239,18 +214,18 @@ def _budgets(machine: Machine) -> dict[str, int]:
     return {card.name: machine.budget_bytes(card) for card in machine.cards}
 
 
-def _row(path: Path, machine: Machine | None, known: tuple[Known | None, Known | None] | None = None) -> ProfileRow:
-    """What is known of a profile; why it is none if it cannot be read."""
+def _row(path: Path, machine: Machine | None) -> schema.ProfileRow:
+    """What is known of a profile, or the reason why it cannot be read."""
     try:
         profile = load_profile(path)
     except GgufspecError as error:
-        return ProfileRow(path.stem, str(path), False, "", "", None, None, {}, "unknown", error=error.message)
-    target, draft = known or _known(profile)
+        return schema.ProfileRow(path.stem, str(path), False, "", "", None, None, {}, "unknown", error=error.message)
+    target, draft = _known(profile)
     fits = _fits(profile, target, draft, machine)
-    return ProfileRow(
+    return schema.ProfileRow(
         name=path.stem,
         path=str(path),
-        mine=path.parent == user_folder(),
+        mine=path.parent == stored.user_folder(),
         why=profile.why,
         source=profile.source,
         target=_model(profile.target, target),
@@ -262,12 +237,12 @@ def _row(path: Path, machine: Machine | None, known: tuple[Known | None, Known |
     )
 
 
-def _model(source: ModelSource, known: Known | None) -> ProfileModel:
+def _model(source: ModelSource, known: Known | None) -> schema.ProfileModel:
     size, layers = (known.header.size_bytes, known.header.layers) if known else (source.size_bytes, source.layers)
     file = source.file
     if source.expand:
-        file = file_name(Path(file).stem, source.expand)
-    return ProfileModel(
+        file = expanded.file_name(Path(file).stem, source.expand)
+    return schema.ProfileModel(
         source.repo, file, source.revision, source.gpu_layers, size, layers, known is not None, source.approximate
     )
 
@@ -275,9 +250,9 @@ def _model(source: ModelSource, known: Known | None) -> ProfileModel:
 def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     """The headers that can be had without the hub: those kept from before, and those of files that are here."""
     try:
-        if not is_made(profile):
+        if not stored.is_made(profile):
             return None, None
-        places = sources(profile)
+        places = stored.sources(profile)
     except GgufspecError:
         return None, None
     found: list[Known | None] = []
@@ -292,18 +267,14 @@ def _known(profile: Profile) -> tuple[Known | None, Known | None]:
     return found[0], found[1]
 
 
-def _as_pair(profile: Profile, target: Known | None, draft: Known | None) -> tuple[Known | None, Known | None]:
-    """The headers of the target and of what drafts: the target itself where its own MTP blocks do."""
+def _judged(profile: Profile, target: Known | None, draft: Known | None) -> Compatibility | None:
+    """Whether what drafts serves the target; that may be the target's own MTP blocks. None where it is not known."""
     own = profile.draft is None and "mtp" in parse_drafters(profile.settings.drafter or "none")
-    return target, target if own else draft
+    draft = target if own else draft
+    return judge_known(target, draft, "mtp" if own else "") if target and draft else None
 
 
-def _head(own: bool) -> str:
-    """The drafter to judge a pair by: that of the target's own MTP blocks, or what the draft's header says."""
-    return "mtp" if own else ""
-
-
-def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> Fit | None:
+def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: Machine | None) -> outline.Fit | None:
     """What of the pair fits on this machine; None where that is not known."""
     if machine is None:
         return None
@@ -335,18 +306,14 @@ def _fits(profile: Profile, target: Known | None, draft: Known | None, machine: 
 
 def _comment(path: Path) -> str:
     """The comment that a profile begins with."""
-    lines = []
-    for line in toml_of(path).splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("#").strip())
-    return " ".join(lines)
+    lines = takewhile(lambda line: line.startswith("#"), stored.toml_of(path).splitlines())
+    return " ".join(line.lstrip("#").strip() for line in lines)
 
 
 # ---- checking -------------------------------------------------------------------------------------------------------
 
 
-def _check(name: str) -> ProfileCheck:
+def _check(name: str) -> schema.ProfileCheck:
     """Everything about one profile that can be wrong; a failure is a row and not the end."""
     failures: list[GgufspecError] = []
     known: list[Known] = []
@@ -358,21 +325,20 @@ def _check(name: str) -> ProfileCheck:
             if model is None:
                 continue
             try:
-                place = on_hub(model) or source(model, profile)
+                place = stored.on_hub(model) or stored.source(model, profile)
                 sizes[index] = None if isinstance(place, Path) else _size_on_hub(place)
                 known.append(_header(place, sizes[index]))
                 sizes[index] = known[-1].header.size_bytes
             except GgufspecError as error:
                 failures.append(error)
-        if not failures and (draft := _as_pair(profile, known[0], known[1] if len(known) > 1 else None)[1]):
-            verdict = judge_known(known[0], draft, _head(draft is known[0]))
+        if not failures and (verdict := _judged(profile, known[0], known[1] if len(known) > 1 else None)):
             if verdict.answer == "no":
                 failures += [ModelError(reason, verdict.runner) for reason in verdict.reasons]
             else:
                 warnings = verdict.reasons
     except GgufspecError as error:
         failures.append(error)
-    return ProfileCheck(
+    return schema.ProfileCheck(
         name,
         not failures,
         tuple(error.message for error in failures),
@@ -385,7 +351,8 @@ def _check(name: str) -> ProfileCheck:
 
 def _size_on_hub(place: HubFile) -> int:
     """Bytes of all parts, asked of the hub even where the file is here."""
-    return sum(remote_file(place.repo, part, place.revision).size_bytes for part in part_names(place.file))
+    parts = files.part_names(place.file)
+    return sum(hub.remote_file(place.repo, part, place.revision).size_bytes for part in parts)
 
 
 def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
@@ -401,25 +368,23 @@ def _header(place: Path | HubFile, size_bytes: int | None) -> Known:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def _one(role: str, file: str | None, repo: str | None, file_flag: str, repo_flag: str) -> tuple[str, bool]:
-    """(name, whether it is one of the hub's) of a model, asked for where no flag gives it."""
-    if file is not None and repo is not None:
-        raise UsageError(f"both {file_flag} and {repo_flag} are given", "give one of them")
-    if file is None and repo is None:
+def _asked(given: Settings) -> Settings:
+    """With the models that no flag gives asked for."""
+    for role, file, repo in (("target", "model", "hf_repo"), ("draft", "model_draft", "hf_repo_draft")):
+        if given.given((file, repo)):
+            continue
         if not ui.can_ask():
-            raise UsageError(f"no {role} is given", f"{repo_flag} USER/REPO:QUANT, or {file_flag} FILE")
-        said = typer.prompt(f"The {role}: a file, or USER/REPO:QUANT in the hub", err=True).strip()
-        is_file = said.endswith(".gguf") and ":" not in said
-        return said, not is_file and "://" not in said
-    return (repo, True) if repo is not None else (str(file), False)
+            ways = f"{OPTIONS[repo].flag} USER/REPO:QUANT, or {OPTIONS[file].flag} FILE"
+            raise UsageError(f"no {role} is given", ways)
+        typed = typer.prompt(f"The {role}: a file, or USER/REPO:QUANT in the hub", err=True).strip()
+        is_file = "://" in typed or (typed.endswith(".gguf") and ":" not in typed)
+        given = replace(given, **{file if is_file else repo: typed})
+    return given
 
 
-def _source(named: tuple[str, bool], *, draft: bool = False) -> Path | HubFile:
+def _place(source: str | Path | HubFile) -> Path | HubFile:
     """A file of the hub, or one of this machine by its whole path."""
-    name, in_hub = named
-    if in_hub:
-        return hub.hub_file(name, draft=draft)
-    place = files.plain(name)
+    place = files.plain(source)
     if not isinstance(place, str):
         return place
     if files.is_url(place):
@@ -428,22 +393,19 @@ def _source(named: tuple[str, bool], *, draft: bool = False) -> Path | HubFile:
 
 
 def _page(place: Path | HubFile) -> str:
-    return str(place) if isinstance(place, Path) else page(place.repo)
+    return str(place) if isinstance(place, Path) else hub.page(place.repo)
 
 
-def _model_keys(place: Path | HubFile, known: Known) -> dict[str, Any]:
-    """A model's table: of one that is not here with the sizes that its header says."""
+def _table(place: Path | HubFile, known: Known) -> dict[str, Any]:
+    """A model's table: of one that is not here with what the list of profiles needs to know of it."""
     if isinstance(place, Path):
         return {"file": str(place)}
-    named = {"repo": place.repo, "file": place.file, "revision": place.revision, **_sizes(known.header)}
-    return {key: value for key, value in named.items() if value is not None}
-
-
-def _sizes(header: ModelHeader) -> dict[str, int]:
-    """What the list of profiles needs to know of a model that is not here."""
+    header = known.header
     numbers = sum(
         header.keys(block) + (0 if header.latent else header.values(block))
         for block in range(header.blocks)
         if header.cached[block] and not header.windowed[block]
     )
-    return {"size_bytes": header.size_bytes, "layers": header.layers, "cache_bytes": 2 * numbers}
+    revision = {"revision": place.revision} if place.revision else {}
+    sizes = {"size_bytes": header.size_bytes, "layers": header.layers, "cache_bytes": 2 * numbers}
+    return {"repo": place.repo, "file": place.file} | revision | sizes

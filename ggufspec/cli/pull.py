@@ -12,11 +12,10 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Column
-from rich.text import Text
 
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
-from ggufspec.display import counted, visible
+from ggufspec.display import counted
 from ggufspec.errors import GgufspecError, ModelError, StopError, UsageError
 from ggufspec.models import download
 from ggufspec.models.download import Order, check_room, shown_size
@@ -61,8 +60,7 @@ def pull(
         ui.note(f"row {row} is {given.hf_repo}")
     sources = _sources(given.pair, given.hf_repo, given.hf_repo_draft, revision)
     again = command_line(given.pair, given.hf_repo, given.hf_repo_draft, revision)
-    with ui.busy() as say:
-        say("asking the hub")
+    with ui.busy("asking the hub"):
         order = download.look(sources)
     if not dry_run:
         _ask(order, again)
@@ -126,8 +124,7 @@ def have(sources: Sequence[HubFile], name: str, again: str) -> tuple[Path, ...]:
             files = " and ".join(f"{source.repo}/{source.file}" for source in missing)
             verb = "is" if len(missing) == 1 else "are"
             raise ModelError(f"{files} of {name} {verb} not on this machine", again)
-        with ui.busy() as say:
-            say("asking the hub")
+        with ui.busy("asking the hub"):
             order = download.look(missing)
         _ask(order, again)
         _fetch(order, again)
@@ -179,7 +176,7 @@ def _ask(order: Order, again: str) -> None:
     for item in missing:
         ui.note(f"{item.source}: {shown_size(item.missing_bytes)} of {shown_size(item.size_bytes)} are missing")
     question = f"Fetch {what}, to {order.folder} ({shown_size(order.free_bytes)} free)?"
-    if not typer.confirm(visible(question), default=True, err=True):
+    if not ui.confirmed(question, default=True):
         raise GgufspecError("nothing was downloaded", f"{again} -y")
 
 
@@ -257,6 +254,4 @@ def _show(document: PullDocument) -> None:
     out = ui.out()
     out.print(table.terminal(table.Table("", columns, tuple(rows))))
     needed = f"{shown_size(document.needed_bytes)} to fetch, " if document.dry_run else ""
-    out.print(
-        Text(f"{needed}{shown_size(document.free_bytes)} free for {document.folder}", style="dim"), soft_wrap=True
-    )
+    out.print(f"{needed}{shown_size(document.free_bytes)} free for {document.folder}", style="dim", soft_wrap=True)

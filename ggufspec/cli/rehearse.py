@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ggufspec import api
 from ggufspec.bench import rehearse as rehearsal
@@ -173,10 +172,10 @@ def _show(document: RehearseDocument) -> None:
         out.print(table.terminal(report.batches(document)))
         out.print(table.terminal(report.expected(document)))
     is_worth_it = document.break_even_acceptance is not None
-    out.print(Text(document.why, style="bold green" if is_worth_it else "bold"))
+    out.print(document.why, style="bold green" if is_worth_it else "bold")
     out.print(f"{document.label[0].upper()}{document.label[1:]}.", style="dim")
     if ui.flags().verbose:
         read, disk = document.dummy_weights["bytes_read"], document.dummy_weights["disk_bytes"]
         out.print(f"{read / 1e6:.1f} MB were read, {disk / 1e6:.1f} MB of disk used.", style="dim")
     for note in document.notes:
-        out.print(Text(f"Note: {note}.", style="yellow"))
+        out.print(f"Note: {note}.", style="yellow")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rich.text import Text
 
@@ -118,17 +118,13 @@ def finish(
     write(given.export_json, lambda: to_json(document) + "\n")
     write(given.export_markdown, lambda: markdown(document))
     write(given.export_csv, lambda: visible(csv(document)))
-    write(given.html, lambda: _page(document))
+    write(given.html, lambda: page([cast(Any, document)]))
     for failure in failures:
         ui.failure(failure.message, failure.hint)
     if document.interrupted:
         ui.failure("interrupted; what is shown was measured before", hint)
         return 130
     return failures[0].exit_code if failures else 0
-
-
-def _page(document: Any) -> str:
-    return page([document])
 
 
 def show_models(shown: dict[str, Any]) -> None:

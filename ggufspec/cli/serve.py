@@ -9,11 +9,9 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from socket import socket
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from ggufspec import foreign
 from ggufspec.cli import inputs, ui
@@ -109,64 +107,54 @@ def serve(
         given = _tuned(given)
     if dry_run:
         return _plan(given)
-    keys = _keys(api_key or (), api_key_file)
+    keys = _keys(api_key or [], api_key_file)
     if no_api_key and keys:
         raise UsageError("both --no-api-key and a key are given", "give one of them")
-    template = _template(chat_template)
-    with (
-        http.listen(host, port) as bound,
-        _log(log_requests) as on_request,
-    ):  # before the pair is loaded: typos cost no wait
-        if not (http.is_loopback(bound) or keys or no_api_key):
+    template = foreign.read_text(chat_template, _MOST_TEMPLATE_BYTES, failure=UsageError) if chat_template else ""
+    verbose = ui.flags().verbose
+    with http.listen(host, port) as bound, _log(log_requests) as on_request:  # before it is loaded: typos cost no wait
+        is_local = http.is_loopback(bound)
+        if not (is_local or keys or no_api_key):
             raise UsageError(
                 f"whoever reaches {host} could use the model: that needs a key",
                 "--api-key-file FILE, or --no-api-key in a network that you trust",
             )
-        return _serve(given, bound, keys, tuple(cors or ()), queue, grace, template, on_request, alias or "")
-
-
-def _serve(
-    given: Settings,
-    bound: socket,
-    keys: tuple[str, ...],
-    origins: tuple[str, ...],
-    most_waiting: int,
-    grace_s: float,
-    template: str,
-    on_request: Callable[[str], None],
-    alias: str,
-) -> int:
-    """Load the pair and answer until somebody ends it."""
-    pair, options = prepare_pair(given)
-    spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
-    flags = ui.flags()
-    engine = Engine(spec, most_waiting=most_waiting, verbose=flags.verbose)
-    engine.on_restart.append(_restarted)
-    rules = Rules(keys, origins, LOCAL if http.is_loopback(bound) else ())
-    try:
-        try:
-            with ui.busy() as show:
-                show(f"loading {pair.name}")
-                ready = engine.start()
-        except KeyboardInterrupt:
-            raise StopError("interrupted before the pair was loaded") from None
-        for note in ready.notes:
-            ui.note(note)
-        endpoint = Endpoint(engine, alias or pair.name, rules=rules, on_answer=_access, on_request=on_request)
-        with contextlib.closing(endpoint):
-            ended_by = http.serve(
-                endpoint.app(),
-                engine,
-                bound,
-                grace_s=grace_s,
-                on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
-                verbose=flags.verbose,
-            )
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        engine.close()
+        pair, options = prepare_pair(given)
+        spec = Spec(pair.target, pair.draft, options, given.rpc or (), template)
+        with contextlib.closing(Engine(spec, most_waiting=queue, verbose=verbose)) as engine:
+            engine.on_restart.append(lambda why: ui.note(f"the model's process ended and is started again: {why}"))
+            ready = _loaded(engine, pair.name)
+            rules = Rules(keys, tuple(cors or ()), LOCAL if is_local else ())
+            endpoint = Endpoint(engine, alias or pair.name, rules=rules, on_answer=_access, on_request=on_request)
+            try:
+                with contextlib.closing(endpoint):
+                    ended_by = http.serve(
+                        endpoint.app(),
+                        engine,
+                        bound,
+                        grace_s=grace,
+                        on_started=lambda: _announce(pair.name, http.url(bound), ready, needs_key=bool(keys)),
+                        verbose=verbose,
+                    )
+            except KeyboardInterrupt:
+                return 130
     return 128 + ended_by if ended_by else 0
+
+
+def _loaded(engine: Engine, name: str) -> Ready:
+    """What was loaded, when it is.
+
+    Raises:
+        StopError: Ctrl-C before that.
+    """
+    try:
+        with ui.busy(f"loading {name}"):
+            ready = engine.start()
+    except KeyboardInterrupt:
+        raise StopError("interrupted before the pair was loaded") from None
+    for note in ready.notes:
+        ui.note(note)
+    return ready
 
 
 def _plan(given: Settings) -> int:
@@ -194,13 +182,13 @@ def _tuned(given: Settings) -> Settings:
     return replace(given, pair=name, model=None, model_draft=None)
 
 
-def _keys(given: tuple[str, ...] | list[str], file: Path | None) -> tuple[str, ...]:
+def _keys(given: list[str], file: Path | None) -> tuple[str, ...]:
     """The API keys.
 
     Raises:
         UsageError: others can read the file, it cannot be read, or there is no key in it.
     """
-    keys = list(given)
+    keys = [*given]
     if file is not None:
         text = foreign.read_text(file, _MOST_KEYS_BYTES, failure=UsageError)
         if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -213,10 +201,6 @@ def _keys(given: tuple[str, ...] | list[str], file: Path | None) -> tuple[str, .
             "an API key is empty or has other than printable ASCII characters", "--api-key $(openssl rand -hex 24)"
         )
     return tuple(keys)
-
-
-def _template(file: Path | None) -> str:
-    return "" if file is None else foreign.read_text(file, _MOST_TEMPLATE_BYTES, failure=UsageError)
 
 
 @contextlib.contextmanager
@@ -246,19 +230,15 @@ def _announce(name: str, url: str, ready: Ready, *, needs_key: bool) -> None:
         ui.data(json.dumps(document | {"parallel": ready.parallel, "needs_key": needs_key}))
         return
     err = ui.err()
-    err.say(Text(f"serving {name} at {url}; Ctrl-C ends it"))
+    err.say(f"serving {name} at {url}; Ctrl-C ends it")
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     path, body = ("chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}')
     if not ready.chat_template:
         path, body = "completions", '{"prompt": "def main(", "max_tokens": 32}'
         ui.note("the model has no chat template: only completions are answered (--chat-template FILE gives one)")
     json_type = " -H 'Content-Type: application/json'"
-    err.say(Text.assemble("  try: ", (f"curl {url}/v1/{path}{key}{json_type} -d '{body}'", "bold")))
+    err.say("  try: ", (f"curl {url}/v1/{path}{key}{json_type} -d '{body}'", "bold"))
     ui.note(f"  base URL for editors and agents: {url}/v1; page: {url}/")
-
-
-def _restarted(why: str) -> None:
-    ui.note(f"the model's process ended and is started again: {why}")
 
 
 def _access(reply: Reply, seconds: float) -> None:

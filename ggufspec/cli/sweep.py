@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rich.text import Text
-
 from ggufspec import api
 from ggufspec.bench.run_log import RunLog
 from ggufspec.bench.sweep import LOG, Experiment, Sweep, Value, value
@@ -133,8 +131,8 @@ def _show(document: SweepDocument) -> None:
     out = ui.out()
     show_files(document.pair)
     if "threads" in document.settings:  # absent where no value had a placement
-        out.print(Text(values.conditions(document.settings, document.option), style="dim"))
+        out.print(values.conditions(document.settings, document.option), style="dim")
     out.print(table.terminal(report.results(document, out.width), out.width))
     for line in report.failures(document):
-        out.print(Text(line, style="red"))
-    out.print(Text(report.summary(document), style="bold"))
+        out.print(line, style="red")
+    out.print(report.summary(document), style="bold")

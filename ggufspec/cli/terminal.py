@@ -1,7 +1,7 @@
 """The console that everything is printed on: what is printed is seen, and nothing of it is obeyed.
 
 Names, metadata, profiles, results and answers of a hub come from others. Here no text of theirs moves the cursor of a
-terminal (:mod:`ggufspec.display`), and none is markup to Rich: styles are given apart, ``Text("…", "dim")``.
+terminal (:mod:`ggufspec.display`), and none is markup to Rich: styles are given apart, ``print("…", style="dim")``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ class Console(console.Console):
     def render(
         self, renderable: console.RenderableType, options: console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Of whatever is printed, its parts too."""
-        shown = _visible(renderable) if isinstance(renderable, Text) else renderable
-        for segment in super().render(shown, options):
-            yield segment if segment.control else segment._replace(text=visible(segment.text))
+        """Of whatever is printed, its parts too: all text comes here or through :meth:`render_str`."""
+        return super().render(_visible(renderable) if isinstance(renderable, Text) else renderable, options)
 
     def print(self, *what: Any, **how: Any) -> None:
         """Standard error that cannot be written to is no reason to fail."""
@@ -55,11 +53,12 @@ class Console(console.Console):
         else:
             super().on_broken_pipe()
 
-    def say(self, text: Text) -> None:
-        """Print sentences: in a terminal broken between words, else in one line.
+    def say(self, *parts: str | tuple[str, str], style: str = "") -> None:
+        """Print sentences, some parts with a style of their own: in a terminal broken between words, else in one line.
 
         Words that are longer than a line and commands stay whole, so that they can be copied.
         """
+        text = Text.assemble(*parts, style=style)
         if not self.is_terminal:
             self.print(text, soft_wrap=True)
             return

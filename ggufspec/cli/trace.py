@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ggufspec import plain
 from ggufspec.chat.stream import source_styles
@@ -109,7 +108,7 @@ def _wanted(number: int, rounds: str | None) -> bool:
 def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
     out = ui.out()
     if first:
-        out.print(Text(report.explained(round_), style="dim"))
+        out.print(report.explained(round_), style="dim")
     out.print()
     for line in report.terminal(round_, out.width, likeliest):
         out.print(line, soft_wrap=True)
@@ -118,6 +117,6 @@ def _print(round_: TracedRound, likeliest: int, *, first: bool) -> None:
 def _print_answer(document: TraceDocument) -> None:
     out = ui.out()
     out.print()
-    out.print(Text("answer:", style="bold"))
+    out.print("answer:", style="bold")
     for line in report.answer(document.tokens, source_styles(out)):
         out.print(line, soft_wrap=True)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from ggufspec import api
 from ggufspec.bench import prompting
@@ -150,15 +149,15 @@ def _show(document: TuneDocument, name: str, *, explain: bool) -> None:
         best = document.trials[document.winner]
         assert best.tokens_per_s is not None
         lead = "so far" if document.interrupted else "The fastest"
-        out.print(Text(f"{lead.capitalize()}: {report.setting_name(document, best.setting)}.", style="bold green"))
-        out.print(Text(" ".join(filter(None, (_gain(document), not_worth_it(document.trials, best.setting))))))
+        out.print(f"{lead.capitalize()}: {report.setting_name(document, best.setting)}.", style="bold green")
+        out.print(" ".join(filter(None, (_gain(document), not_worth_it(document.trials, best.setting)))))
     if explain:
         for sentence in document.explanation:
-            out.print(Text(f"- {sentence}"))
+            out.print(f"- {sentence}")
     elif document.stopped:
-        out.print(Text(f"The search ended: {document.stopped}. --explain gives the reasons.", style="dim"))
+        out.print(f"The search ended: {document.stopped}. --explain gives the reasons.", style="dim")
     if document.saved:
-        out.print(Text(f"Saved to {document.saved}: ggufspec bench {name}", style="dim"))
+        out.print(f"Saved to {document.saved}: ggufspec bench {name}", style="dim")
 
 
 def _gain(document: TuneDocument) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 from rich.theme import Theme
@@ -45,6 +46,11 @@ def is_live() -> bool:
 def can_ask() -> bool:
     """Whether somebody can be asked something."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirmed(question: str, *, default: bool) -> bool:
+    """Ask on standard error."""
+    return typer.confirm(visible(question), default=default, err=True)
 
 
 def out(theme: Theme | None = None) -> Console:
@@ -82,15 +88,15 @@ def note(text: str) -> None:
     """Print a note to standard error, unless ``-q`` is given."""
     if _flags.quiet:
         return
-    (_bars[-1] if _bars else err()).say(Text(text, "dim"))
+    (_bars[-1] if _bars else err()).say(text, style="dim")
 
 
 def failure(message: str, hint: str) -> None:
     """Print what failed and what to do next."""
     console = err()
-    console.say(Text.assemble(("error: ", "bold red"), message))
+    console.say(("error: ", "bold red"), message)
     if hint:
-        console.say(Text.assemble(("  next: ", "bold"), hint))
+        console.say(("  next: ", "bold"), hint)
 
 
 def hear() -> None:
@@ -114,9 +120,10 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
         return
     times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *times)
-    with Progress(*columns, console=err(), transient=True) as bar:
+    console = err()
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
-        _bars.append(bar.console)  # type: ignore[arg-type]
+        _bars.append(console)
         try:
             yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
         finally:
@@ -124,8 +131,8 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 @contextmanager
-def busy() -> Iterator[Callable[[str], None]]:
-    """A spinner where progress is shown, while something of unknown length is done: call it with what that is."""
+def busy(with_what: str = "") -> Iterator[Callable[[str], None]]:
+    """A spinner where progress is shown, while something of unknown length is done: call it with what that is next."""
     if not is_live():
         yield lambda _: None
         return
@@ -136,6 +143,8 @@ def busy() -> Iterator[Callable[[str], None]]:
         status.start()  # nothing is shown until something takes long
 
     try:
+        if with_what:
+            show(with_what)
         yield show
     finally:
         status.stop()
@@ -145,7 +154,7 @@ def busy() -> Iterator[Callable[[str], None]]:
 def loading(name: str) -> Iterator[Callable[[], None]]:
     """Says on an interactive stderr what takes long before an answer begins; call it when that is about to be seen."""
     with ExitStack() as waiting:
-        waiting.enter_context(busy())(f"loading {name}, and reading the prompt")
+        waiting.enter_context(busy(f"loading {name}, and reading the prompt"))
         yield waiting.close
 
 

@@ -192,10 +192,10 @@ def _show(document: VerifyDocument) -> None:
             out.print(table.terminal(report.section(checks)))
             for check in checks:
                 for line in report.details(check):
-                    out.print(Text(line, style="red" if check.status == "failed" else "dim"))
-    out.print(Text(document.verdict, style="bold green" if document.passed else "bold red"))
+                    out.print(line, style="red" if check.status == "failed" else "dim")
+    out.print(document.verdict, style="bold green" if document.passed else "bold red")
     for note in document.notes:
-        out.print(Text(note, style="dim"))
+        out.print(note, style="dim")
 
 
 def _size(described: dict[str, Any], file: dict[str, Any]) -> str:

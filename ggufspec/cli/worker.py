@@ -8,7 +8,6 @@ import socket
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ggufspec.cli import ui
 from ggufspec.cli.parameters import command, takes
@@ -69,7 +68,7 @@ def _warn(address: str) -> None:
         f"whoever reaches {address} can use these devices, read what is computed on them and crash the worker: "
         "the protocol has no authentication and no encryption. Serve it in a network that you trust."
     )
-    ui.err().say(Text.assemble(("warning: ", "bold yellow"), text))
+    ui.err().say(("warning: ", "bold yellow"), text)
 
 
 def _print_document(event: dict[str, Any]) -> None:
@@ -86,6 +85,6 @@ def _say(event: dict[str, Any]) -> None:
     reached = socket.gethostname() if address == "0.0.0.0" else address
     where = "on this machine" if ipaddress.ip_address(address).is_loopback else "on the other machine"
     err = ui.err()
-    err.say(Text(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it"))
+    err.say(f"serving {', '.join(shown)} at {event['endpoint']}; Ctrl-C ends it")
     command = (f"ggufspec bench demo --rpc {reached}:{port}", "bold")
-    err.say(Text.assemble(f"  {where}: ", command))
+    err.say(f"  {where}: ", command)
