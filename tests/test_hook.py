@@ -11,12 +11,10 @@ import pytest
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaDraftModel
 
-import ggufspec.hook
-from ggufspec import DecoderOptions, SpeculativeDecoder
-from ggufspec.decoding import hook
-from ggufspec.decoding.hook import DraftModel
+import ggufspec
+from ggufspec import DecoderOptions, SpeculativeDecoder, hook
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp import hook as llamas
+from ggufspec.hook import DraftModel
 from ggufspec.llamacpp.model import Context, Model
 
 PROMPT = "import os\nimport sys\n\n\ndef main(arguments):\n    for name in arguments:\n"
@@ -175,8 +173,7 @@ def test_a_reader_who_pauses_is_not_a_slow_target(llama, draft, said):
         answered(model, said, lambda width: 0.1, 6)
         before = model._target.seconds(1)
         model._clock.now += 3600
-        text = [*model._text, *(proposal.token for _, proposal in model._chain), 17]
-        model(ids(*text))
+        model(ids(*model._held, 17))
         assert model._target.seconds(1) < 4 * before
 
 
@@ -230,13 +227,6 @@ def test_a_draft_that_is_forgotten_is_freed(llama, draft, monkeypatch):
     assert freed == [Context, Model]
 
 
-def test_two_threads_at_once_are_refused(llama, draft):
-    with fixed(draft, llama) as model:
-        with model._busy, pytest.raises(UsageError, match="two threads"):
-            model(ids(1, 2, 3))
-        assert model(ids(1, 2, 3)).size == 4
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -253,42 +243,16 @@ def test_options_out_of_range(llama, draft, wrong):
         DraftModel(draft, llama, **wrong)
 
 
-def test_a_draft_needs_its_llama(draft):
-    with pytest.raises(UsageError, match="needs the Llama that it serves"):
-        DraftModel(draft)
-
-
 def test_a_file_that_is_no_model(llama, tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
         DraftModel(tmp_path / "none.gguf", llama)
 
 
-def test_scores_take_four_bytes_a_logit():
-    assert ggufspec.hook.scores_bytes(32768, 151_936) == 32768 * 151_936 * 4
-
-
-def test_scores_that_are_not_kept():
-    """All that Llama does with its scores: eval writes them, saved states copy and clear them, logprobs read them."""
-    scores = np.broadcast_to(np.float32(np.nan), (1 << 30, 4096)).view(llamas.Unkept)  # 16 TB if they were kept
-    rows = scores[10:20, :]
-    assert (type(rows.reshape(-1)), rows.reshape(-1).strides) == (llamas.Unkept, (0,))
-    rows.reshape(-1)[::] = np.ones(rows.size, np.float32)
-    assert scores.copy() is scores
-    scores[:5, :] = scores[:5, :].copy()
-    rest = scores[5:, :]
-    rest[rest > 0] = 0.0
-    for read in (np.amax, np.exp, lambda row: row - row.max(), lambda row: row * 2):
-        with pytest.raises(UsageError, match="keeps no logits") as caught:
-            read(scores[3, :])
-        assert "logits_all=True" in caught.value.hint
-
-
-def test_the_door_hands_on_what_decoding_has():
-    assert ggufspec.hook.DraftModel is DraftModel
+def test_the_package_has_its_module_alone():
     assert not hasattr(ggufspec, "DraftModel")  # `import ggufspec` loads no llama.cpp
 
 
 def test_a_draft_of_another_capacity_keeps_its_own(llama, draft):
     with DraftModel(draft, llama, ctx_size=300, threads=1) as model:
         assert model.options == replace(model.options, ctx_size=300, drafters=("draft",), draft_max=15)
-        assert model._context.capacity == 300
+        assert model._drafter.model.capacity == 300

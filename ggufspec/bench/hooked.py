@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 from ggufspec import worker
 from ggufspec.bench import trial
@@ -21,15 +22,23 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp import devices
+from ggufspec.llamacpp.library import complaints, forget_complaints, load
 from ggufspec.llamacpp.model import Model
+from ggufspec.llamacpp.options import context_hint
+from ggufspec.llamacpp.params import kv_type
 from ggufspec.settings import OPTIONS
-
-if TYPE_CHECKING:
-    from ggufspec.decoding.hook import DraftModel
 
 __all__ = ["Ready", "Reply", "Request", "Spec", "check", "opened"]
 
 _WARM_UP_TOKENS = 8  # in the first rounds the hook learns how long the target takes
+_OWN_LOOP = {  # options that it alone has, and why
+    "accept": "Llama accepts only what it samples itself",
+    "strict": "Llama chooses its own batch sizes",
+    "lookup_corpus": "the hook looks up in the text only",
+    "n_cpu_moe": "Llama cannot place single tensors",
+    "n_cpu_ffn": "Llama cannot place single tensors",
+    "override_tensor": "Llama cannot place single tensors",
+}
 
 
 def check(options: DecoderOptions, sampling: Sampling) -> None:
@@ -43,161 +52,112 @@ def check(options: DecoderOptions, sampling: Sampling) -> None:
         raise UsageError("Llama's penalties do not count the prompt, as those of our own loop do", own)
     if not options.needs_draft:
         raise UsageError(f"the hook needs a draft model, and --drafter {options.drafter} has none", own)
-    if options.accept != "exact":
-        raise UsageError(
-            f"--accept {options.accept} needs our own loop: Llama accepts only what it samples itself", own
-        )
-    if options.strict:
-        raise UsageError("--strict needs our own loop: Llama chooses its own batch sizes", own)
-    if options.lookup_corpus is not None:
-        raise UsageError("--lookup-corpus needs our own loop: the hook looks up in the text only", own)
-    for name in ("n_cpu_moe", "n_cpu_ffn", "override_tensor"):
-        if getattr(options, name):
-            raise UsageError(
-                f"Llama cannot place single tensors ({OPTIONS[name].flags[-1]}, or {name} of the profile)", own
-            )
+    for name, why in _OWN_LOOP.items():
+        if getattr(options, name) != getattr(DecoderOptions(), name):
+            raise UsageError(f"{OPTIONS[name].flags[-1]} needs our own loop: {why}", own)
 
 
 @contextlib.contextmanager
 def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[trial.Serving]:
     """Load in this process; see :func:`ggufspec.bench.trial.opened`."""
-    with trial.opened(spec, emit, stopping, _llama, _WARM_UP_TOKENS) as serving:
+    with trial.opened(spec, emit, stopping, _engine, _WARM_UP_TOKENS) as serving:
         yield serving
 
 
+def _llama(spec: Spec) -> Any:
+    """A quiet ``Llama``, placed and decoding like a context of ours, as far as it can: ``auto`` is flash attention."""
+    from ggufspec.hook import Llama  # which loads llama_cpp: not in the parent
+
+    options, placement = spec.options.context(with_draft=spec.draft is not None), spec.options.placement
+    lib = load()
+    forget_complaints()
+    try:
+        return Llama(
+            str(spec.target),
+            n_ctx=options.ctx_size,
+            n_batch=options.n_batch,
+            n_ubatch=options.ubatch_size or options.n_batch,
+            n_gpu_layers=placement.gpu_layers,
+            tensor_split=list(placement.split) or None,
+            n_threads=options.threads,
+            n_threads_batch=options.threads,
+            type_k=kv_type(lib, options.cache_type_k),
+            type_v=kv_type(lib, options.cache_type_v),
+            flash_attn=options.flash_attn != "off",
+            op_offload=options.op_offload,
+            verbose=False,
+        )
+    except ValueError as error:
+        reason = complaints() or str(error)
+        raise ModelError(f"Llama cannot load {spec.target}: {reason}", context_hint(reason)) from None
+
+
 @contextlib.contextmanager
-def _llama(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
-    """A ``Llama``, with a draft or without."""
-    from ggufspec.llamacpp.hook import Borrowed, make_llama, scores_bytes  # which load llama_cpp: not in the parent
+def _engine(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iterator[trial.Engine]:  # noqa: ARG001
+    from ggufspec.hook import Borrowed, DraftModel
 
-    options = spec.options
-    context = options.context(with_draft=spec.draft is not None)
-    with contextlib.closing(make_llama(spec.target, options.placement, context)) as llama:
-        draft = _draft(spec, llama) if spec.draft is not None else None
+    options, sampling = spec.options, spec.sampling
+    same = ("draft_max", "draft_policy", "ctx_size", "threads", "flash_attn", "ubatch_size")
+    with contextlib.closing(_llama(spec)) as llama:
         target = Borrowed(llama)
-        notes: list[str] = []
-        if draft is not None:
-            whole = scores_bytes(options.ctx_size, target.vocab_size)
-            message = f"Llama keeps no logits beside the hook: {options.ctx_size:,} × {target.vocab_size:,}"
-            notes = draft.notes
-            notes.append(f"{message} of them, with logits_all=True, would take {whole / 2**20:,.0f} MiB of host memory")
-        answering = _Answering(llama, target, draft, spec, stopping)
+        draft = spec.draft and DraftModel(
+            spec.draft,
+            llama,
+            lookup="lookup" in options.drafters,
+            gpu_layers=options.gpu_layers_draft,
+            split=options.draft_split,
+            cache=cache_folder(),
+            **{name: getattr(options, name) for name in same},
+        )
 
-        def read(prompt: str) -> list[int]:
-            return target.tokenize(prompt, special=spec.templated)
+        def answer(_: str, prompt: list[int], request: Request) -> Answer:
+            if draft:
+                draft.rounds = []
+            llama.reset()
+            llama.set_seed(sampling.seed % 2**32)
+            most = min(request.max_tokens, options.ctx_size + 1 - len(prompt))
+            truncation = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+            tokens, times = list[int](), [time.perf_counter()]
+            for token in islice(llama.generate(prompt, temp=sampling.temperature, **truncation), most):
+                tokens.append(token)
+                times.append(time.perf_counter())
+                if target.is_end(token) or stopping():
+                    break
+            reasons = {
+                "end": target.is_end(tokens[-1]),
+                "length": len(tokens) == request.max_tokens,
+                "context": len(tokens) == most,
+            }
+            rounds, first_s, decode_s = draft.rounds if draft else [], times[1] - times[0], times[-1] - times[1]
+            unreported = len(tokens) - 1 - sum(len(one.emitted) for one in rounds)  # of the last round; alone of all
+            found = Statistics.of(
+                rounds,
+                options.draft_max if draft else 0,
+                prompt_tokens=len(prompt),
+                prompt_read=len(prompt),
+                prompt_s=first_s,
+                tokens=len(tokens),
+                decode_s=decode_s,
+                verify_s=decode_s - sum(one.draft_s for one in rounds),
+                stop_reason=next((reason for reason, applies in reasons.items() if applies), ""),
+                time_to_first_token_s=first_s,
+            )
+            plain = 0 if draft else unreported
+            more = plain or int(unreported > 0)
+            found = replace(found, rounds=found.rounds + more, plain_rounds=found.plain_rounds + plain)
+            text = b"".join(map(target.piece, tokens)).decode("utf-8", "replace")
+            return Answer(text, tuple(tokens), found)
+
+        def loaded(model: Model, gpu_layers: int) -> LoadedModel:
+            return LoadedModel(
+                model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes
+            )
 
         yield trial.Engine(
-            _loaded(target, options.placement.offloaded(target.layers)),
-            _loaded(draft.model, draft.model.gpu_layers) if draft else None,
+            loaded(target, options.placement.offloaded(target.layers)),
+            loaded(draft.model, draft.model.gpu_layers) if draft else None,
             draft.drafters if draft else (),
-            notes,
-            read,
-            lambda _, prompt, request: answering.answer(prompt, request.max_tokens),
-        )
-
-
-def _draft(spec: Spec, llama: Any) -> DraftModel:
-    from ggufspec.decoding.hook import DraftModel
-
-    options = spec.options
-    assert spec.draft is not None
-    return DraftModel(
-        spec.draft,
-        llama,
-        draft_max=options.draft_max,
-        draft_policy=options.draft_policy,
-        lookup="lookup" in options.drafters,
-        ctx_size=options.ctx_size,
-        gpu_layers=options.gpu_layers_draft,
-        split=options.draft_split,
-        threads=options.threads,
-        flash_attn=options.flash_attn,
-        ubatch_size=options.ubatch_size,
-        cache=cache_folder(),
-    )
-
-
-def _loaded(model: Model, gpu_layers: int) -> LoadedModel:
-    return LoadedModel(model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes)
-
-
-class _Answering:
-    """A ``Llama`` that answers prompts, with a draft or without."""
-
-    def __init__(
-        self, llama: Any, target: Model, draft: DraftModel | None, spec: Spec, stopping: Callable[[], bool]
-    ) -> None:
-        self.llama, self.target, self.draft, self.stopping = llama, target, draft, stopping
-        self.ctx_size, self.draft_max = spec.options.ctx_size, spec.options.draft_max
-        self.sampling: Sampling = spec.sampling
-
-    def answer(self, tokens: list[int], max_tokens: int) -> Answer:
-        """The answer to a prompt's tokens."""
-        if not tokens or len(tokens) > self.ctx_size:
-            raise ModelError(
-                f"the prompt has {len(tokens):,} tokens and the context holds {self.ctx_size:,}",
-                f"-c {-(-(len(tokens) + max_tokens) // 256) * 256} would hold it",
-            )
-        if self.draft is not None:
-            self.draft.rounds = []
-        clock = time.perf_counter
-        requested = clock()
-        self.llama.reset()
-        emitted: list[int] = []
-        stop_reason, first_s = "", None
-        for token in self._generate(tokens):
-            emitted.append(token)
-            first_s = clock() - requested if first_s is None else first_s
-            stop_reason = self._stop_reason(token, len(tokens), len(emitted), max_tokens)
-            if stop_reason or self.stopping():
-                break
-        total_s = clock() - requested
-        rounds = self.draft.rounds if self.draft else []
-        found = Statistics.of(
-            rounds,
-            self.draft_max if self.draft else 0,
-            prompt_tokens=len(tokens),
-            prompt_read=len(tokens),
-            prompt_s=total_s if first_s is None else first_s,
-            tokens=len(emitted),
-            decode_s=0.0 if first_s is None else total_s - first_s,
-            stop_reason=stop_reason,
-            time_to_first_token_s=first_s,
-        )
-        text = b"".join(map(self.target.piece, emitted)).decode("utf-8", "replace")
-        return Answer(text, tuple(emitted), self._completed(found, sum(len(one.emitted) for one in rounds)))
-
-    def _generate(self, tokens: list[int]) -> Any:
-        sampling = self.sampling
-        self.llama.set_seed(sampling.seed % 2**32)
-        return self.llama.generate(
-            tokens,
-            temp=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            repeat_penalty=1.0,
-        )
-
-    def _stop_reason(self, token: int, prompt: int, count: int, max_tokens: int) -> str:
-        if self.target.is_end(token):
-            return "end"
-        if count >= max_tokens:
-            return "length"
-        return "context" if prompt + count > self.ctx_size else ""
-
-    def _completed(self, found: Statistics, known: int) -> Statistics:
-        """The hook does not know how the last round ended, and without it none is known.
-
-        Args:
-            found: of the rounds that it knows.
-            known: tokens of these.
-        """
-        plain = found.decoded if self.draft is None else 0
-        last = self.draft is not None and found.tokens > known + 1
-        return replace(
-            found,
-            rounds=found.rounds + plain + last,
-            plain_rounds=found.plain_rounds + plain,
-            verify_s=found.decode_s - found.draft_s,
+            draft.notes if draft else [],
+            lambda prompt: target.tokenize(prompt, special=spec.templated),
+            answer,
         )

@@ -7,7 +7,6 @@ target is the demo's at Q8_0 with flash attention, where that is nothing; F16 ha
 from __future__ import annotations
 
 import contextlib
-import doctest
 import gc
 import shutil
 import subprocess
@@ -21,11 +20,10 @@ import pytest
 import random_weights
 import shapes
 from llama_cpp import Llama, LlamaRAMCache
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from ggufspec.decoding import hook as module
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.hook import DraftModel, scores_bytes
-from ggufspec.llamacpp.hook import Unkept
+from ggufspec.hook import DraftModel
 from ggufspec.llamacpp.model import Context
 from ggufspec.models.profile import demo_pair
 
@@ -135,11 +133,6 @@ def test_its_context_is_as_large_as_its_llamas(pair, made):
     assert len(draft.rounds) > 3
 
 
-def test_the_example_of_its_document():
-    found = doctest.testmod(module)
-    assert (found.failed, found.attempted) == (0, 8)
-
-
 def test_a_stream_is_the_same_too(pair, made):
     llama = made(pair[0])
     DraftModel(pair[1], llama, threads=1)
@@ -202,28 +195,46 @@ def test_nothing_is_read_twice(pair, made, monkeypatch):
     assert counts[0] <= new + 8
 
 
-def test_logits_are_kept_where_they_were_asked_for(pair, made, monkeypatch):
+def test_logits_are_kept_where_they_were_asked_for(pair, made):
     llama = made(pair[0], logits_all=True)
-    draft = DraftModel(pair[1], llama, threads=1)
-    assert not isinstance(llama.scores, Unkept)
-    assert draft.scores_bytes == scores_bytes(512, llama.n_vocab()) == llama.scores.nbytes
+    DraftModel(pair[1], llama, threads=1)
     asked = {"max_tokens": 8, "temperature": 0.0, "logprobs": 2}
     alone = made(pair[0], logits_all=True)(PROMPT, **asked)["choices"][0]["logprobs"]
     found = llama(PROMPT, **asked)["choices"][0]["logprobs"]
     assert found["tokens"] == alone["tokens"]
     assert found["token_logprobs"] == pytest.approx(alone["token_logprobs"], abs=0.01)
-    monkeypatch.setattr(module, "free_memory_bytes", lambda: draft.scores_bytes - 1)
-    with pytest.raises(ModelError, match=r"the logits of 512 tokens, \d+ MB of host memory, and \d+ MB are") as caught:
-        DraftModel(pair[1], made(pair[0], logits_all=True), threads=1)
-    assert "logits_all" in caught.value.hint
 
 
 def test_logits_that_nobody_asked_for_are_not_kept(pair, made):
     llama = made(pair[0], n_ctx=1024, n_batch=256)
-    draft = DraftModel(pair[1], llama, threads=1)
-    assert (type(llama.scores), draft.scores_bytes) == (Unkept, 0)
-    with pytest.raises(UsageError, match="keeps no logits"):
+    scores = llama.scores
+    DraftModel(pair[1], llama, threads=1)
+    assert llama.scores is scores
+    with pytest.raises(ValueError, match="logits_all=False"):
         answer(llama, PROMPT, logprobs=1)
+
+
+def test_of_a_prompt_only_the_last_token_has_logits(pair, made):
+    """And all tokens of a batch that verifies."""
+    llama, seen = made(pair[0]), []
+    set_batch = llama._batch.set_batch
+
+    def watched(batch, n_past, logits_all):
+        seen.append((len(batch), logits_all))
+        set_batch(batch, n_past, logits_all)
+
+    llama._batch.set_batch = watched
+    DraftModel(pair[1], llama, threads=1, draft_policy="fixed", draft_max=4)
+    answer(llama, PROMPT * 4)
+    assert seen[0][0] > 30
+    assert {(count <= 5, wanted) for count, wanted in seen} == {(False, False), (True, True)}
+
+
+def test_a_llama_that_had_another_draft(pair, made):
+    """It was made to keep all logits, and has no room for those of more than a batch."""
+    llama = made(pair[0], n_ctx=1024, n_batch=64, draft_model=LlamaPromptLookupDecoding())
+    DraftModel(pair[1], llama, threads=1, draft_policy="fixed")
+    assert answer(llama, PROMPT * 10) == answer(made(pair[0], n_ctx=1024, n_batch=64), PROMPT * 10)
 
 
 def test_a_cache_of_states_works(pair, made):
