@@ -1,7 +1,6 @@
-"""Reads untrusted files within bounds on size, nesting and waiting, before a parser sees them.
+"""Reads files and JSON of others within bounds on size, nesting and waiting, before a parser sees them.
 
-Parsers answer hostile files with gigabytes, a full stack or no end. JSON is that of RFC 8259, with numbers that fit a
-double or 64 bits.
+Parsers answer hostile files with gigabytes, a full stack or no end. JSON's numbers must fit a double or 64 bits.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import itertools
 import json
 import math
 import os
-import re
 import select
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +19,11 @@ from ggufspec.errors import GgufspecError
 
 MOST_JSON_BYTES = 8 << 20  # Python takes up to 50 times as much for it; a comparison of hundreds of cells has 1 MB
 MOST_JSON_DEPTH = 64  # ours have 8
-MOST_TOML_BYTES = 64 << 10  # a profile has 1 kB
-MOST_TOML_DEPTH = 8  # ours have 2: brackets within each other, and the parts of a dotted key
 PATIENCE_S = 5.0  # for a silent pipe or terminal
 
 _DIGITS = 20  # of 64 bits, with the sign
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
-_TOML_WORDS = re.compile(
-    r""" '{3}.*?'{3} | "{3}(?:\\.|[^\\])*?"{3} | '[^'\n]*' | "(?:\\.|[^"\\\n])*" | \#[^\n]* """, re.DOTALL | re.VERBOSE
-)
 
 
 def is_file(path: Path) -> bool:
@@ -93,7 +85,7 @@ def read_json(path: Path, *, hint: str = "", most_bytes: int = MOST_JSON_BYTES) 
 
 
 def parse_json(text: str, name: str, *, hint: str = "") -> Any:
-    """Parse JSON; duplicate keys, NaN and numbers beyond 64 bits are errors.
+    """Parse JSON; NaN and numbers beyond 64 bits are errors.
 
     Args:
         text: the JSON.
@@ -105,28 +97,13 @@ def parse_json(text: str, name: str, *, hint: str = "") -> Any:
     """
     if _depth(text) > MOST_JSON_DEPTH:
         raise GgufspecError(f"{name} is nested more than {MOST_JSON_DEPTH} deep", hint)
-    hooks: dict[str, Any] = {"parse_int": _integer, "parse_float": _finite, "parse_constant": _no_number}
     try:
-        return json.loads(text, object_pairs_hook=_each_once, **hooks)
+        return json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         where = f"is no whole JSON document (line {error.lineno})" if text.strip() else "is empty"
         raise GgufspecError(f"{name} {where}: was its writing cut short?", hint) from None
     except ValueError as error:
         raise GgufspecError(f"{name} cannot be read as JSON: {error}", hint) from None
-
-
-def check_toml(text: str, name: str, *, hint: str = "") -> None:
-    """Check the nesting of TOML: parsers take quadratic memory for dotted keys, and a stack frame for each bracket.
-
-    Raises:
-        GgufspecError: it is nested too deeply.
-    """
-    depth = dots = 0
-    for word in re.findall(r"[][{}.=,\n]", _TOML_WORDS.sub("", text)):
-        depth += (word in "[{") - (word in "]}")
-        dots = dots + 1 if word == "." else 0
-        if depth + dots > MOST_TOML_DEPTH:
-            raise GgufspecError(f"{name} is nested more than {MOST_TOML_DEPTH} deep", hint)
 
 
 def _at_once(path: str, flags: int) -> int:
@@ -152,15 +129,6 @@ def _depth(text: str) -> int:
     outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
     brackets = outside.encode("utf-8", "replace").translate(_STEPS, _NO_BRACKETS)
     return max(itertools.accumulate(array.array("b", brackets)), default=0)
-
-
-def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"it has the key {key[:80]!r} twice")
-        found[key] = value
-    return found
 
 
 def _integer(digits: str) -> int:
