@@ -24,7 +24,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def dump(value: object, kind: Any = None) -> Any:
     """A value as plain data; ``kind`` is its type if its class is not enough, such as ``list[int]``."""
-    with interrupts.Held():
+    with interrupts.held():
         return _adapter(kind or type(value)).dump_python(value, mode="json")
 
 
@@ -34,7 +34,7 @@ def load(kind: type[Value], data: object) -> Value:
     Raises:
         pydantic.ValidationError: it does not fit the type.
     """
-    with interrupts.Held():
+    with interrupts.held():
         value: Value = _adapter(kind).validate_python(data)
     return value
 
@@ -45,6 +45,6 @@ def load_json(kind: type[Value], text: bytes) -> Value:
     Raises:
         pydantic.ValidationError: it does not fit the type, or is not JSON.
     """
-    with interrupts.Held():
+    with interrupts.held():
         value: Value = _adapter(kind).validate_json(text)
     return value

@@ -320,9 +320,9 @@ class _Child:
             KeyboardInterrupt: Ctrl-C; the messages read so far have been handled.
         """
         until = math.inf if patience_s is None else time.monotonic() + patience_s
-        with interrupts.Held(lambda: self._arrived.put([])) as held:
+        with interrupts.held(lambda: self._arrived.put([])) as check:
             while self._outcome is None or self._outcome[1] != self._number:
-                held.check()
+                check()
                 if self._ended:
                     raise self._death()
                 moment = min(until, self._limit[0] if self._limit else math.inf)
