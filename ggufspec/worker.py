@@ -54,9 +54,6 @@ CHECK_HINT = "ggufspec doctor checks how llama.cpp was built; in a checkout scri
 
 _GRACE_S = 5.0
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9  # linux/prctl.h, asm-generic/signal.h
-_OF_KERNELS = ("SIGSEGV", "SIGILL", "SIGBUS", "SIGFPE")  # lack of memory ends otherwise
-_MEMORY_HINT = "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log"
-_FILE_HINT = "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python"
 # By backend, what avoids that a card's driver crashes: variables of ggml/src
 _DRIVER_HINTS = {
     "CUDA": "update NVIDIA's driver, or set GGML_CUDA_DISABLE_FUSION=1 or GGML_CUDA_DISABLE_GRAPHS=1",
@@ -64,10 +61,22 @@ _DRIVER_HINTS = {
     "MTL": "update macOS, or set GGML_METAL_FUSION_DISABLE=1",
     "SYCL": "update the card's driver, or set GGML_SYCL_ENABLE_FUSION=0",
 }
-# What the last line of stderr is about: names of llama.cpp's files
 _OF_RPC = re.compile(r"ggml-rpc|\bRPC\b")
-_OF_MEMORY = re.compile(r"(?i)out of memory|bad_alloc|MemoryError|(failed|unable) to allocate|alloc\w* failed")
-_OF_FILE = re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model")
+# What to do about a death, by its signal (on Windows its status) and the last line of stderr, with names of llama.cpp
+_HINTS = (
+    (_OF_RPC, "look at the output of `ggufspec worker`{peers} and start it again, or drop --rpc"),
+    (
+        re.compile(r"(?i)out of memory|bad_alloc|MemoryError|(failed|unable) to allocate|alloc\w* failed"),
+        "lower -c, -ngl or -ngld if memory is short; -v shows llama.cpp's log",
+    ),
+    (
+        re.compile(r"\bsrc/(llama-(arch|hparams|model|vocab)|unicode)|\bgguf\.(cpp|h)|error loading model"),
+        "the model's file is damaged or made for another llama.cpp: download it again, or update llama-cpp-python",
+    ),
+    (re.compile(r"^(SIGSEGV|SIGILL|SIGBUS|SIGFPE|an )"), CHECK_HINT),  # of kernels: lack of memory ends otherwise
+    (re.compile(r"^\S"), f"{CHECK_HINT}; -v shows llama.cpp's log"),
+    (re.compile(""), "-v shows llama.cpp's log"),
+)
 _BUILT_IN = re.compile(r"^\S*/vendor/llama\.cpp/")  # the folder of the build
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # what a new session is on Windows
 _NTSTATUS = {0xC0000005: "an access violation", 0xC000001D: "an illegal instruction"}  # ntstatus.h
@@ -427,34 +436,18 @@ def _died(
     reason = "out of memory, most likely" if name == "SIGKILL" else last
     if blame:
         return WorkerError(f"{blame[0]} made llama.cpp end, by {name or f'status {code}'}: {reason}", blame[1], name)
-    hint = _death_hint(name, reason, peers)
+    hint = next(hint for pattern, hint in _HINTS if pattern.search(f"{name} {reason}"))
     if on_cards and hint == CHECK_HINT:
         models = " and ".join(dict.fromkeys(model for model, *_ in on_cards))
         device, description = on_cards[-1][1:]
         text = f"the driver of {device}, {description}, most likely crashed with {models} loaded: {name}"
-        hint = _DRIVER_HINTS.get(device.rstrip("0123456789"), "update the card's driver")
-        return WorkerError(
-            text + (f", {lines[-1]}" if lines else ""),
-            f"{hint}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it",
-            name,
-        )
+        driver = _DRIVER_HINTS.get(device.rstrip("0123456789"), "update the card's driver")
+        hint = f"{driver}; ggufspec doctor checks the card; -ngl 0 -ngld 0 does without it"
+        return WorkerError(text + (f", {lines[-1]}" if lines else ""), hint, name)
+    hint = hint.format(peers=f" at {', '.join(peers)}" if peers else "")
     if name:
         return WorkerError(f"the child process that ran llama.cpp was ended by {name}: {reason}", hint, name)
     return WorkerError(f"the child process ended with status {code}: {last}", hint)
-
-
-def _death_hint(name: str, reason: str, peers: Sequence[str]) -> str:
-    """What to do about a death, by its signal (on Windows its status; empty: none) and the last line of stderr."""
-    if _OF_RPC.search(reason):
-        where = f" at {', '.join(peers)}" if peers else ""
-        return f"look at the output of `ggufspec worker`{where} and start it again, or drop --rpc"
-    if name == "SIGKILL" or _OF_MEMORY.search(reason):
-        return _MEMORY_HINT
-    if _OF_FILE.search(reason):
-        return _FILE_HINT
-    if name in _OF_KERNELS or name in _NTSTATUS.values():
-        return CHECK_HINT
-    return f"{CHECK_HINT}; -v shows llama.cpp's log" if name else "-v shows llama.cpp's log"
 
 
 # ---- the child's side ----------------------------------------------------------------------------------------------
