@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from ggufspec.errors import GgufspecError, UsageError
 from ggufspec.serve.engine import Engine
-from ggufspec.serve.limits import Protocol
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 128
@@ -120,7 +119,7 @@ def serve(
             logging.getLogger(name).propagate = False
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
