@@ -140,12 +140,14 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
         self._longest = min(self.options.draft_max, llama.n_batch - 1)  # a batch that is divided loses logits
         self.notes: list[str] = []
         self.rounds: list[loop.Round] = []
-        self._clock, self._back_off = time.perf_counter, BackOff()
+        self._clock = time.perf_counter
+        self._back_off = BackOff()
         self._estimators: dict[str, AcceptanceEstimator] = {}
         self._latencies: dict[str, LatencyModel] = {}
         self._target: LatencyModel | None = None
         self._target_only_s: list[float] = []
-        self._known, self._held = 0, np.empty(0, np.intc)  # tokens of the text; the text and what was drafted after it
+        self._known = 0  # tokens of the text
+        self._held = np.empty(0, np.intc)  # the text and what was drafted after it
         self._answer = self._rounds([], 0)
         options = self.options.draft_context()
         with ExitStack() as stack:
@@ -203,8 +205,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             text: the prompt and the first token.
             same: so many of its tokens begin the text before it and what was drafted then.
         """
-        self.rounds, clock, rule, drafters = [], self._clock, make_rule("exact", Sampling()), self._drafters
-        policy, learning_s = Policy() if self.options.draft_policy == "fixed" else None, 0.0
+        clock, drafters, rule = self._clock, self._drafters, make_rule("exact", Sampling())
+        policy = Policy() if self.options.draft_policy == "fixed" else None  # till it is known what the target takes
+        learning_s = 0.0
+        self.rounds = []
         rule.begin(text)
         for drafter in drafters:
             drafter.begin(text, (), same)
@@ -225,8 +229,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
             text += emitted
             for drafter in drafters:
                 drafter.commit(len(text) - 1)
-            names, accepted, total_s = tuple(name for name, _ in chain), len(emitted) - 1, draft_s + verify_s
-            self.rounds.append(loop.Round(drafted, names, accepted, emitted, width, draft_s, verify_s, total_s))
+            names, accepted = tuple(name for name, _ in chain), len(emitted) - 1
+            spent_s = draft_s, verify_s, draft_s + verify_s
+            self.rounds.append(loop.Round(drafted, names, accepted, emitted, width, *spent_s))
             if policy is None:
                 self._target_only_s.append(max(verify_s, 1e-9))
                 if len(self._target_only_s) == _TIMED:
@@ -235,9 +240,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]
                 continue
             if self._target is not None:
                 verify_s = min(verify_s, _PAUSE * self._target.seconds(width))
-            learning, total_s = clock(), draft_s - told_s + verify_s
+            ended, total_s = clock(), draft_s - told_s + verify_s
             policy.observe_round(Outcome(width, accepted, len(emitted), verify_s, total_s, learning_s))
-            learning_s = clock() - learning
+            learning_s = clock() - ended
 
     def close(self) -> None:
         """Free the draft and its cache; it can draft no more. Done when its ``Llama`` is closed or it is forgotten."""

@@ -15,15 +15,13 @@ from typing import Any
 
 from ggufspec import worker
 from ggufspec.bench import trial
-from ggufspec.bench.trial import Answer, LoadedModel, Ready, Reply, Request, Spec
+from ggufspec.bench.trial import Answer, Ready, Reply, Request, Spec
 from ggufspec.cache import cache_folder
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import ModelError, UsageError
-from ggufspec.llamacpp import devices
 from ggufspec.llamacpp.library import complaints, forget_complaints, load
-from ggufspec.llamacpp.model import Model
 from ggufspec.llamacpp.options import context_hint
 from ggufspec.llamacpp.params import kv_type
 from ggufspec.settings import OPTIONS
@@ -100,6 +98,7 @@ def _engine(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iter
     same = ("draft_max", "draft_policy", "ctx_size", "threads", "flash_attn", "ubatch_size")
     with contextlib.closing(_llama(spec)) as llama:
         target = Borrowed(llama)
+        target.gpu_layers = options.placement.offloaded(target.layers)
         draft = spec.draft and DraftModel(
             spec.draft,
             llama,
@@ -148,14 +147,9 @@ def _engine(spec: Spec, emit: worker.Emit, stopping: Callable[[], bool]) -> Iter
             text = b"".join(map(target.piece, tokens)).decode("utf-8", "replace")
             return Answer(text, tuple(tokens), found)
 
-        def loaded(model: Model, gpu_layers: int) -> LoadedModel:
-            return LoadedModel(
-                model.description, model.layers, gpu_layers if devices.has_gpu() else 0, model.size_bytes
-            )
-
         yield trial.Engine(
-            loaded(target, options.placement.offloaded(target.layers)),
-            loaded(draft.model, draft.model.gpu_layers) if draft else None,
+            trial.loaded(target),
+            trial.loaded(draft.model) if draft else None,
             draft.drafters if draft else (),
             draft.notes if draft else [],
             lambda prompt: target.tokenize(prompt, special=spec.templated),

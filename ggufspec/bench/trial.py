@@ -114,14 +114,15 @@ def prompt_speed(answers: Iterable[Answer]) -> float:
     return sum(s.prompt_read for s in statistics) / max(sum(s.prompt_s for s in statistics), 1e-9)
 
 
+def loaded(model: Model) -> LoadedModel:
+    """A model as it was loaded."""
+    gpu_layers = model.gpu_layers if devices.has_gpu() else 0
+    return LoadedModel(model.description, model.layers, gpu_layers, model.size_bytes)
+
+
 def loaded_models(decoder: SpeculativeDecoder) -> tuple[LoadedModel, LoadedModel | None]:
-    """The models of a decoder as they were loaded."""
-
-    def describe(model: Model) -> LoadedModel:
-        gpu_layers = model.gpu_layers if devices.has_gpu() else 0
-        return LoadedModel(model.description, model.layers, gpu_layers, model.size_bytes)
-
-    return describe(decoder.target), describe(decoder.draft) if decoder.draft else None
+    """Those of a decoder."""
+    return loaded(decoder.target), loaded(decoder.draft) if decoder.draft else None
 
 
 def recorder(decoder: SpeculativeDecoder, emit: worker.Emit) -> Trace:
