@@ -176,7 +176,7 @@ def _add(found: _Found, some: Repository, on_event: api.OnEvent | None) -> _Foun
         raise ModelError(
             f"{some.repo} has heads and no target: {', '.join(some.heads)}", f"-hf TARGET -hfd {some.repo}"
         )
-    some, models = repository.read(some, on_event)
+    models = repository.read(some, on_event)
     found.repositories.append(RankedRepository(some.repo, some.commit, some.heads, some.left_out))
     found.subjects += [_subject(some, one) for one in models]
     found.bytes_read += sum(one.bytes_read for one in models)

@@ -773,7 +773,7 @@ def template_rows() -> Iterator[Row]:
 
 # ---- the hub --------------------------------------------------------------------------------------------------------
 
-LIST = f"/api/models/{REPO}/tree/main"
+LIST = f"/api/models/{REPO}"
 TARGET = "demo-target-F16.gguf"
 HEAD = f"/{REPO}/resolve/main/{TARGET}"
 BODY = f"/{REPO}/resolve/{COMMIT}/{TARGET}"
@@ -793,7 +793,9 @@ def about(
 
 
 def hub_rows() -> Iterator[Row]:
-    names = json.dumps([{"type": "file", "path": f"{i}-Q4_K_M.gguf"} for i in range(100_000)]).encode()
+    def listed(*names: str) -> bytes:
+        return json.dumps({"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}).encode()
+
     lists = {
         "a web page for the list": answer(PAGE, "Content-Type: text/html\r\n"),
         "a page of the hotel by redirect": answer(b"", "Location: /hotel\r\n", "302 Found"),
@@ -802,16 +804,13 @@ def hub_rows() -> Iterator[Row]:
         "no HTTP": [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10],
         "a connection that ends": [b""],
         "a header of 1 MB": answer(b"[]", f"X: {'a' * 1_000_000}\r\n"),
-        "100,000 files": answer(names),
+        "100,000 files": answer(listed(*(f"{i}-Q4_K_M.gguf" for i in range(100_000)))),
         "a list without end": answer(b"[" + b" " * (20 << 20), length=10**12),
         "compressed zeros": answer(b"\x1f\x8b\x08" + b"\0" * 100, "Content-Encoding: gzip\r\n"),
         "a list of lists": answer(b"[" * 1_000_000),
-        "files beyond the repository": answer(b'[{"type": "file", "path": "../../../../out-Q4_K_M.gguf"}]'),
-        "names with escapes": answer(json.dumps([{"type": "file", "path": f"{ESCAPES}-Q4_K_M.gguf"}]).encode()),
-        "names with escapes of other types": answer(
-            json.dumps([{"type": "file", "path": f"{ESCAPES}{i}.gguf"} for i in range(3)]).encode()
-        ),
-        "pages without end": answer(b"[]", f'Link: <{{hub}}{LIST}>; rel="next"\r\n'),
+        "files beyond the repository": answer(listed("../../../../out-Q4_K_M.gguf")),
+        "names with escapes": answer(listed(f"{ESCAPES}-Q4_K_M.gguf")),
+        "names with escapes of other types": answer(listed(*(f"{ESCAPES}{i}.gguf" for i in range(3)))),
         "an error with escapes": answer(b"", "X-Error-Message: \x1b]0;taken\x07\r\n", "418 \x1b[2J"),
         "access refused": answer(PAGE, "", "511 Network Authentication Required"),
     }

@@ -123,8 +123,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.file(path, self.served.files[path])
             elif path == "/api/models":
                 self.search(parse_qs(urlsplit(self.path).query))
-            elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path):
-                self.tree(match[1])
+            elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+                self.contents(match[1], match[2] or "main")
             elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
                 self.resolve(*match.groups())
             else:
@@ -133,14 +133,17 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---- the hub ------------------------------------------------------------------------------------------------
 
-    def tree(self, repo: str) -> None:
+    def contents(self, repo: str, revision: str) -> None:
         if repo not in self.served.repos:
             return self.head(404, {"X-Error-Code": "RepoNotFound", "Content-Length": "0"})
+        commit = self.served.commits[0] if revision == "main" else revision
+        if commit not in self.served.commits:
+            return self.head(404, {"X-Error-Code": "RevisionNotFound", "Content-Length": "0"})
         files = [
-            {"type": "file", "path": name, "size": served.path.stat().st_size, "oid": "0" * 40}
+            {"rfilename": name, "size": served.path.stat().st_size, "blobId": "0" * 40}
             for name, served in self.served.repos[repo].items()
         ]
-        body = json.dumps(files).encode()
+        body = json.dumps({"id": repo, "sha": commit, "siblings": files}).encode()
         self.head(200, {"Content-Length": str(len(body)), "Content-Type": "application/json"})
         self.wfile.write(body)
         return None

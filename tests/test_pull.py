@@ -545,6 +545,8 @@ def test_the_token_stays_with_the_hub(server: Server, here: Path, made: Path, mo
         cdn.files["/blob"].bodies = ["cut", "fine"]
         server.add_models(BIG, made / BIG, token="hf_secret")
         server.repos[BIG][TARGET].redirect = there
+        assert hub.find_quant(BIG) == (TARGET,)
+        assert hub.search("big", 5) == [BIG]
         (fetched,) = pulled(HubFile(BIG, TARGET))
         assert fetched.verified
         assert cdn.sent["/blob"] == fetched.size_bytes
@@ -690,7 +692,7 @@ def test_contradictions(
 
 # ---- what is no answer -------------------------------------------------------------------------------------------
 
-LIST = f"/api/models/{BIG}/tree/main"
+LIST = f"/api/models/{BIG}"
 PORTAL = b"<!doctype html><html><title>Welcome to the hotel</title></html>"
 
 
@@ -701,16 +703,21 @@ def answer(body: bytes, headers: str = "", status: str = "200 OK") -> bytes:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (PORTAL, "answers with a web page"),
-        (b"", "answers with something else"),
-        (b"[" * 1_000_000, "answers with something else"),
-        (b"{}", "has no GGUF file"),
-        (b'{"a": 1}', "answers with something else"),
-        (b"[1, 2]", "answers with something else"),
-        (b'[{"type": "file"}]', "answers with something else"),
-        (b"\xff\xfe\x00", "answers with something else"),
-        (b'[{"type": "file", "path": "../../x.gguf"}]', "leaves the repository"),
-        (b'[{"type": "file", "path": "\\u001b[2J.gguf"}]', "leaves the repository"),
+        (PORTAL, "a web page perhaps"),
+        (b"", "something else than the hub"),
+        (b"[" * 1_000_000, "something else than the hub"),
+        (b"{}", "something else than the hub"),
+        (b'{"id": "a"}', "has no GGUF file"),
+        (b'{"id": "a", "siblings": []}', "has no GGUF file"),
+        (b'{"id": "a", "siblings": 1}', "something else than the hub"),
+        (b'{"id": "a", "siblings": [1, 2]}', "something else than the hub"),
+        (b'{"id": "a", "siblings": [{"size": 1}]}', "something else than the hub"),
+        (b'{"id": "a", "siblings": [{"rfilename": "a.gguf", "size": "large"}]}', "something else than the hub"),
+        (b'{"id": "a", "lastModified": 1}', "something else than the hub"),
+        (b"[1, 2]", "something else than the hub"),
+        (b"\xff\xfe\x00", "something else than the hub"),
+        (b'{"id": "a", "siblings": [{"rfilename": "../../x.gguf"}]}', "leaves the repository"),
+        (b'{"id": "a", "siblings": [{"rfilename": "\\u001b[2J.gguf"}]}', "leaves the repository"),
     ],
 )
 def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, words: str) -> None:
@@ -721,16 +728,29 @@ def test_a_list_of_files_that_is_none(here: Path, server: Server, body: bytes, w
     assert refused.value.hint
 
 
-def test_a_list_in_pages_is_read_to_its_end_and_no_further(here: Path, server: Server) -> None:
-    more = f'Link: <{server.address}/more>; rel="next"\r\n'
-    server.raw[LIST] = [answer(b'[{"type": "directory", "path": "sub"}]', more)]
-    server.raw["/more"] = [answer(b'[{"type": "file", "path": "sub/a-Q4_K_M.gguf"}]')]
-    assert hub.find_quant(BIG) == ("sub/a-Q4_K_M.gguf",)
-    server.raw["/more"] = [answer(b"[]", more)]
-    with pytest.raises(ModelError, match="more files than a list"):
-        hub.find_quant(BIG)
-    server.raw[LIST] = [answer(b'[{"type": "file", "path": "a.gguf"}]', 'Link: <http://192.0.2.1/x>; rel="next"\r\n')]
-    assert hub.find_quant(BIG) == ("a.gguf",)  # nobody else is asked, who would get the user's token
+@pytest.mark.parametrize("body", [PORTAL, b"[1]", b'[{"name": "a"}]'])
+def test_a_search_that_the_hub_does_not_answer(here: Path, server: Server, body: bytes) -> None:
+    server.raw["/api/models"] = [answer(body)]
+    with pytest.raises(ModelError, match="something else than the hub answers about a search for 'x'"):
+        hub.search("x", 5)
+
+
+def test_the_contents_of_a_revision(here: Path, server: Server, made: Path) -> None:
+    server.commits.insert(0, NEWER)
+    sizes = {path.relative_to(made / BIG).as_posix(): size(path) for path in (made / BIG).rglob("*.gguf")}
+    assert hub.contents(BIG) == (NEWER, sizes)
+    assert hub.contents(BIG, COMMIT) == (COMMIT, sizes)
+    with pytest.raises(ModelError, match="has no revision 'a/b'"):
+        hub.contents(BIG, "a/b")
+
+
+def test_a_silent_hub_is_given_up(here: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_TIMEOUT_S", 0.2)
+    server.pause_s = 5.0
+    server.raw[LIST] = server.raw["/api/models"] = [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", b"{}"]
+    for ask in (lambda: hub.contents(BIG), lambda: hub.search("x", 5)):
+        with pytest.raises(hub.UnreachableError, match="cannot be reached"):
+            ask()
 
 
 def test_a_download_that_crawls_ends_and_goes_on_later(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ggufspec import __version__, files, foreign
 from ggufspec.errors import GgufspecError, ModelError
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
     import httpx2
 
 Answer = TypeVar("Answer")
-Entry = TypeVar("Entry")
 
 _NAME = "ggufspec"  # for the hub
 _TIMEOUT_S = 15.0
 _PAUSES_S = (0.2, 1.0)  # between three tries
 _MOST_PAUSE_S = 60.0  # that a server may ask for without a visible wait
-_MOST_PAGES = 100  # of a thousand files
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PLAIN = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -203,17 +201,21 @@ def sidecars(repo: str, revision: str | None = None) -> tuple[str, ...]:
     return tuple(sorted(file for file in names(repo, revision) if file.endswith(".gguf") and sidecar(file)))
 
 
-def sizes(repo: str, revision: str | None = None) -> dict[str, int]:
-    """The files of a repository as the hub lists them, and their bytes.
+def contents(repo: str, revision: str | None = None) -> tuple[str, dict[str, int]]:
+    """The commit that a revision means, and its files with their bytes; one request.
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: there is no such repository.
+        ModelError: there is no such repository, or something else than the hub answers.
     """
+    from huggingface_hub import HfApi
 
-    def ask() -> dict[str, int]:
+    def ask() -> tuple[str, dict[str, int]]:
         with _explained(repo, "", revision):
-            return _list(repo, revision)
+            # list_repo_tree has no time-out, and tries again for as long as a server asks
+            api = HfApi(library_name=_NAME, library_version=__version__)
+            found = api.model_info(repo, revision=revision, timeout=_TIMEOUT_S, files_metadata=True)
+            return str(found.sha or ""), {str(one.rfilename): int(one.size or 0) for one in found.siblings or ()}
 
     return with_retries(ask)
 
@@ -223,22 +225,20 @@ def search(words: str, most: int) -> list[str]:
 
     Raises:
         UnreachableError: there is no network, or HF_HUB_OFFLINE is set.
-        ModelError: the hub answers with something else.
+        ModelError: something else than the hub answers.
     """
-    from urllib.parse import urlencode
-
     from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
 
-    asked = urlencode({"search": words, "filter": "gguf", "sort": "downloads", "direction": -1, "limit": most})
+    url = f"{constants.ENDPOINT}/api/models"  # HfApi.list_models has no time-out
+    asked = {"search": words, "filter": "gguf", "sort": "downloads", "direction": "-1", "limit": str(most)}
 
     def ask() -> list[str]:
         with _explained(f"a search for {words!r}", "", None):
-            found, _ = _asked(
-                f"{constants.ENDPOINT}/api/models?{asked}",
-                f"a search for {words!r}",
-                lambda body: [str(entry["id"]) for entry in body],
-            )
-        return found[:most]
+            headers = build_hf_headers(library_name=_NAME, library_version=__version__)
+            reply = get_session().get(url, params=asked, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+            hf_raise_for_status(reply)
+            return [str(entry["id"]) for entry in reply.json()][:most]
 
     return with_retries(ask)
 
@@ -246,55 +246,12 @@ def search(words: str, most: int) -> list[str]:
 def names(repo: str, revision: str | None = None) -> list[str]:
     """The files of a repository; those in the cache if the hub is unreachable."""
     try:
-        return [*sizes(repo, revision)]
+        return [*contents(repo, revision)[1]]
     except UnreachableError:
         found = _cached_names(repo, revision)
         if not found:
             raise
         return found
-
-
-def _list(repo: str, revision: str | None) -> dict[str, int]:
-    """The files of a repository, and their bytes; the hub divides a long list into pages."""
-    from urllib.parse import quote, urlsplit
-
-    from huggingface_hub import constants
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    def named(body: Any) -> list[tuple[str, int]]:
-        return [(str(one["path"]), int(one.get("size", 0))) for one in body if one["type"] == "file"]
-
-    validate_repo_id(repo)
-    url = f"{constants.ENDPOINT}/api/models/{repo}/tree/{quote(revision or 'main', safe='')}?recursive=True"
-    found: dict[str, int] = {}
-    for _ in range(_MOST_PAGES):
-        some, url = _asked(url, f"the files of {repo}", named)
-        found |= some
-        if urlsplit(url)[:2] != urlsplit(constants.ENDPOINT)[:2]:  # nobody else is to get the user's token
-            return found
-    raise ModelError(f"{repo} has more files than a list of them can have", f"name the file: {repo}/FILE")
-
-
-def _asked(url: str, what: str, read: Callable[[Any], list[Entry]]) -> tuple[list[Entry], str]:
-    """What ``read`` makes of the JSON that the hub answers, and the URL of the next page, or empty."""
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]
-        build_hf_headers,
-        get_session,
-        hf_raise_for_status,
-    )
-
-    headers = build_hf_headers(library_name=_NAME, library_version=__version__)
-    response = get_session().get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
-    hf_raise_for_status(response)
-    try:
-        found = read(response.json())
-    except (ValueError, TypeError, KeyError, RecursionError):  # a captive portal answered
-        other = "a web page" if response.content[:256].lstrip()[:1] == b"<" else "something else"
-        raise ModelError(
-            f"asked for {what} the hub answers with {other}",
-            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
-        ) from None
-    return found, response.links.get("next", {}).get("url", "")
 
 
 def models(files: Iterable[str]) -> dict[str, list[str]]:
@@ -598,6 +555,11 @@ def _explained(repo: str, file: str, revision: str | None) -> Iterator[None]:
         raise busy(shown, status, error.response.headers) from None
     except (httpx2.HTTPError, errors.FileMetadataError) as error:
         raise _unreachable(shown, error) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # a captive portal answered
+        raise ModelError(
+            f"something else than the hub answers about {shown}, a web page perhaps",
+            "sign in to the network if it asks for that (a hotel's, say), and check HF_ENDPOINT",
+        ) from None
 
 
 def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
@@ -612,7 +574,7 @@ def busy(shown: str, status: int, headers: Mapping[str, str]) -> BusyError:
 def _near(repo: str, file: str, revision: str | None) -> list[str]:
     """Files of a repository with names similar to a missing one; none if the hub does not answer."""
     with suppress(Exception):
-        return difflib.get_close_matches(file, _list(repo, revision), n=2)
+        return difflib.get_close_matches(file, contents(repo, revision)[1], n=2)
     return []
 
 

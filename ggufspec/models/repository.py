@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ggufspec.models.ranges import RemoteFile
 from ggufspec.models.shared_headers import Read
 
 MOST_MODELS = 40  # of a repository; the usual ones have twenty
+_MOST_TRIES = 3  # of whole headers
 _MOST_BYTES = 64 << 20  # of JSON; twenty models of 300 tensors have 1 MB
 _SCHEMA = "ggufspec/repository@1"
 
@@ -54,7 +54,7 @@ class Repository:
         models: targets, or drafts, the smallest first.
         heads: files that draft for its models.
         left_out: names of models beyond ``MOST_MODELS``.
-        commit: that all files are read at; empty where the hub was not reached.
+        commit: that all files are read at.
     """
 
     repo: str
@@ -108,7 +108,7 @@ def look(repo: str, revision: str | None = None) -> Repository:
         ModelError: there is no such repository, or no GGUF file in it.
     """
     try:
-        sizes = hub.sizes(repo, revision)
+        commit, sizes = hub.contents(repo, revision)
     except hub.UnreachableError:
         if entry := _load(repo, revision):
             return entry.repository
@@ -124,7 +124,7 @@ def look(repo: str, revision: str | None = None) -> Repository:
     )
     heads = tuple(model.file for model in models if sidecar(model.file))
     left_out = tuple(model.file for model in targets[MOST_MODELS:])
-    return Repository(repo, revision, tuple(targets[:MOST_MODELS]), heads, left_out)
+    return Repository(repo, revision, tuple(targets[:MOST_MODELS]), heads, left_out, commit)
 
 
 def last_read(repo: str) -> Repository | None:
@@ -133,8 +133,8 @@ def last_read(repo: str) -> Repository | None:
     return entry.repository if entry else None
 
 
-def read(repository: Repository, on_event: worker.Emit | None = None) -> tuple[Repository, list[ReadModel]]:
-    """The headers of a repository's models, and the repository at the commit that they are of.
+def read(repository: Repository, on_event: worker.Emit | None = None) -> list[ReadModel]:
+    """The headers of a repository's models.
 
     One header of each shape is read whole, of the others what is their own. A model whose header cannot be read has
     the reason, and the others go on.
@@ -146,104 +146,55 @@ def read(repository: Repository, on_event: worker.Emit | None = None) -> tuple[R
     Raises:
         GgufspecError: none of them can be read; the reason is that of the first.
     """
-    before = _load(repository.repo, repository.revision)
-    known = dict(before.headers) if before else {}
-    first, failed = _unchanged(repository, before), dict[RepositoryModel, ReadModel]()
-    if first is None:
-        first, failed = _first(repository, on_event)
-    elif before:
-        repository = before.repository
-    like = first[1] if first else None
-    if first and not repository.commit:
-        repository = replace(repository, commit=_commit(repository, first[0]))
-    found, located = dict(failed), dict[RepositoryModel, ModelFiles]()
-    for model in repository.models:
-        if first and model == first[0]:
-            found[model] = ReadModel(model, first[1].header, first[1], bytes_read=first[1].bytes_read)
-        elif model not in failed:
-            try:
-                located[model] = _locate(repository, model)
-            except GgufspecError as error:
-                found[model] = ReadModel(model, error=error.message, hint=error.hint)
-    missing = [model for model, files in located.items() if files.key not in known]
-    if like is not None and missing:
-        reads = shared_headers.read_headers([located[model] for model in missing], like.sparse, on_event)
-    else:
-        reads = [Read(error="no header of its repository can be read")] * len(missing)
-    fresh = dict(zip(missing, reads, strict=True))
-    shapes = {_shape(like.header): like} if like else {}
-    for model, files in located.items():
-        one = fresh.get(model) or Read(known[files.key])
-        if one.header is None:
-            found[model] = ReadModel(model, None, None, one.error, one.hint, one.bytes_read)
-            continue
-        known[files.key] = one.header
-        found[model] = _of_shape(repository, model, one, shapes, on_event)
-    if fresh or before is None or before.repository != repository:
-        present = {files.key for files in located.values()}
-        entry = _Entry(_SCHEMA, repository, {key: header for key, header in known.items() if key in present})
-        write(_path(repository.repo, repository.revision), entry)
-    return repository, [found[model] for model in repository.models]
-
-
-def _unchanged(repository: Repository, before: _Entry | None) -> tuple[RepositoryModel, source.Known] | None:
-    """The model whose header was read whole and is kept, where the repository is at the commit of then; one request."""
-    if before is None or replace(repository, commit=before.repository.commit) != before.repository:
-        return None
-    model = _usual_first(repository)[0]
-    known = source.cached_header(repository.source(model))
-    if known is None or (not repository.commit and _commit(repository, model) != before.repository.commit):
-        return None
-    return model, known
-
-
-def _usual_first(repository: Repository) -> list[RepositoryModel]:
-    """The model that ``-hf`` alone takes, and then the others."""
-    return sorted(repository.models, key=lambda one: hub.quant_of(one.file) != hub.USUAL_QUANT)
-
-
-def _first(
-    repository: Repository, on_event: worker.Emit | None
-) -> tuple[tuple[RepositoryModel, source.Known] | None, dict[RepositoryModel, ReadModel]]:
-    """The model whose header is read whole: the one that ``-hf`` alone takes if it can be read; and what could not.
-
-    Raises:
-        GgufspecError: three models cannot be read, or there are no more; the reason is that of the first.
-    """
-    failed: dict[RepositoryModel, ReadModel] = {}
-    reason: GgufspecError | None = None
-    for model in _usual_first(repository):
+    found: dict[RepositoryModel, ReadModel] = {}
+    located: dict[RepositoryModel, ModelFiles] = {}
+    like, reason = None, None
+    # The one that -hf alone takes is read whole, or one of the next two where it cannot be.
+    for model in sorted(repository.models, key=lambda one: hub.quant_of(one.file) != hub.USUAL_QUANT):
         try:
-            return (model, source.read_headers([repository.source(model)], None, on_event)[0]), failed
-        except hub.UnreachableError:
-            raise
+            located[model] = _locate(repository, model)
+            if like is None and len(located) <= _MOST_TRIES:
+                like = source.read_headers([repository.source(model)], None, on_event)[0]
+                found[model] = ReadModel(model, like.header, like, bytes_read=like.bytes_read)
         except GgufspecError as error:
+            found[model] = ReadModel(model, error=error.message, hint=error.hint)
             reason = reason or error
-            failed[model] = ReadModel(model, error=error.message, hint=error.hint)
-            if len(failed) == _MOST_FAILED:
-                break
-    assert reason is not None  # there is a model
-    raise reason
-
-
-_MOST_FAILED = 3
+    if like is None:
+        assert reason is not None  # there is a model
+        raise reason
+    before = _load(repository.repo, repository.revision)
+    known = before.headers if before else {}
+    others = {model: files for model, files in located.items() if model not in found}
+    missing = [model for model, files in others.items() if files.key not in known]
+    fresh = shared_headers.read_headers([others[model] for model in missing], like.sparse, on_event)
+    reads = {model: Read(known[files.key]) for model, files in others.items() if files.key in known}
+    reads |= dict(zip(missing, fresh, strict=True))
+    shapes = {_shape(like.header): like}
+    for model, one in reads.items():
+        found[model] = _of_shape(model, one, repository.source(model), shapes, on_event)
+    headers = {others[model].key: one.header for model, one in reads.items() if one.header}
+    entry = _Entry(_SCHEMA, repository, headers)
+    if entry != before:
+        write(_path(repository.repo, repository.revision), entry)
+    return [found[model] for model in repository.models]
 
 
 def _of_shape(
-    repository: Repository,
     model: RepositoryModel,
     one: Read,
+    wanted: HubFile,
     shapes: dict[object, source.Known],
     on_event: worker.Emit | None,
 ) -> ReadModel:
     """The model with one of its shape, whose header is read whole where it is the first of that."""
-    assert one.header is not None
+    if one.header is None:
+        return ReadModel(model, error=one.error, hint=one.hint, bytes_read=one.bytes_read)
     shape, read = _shape(one.header), one.bytes_read
     if shape not in shapes:
         try:
-            shapes[shape] = source.read_headers([repository.source(model)], None, on_event)[0]
+            shapes[shape] = source.read_headers([wanted], None, on_event)[0]
         except GgufspecError as error:
-            return ReadModel(model, None, None, error.message, error.hint, read)
+            return ReadModel(model, error=error.message, hint=error.hint, bytes_read=read)
         read += shapes[shape].bytes_read
     return ReadModel(model, one.header, shapes[shape], bytes_read=read)
 
@@ -255,31 +206,20 @@ def _shape(header: ModelHeader) -> object:
     return header.architecture, json.dumps(scalars, sort_keys=True), tensors
 
 
-def _commit(repository: Repository, model: RepositoryModel) -> str:
-    return hub.remote_file(repository.repo, model.file, repository.revision).commit
-
-
 def _locate(repository: Repository, model: RepositoryModel) -> ModelFiles:
     """The files of a model as the list has them; those in the hub's cache if all of them are.
 
     Raises:
         ModelError: a part is missing.
     """
-    wanted = repository.source(model)
-    names = part_names(model.file)
-    if lost := [name for name in names if name not in model.files]:
-        raise ModelError(f"{lost[0]} is not in the repository", f"see {hub.page(repository.repo)}/tree/main")
+    wanted, sizes = repository.source(model), dict(zip(model.files, model.sizes, strict=True))
+    names, repo, commit = part_names(model.file), repository.repo, repository.commit
+    if lost := [name for name in names if name not in sizes]:
+        raise ModelError(f"{lost[0]} is not in the repository", f"see {hub.page(repo)}/tree/main")
     if here := downloaded(wanted):
         return here
-    files = tuple(_files(repository, model, names))
-    return ModelFiles(str(replace(wanted, revision=repository.commit)), locator(wanted), files)
-
-
-def _files(repository: Repository, model: RepositoryModel, names: Sequence[str]) -> Iterator[RemoteFile]:
-    for name in names:
-        size = model.sizes[model.files.index(name)]
-        url = hub.url(repository.repo, name, repository.commit)
-        yield RemoteFile(url, size, commit=repository.commit, repo=repository.repo)
+    files = [RemoteFile(hub.url(repo, name, commit), sizes[name], commit=commit, repo=repo) for name in names]
+    return ModelFiles(str(replace(wanted, revision=commit)), locator(wanted), tuple(files))
 
 
 def _path(repo: str, revision: str | None) -> Path:
