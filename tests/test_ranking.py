@@ -18,10 +18,9 @@ from server import COMMIT, Server, serving
 
 from ggufspec.llamacpp import gguf
 from ggufspec.llamacpp.options import ContextOptions, Placement
-from ggufspec.models import shared_headers
 from ggufspec.models.files import LocalFile, ModelFiles
 from ggufspec.models.repository import Repository, RepositoryModel
-from ggufspec.models.source import Known, read_headers
+from ggufspec.models.source import Known, read_headers, read_in_part
 from ggufspec.planning.dry_runs import DryRuns
 from ggufspec.planning.memory import Bytes, Request
 from ggufspec.planning.quantisations import DIVERGENCE, bits_per_weight, pareto, sharing
@@ -68,7 +67,7 @@ def read_whole(paths: list[Path], folder: Path) -> list[Known]:
 def test_a_header_that_is_read_in_part_is_the_one_that_is_read_whole(folder: Path, tmp_path: Path) -> None:
     paths = sorted(folder.glob("*.gguf"))
     known = read_whole(paths, tmp_path)
-    found = shared_headers.read_headers([here(path) for path in paths], known[1].sparse)
+    found = read_in_part([here(path) for path in paths], known[1].sparse)
     assert [one.header for one in found] == [one.header for one in known]
     assert max(one.bytes_read for one in found) < 200_000
     assert min(path.stat().st_size for path in paths) > 2_000_000
@@ -111,7 +110,7 @@ def test_a_header_that_is_not_like_the_known_one_is_right_as_well(
 ) -> None:
     path = write(tmp_path / "other.gguf")
     like, known = read_whole([folder / "Small-Q8_0.gguf", path], tmp_path / "cache")
-    (found,) = shared_headers.read_headers([here(path)], like.sparse)
+    (found,) = read_in_part([here(path)], like.sparse)
     assert found.header == known.header
 
 
@@ -121,7 +120,7 @@ def test_bytes_at_the_end_of_a_file_are_not_taken_for_weights(folder: Path, tmp_
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4096)
     like = read_whole([folder / "Small-Q8_0.gguf"], tmp_path / "cache")[0]
-    (found,) = shared_headers.read_headers([here(path)], like.sparse)
+    (found,) = read_in_part([here(path)], like.sparse)
     assert found.header is None
     assert "is cut short" in found.error
 

@@ -1,6 +1,6 @@
 """The models of one repository of the hub: their files and sizes, and their headers, which are kept together.
 
-:mod:`ggufspec.models.shared_headers` reads them.
+:mod:`ggufspec.models.source` reads them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from ggufspec import foreign, plain, worker
 from ggufspec.cache import cache_folder, write
 from ggufspec.errors import GgufspecError, ModelError
-from ggufspec.models import hub, shared_headers, source
+from ggufspec.models import hub, source
 from ggufspec.models.files import ModelFiles, digest, downloaded, locator, part_names
 from ggufspec.models.header import ModelHeader
 from ggufspec.models.heads import sidecar
 from ggufspec.models.hub import HubFile
 from ggufspec.models.ranges import RemoteFile
-from ggufspec.models.shared_headers import Read
 
 MOST_MODELS = 40  # of a repository; the usual ones have twenty
 _MOST_TRIES = 3  # of whole headers
@@ -166,8 +165,8 @@ def read(repository: Repository, on_event: worker.Emit | None = None) -> list[Re
     known = before.headers if before else {}
     others = {model: files for model, files in located.items() if model not in found}
     missing = [model for model, files in others.items() if files.key not in known]
-    fresh = shared_headers.read_headers([others[model] for model in missing], like.sparse, on_event)
-    reads = {model: Read(known[files.key]) for model, files in others.items() if files.key in known}
+    fresh = source.read_in_part([others[model] for model in missing], like.sparse, on_event)
+    reads = {model: source.Read(0, known[files.key]) for model, files in others.items() if files.key in known}
     reads |= dict(zip(missing, fresh, strict=True))
     shapes = {_shape(like.header): like}
     for model, one in reads.items():
@@ -181,7 +180,7 @@ def read(repository: Repository, on_event: worker.Emit | None = None) -> list[Re
 
 def _of_shape(
     model: RepositoryModel,
-    one: Read,
+    one: source.Read,
     wanted: HubFile,
     shapes: dict[object, source.Known],
     on_event: worker.Emit | None,

@@ -11,6 +11,7 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ggufspec.models.files import MOST_PARTS, LocalFile, ModelFiles, Source, loc
 from ggufspec.models.header import ModelHeader, interpret
 from ggufspec.models.hub import HubFile, UnreachableError
 from ggufspec.models.ranges import RemoteFile
+from ggufspec.models.shared_headers import FIRST_BYTES, Shared
 
 MOST_HEADER_BYTES = 64 << 20
 """Limit on the header, of all parts of a split model together. Llama 3 has 8 MB."""
@@ -31,6 +33,7 @@ MOST_HEADER_BYTES = 64 << 20
 _FIRST_BYTES, _DOUBLED_TO = 1 << 20, 4 << 20
 _LARGE = 16 << 20  # a header of so many bytes that is still refused may not be one that needs more
 MAX_MEMORY = 4 << 30  # of address space, beyond that of the child with llama.cpp loaded
+_AT_ONCE = 4  # headers that are read in part
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _AGAIN = "download it again"
 
@@ -56,17 +59,28 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Headers to read into ``folder``."""
+    """Headers to read whole, into ``folder``; or in part, with a file ``like`` them that begins with its header."""
 
     found: tuple[ModelFiles, ...]
-    folder: Path
+    folder: Path | None = None
+    like: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """The bytes read of one model; its header, or why there is none, where it is read in part."""
+
+    bytes_read: int
+    header: ModelHeader | None = None
+    error: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The bytes read of each, in the order of the spec."""
+    """In the order of the spec."""
 
-    bytes_read: tuple[int, ...]
+    read: tuple[Read, ...]
 
 
 def default_folder() -> Path:
@@ -99,7 +113,7 @@ def read_headers(
         except WorkerError as error:
             names = " or ".join(found.origin for found in missing)
             raise WorkerError(f"llama.cpp died over the header of {names}: {error.message}", _AGAIN) from None
-        bytes_read = dict(zip(missing, result.bytes_read, strict=True))
+        bytes_read = {one: read.bytes_read for one, read in zip(missing, result.read, strict=True)}
     known: list[Known] = []
     for entry in entries:
         if isinstance(entry, header_cache.Entry):
@@ -110,6 +124,24 @@ def read_headers(
             raise GgufspecError(f"the cached header of {entry.origin} is gone", f"ls {folder}")
         known.append(_known(new, folder, bytes_read[entry]))
     return known
+
+
+def read_in_part(found: Sequence[ModelFiles], like: Path, on_event: worker.Emit | None = None) -> list[Read]:
+    """The headers of models of one repository, not cached; one that cannot be read does not concern the others.
+
+    Args:
+        found: the models.
+        like: a file that begins with the header of one that is like them.
+        on_event: as in :func:`read_headers`.
+    """
+    if not found:
+        return []
+    try:
+        return [*worker.call(__name__, Spec(tuple(found), like=like), Result, on_event=on_event).read]
+    except WorkerError as error:
+        if len(found) == 1:
+            return [Read(0, error=f"llama.cpp died over its header: {error.message}", hint=error.hint)]
+    return [read for one in found for read in read_in_part([one], like, on_event)]  # which one was it?
 
 
 def cached_header(source: Source, folder: Path | None = None) -> Known | None:
@@ -154,32 +186,59 @@ def run(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Result:
             raise StopError("stopped while reading a header")
         emit({"event": "reading", "file": name, "bytes": count})
 
-    read: list[int] = []
-    for found in spec.found:
-        try:
-            with worker.limited_memory(MAX_MEMORY):
-                read.append(_read(found, spec.folder, progress))
-        except MemoryError:
-            raise ModelError(f"the header of {found.origin} takes too much memory", _AGAIN) from None
-    return Result(tuple(read))
+    with worker.limited_memory(MAX_MEMORY), ThreadPoolExecutor(_AT_ONCE) as pool:
+        shared = Shared.of(*read_prefix(LocalFile.at(spec.like))[:2]) if spec.like else None
+        read = functools.partial(_read, folder=spec.folder, shared=shared, progress=progress)
+        return Result(tuple(pool.map(read, spec.found) if spec.like else map(read, spec.found)))
 
 
-def _read(found: ModelFiles, folder: Path, progress: Callable[[str, int], None]) -> int:
-    """Read and keep a header: the bytes read."""
+def _read(found: ModelFiles, folder: Path | None, shared: Shared | None, progress: Callable[[str, int], None]) -> Read:
+    """Read a header, and keep it in the folder.
+
+    Raises:
+        GgufspecError: it cannot be read, and there is a folder.
+    """
     parts: list[gguf.Gguf] = []
     prefixes: list[bytes] = []
     read = 0
-    for file in found.files:
-        left = MOST_HEADER_BYTES - sum(map(len, prefixes))
-        part, prefix, count = read_prefix(file, left, functools.partial(progress, file.name))
-        parts.append(part)
-        prefixes.append(prefix)
-        read += count
-    name = found.files[0].name
-    check_split(name, parts)
-    header = interpret(name, parts, sum(file.size_bytes for file in found.files))
-    header_cache.save(folder, found, header, prefixes)
-    return read
+    try:
+        for file in found.files:
+            left = MOST_HEADER_BYTES - sum(map(len, prefixes))
+            part, prefix, count = _read_part(file, shared, left, functools.partial(progress, file.name))
+            parts.append(part)
+            prefixes.append(prefix)
+            read += count
+        name = found.files[0].name
+        check_split(name, parts)
+        header = interpret(name, parts, sum(file.size_bytes for file in found.files))
+        if folder is None:
+            return Read(read, header)
+        header_cache.save(folder, found, header, prefixes)
+        return Read(read)
+    except MemoryError:
+        error: GgufspecError = ModelError(f"the header of {found.origin} takes too much memory", _AGAIN)
+    except StopError:
+        raise
+    except GgufspecError as refused:
+        error = refused
+    if folder is not None:
+        raise error
+    return Read(read, error=error.message, hint=error.hint)
+
+
+def _read_part(
+    file: LocalFile | RemoteFile, shared: Shared | None, most: int, progress: Callable[[int], None]
+) -> tuple[gguf.Gguf, bytes, int]:
+    """:func:`read_prefix`; a header that has the ``shared`` part is read around it, and its bytes are not given."""
+    if shared is None:
+        return read_prefix(file, most, progress)
+    first = file.read(0, min(FIRST_BYTES, file.size_bytes))
+    progress(len(first))
+    found, more = shared.parse(file, first) if first.startswith(b"GGUF") else (None, 0)
+    if found is not None:
+        return found, b"", len(first) + more
+    parsed, prefix, count = read_prefix(file, most, progress, first)
+    return parsed, prefix, count + more
 
 
 def read_prefix(
