@@ -7,7 +7,7 @@ use ``settings.NAME`` where it counts. What reads the rows:
 - profiles: rows with ``profile`` are the keys of ``[settings]`` (:mod:`ggufspec.models.profile`)
 - ``bench --sweep``: rows with ``sweep`` may have a list (:meth:`Option.parse_list`, by the row's type)
 - ``tune``: rows with ``tune`` are searched unless they are given
-- chat: rows with ``chat`` can be switched while a pair is loaded; ``chat`` is the switch's name
+- chat: rows with ``chat`` can be switched while a pair is loaded, by the flag's name: ``/draft-max 4``
 - Python: rows with ``python`` are keywords of ``load_pair``, ``plan_pair`` and ``bench_pair``
 - reports: ``label`` is what tables and sentences call an option
 - the help, ``docs/commands.md`` and the man page: flags, metavar, help, default and :data:`VARIABLES`
@@ -275,7 +275,7 @@ class Option:
     profile: bool = False  # whether profiles have it in ``[settings]``
     sweep: bool = False  # whether ``bench --sweep`` takes a list of it
     tune: bool = False  # whether ``tune`` searches it
-    chat: str = ""  # the switch of a chat that changes it; empty for none
+    chat: bool = False  # whether a switch of a chat, of the flag's name, changes it
     python: bool = False  # whether it is a keyword of ``load_pair``, ``plan_pair`` and ``bench_pair``
     repeated: bool = False  # whether the flag may be given several times, as that of a tuple without a reader may
     # :func:`table` fills in:
@@ -489,7 +489,7 @@ class Settings:
     )
     raw: bool | None = option("--raw", "Send prompts as plain text, without the target's chat template.", "prompts")
     predict: int | None = option(
-        "-n --predict", "Tokens to generate at most.", "length", least=1, most=MAX_COUNT, usual="-n 128", chat="length"
+        "-n --predict", "Tokens to generate at most.", "length", least=1, most=MAX_COUNT, usual="-n 128", where="chat"
     )
     stop: tuple[str, ...] | None = option("--stop", "End before this text; may be repeated.", "answer", metavar="TEXT")
     grammar: str | None = option("--grammar", "The answer follows this grammar.", "answer", metavar="GBNF")
@@ -637,19 +637,18 @@ class Settings:
         "Who drafts: the draft file, a model or a head, n-grams of the text (lookup), both, or none; mtp may be in the "
         "target's own file.",
         "drafting",
-        where="profile sweep tune python",
+        where="profile sweep tune chat python",
         metavar="|".join((*DRAFTERS, *_ALIASES)),
         variable="DRAFTER",
         default="both",
         words=(*DRAFTERS, *_ALIASES),
         reader=_drafter,
-        chat="ngram",
     )
     draft_policy: str | None = option(
         "--draft-policy",
         "Draft as far as it pays, which may be not at all, or always --draft-max tokens.",
         "drafting",
-        where="profile sweep tune python",
+        where="profile sweep tune chat python",
         default="adaptive",
         choices=POLICIES,
         label="draft policy",
@@ -658,14 +657,13 @@ class Settings:
         "--draft-max",
         "The longest draft of a round, in tokens.",
         "drafting",
-        where="profile sweep tune python",
+        where="profile sweep tune chat python",
         variable="DRAFT_MAX",
         shown=f"{DRAFT_MAX}; if fixed, what the plan finds best, or {FIXED_DRAFT_MAX}",
         least=1,
         most=MAX_WIDTH - 1,
         usual="--draft-max 4 is usual; --no-draft runs target-only",
         label="draft length",
-        chat="gamma",
     )
     lookup_corpus: Path | None = option(
         "--lookup-corpus", "A text whose n-grams the lookup knows too.", "drafting", where="python"
@@ -674,12 +672,11 @@ class Settings:
         "--accept",
         "exact and residual are lossless; top-k:N and typical:EPS are lossy.",
         "drafting",
-        where="sweep python",
+        where="sweep chat python",
         metavar="RULE",
         default="exact",
         reader=check_rule,
         label="acceptance rule",
-        chat="accept",
     )
     strict: bool | None = option(
         "--strict", "The same text to the bit with and without draft; may be slower.", "drafting", where="python"
@@ -770,100 +767,100 @@ class Settings:
         "--temp",
         "Temperature; 0 is greedy.",
         "sampling",
+        where="chat",
         metavar="T",
         default=0.0,
         least=0,
         usual="--temp 0.8; 0 is greedy",
         label="temperature",
-        chat="temp",
     )
     top_k: int | None = option(
         "--top-k",
         "Keep the k likeliest tokens; 0 is off.",
         "sampling",
+        where="chat",
         metavar="K",
         default=40,
         least=0,
         usual="--top-k 40; 0 turns it off",
         label="top-k",
-        chat="processor",
     )
     top_p: float | None = option(
         "--top-p",
         "Keep the likeliest tokens up to this probability; 1 is off.",
         "sampling",
+        where="chat",
         metavar="P",
         default=0.95,
         most=1,
         above=0,
         usual="--top-p 0.95; 1 turns it off",
         label="top-p",
-        chat="processor",
     )
     min_p: float | None = option(
         "--min-p",
         "Keep tokens at least this fraction as likely as the likeliest; 0 is off.",
         "sampling",
+        where="chat",
         metavar="P",
         default=0.05,
         least=0,
         below=1,
         usual="--min-p 0.05; 0 turns it off",
         label="min-p",
-        chat="min-p",
     )
     seed: int | None = option(
         "-s --seed",
         "The same seed gives the same text, with and without draft; -1 draws one.",
         "sampling",
+        where="chat",
         default=0,
         least=-1,
         below=2**64,
         usual="--seed 7; --seed -1 draws one",
-        chat="seed",
     )
     repeat_penalty: float | None = option(
         "--repeat-penalty",
         "Divide the logits of tokens in the text by this; 1 is off.",
         "sampling",
+        where="chat",
         default=1.0,
         least=1 / MAX_PENALTY,
         most=MAX_PENALTY,
         usual="--repeat-penalty 1.1; 1 turns it off",
         label="repeat penalty",
-        chat="repeat-penalty",
     )
     repeat_last_n: int | None = option(
         "--repeat-last-n",
         "Penalise the last N tokens, the prompt's too; 0 is off, -1 the context.",
         "sampling",
+        where="chat",
         default=64,
         least=-1,
         usual="--repeat-last-n 64; -1 is the context, 0 turns penalties off",
         label="repeat-last-n",
-        chat="repeat-last-n",
     )
     presence_penalty: float | None = option(
         "--presence-penalty",
         "Subtract this from the logits of tokens in the text; 0 is off.",
         "sampling",
+        where="chat",
         default=0.0,
         least=-MAX_PENALTY,
         most=MAX_PENALTY,
         usual="--presence-penalty 0.5; 0 turns it off",
         label="presence penalty",
-        chat="presence-penalty",
     )
     frequency_penalty: float | None = option(
         "--frequency-penalty",
         "Subtract this once for each time a token is in the text; 0 is off.",
         "sampling",
+        where="chat",
         default=0.0,
         least=-MAX_PENALTY,
         most=MAX_PENALTY,
         usual="--frequency-penalty 0.5; 0 turns it off",
         label="frequency penalty",
-        chat="frequency-penalty",
     )
 
     # ---- what becomes of measurements

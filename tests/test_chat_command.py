@@ -67,21 +67,23 @@ def test_every_switch_in_one_chat(chat: Callable[..., Session], tmp_path: Path) 
     after(session, "def main(", answered(1))
     after(session, "/target", "target-only")
     after(session, "def main(", answered(2))
-    after(session, "/drafter", "draft-only")
+    after(session, "/draft", "draft-only")
     after(session, "def main(", answered(3))
     after(session, "/speculative", "\nspeculative")
-    after(session, "/gamma 3", "gamma: 3, always")
-    after(session, "/gamma", lambda text: text.count("gamma: 3, always") == 2)
-    after(session, "/processor topknucleus 0.8 40 0.95", "processor: topknucleus 0.8 40 0.95")
+    after(session, "/draft-policy fixed", "draft-policy: fixed")
+    after(session, "/draft-max 3", "draft-max: 3, always")
+    after(session, "/draft-max", lambda text: text.count("draft-max: 3, always") == 2)
+    after(session, "/processor topknucleus 0.8 40 0.95", "top-p: 0.95\nmin-p: 0\n")
+    after(session, "/top-k 20", "top-k: 20")
     after(session, "/seed 7", "seed: 7")
-    after(session, "/length 9", "length: 9 tokens at most")
-    after(session, "/ngram only", "ngram: only")
+    after(session, "/predict 9", "predict: 9 tokens at most")
+    after(session, "/drafter lookup", "drafter: lookup (n-gram lookup)")
     after(session, "/accept top-k:3", "accept: top-k:3 (lossy)")
     after(session, "import os", lambda text: answers(text) == 4 and "lossy: top-k:3" in flat(text))
     after(session, "/accept exact", "accept: exact")
-    after(session, "/ngram on", "ngram: on")
-    after(session, "/processor greedy", "processor: greedy")
-    after(session, "/gamma auto", "gamma: auto")
+    after(session, "/drafter both", "drafter: both (draft model and n-gram lookup)")
+    after(session, "/temp 0", "temp: 0")
+    after(session, "/gamma auto", "draft-policy: adaptive\ndraft-max: 63 at most")
     after(session, "/cache off", "cache: off")
     after(session, "/tint on", "written by: draft model")
     after(session, "/debug on", "debug: on")
@@ -93,7 +95,7 @@ def test_every_switch_in_one_chat(chat: Callable[..., Session], tmp_path: Path) 
     after(session, "x = 1", answered(6))
     after(session, "/chat on", "no usable chat template")
     text = after(session, "/settings", "tokens\n")
-    assert "topk" not in text.rpartition("mode")[2]
+    assert "adaptive" in text.rpartition("mode")[2]
     after(session, "/undo", "removed: x = 1")
     file = tmp_path / "said.json"
     after(session, f"/save {file}", "5 turns in")
@@ -102,7 +104,7 @@ def test_every_switch_in_one_chat(chat: Callable[..., Session], tmp_path: Path) 
     after(session, f"/load {file}", "5 turns from")
     after(session, "/retry", answered(7))
     after(session, "/help", "leave; so does Ctrl-D")
-    after(session, "/help gamma", "now: auto")
+    after(session, "/help gamma", "now: 63 at most")
     after(session, "/help gama", "/gamma is the nearest")
     assert workers(session.pid) == running, "nothing was loaded again"
     session.say("/quit")
@@ -129,20 +131,20 @@ def test_mistakes_are_told_and_change_nothing(chat: Callable[..., Session], cli:
     assert "has no chat template" in flat(session.terminal.text)
     after(session, "/gama 4", "/gamma is the nearest")
     after(session, "/gamma 99", "is not possible")
-    after(session, "/processor topk x", "topk [T] [K]")
-    after(session, "/drafter", "no draft model")
+    after(session, "/top-k x", "is not a whole number")
+    after(session, "/draft", "no draft model")
     after(session, "/compare x", "nothing to compare")
     after(session, "/save", "needs the name of a file")
     after(session, "/load nothing.json", "cannot be read")  # a short name: its message is one line
     (cli.folder / "damaged.json").write_text('{"schema": "ggufspec/chat@1", "turns": [{"user"')
     after(session, "/load damaged.json", "no whole JSON")
     after(session, "word " * 600, "the context holds 512")
-    session.type("/gam")
-    session.until("the draft length: N tokens")  # the menu
+    session.type("/draft-m")
+    session.until("the longest draft of a round")  # the menu
     session.type("\t")
-    session.until(lambda text: "\n> /gamma" in text.rpartition("next: ")[2])
+    session.until(lambda text: "\n> /draft-max" in text.rpartition("next: ")[2])
     session.say(" 4")
-    session.until("gamma: 4, always")
+    session.until("draft-max: 4 at most")
     after(session, "def main(", answered(1))
     session.type("\x04")
     session.end()
@@ -197,7 +199,7 @@ def test_a_child_that_is_killed_over_an_answer(chat: Callable[..., Session]) -> 
     child.kill()
     text = session.until("the next question loads the pair again")
     assert "ended by SIGKILL" in text
-    after(session, "/length 8", "length: 8")
+    after(session, "/predict 8", "predict: 8")
     after(session, "def main(", answered(1))
     assert "Traceback" not in session.terminal.text
 
@@ -280,7 +282,7 @@ def test_markdown_and_a_resize(chat: Callable[..., Session], templated: Path, dr
     session.until(lambda text: answers(text) == 1 or len(text) > 600)
     session.resize(120, 40)
     session.until(answered(1))
-    after(session, "/length 5", "length: 5")
+    after(session, "/length 5", "predict: 5")
     after(session, "again", answered(2))
     assert "Traceback" not in session.terminal.text
 
@@ -351,7 +353,7 @@ def test_a_document_can_be_loaded(cli: Cli, tmp_path: Path) -> None:
         ((), "\n \n", "standard input is empty"),
         ((), b"\xff\xfe\n", "not UTF-8"),
         ((), "/gama 4\n", "no command /gama"),
-        ((), "/length none\n", "is not a whole number"),
+        ((), "/predict none\n", "is not a whole number"),
         (("--drafter", "both", "--no-draft", "--system", "a", "--system-file", "b"), "x\n", "--system-file"),
         (("--system-file", "nothing.txt"), "x\n", "nothing.txt cannot be read"),
         (("--load", "nothing.json"), "x\n", "nothing.json cannot be read"),
@@ -425,11 +427,11 @@ def test_a_chat_with_a_head(cli: Cli, target: Path, kind: str) -> None:
     pair = ("demo-eagle3",) if kind == "eagle3" else ("-m", heads.write_mtp(target, cli.folder / "w.gguf"))
     label = {"eagle3": "EAGLE-3 head", "mtp": "MTP head"}[kind]
     flags = (*SHORT, "--drafter", f"{kind}+lookup", "--draft-policy", "fixed", "--draft-max", "2")
-    lines = ("/settings", "class Stack:", "/ngram off", "/settings", "/compare", "/target", "/settings", "/drafter")
+    lines = ("/settings", "class Stack:", "/drafter draft", "/settings", "/compare", "/target", "/settings", "/draft")
     done = cli("chat", *pair, *flags, stdin="\n".join(lines), COLUMNS="100")
     assert (done.code, f"an {label} cannot answer alone" in done.stderr) == (2, True), done.stderr
-    shown = re.findall(r"^drafts +(.+?) *$", done.stderr + done.stdout, re.MULTILINE)
-    assert shown == [f"{label} and n-gram lookup", label]
+    shown = re.findall(r"^/drafter +\S+ \((.+?)\) *$", done.stderr + done.stdout, re.MULTILINE)
+    assert shown == [f"{label} and n-gram lookup", label, label]
     assert "draft-only" not in done.stdout + done.stderr
     document = cli("chat", *pair, *flags, "--json", stdin="def f(\n/compare\n").document()
     assert [run["name"] for run in document["turns"][-1]["compared"]] == ["target-only", "speculative"]

@@ -88,8 +88,8 @@ def test_bytes_that_are_no_text(keys: PipeInput, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "whole"),
     [
-        ("/gam", "/gamma"),
-        ("/processor top", "/processor topk"),
+        ("/draft-m", "/draft-max"),
+        ("/drafter loo", "/drafter lookup"),
         ("/save sa", "/save said.json"),
         ("/load ./sa", "/load ./said.json"),
     ],

@@ -371,7 +371,7 @@ def talk(endpoint: Endpoint) -> Iterator[RemoteTalk]:
 
     out, err = Console(theme=markdown.THEME, highlight=False), Console(stderr=True, highlight=False)
     screen = Screen(out, err, lambda text: err.print(text, soft_wrap=True), idle, False)
-    made = RemoteTalk(Remote(f"{endpoint.url}/v1"), Switches(has_draft=False, loaded=(), ngram="off"), screen)
+    made = RemoteTalk(Remote(f"{endpoint.url}/v1"), Switches(has_draft=False), screen)
     made.open()
     yield made
     made.close()
@@ -419,7 +419,9 @@ def test_a_conversation_goes_on(endpoint, talk, capsys, tmp_path):
     [
         "/speculative",
         "/target",
-        "/drafter",
+        "/draft",
+        "/drafter lookup",
+        "/draft-max 4",
         "/compare hi",
         "/gamma 4",
         "/ngram on",
@@ -441,7 +443,8 @@ def test_settings_and_status_are_those_of_the_server(talk, endpoint, capsys):
     shown = capsys.readouterr().err
     assert "the pair" in shown
     assert endpoint.url in shown
-    assert "/gamma" not in shown
+    assert "/draft-max" not in shown
+    assert "/top-k" in shown
     assert "8 tokens" in shown
     assert talk.status() == [("the pair", False), ("8 tokens", False), ("greedy", False)]
     talk.greet()

@@ -89,7 +89,7 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
 
 def test_an_answer_and_what_it_took(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
     script = Script(reply("hello"), reply("again"))
-    chat = talk(script, accept="top-k:3", gamma=4, system="Be terse.")
+    chat = talk(script, accept="top-k:3", draft_policy="fixed", draft_max=4, system="Be terse.")
     chat.take("hi")
     out, err = capsys.readouterr()
     assert out == "hello\n"
@@ -188,7 +188,7 @@ def test_what_is_left_out_is_said_even_when_quiet(
     assert "the 3 oldest turns do not fit" in said[2]
     assert [turn.dropped for turn in chat.document().turns] == [1, 1, 3]
     assert ("3 left out", True) in chat.status()
-    chat.take("/length 8")
+    chat.take("/predict 8")
     chat.take("d")
     assert not any("left out" in words for words, _ in chat.status())
     capsys.readouterr()

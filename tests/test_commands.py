@@ -65,7 +65,7 @@ def test_every_command_is_there_with_its_usage_options_and_examples(script: Modu
     assert ("-r, --repetitions N") in dict(bench.options)
     assert bench.usage.startswith("ggufspec bench [OPTIONS]")
     assert [page.name for page in pages if page.switches] == ["ggufspec chat"]
-    assert "/gamma N|auto" in dict(pages[names.index("ggufspec chat")].switches)
+    assert "/draft-max N|max" in dict(pages[names.index("ggufspec chat")].switches)
 
 
 def test_it_is_the_same_in_any_terminal(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

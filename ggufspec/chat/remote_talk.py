@@ -15,18 +15,10 @@ from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import StopError, UsageError
 from ggufspec.reports.table import pairs
 
-_SERVERS = (  # commands about what the server decides
-    "speculative",
-    "target",
-    "drafter",
-    "compare",
-    "gamma",
-    "ngram",
-    "accept",
-    "cache",
-    "debug",
-    "tint",
-)
+_SERVERS = {  # what the server decides
+    *("speculative", "target", "draft", "compare", "cache", "debug", "tint"),
+    *(name for name, row in chat_commands.ROWS.items() if row.group == "drafting"),
+}
 
 
 class RemoteTalk(Talk):
@@ -64,13 +56,13 @@ class RemoteTalk(Talk):
         self.screen.note(f"{self.name} at {self._server.url}. /help lists commands, Ctrl-D leaves.")
         self.screen.gap()
 
-    def _run(self, command: Command) -> bool:
-        if command.name in _SERVERS:
+    def _run(self, commands: tuple[Command, ...]) -> bool:
+        if (name := commands[0].name) in _SERVERS:
             raise UsageError(
-                f"/{command.name} is not possible: the server decides that",
+                f"/{name} is not possible: the server decides that",
                 "load the pair here for it: ggufspec chat PAIR; /settings shows what can be changed",
             )
-        return super()._run(command)
+        return super()._run(commands)
 
     def _settings(self, _: str) -> None:
         names = [name for name in chat_commands.SHOWN if name not in _SERVERS]
@@ -80,10 +72,10 @@ class RemoteTalk(Talk):
 
     def status(self) -> list[tuple[str, bool]]:
         """The toolbar's words, and whether each is a warning."""
-        words = [self.name, f"{self._used:,} tokens", chat_commands.processor(self.settings.sampling)]
+        words = [self.name, f"{self._used:,} tokens", chat_commands.sampled(self.settings)]
         words += ["penalties"] * self.settings.sampling.penalises + ["chat off"] * (not self.settings.chat)
         return [(word, False) for word in words]
 
     def _settings_now(self) -> dict[str, Any]:
         now = self.settings
-        return {**asdict(now.sampling), "max_tokens": now.length, "chat": now.chat}
+        return {**asdict(now.sampling), "max_tokens": now.predict, "chat": now.chat}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ggufspec.schema.rounds import TracedRound
 
 _RESULTS = {"accepted": ("✓", "green"), "rejected": ("✗", "red"), "unread": ("·", "dim")}
-_STOPS = {"length": "cut at /length", "context": "the context is full", "grammar": "the grammar permits no more"}
+_STOPS = {"length": "cut at /predict", "context": "the context is full", "grammar": "the grammar permits no more"}
 
 
 def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None:

@@ -22,7 +22,6 @@ from ggufspec.errors import GgufspecError, StopError, UsageError, WorkerError
 from ggufspec.reports.table import pairs
 from ggufspec.schema.chat import ChatDocument, ChatRun
 from ggufspec.schema.rounds import TracedRound
-from ggufspec.settings import drafter_text, drafters_label
 from ggufspec.worker import Interrupted, Session
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from ggufspec.decoding.options import DecoderOptions
 
 _LONG_PROMPT = 256  # tokens of a prompt from which it is said that it is being read
-_RUN_NAMES = {"target": "target-only", "draft": "draft-only", "": "speculative"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ class Talk:
             GgufspecError: what was typed is wrong, or the pair could not answer; nothing has changed then.
         """
         read = chat_commands.read(typed)
-        if isinstance(read, Command):
+        if not isinstance(read, str):
             return self._run(read)
         if read.strip():
             self.say(read)
@@ -205,7 +203,7 @@ class Talk:
             alone=alone,
             options=self._options(settings),
             sampling=settings.sampling,
-            max_tokens=settings.length,
+            max_tokens=settings.predict,
             cache=settings.cache and cache,
             trace=settings.debug,
         )
@@ -259,31 +257,32 @@ class Talk:
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
-    def _run(self, command: Command) -> bool:
-        if command.name == "quit":
+    def _run(self, commands: tuple[Command, ...]) -> bool:
+        name, argument = commands[0]
+        if name == "quit":
             return False
-        if chat_commands.is_switch(command.name):
-            self._switch(command)
+        if chat_commands.is_switch(name):
+            self._switch(commands)
         else:
-            getattr(self, f"_{command.name}")(command.argument)
+            getattr(self, f"_{name}")(argument)
         return True
 
-    def _switch(self, command: Command) -> None:
-        name = command.name
-        if command.argument or not COMMANDS[name].form:
-            changed = chat_commands.change(self.settings, command)
-            if changed.chat and not self.settings.chat and self._ready and not self._ready.has_template:
-                raise UsageError("the model has no usable chat template", "messages are continued as plain text")
-            self.settings = changed
-        value = chat_commands.shown(self.settings, name)
-        self.screen.say(value if name in MODES else f"{name}: {value}")
-        if name == "tint" and self.settings.tint:
+    def _switch(self, commands: tuple[Command, ...]) -> None:
+        changed = self.settings
+        for command in commands:
+            if command.argument or not COMMANDS[command.name].form:
+                changed = chat_commands.change(changed, command)
+        if changed.chat and not self.settings.chat and self._ready and not self._ready.has_template:
+            raise UsageError("the model has no usable chat template", "messages are continued as plain text")
+        self.settings = changed
+        for name, _ in commands:
+            value = chat_commands.shown(changed, name)
+            self.screen.say(f"{name}: {value}" if COMMANDS[name].form else value)
+        if changed.tint and commands[0].name == "tint":
             self.screen.show(report.legend(source_styles(self.screen.console), self.settings.drafters))
 
     def _settings(self, _: str) -> None:
         rows = [("mode", chat_commands.mode(self.settings))]
-        if self.settings.mode == "speculative" and self.settings.drafters:
-            rows.append(("drafts", drafters_label(drafter_text(self.settings.drafters))))
         rows += [(f"/{name}", chat_commands.shown(self.settings, name)) for name in chat_commands.SHOWN]
         rows.append(("context", f"{self._used:,} of {self.ctx_size:,} tokens"))
         rows += [(role, str(self.about[role])) for role in ("target", "draft") if self.about.get(role)]
@@ -299,12 +298,13 @@ class Talk:
                     "a message that begins with a slash has two"
                 )
             return
-        found = chat_commands.read(f"/{word}")  # or an error with the nearest
-        assert isinstance(found, Command)
-        about = COMMANDS[found.name]
-        lines = [(about.typed(found.name), about.does), *(("", line) for line in about.more)]
-        if chat_commands.is_switch(found.name):
-            lines.append(("", f"now: {chat_commands.shown(self.settings, found.name)}"))
+        lines: list[tuple[str, str]] = []
+        for found in chat_commands.read(f"/{word}"):  # or an error with the nearest
+            assert isinstance(found, Command)
+            about = COMMANDS[found.name]
+            lines += [(about.typed(found.name), about.does), *[("", about.more)] * bool(about.more)]
+            if chat_commands.is_switch(found.name):
+                lines.append(("", f"now: {chat_commands.shown(self.settings, found.name)}"))
         self.screen.show(pairs(lines))
 
     def _clear(self, _: str) -> None:
@@ -361,34 +361,34 @@ class Talk:
         before = self.conversation
         if not argument:
             argument, before = self._last_question("compare"), before.undo()
-        settings = replace(self.settings, mode="speculative")
+        settings = replace(self.settings, alone="")
         ways = [
             "target",
             *(["draft"] if settings.has_draft and not settings.head else []),
             *([""] if settings.drafters else []),
         ]
         if len(ways) == 1:
-            raise UsageError("there is nothing to compare target-only with", "/ngram on")
+            raise UsageError("there is nothing to compare target-only with", "/drafter lookup")
         asked = replace(before, system=settings.system).ask(argument)
         runs: list[ChatRun] = []
         answers: dict[str, session.Reply] = {}
         for way in ways:
             if self.screen.streams:
-                self.screen.note(f"── {_RUN_NAMES[way]} ──")
+                self.screen.note(f"── {MODES[way]} ──")
             answer = self._ask(asked, settings, way, cache=False)
             figures = report.figures(answer.statistics, lossy=settings.lossy and not way)
             if figures is None or (answer.stopped and not answer.tokens):
                 break
             answers[way] = answer
             differs_at = _differs_at(answer.tokens, answers["target"].tokens)
-            runs.append(ChatRun(_RUN_NAMES[way], answer.text, figures, differs_at, answer.stopped))
+            runs.append(ChatRun(MODES[way], answer.text, figures, differs_at, answer.stopped))
             if self.stopped:
                 break
         if runs:
             self.screen.show(report.comparison(runs))
         for way in ("", "target"):
             if way in answers:
-                figures = next(run.figures for run in runs if run.name == _RUN_NAMES[way])
+                figures = next(run.figures for run in runs if run.name == MODES[way])
                 self._keep(asked, answers[way], figures=figures, compared=tuple(runs))
                 break
 
@@ -398,13 +398,13 @@ class Talk:
         """The toolbar's words, the important ones first, and whether each is a warning."""
         settings = self.settings
         words = [(self.name, False), (chat_commands.mode(settings), False)]
-        if settings.mode == "speculative" and settings.drafters:
-            words.append((f"γ {settings.gamma or 'auto'}", False))
+        if not settings.alone and settings.drafters:
+            words.append((f"draft-max {chat_commands.shown(settings, 'draft-max')}", False))
             words.append((f"{settings.accept} (lossy)" if settings.lossy else settings.accept, settings.lossy))
         words.append((f"{self._used:,}/{self.ctx_size:,} tokens", False))
         if self._dropped:
             words.append((f"{self._dropped} left out", True))
-        words.append((chat_commands.processor(settings.sampling), False))
+        words.append((chat_commands.sampled(settings), False))
         words += [("penalties", False)] * settings.sampling.penalises
         words += [("chat off", False)] * (not settings.chat) + [("cache off", False)] * (not settings.cache)
         return words
@@ -435,7 +435,7 @@ class Talk:
             "drafter": options.drafter,
             "lossy": now.lossy,
             **asdict(now.sampling),
-            "max_tokens": now.length,
+            "max_tokens": now.predict,
             "chat": now.chat,
             "cache": now.cache,
         }

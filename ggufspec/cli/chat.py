@@ -83,7 +83,7 @@ def chat(
     said_first = inputs.read_prompt(system, system_file) or ""
     interactive = not ui.flags().json and sys.stdin.isatty() and sys.stdout.isatty()
     lines = iter(()) if interactive else _lines()
-    more = {"length": given.value("predict"), "markdown": None if markdown else False, "system": said_first}
+    more = {"predict": given.value("predict"), "markdown": None if markdown else False, "system": said_first}
     screen = Screen(
         *(ui.out(THEME), ui.err(), _say, ui.busy),
         interactive=interactive,
@@ -124,7 +124,7 @@ def _remote(
     url: str, key: str | None, model: str | None, given: Settings, screen: Screen, more: dict[str, Any]
 ) -> Talk:
     """A chat with a server."""
-    settings = Switches(has_draft=False, loaded=(), ngram="off", sampling=api.sampling(inputs.with_seed(given)), **more)
+    settings = Switches(has_draft=False, sampling=api.sampling(inputs.with_seed(given)), **more)
     return RemoteTalk(Remote(base_url(url), key or "", model or ""), settings, screen)
 
 
@@ -132,20 +132,18 @@ def _local(given: Settings, screen: Screen, more: dict[str, Any]) -> Talk:
     """A chat with a pair that this command loads."""
     chosen, loaded = prepare_pair(given)
     drafts = loaded.drafts(with_draft=chosen.draft is not None)
-    fixed = loaded.draft_policy == "fixed"
-    most = max(loaded.draft_max, ROWS - 1)  # what it is loaded for
     settings = Switches(
         has_draft=chosen.draft is not None and loaded.needs_draft,
-        draft_most=most,
-        auto_most=most if fixed else loaded.draft_max,
-        loaded=loaded.drafters,
-        ngram="on" if drafts and "lookup" in loaded.drafters else "off",
-        gamma=loaded.draft_max if fixed and drafts else None,
+        head=loaded.head,
+        draft_most=max(loaded.draft_max, ROWS - 1),  # what it is loaded for
+        drafter=loaded.drafter if drafts else "none",
+        draft_policy=loaded.draft_policy,
+        draft_max=loaded.draft_max,
         accept=loaded.accept,
         sampling=api.sampling(inputs.with_seed(given)),
         **more,
     )
-    if not drafts:  # so that /ngram can bring the lookup in
+    if not drafts:  # so that /drafter can bring the lookup in
         loaded = replace(loaded, drafters=("lookup",))
     spec = Spec(target=chosen.target, draft=chosen.draft, options=loaded, rpc=given.rpc or ())
     return Talk(spec, settings, screen, name=chosen.name, about=chosen.describe(), verbose=ui.flags().verbose)
