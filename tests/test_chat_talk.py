@@ -39,7 +39,7 @@ def reply(text: str, tokens: tuple[int, ...] = (1, 2, 3), **more: Any) -> Reply:
 class Script:
     """Stands for :class:`ggufspec.worker.Session`: answers from a list."""
 
-    def __init__(self, *answers: Answer | Reply, template: bool = True) -> None:
+    def __init__(self, *answers: Answer | Reply, template: str = "{{ messages }}") -> None:
         self.answers = list(answers)
         self.asked: list[Request] = []
         self.opened = self.stops = 0
@@ -50,7 +50,7 @@ class Script:
         self.opened += 1
         self.is_open = True
         placed = LoadedModel("llama", 4, 0, 1000)
-        return Ready(placed, placed, ("a note",), self._template, spec.options.ctx_size)
+        return Ready(placed, placed, (), ("a note",), spec.options.ctx_size, 1, self._template)
 
     def ask(self, request: Request, _kind: type[Reply], *, on_event: Callable[[dict[str, Any]], None]) -> Reply:
         self.asked.append(request)
@@ -299,7 +299,7 @@ def test_one_document_streams_nothing(talk: Callable[..., Talk], capsys: pytest.
 
 
 def test_a_model_without_template(talk: Callable[..., Talk], capsys: pytest.CaptureFixture[str]) -> None:
-    chat = talk(Script(template=False))
+    chat = talk(Script(template=""))
     assert not chat.settings.chat
     with pytest.raises(UsageError, match="no usable chat template"):
         chat.take("/chat on")

@@ -112,7 +112,7 @@ class Remote:
             raise
         self._client = client
         loaded = LoadedModel(self.model, 0, 0, 0)
-        return session.Ready(target=loaded, draft=None, notes=(), has_template=True, ctx_size=0)
+        return session.Ready(loaded, None, (), (), ctx_size=0, parallel=1, chat_template="the server's own")
 
     def ask(self, request: session.Request, _: object = None, *, on_event: Callable[[Event], None]) -> session.Reply:
         """Ask, and hand on what comes: events ``token``, and ``reasoning`` {text} of a model that thinks before.

@@ -11,6 +11,8 @@ Events of a request, in this order: ``dropped`` {turns} where the conversation i
 the context; ``prompt`` {tokens}; then for every round, when the request wants them, ``round`` {round: a TracedRound},
 and for every token ``token`` {text, source}. ``text`` may be empty, ``source`` is ``draft``, ``lookup``, ``target`` or
 ``bonus``.
+
+:class:`LoadedPair` is what this job and that of :mod:`ggufspec.serve.session` have in common.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar, Self
 
 from ggufspec import worker
 from ggufspec.bench.trial import LoadedModel, loaded_models, recorder
@@ -37,24 +40,24 @@ from ggufspec.llamacpp.chat_template import ChatTemplate
 class Spec:
     """What to load."""
 
-    target: Path  # path of the target's GGUF file; its chat template is used
+    target: Path  # path of the target's GGUF file
     draft: Path | None  # path of the draft's, or None
-    options: DecoderOptions  # ``draft_max`` is the most that a request can ask for
+    options: DecoderOptions  # ``draft_max`` is the most that a request can ask for; ``parallel`` caches are kept
     rpc: tuple[str, ...] = ()  # endpoints of RPC workers
+    chat_template: str = ""  # Jinja; empty: the target's own
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What was loaded: the models as they were placed, and the decoder's notes.
-
-    Without a template (``has_template``) chat is off.
-    """
+    """What was loaded: the models as they were placed."""
 
     target: LoadedModel
     draft: LoadedModel | None
-    notes: tuple[str, ...]
-    has_template: bool
-    ctx_size: int
+    drafters: tuple[str, ...]  # who drafts; none where speculation is off
+    notes: tuple[str, ...]  # what a user should know of how it runs
+    ctx_size: int  # tokens of context of each conversation
+    parallel: int  # conversations that are kept
+    chat_template: str  # Jinja; empty where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,47 +91,76 @@ class Reply:
         return self.statistics.prompt_tokens + self.statistics.tokens if self.statistics else 0
 
 
-@contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
-    """Load the pair in this process, and free it in the end.
-
-    Raises:
-        GgufspecError: what the user can mend.
-    """
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
-    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
-        yield Loaded(decoder)
-
-
-class Loaded:
+class LoadedPair:
     """A pair that answers requests; ``ready`` is what was loaded.
 
     Args:
         decoder: the pair.
+        chat_template: Jinja in place of the target's own; empty for that.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder) -> None:
+    of_template: ClassVar[dict[str, str]] = {}  # further arguments of :meth:`ChatTemplate.of`
+
+    def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
         self._decoder = decoder
-        self._options = decoder.options
-        if self._options.needs_draft and decoder.draft is None:
-            self._options = replace(self._options, drafters=(), lookup_corpus=None)
+        source = chat_template or decoder.target.chat_template
+        self._source = source if source.strip() else ""
         self._noted: set[str] = set()
-        template, notes, model = None, [*decoder.notes], decoder.target
-        if model.chat_template.strip():
-            template = ChatTemplate.of(model)
-        else:
-            without = "it continues the conversation as plain text (chat off)"
-            notes.append(f"{model.path.name} has no chat template: {without}")
-        self._prompter = Prompter(model, template)
+        self._prompter = self._new_prompter()
         target, draft = loaded_models(decoder)
         self.ready = Ready(
             target=target,
             draft=draft,
-            notes=self._new(notes),
-            has_template=template is not None,
+            drafters=decoder.drafters,
+            notes=self._new_notes(*self._about()),
             ctx_size=decoder.options.ctx_size,
+            parallel=decoder.options.parallel,
+            chat_template=self._source,
         )
+
+    @classmethod
+    @contextmanager
+    def opened(cls, spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Self]:  # noqa: ARG003
+        """Load the pair in this process, and free it in the end.
+
+        Raises:
+            GgufspecError: what the user can mend.
+        """
+        for endpoint in spec.rpc:
+            devices.add_rpc_worker(endpoint)
+        with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
+            yield cls(decoder, spec.chat_template)
+
+    def _new_prompter(self) -> Prompter:
+        model, template = self._decoder.target, None
+        if self._source:
+            template = ChatTemplate.of(model, self._source, **self.of_template)
+        return Prompter(model, template)
+
+    def _about(self) -> list[str]:
+        """Notes on what was loaded, besides the decoder's."""
+        return []
+
+    def _new_notes(self, *more: str) -> tuple[str, ...]:
+        """Those that are new in this session."""
+        found = dict.fromkeys([*self._prompter.notes, *self._decoder.notes, *more])
+        new = tuple(note for note in found if note not in self._noted)
+        self._noted.update(new)
+        return new
+
+
+class Loaded(LoadedPair):
+    """A pair to chat with."""
+
+    def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
+        super().__init__(decoder, chat_template)
+        self._options = decoder.options
+        if self._options.needs_draft and decoder.draft is None:
+            self._options = replace(self._options, drafters=(), lookup_corpus=None)
+
+    def _about(self) -> list[str]:
+        without = "it continues the conversation as plain text (chat off)"
+        return [] if self._source else [f"{self._decoder.target.path.name} has no chat template: {without}"]
 
     def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
         """Answer one question, with the events that the module names.
@@ -172,12 +204,9 @@ class Loaded:
             tokens=tuple(tokens),
             statistics=decoder.statistics,
             dropped=dropped,
-            notes=self._new([*self._prompter.notes, *decoder.notes]),
+            notes=self._new_notes(),
             stopped=stopping.is_set() and not decoder.statistics.stop_reason,
         )
 
-    def _new(self, notes: list[str]) -> tuple[str, ...]:
-        """Those that are new in this session."""
-        new = tuple(note for note in dict.fromkeys(notes) if note not in self._noted)
-        self._noted.update(new)
-        return new
+
+opened = Loaded.opened

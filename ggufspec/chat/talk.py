@@ -116,7 +116,7 @@ class Talk:
         except Interrupted:
             raise StopError("interrupted before the pair was loaded") from None
         self._ready = ready
-        chat = self.settings.chat and ready.has_template
+        chat = self.settings.chat and bool(ready.chat_template)
         self.settings = replace(self.settings, has_draft=ready.draft is not None, chat=chat)
         self._note(ready.notes)
 
@@ -272,7 +272,7 @@ class Talk:
         for command in commands:
             if command.argument or not COMMANDS[command.name].form:
                 changed = chat_commands.change(changed, command)
-        if changed.chat and not self.settings.chat and self._ready and not self._ready.has_template:
+        if changed.chat and not self.settings.chat and self._ready and not self._ready.chat_template:
             raise UsageError("the model has no usable chat template", "messages are continued as plain text")
         self.settings = changed
         for name, _ in commands:

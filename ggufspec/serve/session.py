@@ -19,54 +19,27 @@ import math
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ggufspec import worker
-from ggufspec.bench.trial import LoadedModel, loaded_models
-from ggufspec.cache import cache_folder
 from ggufspec.chat.mends import Message
-from ggufspec.chat.prompt import Prompter
+from ggufspec.chat.session import LoadedPair, Ready, Spec
 from ggufspec.decoding.decoder import Emitted, SpeculativeDecoder, Statistics
-from ggufspec.decoding.options import DecoderOptions
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import UsageError
-from ggufspec.llamacpp import chat_library, devices
+from ggufspec.llamacpp import chat_library
 from ggufspec.llamacpp.chat_library import Applied, Delta
-from ggufspec.llamacpp.chat_template import ChatTemplate, Wishes
+from ggufspec.llamacpp.chat_template import Wishes
 from ggufspec.serve.reading import Reading
 from ggufspec.serve.sequences import choose
 
+__all__ = ["Loaded", "Ready", "Reply", "Request", "Spec", "TokenLogprob", "opened"]
+
 _MOST_ANSWERS = 256  # whose tokens are remembered, so that a conversation's next prompt is what the cache holds
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What to load."""
-
-    target: Path  # path of the target's GGUF file
-    draft: Path | None  # path of the draft's, or None
-    options: DecoderOptions  # ``parallel`` conversations are kept
-    rpc: tuple[str, ...] = ()  # endpoints of RPC workers
-    chat_template: str = ""  # Jinja; empty: the target's own
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What was loaded."""
-
-    target: LoadedModel
-    draft: LoadedModel | None
-    drafters: tuple[str, ...]  # who drafts; none where speculation is off
-    notes: tuple[str, ...]  # what a user should know of how it runs
-    ctx_size: int  # tokens of context of each conversation
-    parallel: int  # conversations that are kept
-    chat_template: str  # Jinja; empty where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,53 +84,21 @@ class Reply:
     notes: tuple[str, ...] = ()  # each once in a session
 
 
-@contextmanager
-def opened(spec: Spec, emit: worker.Emit, stopping: threading.Event) -> Iterator[Loaded]:  # noqa: ARG001
-    """Load the pair in this process, and free it in the end.
+class Loaded(LoadedPair):
+    """A pair behind an endpoint."""
 
-    Raises:
-        GgufspecError: what the user can mend.
-    """
-    for endpoint in spec.rpc:
-        devices.add_rpc_worker(endpoint)
-    with SpeculativeDecoder(spec.target, spec.draft, spec.options, cache=cache_folder()) as decoder:
-        yield Loaded(decoder, spec.chat_template)
+    of_template: ClassVar[dict[str, str]] = {"hint": "start the server with --chat-template FILE"}
 
-
-class Loaded:
-    """A pair that answers requests; ``ready`` is what was loaded.
-
-    Args:
-        decoder: the pair.
-        chat_template: Jinja in place of the target's own; empty for that.
-    """
-
-    def __init__(self, decoder: SpeculativeDecoder, chat_template: str) -> None:
-        self._decoder = decoder
-        self._source = chat_template or decoder.target.chat_template
-        self._noted: set[str] = set()
+    def __init__(self, decoder: SpeculativeDecoder, chat_template: str = "") -> None:
+        super().__init__(decoder, chat_template)
         self._answers: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # tokens of answers, by their text
         self._used = [0] * decoder.options.parallel  # the request that each conversation was last used for
         self._requests = 0
         self._day = date.today()
-        self._prompter = self._new_prompter()
-        target, draft = loaded_models(decoder)
-        lacking = chat_library.missing() if self._source.strip() else None
-        self.ready = Ready(
-            target=target,
-            draft=draft,
-            drafters=decoder.drafters,
-            notes=self._new([*decoder.notes, *([f"{lacking.message}: {lacking.hint}"] if lacking else [])]),
-            ctx_size=decoder.options.ctx_size,
-            parallel=decoder.options.parallel,
-            chat_template=self._source if self._source.strip() else "",
-        )
 
-    def _new_prompter(self) -> Prompter:
-        model, template = self._decoder.target, None
-        if self._source.strip():
-            template = ChatTemplate.of(model, self._source, hint="start the server with --chat-template FILE")
-        return Prompter(model, template)
+    def _about(self) -> list[str]:
+        lacking = chat_library.missing() if self._source else None
+        return [f"{lacking.message}: {lacking.hint}"] if lacking else []
 
     def answer(self, request: Request, emit: worker.Emit, stopping: threading.Event) -> Reply:
         """Answer one request, with the events that the module names.
@@ -225,7 +166,7 @@ class Loaded:
             target_only_s=None if alone_s is None else alone_s * statistics.decoded,
             speculation=bool(decoder.drafters) and not decoder.is_backing_off,
             accepted_by_drafter=_by_drafter(decoder),
-            notes=self._new([*self._prompter.notes, *decoder.notes]),
+            notes=self._new_notes(),
         )
 
     def _prompt(self, request: Request) -> tuple[list[int], Applied | None]:
@@ -265,12 +206,6 @@ class Loaded:
         self._answers.move_to_end(text)
         while len(self._answers) > _MOST_ANSWERS:
             self._answers.popitem(last=False)
-
-    def _new(self, notes: list[str]) -> tuple[str, ...]:
-        """Those that are new in this session."""
-        new = tuple(note for note in dict.fromkeys(notes) if note not in self._noted)
-        self._noted.update(new)
-        return new
 
 
 class _Events:
@@ -370,3 +305,6 @@ def _by_drafter(decoder: SpeculativeDecoder) -> dict[str, tuple[int, int]]:
         drafted.update(one.drafters)
         accepted.update(one.drafters[: one.accepted])
     return {name: (drafted[name], accepted[name]) for name in drafted}
+
+
+opened = Loaded.opened

@@ -306,7 +306,7 @@ def test_what_the_model_says_of_itself(chat_pair: Pair, pair: Pair) -> None:
 
 def test_without_a_template_it_goes_on_with_plain_text(pair: Pair) -> None:
     with loaded(*pair) as one:
-        assert not one.ready.has_template
+        assert not one.ready.chat_template
         assert [note for note in one.ready.notes if "has no chat template" in note]
         _, replies = talk(one)
         same, _ = answer(one, Request(Conversation("Be brief.").ask(QUESTIONS[0]), chat=False, max_tokens=24))
@@ -318,7 +318,7 @@ def test_without_a_template_it_goes_on_with_plain_text(pair: Pair) -> None:
 def test_a_system_prompt_that_is_refused_is_no_failure(templated: Callable[[str], Path]) -> None:
     path = templated("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML)
     with loaded(path) as one:
-        assert one.ready.has_template
+        assert one.ready.chat_template
         _, replies = talk(one, QUESTIONS[:2])
     assert replies[0].tokens  # llama.cpp's library puts it before the first question, and says nothing of it
     assert replies[1].notes == ()
@@ -359,7 +359,7 @@ def test_a_child_talks_stops_dies_and_talks_again(chat_pair: Pair, monkeypatch: 
 
     with Session() as child:
         ready = child.open(session.__name__, spec, Ready)
-        assert (ready.has_template, ready.ctx_size, ready.draft is not None) == (True, 1024, True)
+        assert (ready.chat_template, ready.ctx_size, ready.draft is not None) == (CHATML, 1024, True)
         conversation = Conversation("Be brief.").ask(QUESTIONS[0])
         with pytest.raises(Interrupted) as stopped:
             child.ask(Request(conversation, max_tokens=900), Reply, on_event=interrupt)
