@@ -18,6 +18,7 @@ from ggufspec.schema.base import to_json
 from ggufspec.schema.chat import ChatDocument, ChatTurn
 
 SCHEMA = "ggufspec/chat@1"
+BEHIND = {"system": "\n\n", "user": "", "assistant": "\n"}  # messages of a conversation that goes on as plain text
 _RESERVED_SHARE = 4  # an answer is promised its length, or this part of the context if that is less
 _HINT = "/save FILE writes one; ggufspec chat --json prints one"
 

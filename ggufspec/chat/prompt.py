@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ggufspec.chat import mends
 from ggufspec.chat import template as marking
-from ggufspec.chat.conversation import Conversation
+from ggufspec.chat.conversation import BEHIND, Conversation
 from ggufspec.chat.mends import Message
 from ggufspec.errors import ModelError, UsageError
 from ggufspec.llamacpp.chat_library import Applied
@@ -68,8 +68,7 @@ class Prompter:
         marks = marking.unused([message.content for message in messages])
         emitted = self._are_known(messages)
         own = self._marked(messages, emitted, marks)
-        after = {"system": "\n\n", "user": "", "assistant": "\n"}
-        text = "".join(message.content + after[message.role] for message in own)
+        text = "".join(message.content + BEHIND[message.role] for message in own)
         return self._ids(marking.segments(text, [*compress(messages, emitted)], marks), marks), Applied(
             marking.bare(text, marks)
         )

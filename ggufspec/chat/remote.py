@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from ggufspec import __version__, foreign
 from ggufspec.bench.trial import LoadedModel
 from ggufspec.chat import session
+from ggufspec.chat.conversation import BEHIND
 from ggufspec.decoding.decoder import Statistics
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.display import visible
@@ -149,12 +150,11 @@ class Remote:
         assert self._client is not None
         patience = httpx2.Timeout(None, connect=_CONNECT_S)
         taken = {name: value for name, value in body.items() if name not in self._refused}
-        with (
-            self._explained(),
-            self._interruptible(),
-            self._client.stream("POST", f"{self.url}{path}", json=taken, timeout=patience) as response,
-        ):
-            self._waits = True
+        self._waits = True
+        if self._stopping:
+            raise _StopReading
+        asked = self._client.stream("POST", f"{self.url}{path}", json=taken, timeout=patience)
+        with self._explained(), asked as response:
             self._check(response)
             for value in _values(response):
                 self._waits = False
@@ -176,14 +176,6 @@ class Remote:
         if self._client is not None:
             self._client.close()
         self._client = None
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """While a connection is made and headers are waited for."""
-        self._waits = True
-        if self._stopping:
-            raise _StopReading
-        yield
 
     # ---- what the server says --------------------------------------------------------------------------------------
 
@@ -336,8 +328,7 @@ def _body(request: session.Request, model: str) -> tuple[str, dict[str, Any]]:
     messages = request.conversation.messages()
     if request.chat:
         return "/chat/completions", body | {"messages": messages}
-    after = {"system": "\n\n", "user": "", "assistant": "\n"}  # as ggufspec.chat.prompt does
-    return "/completions", body | {"prompt": "".join(one["content"] + after[one["role"]] for one in messages)}
+    return "/completions", body | {"prompt": "".join(one["content"] + BEHIND[one["role"]] for one in messages)}
 
 
 class _Answer:

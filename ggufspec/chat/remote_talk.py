@@ -12,7 +12,7 @@ from ggufspec.chat.commands import Command, Switches
 from ggufspec.chat.remote import Remote
 from ggufspec.chat.talk import Screen, Talk
 from ggufspec.decoding.options import DecoderOptions
-from ggufspec.errors import StopError, UsageError
+from ggufspec.errors import UsageError
 from ggufspec.reports.table import pairs
 
 _SERVERS = {  # what the server decides
@@ -30,24 +30,21 @@ class RemoteTalk(Talk):
         screen: where it is shown.
     """
 
+    opening = ("connecting to", "the server answered")
+
     def __init__(self, server: Remote, settings: Switches, screen: Screen) -> None:
         nothing = session.Spec(Path(), None, DecoderOptions())
         super().__init__(nothing, settings, screen, name=server.url, about={"url": server.url}, opened_by=server)
         self._server = server
 
     def open(self) -> None:
-        """Reach the server.
+        """Reach the server, and learn its model.
 
         Raises:
             GgufspecError: it cannot be reached.
             StopError: Ctrl-C.
         """
-        try:
-            with self.screen.busy() as say:
-                say(f"connecting to {self.name}")
-                self._ready = self._server.open()
-        except KeyboardInterrupt:
-            raise StopError("interrupted before the server answered") from None
+        super().open()
         self.name = self._server.model
         self.about = {"url": self._server.url, "model": self._server.model}
 

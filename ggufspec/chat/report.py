@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ggufspec.display import counted, number
@@ -27,21 +28,10 @@ def figures(statistics: Statistics | None, *, lossy: bool) -> ChatFigures | None
     """What an answer took, as documents have it."""
     if statistics is None:
         return None
-    return ChatFigures(
-        prompt_tokens=statistics.prompt_tokens,
-        prompt_read=statistics.prompt_read,
-        prompt_s=statistics.prompt_s,
-        tokens=statistics.tokens,
-        tokens_per_s=statistics.tokens_per_s,
-        rounds=statistics.rounds,
-        drafted=statistics.drafted,
-        accepted=statistics.accepted,
-        lookup_drafted=statistics.lookup_drafted,
-        lookup_accepted=statistics.lookup_accepted,
-        lossy=lossy,
-        prompt_tokens_per_s=statistics.prompt_read / statistics.prompt_s if statistics.prompt_s > 0 else 0.0,
-        time_to_first_token_s=statistics.time_to_first_token_s,
-    )
+    names = {one.name for one in fields(ChatFigures)} - {"lossy", "prompt_tokens_per_s"}
+    speed = statistics.prompt_read / statistics.prompt_s if statistics.prompt_s > 0 else 0.0
+    same = {name: getattr(statistics, name) for name in names}
+    return ChatFigures(**same, lossy=lossy, prompt_tokens_per_s=speed)
 
 
 def took(figures: ChatFigures, turn: ChatTurn, rule: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ggufspec import plain
 from ggufspec.chat import commands as chat_commands
@@ -80,6 +80,8 @@ class Talk:
         stopped: whether Ctrl-C came over the last answer.
     """
 
+    opening: ClassVar = ("loading", "the pair was loaded")  # what is done first, and what it ends with
+
     def __init__(
         self,
         spec: session.Spec,
@@ -103,18 +105,19 @@ class Talk:
     # ---- the pair --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load the pair.
+        """Load the pair, or reach the server.
 
         Raises:
-            GgufspecError: it cannot be loaded.
+            GgufspecError: it cannot be loaded, or reached.
             StopError: Ctrl-C.
         """
+        doing, done = self.opening
         try:
             with self.screen.busy() as say:
-                say(f"loading {self.name}")
+                say(f"{doing} {self.name}")
                 ready = self._session.open(session.__name__, self.spec, session.Ready)
-        except Interrupted:
-            raise StopError("interrupted before the pair was loaded") from None
+        except KeyboardInterrupt:
+            raise StopError(f"interrupted before {done}") from None
         self._ready = ready
         chat = self.settings.chat and bool(ready.chat_template)
         self.settings = replace(self.settings, has_draft=ready.draft is not None, chat=chat)
