@@ -87,7 +87,6 @@ class About:
     does: str  # in a few words
     more: str = ""  # what ``/help COMMAND`` adds
     named: tuple[str, ...] = ()  # words that its argument may be, where the form does not have them
-    path: bool = False  # whether the argument is a file
 
     def typed(self, name: str) -> str:
         """How the command of that name is typed."""
@@ -130,8 +129,8 @@ COMMANDS: dict[str, About] = {
     ),
     "markdown": About("on|off|auto", "render Markdown; auto: with the chat template"),
     "system": About("TEXT|off", "the system prompt, from the next answer on"),
-    "save": About("FILE", "write the conversation to a file", path=True),
-    "load": About("FILE", "resume a conversation from a file", path=True),
+    "save": About("FILE", "write the conversation to a file"),
+    "load": About("FILE", "resume a conversation from a file"),
     "undo": About("", "remove the last message and its answer"),
     "retry": About("", "answer the last message again"),
     "clear": About("", "forget the conversation"),
@@ -342,4 +341,4 @@ def candidates(before: str) -> list[tuple[str, str]]:
 def takes_path(before: str) -> bool:
     """Whether the argument of the line before the cursor is a file."""
     word, space, _ = before[1:].partition(" ")
-    return before.startswith("/") and bool(space) and word in COMMANDS and COMMANDS[word].path
+    return before.startswith("/") and bool(space) and word in COMMANDS and COMMANDS[word].form == "FILE"

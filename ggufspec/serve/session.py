@@ -6,8 +6,9 @@ The parent's side is :mod:`ggufspec.serve.engine`. Events of a request, in this 
 - ``progress`` {total, cache, processed, time_ms}, where the request wants it: so much of the prompt is in the cache;
 - ``round`` {deltas, tokens, sources, logprobs, took}: what one round adds to the answer (each a
   :class:`~ggufspec.llamacpp.chat_library.Delta`), and of each token that it emitted its id, who wrote it (a drafter's
-  name, ``target`` or ``bonus``) and, where the request wants them, a :class:`TokenLogprob`, else ``logprobs`` is empty.
-  ``took``, where it wants that, is what the answer took so far. The last round has no tokens: what was held back.
+  name, ``target`` or ``bonus``) and, where the request wants them, {text, bytes, logprob, top}, else ``logprobs`` is
+  empty: the natural log-probability by the target's own distribution, untempered, and the likeliest tokens'. ``took``,
+  where it wants that, is what the answer took so far. The last round has no tokens: what was held back.
 
 What a request cannot have is a UsageError. Where the prompt does not fit the context, the event ``refused``
 {code: "context_length_exceeded", n_prompt_tokens, n_ctx} comes before it.
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from typing import Any, ClassVar
@@ -37,7 +38,7 @@ from ggufspec.llamacpp.chat_template import Wishes
 from ggufspec.serve.reading import Reading
 from ggufspec.serve.sequences import choose
 
-__all__ = ["Loaded", "Ready", "Reply", "Request", "Spec", "TokenLogprob", "opened"]
+__all__ = ["Loaded", "Ready", "Reply", "Request", "Spec", "opened"]
 
 _MOST_ANSWERS = 256  # whose tokens are remembered, so that a conversation's next prompt is what the cache holds
 
@@ -59,16 +60,6 @@ class Request:
     progress: bool = False  # tell how far the prompt is read
     timings: bool = False  # tell what it took, round by round
     logprobs: int | None = None  # likeliest tokens to list beside each; None: no log-probabilities at all
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token's natural log-probability by the target's own distribution, untempered, and the likeliest tokens'."""
-
-    text: str
-    bytes: list[int]  # which may be no whole character's
-    logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # likeliest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +280,12 @@ class _Events:
 
     def _logprob(self, emitted: Emitted) -> dict[str, Any]:
         assert emitted.logprob is not None
-        likeliest = (self._spelled(id_, value) for id_, value in emitted.logprob.likeliest)
-        return asdict(replace(self._spelled(emitted.token, emitted.logprob.own), top=tuple(likeliest)))
+        top = [self._spelled(token, value) for token, value in emitted.logprob.likeliest]
+        return self._spelled(emitted.token, emitted.logprob.own) | {"top": top}
 
-    def _spelled(self, token: int, value: float) -> TokenLogprob:
+    def _spelled(self, token: int, value: float) -> dict[str, Any]:
         data = self._decoder.target.piece(token, special=True)
-        return TokenLogprob(data.decode("utf-8", "replace"), list(data), value)
+        return {"text": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": value}
 
 
 def _by_drafter(decoder: SpeculativeDecoder) -> dict[str, tuple[int, int]]:
