@@ -12,19 +12,18 @@ from ggufspec.display import visible
 from ggufspec.settings import DRAFTERS
 
 NARROW = 20  # columns below which Markdown is no help
-_HEADS = tuple(name for name, row in DRAFTERS.items() if row.is_head)
-_SOURCE_STYLES = {"draft": "green", **dict.fromkeys(_HEADS, "magenta"), "lookup": "cyan", "bonus": "bold"}
-_SOURCE_STYLES_WITHOUT_COLOUR = {
-    "draft": "underline",
-    **dict.fromkeys(_HEADS, "underline italic"),
-    "lookup": "italic",
-    "bonus": "bold",
+_SOURCE_STYLES = {  # with colours, and without
+    "draft": ("green", "underline"),
+    **{name: ("magenta", "underline italic") for name, row in DRAFTERS.items() if row.is_head},
+    "lookup": ("cyan", "italic"),
+    "bonus": ("bold", "bold"),
 }
 
 
 def source_styles(console: Console) -> dict[str, str]:
     """The styles of tokens by who wrote them; the target's own have none."""
-    return _SOURCE_STYLES if console.color_system and not console.no_color else _SOURCE_STYLES_WITHOUT_COLOUR
+    number = 0 if console.color_system and not console.no_color else 1
+    return {source: styles[number] for source, styles in _SOURCE_STYLES.items()}
 
 
 class Plain:
