@@ -12,13 +12,15 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ggufspec.decoding.options import DecoderOptions
 from ggufspec.errors import UsageError
 from ggufspec.llamacpp.options import DENSE_FFN, EXPERTS, HOST, ContextOptions, Placement, parse_override
 from ggufspec.schema.export import ExportDocument
+from ggufspec.settings import OPTIONS
 
 _WITH_CHAT = ("llama-server", "llama-cli")
 PROGRAMS = (
@@ -32,6 +34,7 @@ PROGRAMS = (
 )
 ALWAYS_AS_A_PAIR = ("llama-bench", "llama-speculative-simple")  # these measure a plan's two ways
 Lines = Callable[["Settings"], Iterator[str]]
+Options: TypeAlias = Mapping[str, str | int]  # values by flag; True is a switch that is on, what is empty is left out
 _ALL = 999  # Ollama reads a negative number as "choose for me"
 _RATIO_STEPS = 10_000
 _ANOTHER_NAME = "give the file another name: ln -s"
@@ -97,7 +100,7 @@ def export(program: str, settings: Settings) -> ExportDocument:
     """
     if program in _FILES:
         sign, lines, more = _FILES[program]
-        notes = (*_why(settings), *more(settings))
+        notes = tuple(filter(None, (settings.why, *more(settings))))
         return ExportDocument(program, "\n".join([*(f"{sign} {note}" for note in notes), *lines(settings)]), (), notes)
     window: list[str] = []
     if program == "lm-studio":
@@ -105,74 +108,77 @@ def export(program: str, settings: Settings) -> ExportDocument:
     elif program == "llama-bench":
         command, found = _llama_bench(settings), _bench_notes(settings)
     else:
-        command, found = _llama(program, settings), _llama_notes(program, settings)
+        command, found = _command(program, _options(program, settings)), _llama_notes(program, settings)
     text = "\n".join([*window, shlex.join(command)])
-    return ExportDocument(program, text, tuple(command), (*_why(settings), *found))
-
-
-def _why(settings: Settings) -> Iterator[str]:
-    if settings.why:
-        yield settings.why
+    return ExportDocument(program, text, tuple(command), tuple(filter(None, (settings.why, *found))))
 
 
 # ---- llama.cpp's programs --------------------------------------------------------------------------------------------
 
 
-def _llama(program: str, settings: Settings) -> list[str]:
-    """The command of a program with llama.cpp's common options."""
-    return [program, *_flat(_options(program, settings))]
+def _given(options: Options) -> list[tuple[str, ...]]:
+    """(flag, value) of each option that has a value, and the flag alone of a switch that is on."""
+    return [(flag,) if value is True else (flag, str(value)) for flag, value in options.items() if value]
 
 
-def _options(program: str, settings: Settings) -> Iterator[tuple[str, ...]]:
-    """llama.cpp's common options: (flag, value), or the flag of a switch."""
-    context = settings.context
+def _command(program: str, options: Options) -> list[str]:
+    return [program, *itertools.chain.from_iterable(_given(options))]
+
+
+def _options(program: str, settings: Settings) -> Options:
+    """What a program with llama.cpp's common options is given."""
+    context, placement, projector = settings.context, settings.placement, settings.mmproj
     has_chat = program in _WITH_CHAT
-    yield from _file(settings.target)
-    yield from _placed(settings.placement)
-    batch = context.batch if has_chat else context.cells  # llama-speculative-simple reads the prompt in one batch
-    yield from (("-c", str(context.cells)), ("-b", str(batch)), ("-ub", str(context.computed)))
-    yield from _cache(context)
-    yield "-t", str(context.threads)
-    if context.swa_full:
-        yield ("--swa-full",)
-    if not context.op_offload:
-        yield ("--no-op-offload",)
-    yield "--fit", "off"  # which would move what is not set, the split say
-    if settings.rpc:
-        yield "--rpc", ",".join(settings.rpc)
-    if settings.placement.override_tensor:  # may name these devices
-        yield "-ot", ",".join(_overrides(settings))
-    if has_chat and settings.mmproj:
-        address = _address(settings.mmproj)
-        yield "--mmproj-url" if "://" in address else "--mmproj", address
-        if not settings.mmproj_offload:
-            yield ("--no-mmproj-offload",)
-    elif has_chat and settings.target.repo:  # an image model's projector would be fetched too, and put on the card
-        yield ("--no-mmproj",)
-    if program == "llama-server":  # one slot, since every slot more would want its own context
-        yield "-np", "1"
-    if settings.drafts:
-        yield from _draft(settings)
-    elif not has_chat:
+    if not (has_chat or settings.drafts):
         raise UsageError(f"{program} needs a draft", "--to llama-cli runs target-only")
+    overrides = _overrides(settings) if placement.override_tensor else ()  # of --n-cpu-moe and --n-cpu-ffn, too
+    return {
+        **_file(settings.target),
+        "-ngl": _layers(placement),
+        "-ts": ",".join(map(_number, placement.split)),
+        "--n-cpu-moe": 0 if overrides else placement.n_cpu_moe,
+        "--n-cpu-ffn": 0 if overrides else placement.n_cpu_ffn,
+        "-c": context.cells,
+        "-b": context.batch if has_chat else context.cells,  # llama-speculative-simple reads the prompt in one batch
+        "-ub": context.computed,
+        **_cache(context),
+        "-t": context.threads,
+        "--swa-full": context.swa_full,
+        "--no-op-offload": not context.op_offload,
+        "--fit": "off",  # which would move what is not set, the split say
+        "--rpc": ",".join(settings.rpc),
+        "-ot": ",".join(overrides),  # may name these devices
+        **(_projector(projector, offloaded=settings.mmproj_offload) if has_chat and projector else {}),
+        # An image model's projector would be fetched too, and put on the card
+        "--no-mmproj": has_chat and not projector and bool(settings.target.repo),
+        "-np": int(program == "llama-server"),  # one slot, since every slot more would want its own context
+        **(_draft(settings) if settings.drafts else {}),
+    }
 
 
-def _draft(settings: Settings) -> Iterator[tuple[str, str]]:
+def _projector(file: ModelFile, *, offloaded: bool) -> Options:
+    address = f"https://huggingface.co/{file.repo}/resolve/main/{file.name}" if file.repo else file.name
+    return {"--mmproj-url" if "://" in address else "--mmproj": address, "--no-mmproj-offload": not offloaded}
+
+
+def _draft(settings: Settings) -> Options:
     """What drafts and where it is."""
-    options, draft, device = settings.options, settings.draft, _only_device(settings)
-    if draft:
-        if draft.repo:
-            yield "-hfd", draft.repo
-        yield from (("-md", draft.name), ("-ngld", _layers(options.draft_placement)))
-    if device is not None and _splits_differ(settings):
-        yield "-devd", device
-    context = options.draft_context()
-    yield from (("-ctkd", context.cache_type_k), ("-ctvd", context.cache_type_v))
-    # common_speculative_type_from_name_map in common/speculative.cpp
-    yield from (("--spec-type", f"draft-{options.head or 'simple'}"), ("--spec-draft-n-max", str(options.draft_max)))
+    options, context = settings.options, settings.options.draft_context()
+    draft = settings.draft or ModelFile("")  # a head in the target's own file
+    return {
+        "-hfd": draft.repo,
+        "-md": draft.name,
+        "-ngld": draft.name and _layers(options.draft_placement),
+        "-devd": _only_device(settings) if _splits_differ(settings) else "",
+        "-ctkd": context.cache_type_k,
+        "-ctvd": context.cache_type_v,
+        # common_speculative_type_from_name_map in common/speculative.cpp
+        "--spec-type": f"draft-{options.head or 'simple'}",
+        "--spec-draft-n-max": options.draft_max,
+    }
 
 
-def _overrides(settings: Settings) -> Iterator[str]:
+def _overrides(settings: Settings) -> tuple[str, ...]:
     """``PATTERN=BUFFER`` of the placement; a worker's is named by its endpoint: ggml/src/ggml-rpc/ggml-rpc.cpp.
 
     The first pattern that is found decides, and presets would put ``--n-cpu-moe`` before ``-ot``: so all are in one.
@@ -184,29 +190,22 @@ def _overrides(settings: Settings) -> Iterator[str]:
         names = {device: f"RPC{index}[{settings.rpc[0]}]" for index, device in enumerate(workers)}
     elif len(workers) == len(settings.rpc):
         names = {device: f"RPC0[{endpoint}]" for device, endpoint in zip(workers, settings.rpc, strict=True)}
-    for pattern, device in map(parse_override, placement.override_tensor):
-        yield f"{pattern}={names.get(device, device)}"
-    for part, count in ((EXPERTS, placement.n_cpu_moe), (DENSE_FFN, placement.n_cpu_ffn)):
-        if count:
-            yield rf"blk\.({'|'.join(map(str, range(count)))}){part}={HOST}"
-
-
-def _override_notes(settings: Settings) -> Iterator[str]:
-    there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
-    if unknown := sorted(there - {*settings.devices}):
-        yield f"-ot names {', '.join(unknown)}, cards that are not here: write llama.cpp's names, CUDA0 say"
+    blocks = ((EXPERTS, placement.n_cpu_moe), (DENSE_FFN, placement.n_cpu_ffn))
+    return (
+        *(f"{pattern}={names.get(on, on)}" for pattern, on in map(parse_override, placement.override_tensor)),
+        *(rf"blk\.({'|'.join(map(str, range(count)))}){part}={HOST}" for part, count in blocks if count),
+    )
 
 
 def _llama_notes(program: str, settings: Settings) -> Iterator[str]:
-    yield from _hub_notes(settings)
-    yield from _override_notes(settings)
+    yield from _file_notes(settings)
     if program in _WITH_CHAT:
         yield f"{program} keeps old prompts in up to 8 GiB of RAM; --cache-ram 0 turns that off"
     else:
         yield "a prompt is wanted: add -p TEXT -n TOKENS"
     if settings.drafts:
         yield "above temperature 0 its acceptance rule is another: more or fewer drafted tokens are kept"
-        if _splits_differ(settings) and _only_device(settings) is None:
+        if _splits_differ(settings) and not _only_device(settings):
             yield "its -ts divides the draft too: the draft's layers are not where the plan has them"
 
 
@@ -217,24 +216,25 @@ def _llama_bench(settings: Settings) -> list[str]:
         raise UsageError("llama-bench has no f32 cache", "-ctk f16 -ctv f16, or another program")
     if "," in target.name:
         raise UsageError(f"llama-bench splits {target.name!r} at the comma", _ANOTHER_NAME)
-    command = ["llama-bench", *_flat(_file(target)), "-ngl", str(max(placement.gpu_layers, -1))]
-    if placement.split:
-        command += ["-ts", "/".join(map(_number, placement.split))]
-    if settings.rpc:  # before -ot, which may name these devices
-        command += ["-rpc", ",".join(settings.rpc)]
-    if placement.override_tensor or placement.n_cpu_ffn:  # it has no --n-cpu-ffn
-        command += ["-ot", ";".join(_overrides(settings))]
-    elif placement.n_cpu_moe:
-        command += ["-ncmoe", str(placement.n_cpu_moe)]
-    command += ["-b", str(context.batch), "-ub", str(context.computed), *_flat(_cache(context))]
-    if not context.op_offload:
-        command += ["-nopo", "1"]
-    return [*command, "-t", str(context.threads)]
+    has_overrides = bool(placement.override_tensor or placement.n_cpu_ffn)  # it has no --n-cpu-ffn
+    options: Options = {
+        **_file(target),
+        "-ngl": str(max(placement.gpu_layers, -1)),
+        "-ts": "/".join(map(_number, placement.split)),
+        "-rpc": ",".join(settings.rpc),  # before -ot, which may name these devices
+        "-ot": ";".join(_overrides(settings)) if has_overrides else "",
+        "-ncmoe": 0 if has_overrides else placement.n_cpu_moe,
+        "-b": context.batch,
+        "-ub": context.computed,
+        **_cache(context),
+        "-nopo": int(not context.op_offload),
+        "-t": context.threads,
+    }
+    return _command("llama-bench", options)
 
 
 def _bench_notes(settings: Settings) -> Iterator[str]:
-    yield from _hub_notes(settings)
-    yield from _override_notes(settings)
+    yield from _file_notes(settings)
     context = settings.context
     yield (
         "its context is as long as its test, so that it takes less memory than the plan; "
@@ -246,36 +246,21 @@ def _bench_notes(settings: Settings) -> Iterator[str]:
         yield "it has no draft: this measures target-only, placed as beside the draft"
 
 
-def _hub_notes(settings: Settings) -> Iterator[str]:
+def _file_notes(settings: Settings) -> Iterator[str]:
+    """On files of the hub, and on devices that are named by ``-ot``."""
     if settings.target.repo or (settings.draft and settings.draft.repo):
         yield "files are taken from the hub as they are there today: llama.cpp names no revision"
+    there = {device for _, device in map(parse_override, settings.placement.override_tensor)} - {HOST}
+    if unknown := sorted(there - {*settings.devices}):
+        yield f"-ot names {', '.join(unknown)}, cards that are not here: write llama.cpp's names, CUDA0 say"
 
 
-def _file(target: ModelFile) -> Iterator[tuple[str, str]]:
-    if target.repo:
-        yield "-hf", target.repo
-    yield "-hff" if target.repo else "-m", target.name
+def _file(target: ModelFile) -> Options:
+    return {"-hf": target.repo, "-hff" if target.repo else "-m": target.name}
 
 
-def _address(file: ModelFile) -> str:
-    return f"https://huggingface.co/{file.repo}/resolve/main/{file.name}" if file.repo else file.name
-
-
-def _placed(placement: Placement) -> Iterator[tuple[str, str]]:
-    """Where the target's layers are, for all programs but llama-bench."""
-    yield "-ngl", _layers(placement)
-    if placement.split:
-        yield "-ts", ",".join(map(_number, placement.split))
-    if placement.override_tensor:  # -ot has them all
-        return
-    if placement.n_cpu_moe:
-        yield "--n-cpu-moe", str(placement.n_cpu_moe)
-    if placement.n_cpu_ffn:
-        yield "--n-cpu-ffn", str(placement.n_cpu_ffn)
-
-
-def _cache(context: ContextOptions) -> Iterator[tuple[str, str]]:
-    yield from (("-ctk", context.cache_type_k), ("-ctv", context.cache_type_v), ("-fa", context.flash_attn))
+def _cache(context: ContextOptions) -> Options:
+    return {"-ctk": context.cache_type_k, "-ctv": context.cache_type_v, "-fa": context.flash_attn}
 
 
 def _layers(placement: Placement) -> str:
@@ -286,10 +271,10 @@ def _number(share: float) -> str:
     return f"{share:.9g}"  # nine digits name a float32
 
 
-def _only_device(settings: Settings) -> str | None:
-    """The device that has all of the draft's layers, if its name is known."""
+def _only_device(settings: Settings) -> str:
+    """The device that has all of the draft's layers; empty if there are several, or its name is not known."""
     used = [index for index, share in enumerate(settings.options.draft_split) if share > 0]
-    return settings.devices[used[0]] if len(used) == 1 and used[0] < len(settings.devices) else None
+    return settings.devices[used[0]] if len(used) == 1 and used[0] < len(settings.devices) else ""
 
 
 def _splits_differ(settings: Settings) -> bool:
@@ -303,33 +288,18 @@ def _splits_differ(settings: Settings) -> bool:
     return not all(math.isclose(of_target / sum(target), of_draft / sum(draft)) for of_target, of_draft in pairs)
 
 
-def _flat(options: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    return itertools.chain.from_iterable(options)
-
-
 # ---- files of llama-server's options -----------------------------------------------------------------------------
 
-# common/arg.cpp; what is not here is long already
-_LONG = {
-    "-m": "model",
-    "-hf": "hf-repo",
-    "-hff": "hf-file",
-    "-ngl": "n-gpu-layers",
-    "-ts": "tensor-split",
-    "-c": "ctx-size",
-    "-b": "batch-size",
-    "-ub": "ubatch-size",
-    "-ctk": "cache-type-k",
-    "-ctv": "cache-type-v",
-    "-fa": "flash-attn",
-    "-t": "threads",
-    "-np": "parallel",
-    "-hfd": "hf-repo-draft",
-    "-md": "model-draft",
-    "-ngld": "n-gpu-layers-draft",
-    "-devd": "device-draft",
-    "-ctkd": "cache-type-k-draft",
-    "-ctvd": "cache-type-v-draft",
+# Long names of common/arg.cpp; what is not here is long already
+_LONG = {row.flags[0]: row.flags[-1] for row in OPTIONS.values() if row.flags} | {
+    "-hff": "--hf-file",
+    "-ngl": "--n-gpu-layers",
+    "-b": "--batch-size",
+    "-ot": "--ot",
+    "-ngld": "--n-gpu-layers-draft",
+    "-devd": "--device-draft",
+    "-ctkd": "--cache-type-k-draft",
+    "-ctvd": "--cache-type-v-draft",
 }
 
 
@@ -342,11 +312,11 @@ def _preset(settings: Settings) -> Iterator[str]:
     if not _is_plain(settings.name) or settings.name == "*" or set(settings.name) & set("]:"):
         raise UsageError(f"a preset cannot be named {settings.name!r}", _ANOTHER_NAME)
     yield f"[{settings.name}]"
-    for flag, *value in _options("llama-server", settings):
+    for flag, *value in _given(_options("llama-server", settings)):
         text = value[0] if value else "true"
         if not _is_plain(text) or set(text) & set(";#"):
             raise UsageError(f"a preset cannot say {text!r}", _ANOTHER_NAME)
-        yield f"{_LONG.get(flag, flag.lstrip('-'))} = {text}"
+        yield f"{_LONG.get(flag, flag)[2:]} = {text}"
 
 
 def _is_plain(text: str) -> bool:
@@ -365,7 +335,7 @@ def _swap(settings: Settings) -> Iterator[str]:
     A string in double quotes of JSON is one of YAML, too. ``${…}`` is a macro wherever it is, and a line of ``cmd``
     that begins with ``#`` a comment. Source: llama-swap internal/config/macros.go and commands.go.
     """
-    options = [shlex.join(option) for option in _options("llama-server", settings)]
+    options = [shlex.join(option) for option in _given(_options("llama-server", settings))]
     for text in (settings.name, *options):
         if not text.isprintable() or "${" in text:
             raise UsageError(f"llama-swap cannot be given {text!r}", _ANOTHER_NAME)
@@ -413,18 +383,15 @@ def _ollama_notes(settings: Settings) -> Iterator[str]:
         yield "Ollama has no --swa-full: a layer with a sliding window keeps only its window"
     if placement.n_cpu_moe:
         yield f"Ollama cannot keep the experts of {placement.n_cpu_moe} blocks on the CPU"
-    yield from _tensor_notes("Ollama", settings)
-    yield from _device_notes("Ollama", settings)
+    yield from _lacks("Ollama", settings)
 
 
-def _tensor_notes(program: str, settings: Settings) -> Iterator[str]:
+def _lacks(program: str, settings: Settings) -> Iterator[str]:
+    """What neither Ollama nor LM Studio can be told."""
     if count := settings.placement.n_cpu_ffn:
         yield f"{program} cannot keep the feed-forward weights of {count} blocks on the CPU"
     if settings.placement.override_tensor:
         yield f"{program} has no -ot: tensors are where their layer is"
-
-
-def _device_notes(program: str, settings: Settings) -> Iterator[str]:
     if not settings.context.op_offload:
         yield f"{program} has no --no-op-offload: prompts take more of the card than the plan"
     if settings.placement.split:
@@ -445,25 +412,25 @@ def _lms_load(settings: Settings) -> list[str]:
 
 def _lm_studio_window(settings: Settings) -> list[str]:
     """The load settings under the names that LM Studio's window has."""
-    context, placement = settings.context, settings.placement
+    context, placement, draft = settings.context, settings.placement, settings.draft
     blocks = f"{max(placement.gpu_layers - 1, 0)} of {settings.blocks}"
-    rows = {
-        "Context Length": f"{context.cells}",
-        "GPU Offload": "all" if _share(settings) == "max" else blocks,
-        "CPU Thread Pool Size": f"{context.threads}",
-        "Evaluation Batch Size": f"{context.batch}",
-        "Offload KV Cache to GPU Memory": "on",
-        "Flash Attention": context.flash_attn,
-        "K Cache Quantization Type": context.cache_type_k,
-        "V Cache Quantization Type": context.cache_type_v,
-    }
-    if placement.n_cpu_moe:
-        rows["Layers with MoE weights forced onto CPU"] = f"{placement.n_cpu_moe}"
-    if settings.draft:
-        rows["Draft Model (chat sidebar)"] = settings.draft.name.rpartition("/")[2]
-        rows["Draft Max (chat sidebar)"] = f"{settings.options.draft_max}"
-    width = max(map(len, rows)) + 2
-    return [f"# {name:<{width}}{value}" for name, value in rows.items()]
+    rows = _given(
+        {
+            "Context Length": context.cells,
+            "GPU Offload": "all" if _share(settings) == "max" else blocks,
+            "CPU Thread Pool Size": context.threads,
+            "Evaluation Batch Size": context.batch,
+            "Offload KV Cache to GPU Memory": "on",
+            "Flash Attention": context.flash_attn,
+            "K Cache Quantization Type": context.cache_type_k,
+            "V Cache Quantization Type": context.cache_type_v,
+            "Layers with MoE weights forced onto CPU": placement.n_cpu_moe,
+            "Draft Model (chat sidebar)": draft.name.rpartition("/")[2] if draft else "",
+            "Draft Max (chat sidebar)": settings.options.draft_max if draft else "",
+        }
+    )
+    width = max(len(name) for name, _ in rows) + 2
+    return [f"# {name:<{width}}{value}" for name, value in rows]
 
 
 def _share(settings: Settings) -> str:
@@ -481,8 +448,7 @@ def _lm_studio_notes(settings: Settings) -> Iterator[str]:
         yield f"a file outside LM Studio's folder: {shlex.join(['lms', 'import', settings.target.name])}"
     if settings.draft:
         yield "the draft is chosen in the chat sidebar, Speculative Decoding; LM Studio decides where it goes"
-    yield from _tensor_notes("LM Studio", settings)
-    yield from _device_notes("LM Studio", settings)
+    yield from _lacks("LM Studio", settings)
 
 
 # ---- which programs take a file --------------------------------------------------------------------------------------
