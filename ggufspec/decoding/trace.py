@@ -1,7 +1,7 @@
 """A trace of an answer: for every drafted token who drafted it, what both models thought of it, and what the rule did.
 
-It reads the rule's own records (:class:`ggufspec.decoding.rules.base.Decisions`) and changes nothing. They are made
-when a round is over, so that its times stay nearly what they are without a trace.
+It reads the rule's own records (:meth:`ggufspec.decoding.rules.base.Rule.decisions`) and changes nothing. They are
+made when a round is over, so that its times stay nearly what they are without a trace.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ggufspec.decoding.loop import Round
 from ggufspec.decoding.rules.base import Rule
-from ggufspec.schema.rounds import Drafted, TracedRound
+from ggufspec.schema.rounds import TracedRound
 
 
 def spelled(piece: bytes) -> str:
@@ -48,47 +48,28 @@ class Trace:
 
     def add(self, round_: Round) -> None:
         """A round of that answer is over."""
-        assert self._rule is not None
-        traced = _traced(self._rule, round_, len(self.rounds), self._spell)
+        rule = self._rule
+        assert rule is not None
+        drafted, added = rule.decisions(round_.drafters)
+        traced = TracedRound(
+            number=len(self.rounds),
+            rule=rule.name,
+            description=rule.description,
+            lossless=rule.lossless,
+            temperature=rule.sampling.temperature,
+            seed=rule.sampling.seed,
+            grammar=rule.has_grammar,
+            drafted=drafted,
+            added=None if added is None else replace(added, emitted=len(round_.emitted) > round_.accepted),
+            accepted=round_.accepted,
+            emitted=round_.emitted,
+            width=round_.width,
+            draft_s=round_.draft_s,
+            verify_s=round_.verify_s,
+            total_s=round_.total_s,
+            penalised=rule.sampling.penalises,
+            readings=round_.readings,
+        )
         self.rounds.append(traced)
         if self._on_round is not None:
             self._on_round(traced)
-
-
-def _traced(rule: Rule, round_: Round, number: int, spell: Callable[[int], str]) -> TracedRound:
-    decisions, accepted = rule.decisions(), round_.accepted
-    drafted = tuple(
-        Drafted(
-            position=decisions.position + i,
-            drafter=drafter,
-            token=token,
-            text=spell(token),
-            q=q,
-            draft=draft,
-            result="accepted" if i < accepted else "rejected" if i == accepted else "unread",
-            judged=decisions.judged[i] if i <= accepted else None,
-        )
-        for i, (token, drafter, (draft, q)) in enumerate(
-            zip(round_.drafted, round_.drafters, decisions.proposed, strict=True)
-        )
-    )
-    added = decisions.added
-    return TracedRound(
-        number=number,
-        rule=rule.name,
-        description=rule.description,
-        lossless=rule.lossless,
-        temperature=rule.sampling.temperature,
-        seed=rule.sampling.seed,
-        grammar=decisions.grammar,
-        drafted=drafted,
-        added=None if added is None else replace(added, emitted=len(round_.emitted) > accepted),
-        accepted=accepted,
-        emitted=round_.emitted,
-        width=round_.width,
-        draft_s=round_.draft_s,
-        verify_s=round_.verify_s,
-        total_s=round_.total_s,
-        penalised=rule.sampling.penalises,
-        readings=round_.readings,
-    )

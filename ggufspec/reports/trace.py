@@ -109,6 +109,7 @@ def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
         q = one.draft.probability
     p = None if judged is None else judged.target.probability if greedy else judged.p
     ratio = None if p is None or not q else p / q
+    is_own = judged is None or judged.own is None or judged.own.token == one.token
     return Row(
         number=str(number),
         who=one.drafter,
@@ -117,19 +118,11 @@ def _drafted(round_: TracedRound, number: int, one: Drafted) -> Row:
         p=probability(p),
         ratio=probability(ratio),
         rule=compared(one.token, judged, greedy=greedy) if judged else "",
-        result=_result(one),
+        result=one.result if is_own or one.result == "rejected" else "accepted, lossy",
         kind=one.result,
         draft=one.draft.likeliest if one.draft else (),
         target=judged.target.likeliest if judged and one.result == "rejected" else (),
     )
-
-
-def _result(one: Drafted) -> str:
-    if one.result == "unread":
-        return "unread"
-    judged = one.judged
-    lossy = one.result == "accepted" and judged is not None and judged.own is not None and judged.own.token != one.token
-    return f"{one.result}, lossy" if lossy else one.result
 
 
 def _added(round_: TracedRound, added: Added) -> Row:

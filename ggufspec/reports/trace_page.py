@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby, repeat
 from pathlib import PurePath
 
 from ggufspec.display import counted, visible
@@ -15,16 +15,6 @@ from ggufspec.schema.rounds import TracedRound
 from ggufspec.schema.trace import TraceDocument
 
 _OPEN = 12  # rounds of a trace that is short enough to show them all unfolded
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    """A piece of the text: who wrote it in which round, and its row in a sentence."""
-
-    text: str
-    source: str
-    round: int
-    explanation: str
 
 
 def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
@@ -52,24 +42,18 @@ def render(document: TraceDocument, rounds: Sequence[TracedRound]) -> str:
     )
 
 
-def _tokens(document: TraceDocument, rows: dict[int, list[Row]]) -> list[_Token]:
-    tokens, index, number = [], 0, -1
-    for one in document.tokens:
-        index = index + 1 if one.round == number else 0
-        number = one.round
+def _tokens(document: TraceDocument, rows: Mapping[int, Sequence[Row]]) -> Iterator[tuple[str, str, int, str]]:
+    """The pieces of the text: each with who wrote it in which round, and its row in a sentence."""
+    for number, written in groupby(document.tokens, lambda one: one.round):
         shown = [row for row in rows.get(number, ()) if row.kind in ("accepted", "added")]
-        row = shown[index] if index < len(shown) else None
-        if one.text:
-            tokens.append(_Token(visible(one.text), one.source, number, _explanation(one.source, number, row)))
-    return tokens
-
-
-def _explanation(source: str, number: int, row: Row | None) -> str:
-    parts = [f"round {number}: {source}"]
-    if row is not None:
-        numbers = (("q", row.q), ("p", row.p), ("p/q", row.ratio))
-        parts += [row.token, *(f"{name} {value}" for name, value in numbers if value != "–"), row.rule, row.result]
-    return ", ".join(filter(None, parts))
+        for one, row in zip(written, chain(shown, repeat(None)), strict=False):
+            parts = [f"round {number}: {one.source}"]
+            if row is not None:
+                numbers = (("q", row.q), ("p", row.p), ("p/q", row.ratio))
+                parts += [row.token, *(f"{name} {value}" for name, value in numbers if value != "–")]
+                parts += filter(None, (row.rule, row.result))
+            if one.text:
+                yield visible(one.text), one.source, number, ", ".join(parts)
 
 
 def _facts(document: TraceDocument) -> list[tuple[str, str]]:

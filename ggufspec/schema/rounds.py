@@ -134,8 +134,8 @@ class Drafted:
     text: str
     q: float
     draft: Seen | None
-    result: Literal["accepted", "rejected", "unread"]
-    judged: Judged | None
+    result: Literal["accepted", "rejected", "unread"] = "unread"
+    judged: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)

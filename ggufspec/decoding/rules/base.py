@@ -23,7 +23,7 @@ import numpy as np
 from ggufspec.decoding.grammar import Path
 from ggufspec.decoding.penalties import Penalties
 from ggufspec.decoding.sampling import Candidates, Floats, Ids, Logits, Sampling
-from ggufspec.schema.rounds import Added, Judged, Likely, Seen
+from ggufspec.schema.rounds import Added, Drafted, Judged, Likely, Seen
 from ggufspec.settings import RULES
 
 LIKELIEST = 10  # tokens of a row that a record has
@@ -53,17 +53,6 @@ class AcceptanceResult:
         return accepted if self.token is None else (*accepted, self.token)
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """The record of one verification."""
-
-    position: int  # index in the sequence of the first drafted token
-    proposed: tuple[tuple[Seen | None, float], ...]  # of each: the draft's row, and the probability of being drawn
-    judged: tuple[Judged, ...]  # why each was accepted or not, up to the first rejection
-    added: Added | None  # the token that follows, as if it was emitted; None if the grammar permits none
-    grammar: bool  # whether the text has one
-
-
 @dataclass(slots=True)
 class Recorder:
     """What a rule had before it in its last verification, weighed when the round is over."""
@@ -71,7 +60,7 @@ class Recorder:
     spell: Callable[[int], str]  # the text of a token
     uniforms: list[float] = field(default_factory=list)  # variables drawn
     drafted: tuple[DraftToken, ...] = ()
-    proposed: tuple[tuple[Seen | None, float], ...] | None = None  # of Decisions, where a grammar has a part in it
+    proposed: tuple[Drafted, ...] | None = None  # before they were judged, if a grammar has a part in it
     position: int = 0  # of the first drafted token
     rows: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))  # (accepted + 1, vocab) penalised
     result: AcceptanceResult = AcceptanceResult(0, None)
@@ -114,6 +103,10 @@ class Rule:
     def lossless(self) -> bool:
         """Whether the text has the target's distribution."""
         return RULES[self.kind].lossless
+
+    @property
+    def has_grammar(self) -> bool:
+        return self._path is not None
 
     def begin(self, prompt: Sequence[int]) -> None:
         """A new text begins with ``prompt``; a grammar holds behind it."""
@@ -206,44 +199,52 @@ class Rule:
         """Record every decision from now on; texts of tokens are what ``spell`` makes of their ids."""
         self.recorder = Recorder(spell)
 
-    def decisions(self) -> Decisions:
-        """What was decided in the last verification, of a rule that records."""
-        recorder = self.recorder
-        assert recorder is not None
+    def decisions(self, drafters: Sequence[str]) -> tuple[tuple[Drafted, ...], Added | None]:
+        """What was decided in the last verification, of a rule that records: the drafted tokens, and the one that
+        follows, as if it was emitted; None if the grammar permits none.
+
+        Args:
+            drafters: who drafted each of them.
+        """
+        recorder = self._recording
         proposed = self._proposed(recorder) if recorder.proposed is None else recorder.proposed
         accepted, token = recorder.result.accepted, recorder.result.token
-        places = zip(recorder.rows, recorder.drafted, proposed, strict=False)
-        judged = tuple(
-            self._judged(row, one.token, recorder.position + i, q) for i, (row, one, (_, q)) in enumerate(places)
-        )
-        added = None
-        if token is not None:
-            added = self._added(recorder.rows[accepted], token, recorder.position + accepted)
-            if accepted == len(recorder.drafted) > 0:
-                added = replace(added, source="bonus")
-        return Decisions(recorder.position, proposed, judged, added, self._path is not None)
+        drafted = [replace(one, drafter=drafter) for one, drafter in zip(proposed, drafters, strict=True)]
+        for i, (row, one) in enumerate(zip(recorder.rows, drafted, strict=False)):
+            judged = self._judged(row, one.token, one.position, one.q)
+            drafted[i] = replace(one, result="accepted" if i < accepted else "rejected", judged=judged)
+        added = None if token is None else self._added(recorder.rows[accepted], token, recorder.position + accepted)
+        return tuple(drafted), added
+
+    @property
+    def _recording(self) -> Recorder:
+        assert self.recorder is not None
+        return self.recorder
 
     def _recorded(self, row: Logits) -> Logits | None:
         return None if self.recorder is None else row.copy()
 
-    def _proposed(self, recorder: Recorder) -> tuple[tuple[Seen | None, float], ...]:
-        """Of each drafted token the draft's row, and the probability of the token; 1 for one that was not drawn."""
+    def _proposed(self, recorder: Recorder) -> tuple[Drafted, ...]:
+        """The drafted tokens before they are judged."""
         return tuple(
-            (None, 1.0) if one.row is None else (self._seen(one.row, one.token, i), self._q_of(one, one.row, i))
-            for i, one in enumerate(recorder.drafted, recorder.position)
+            Drafted(
+                position,
+                drafter="",
+                token=one.token,
+                text=recorder.spell(one.token),
+                q=1.0 if one.row is None else self._q_of(one, one.row, position),
+                draft=None if one.row is None else self._seen(one.row, one.token, position),
+            )
+            for position, one in enumerate(recorder.drafted, recorder.position)
         )
 
     def _seen(self, row: Logits, token: int, position: int) -> Seen:
         log_p, logit = log_probabilities(row, 1.0), float(row[token])
         likeliest = tuple(
-            Likely(one, self._spelled(one), float(np.exp(log_p[one])), self.permits(one, position))
+            Likely(one, self._recording.spell(one), float(np.exp(log_p[one])), self.permits(one, position))
             for one in likeliest_ids(row).tolist()
         )
         return Seen(logit if np.isfinite(logit) else None, float(np.exp(log_p[token])), likeliest)
-
-    def _spelled(self, token: int) -> str:
-        assert self.recorder is not None
-        return self.recorder.spell(token)
 
     def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:
         """The probability with which a token was drawn from the draft's row."""
@@ -253,7 +254,19 @@ class Rule:
         raise NotImplementedError
 
     def _added(self, row: Logits, token: int, position: int) -> Added:
-        raise NotImplementedError
+        recorder, chosen = self._recording, self._judged(row, token, position, 1.0)
+        return Added(
+            position,
+            token,
+            recorder.spell(token),
+            source="bonus" if recorder.result.accepted == len(recorder.drafted) > 0 else "target",
+            distribution="p",
+            probability=chosen.p,
+            p=chosen.p,
+            masked=chosen.masked,
+            target=chosen.target,
+            sum=chosen.sum,
+        )
 
 
 def log_probabilities(logits: Logits, temperature: float) -> Floats:

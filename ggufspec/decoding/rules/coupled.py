@@ -14,7 +14,7 @@ from ggufspec.decoding.noise import choose, choose_full, gumbel
 from ggufspec.decoding.rules.base import AcceptanceResult, DraftToken, Rule, log_probabilities
 from ggufspec.decoding.rules.distribution import Distribution
 from ggufspec.decoding.sampling import Candidates, Logits, candidates, likeliest
-from ggufspec.schema.rounds import Added, Judged, Own, Sum
+from ggufspec.schema.rounds import Judged, Own, Sum
 
 # A token, what truncation left of the row if there was any, and the masked row if the grammar changed the choice.
 Choice = tuple[int, Candidates | None, Logits | None]
@@ -90,24 +90,7 @@ class CoupledRule(Rule):
             ratio=p / q,
             masked=choice[2] is not None,
             sum=self._sum(choice, row, token, position),
-            own=Own(own, self._spelled(own), self._p(choice, row, own), of_own),
-        )
-
-    def _added(self, row: Logits, token: int, position: int) -> Added:
-        choice = self._choose(row, position)
-        assert choice is not None
-        p = self._p(choice, row, token)
-        return Added(
-            position,
-            token,
-            self._spelled(token),
-            source="target",
-            distribution="p",
-            probability=p,
-            p=p,
-            masked=choice[2] is not None,
-            target=self._seen(row, token, position),
-            sum=self._sum(choice, row, token, position),
+            own=Own(own, self._recording.spell(own), self._p(choice, row, own), of_own),
         )
 
     def _p(self, choice: Choice, row: Logits, token: int) -> float:

@@ -8,6 +8,7 @@ because of that token.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,8 +68,7 @@ class SpeculativeRule(Rule):
 
     def record(self, spell: Callable[[int], str]) -> None:
         super().record(spell)
-        assert self.recorder is not None
-        self._draws.drawn = self.recorder.uniforms
+        self._draws.drawn = self._recording.uniforms
 
     def _q_of(self, drafted: DraftToken, row: Logits, position: int) -> float:  # noqa: ARG002
         return _drawn_from(drafted).probability(drafted.token)
@@ -77,32 +77,24 @@ class SpeculativeRule(Rule):
         seen, left = self._seen(row, token, position), self._left(row, position)
         if left is None:
             return Judged(seen, p=0.0, ratio=0.0, masked=True)
-        assert self.recorder is not None
-        p, uniform = Distribution.of(left).probability(token), self.recorder.uniforms[position - self.recorder.position]
+        p, recorder = Distribution.of(left).probability(token), self._recording
+        uniform = recorder.uniforms[position - recorder.position]
         return Judged(seen, p, p / q, masked=self._masks(row, left), uniform=uniform)
 
     def _added(self, row: Logits, token: int, position: int) -> Added:
-        recorder, left = self.recorder, self._left(row, position)
-        assert recorder is not None
+        recorder, left = self._recording, self._left(row, position)
         assert left is not None
         p = Distribution.of(left)
         probabilities, of_residual = p.probabilities, False
-        rejected = recorder.drafted[position - recorder.position :]
-        if rejected:
+        if rejected := recorder.drafted[position - recorder.position :]:
             q = _drawn_from(rejected[0]).at(p.ids)
             probabilities, of_residual = residual(p.probabilities, q), bool((p.probabilities > q).any())
         index, reached = int(p.ids.searchsorted(token)), probabilities.cumsum()
         before = float(reached[index - 1]) if index else 0.0
-        return Added(
-            position,
-            token,
-            self._spelled(token),
-            source="target",
+        return replace(
+            super()._added(row, token, position),
             distribution="residual" if of_residual else "p",
             probability=float(probabilities[index]),
-            p=float(p.probabilities[index]),
-            masked=self._masks(row, left),
-            target=self._seen(row, token, position),
             drawn=Drawn(recorder.uniforms[-1], before, float(reached[index]), float(reached[-1])),
         )
 
