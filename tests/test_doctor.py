@@ -12,7 +12,7 @@ import pytest
 from processes import Cli, Finished, plain, rest
 
 from ggufspec.hardware.gpus import Survey
-from ggufspec.hardware.installation import Installation, mending
+from ggufspec.hardware.installation import pip_line
 from ggufspec.reports.doctor import examine, features, unused
 from ggufspec.schema.doctor import (
     Build,
@@ -212,7 +212,7 @@ def test_what_the_library_leaves_unused(flags: tuple[str, ...], missing: tuple[s
 
 def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) -> str:
     """What is to be typed outside a checkout."""
-    return mending(Installation(None, Path("/env"), "pip"), None, backend, flags)
+    return pip_line(None, backend, flags)
 
 
 def built(

@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec.hardware import installation, prebuilt
 from ggufspec.hardware.gpus import Survey
-from ggufspec.hardware.installation import mending, tool_line
+from ggufspec.hardware.installation import pip_line, prebuilt_line
 from ggufspec.hardware.prebuilt import Facts, choose
 
 LINUX = Facts("Linux", "x86_64", (3, 12))
@@ -84,60 +84,52 @@ def test_what_the_wheels_lack() -> None:
 def test_the_lines_that_install() -> None:
     wheels = choose(replace(LINUX, cuda=(12, 4), capability=RTX_4090))
     assert wheels is not None
-    assert tool_line(wheels) == (
+    assert prebuilt_line(wheels) == (
         "uv tool install . --index https://abetlen.github.io/llama-cpp-python/whl/cu124 "
         "--no-build-package llama-cpp-python --with nvidia-cuda-runtime-cu12 --with nvidia-cublas-cu12"
     )
     newest = choose(replace(LINUX, python=(3, 14), cuda=(13, 0), capability=RTX_4090))
     assert newest is not None
-    uv = tool_line(newest, "ggufspec-0.1.0-py3-none-any.whl")
-    assert uv.startswith("uv tool install ggufspec-0.1.0-py3-none-any.whl --python 3.12 --index ")
+    uv = prebuilt_line(newest)
+    assert uv.startswith("uv tool install . --python 3.12 --index ")
     assert shlex.split(uv)[-1] == "nvidia-cublas==13.*"
 
 
 def test_python_of_its_own_choice_where_any_will_do() -> None:
     wheels = choose(replace(LINUX, python=(3, 14)))
     assert wheels is not None
-    assert "--python" not in tool_line(wheels)
+    assert "--python" not in prebuilt_line(wheels)
 
 
 # this installation
 
 
 @pytest.mark.parametrize(
-    ("note", "start"),
-    [
-        ("pipx_metadata.json", "pipx runpip ggufspec install --force-reinstall --extra-index-url "),
-        ("uv-receipt.toml", "uv pip install --python '{prefix}' --reinstall-package llama-cpp-python --index "),
-        ("pyvenv.cfg", "{python} -m pip install --force-reinstall --extra-index-url "),
-    ],
+    ("pip", "start"), [(True, "{python} -m pip install"), (False, "uv pip install --python {python}")]
 )
-def test_an_environment_is_mended_by_what_made_it(tmp_path: Path, note: str, start: str) -> None:
-    prefix = tmp_path / "an environment"
-    prefix.mkdir()
-    (prefix / note).touch()
-    where = installation.here(tmp_path / "site-packages" / "ggufspec", prefix)
-    assert where.checkout is None
+def test_an_environment_is_mended_by_its_pip_or_by_uv(monkeypatch: pytest.MonkeyPatch, pip: bool, start: str) -> None:
+    """Those that pipx makes have pip, those of uv have none; uv knows pip's options."""
+    monkeypatch.setattr(installation, "IN_CHECKOUT", False)
+    monkeypatch.setattr(installation.sys, "executable", "/an environment/bin/python")
+    monkeypatch.setattr(installation.importlib.util, "find_spec", lambda name: name if pip else None)
     wheels = choose(LINUX)
-    line = mending(where, wheels)
-    import sys
-
-    assert line.startswith(start.format(prefix=prefix, python=shlex.quote(sys.executable)))
+    assert wheels is not None
+    line = prebuilt_line(wheels)
+    assert line == pip_line(wheels)
+    assert line.startswith(
+        start.format(python="'/an environment/bin/python'") + " --force-reinstall --extra-index-url "
+    )
     assert shlex.split(line)[-1] == installation.requirement()
     assert shlex.split(line)[-3:-1] == ["--only-binary", "llama-cpp-python"]
-    source = mending(where, None, "cuda")  # with RPC, or where there are no wheels
+    source = installation.mend("cuda", source=True)  # with RPC, or where there are no wheels
     assert "--no-binary llama-cpp-python" in source
     assert 'cmake.args=-DGGML_RPC=on;-DGGML_CUDA=on"' in source
 
 
-def test_a_checkout_is_mended_by_its_script(tmp_path: Path) -> None:
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "bootstrap").touch()
-    where = installation.here(tmp_path / "ggufspec", tmp_path)
-    assert where.checkout == tmp_path
-    assert mending(where, choose(LINUX)) == "scripts/bootstrap"
-    assert mending(where, None, "cuda") == "scripts/bootstrap --backend cuda"
-    assert installation.mend("vulkan", source=True) == "scripts/bootstrap --backend vulkan"  # of the tests' own
+def test_a_checkout_is_mended_by_its_script() -> None:
+    assert installation.IN_CHECKOUT  # of the tests' own
+    assert installation.mend() == "scripts/bootstrap"
+    assert installation.mend("vulkan", source=True) == "scripts/bootstrap --backend vulkan"
 
 
 def test_the_requirement_is_the_project_s() -> None:

@@ -1,7 +1,7 @@
 """How ggufspec is installed here, and what to type where its llama.cpp is broken or lacks something.
 
-The one place that knows: a checkout is mended by ``scripts/bootstrap``, which builds llama.cpp; everything else by the
-installer that it came with and a prebuilt llama-cpp-python (:mod:`ggufspec.hardware.prebuilt`).
+The one place that knows: a checkout is mended by ``scripts/bootstrap``, which builds llama.cpp; everything else by pip,
+or uv where an environment has no pip, and a prebuilt llama-cpp-python (:mod:`ggufspec.hardware.prebuilt`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec import foreign
@@ -21,6 +20,7 @@ from ggufspec.hardware import gpus, prebuilt
 from ggufspec.hardware.prebuilt import Wheels
 from ggufspec.schema.doctor import Build
 
+IN_CHECKOUT = (Path(__file__).resolve().parents[2] / "scripts" / "bootstrap").is_file()
 _PACKAGE = "llama-cpp-python"
 _CMAKE = {"cuda": "-DGGML_CUDA=on", "metal": "-DGGML_METAL=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
 # What a library that cannot be loaded says it misses, and the system's package that has it.
@@ -31,35 +31,10 @@ _SYSTEM_LIBRARIES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """Where ggufspec runs: from a ``checkout``, or in the environment ``prefix`` that ``installer`` made.
-
-    ``pip`` is the command that installs into that environment.
-    """
-
-    checkout: Path | None
-    prefix: Path
-    installer: str
-
-    @property
-    def pip(self) -> str:
-        """What installs a package into the environment."""
-        if self.installer == "pipx":
-            return "pipx runpip ggufspec install"
-        if self.installer == "uv":
-            return f"uv pip install --python {shlex.quote(str(self.prefix))}"
-        return f"{shlex.quote(sys.executable)} -m pip install"
-
-
-def here(package: Path = Path(__file__).resolve().parents[1], prefix: Path = Path(sys.prefix)) -> Installation:
-    """This one: pipx and uv leave a note in the environments that they make for a tool."""
-    checkout = package.parent if (package.parent / "scripts" / "bootstrap").is_file() else None
-    if (prefix / "pipx_metadata.json").is_file():
-        return Installation(checkout, prefix, "pipx")
-    if (prefix / "uv-receipt.toml").is_file() or importlib.util.find_spec("pip") is None:
-        return Installation(checkout, prefix, "uv")
-    return Installation(checkout, prefix, "pip")
+def pip() -> str:
+    """What installs a package into this environment: those that pipx makes have a pip, those of uv have none."""
+    python = shlex.quote(sys.executable)
+    return f"{python} -m pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {python}"
 
 
 def built(prefix: Path = Path(sys.prefix)) -> Build | None:
@@ -88,26 +63,23 @@ def mend(backend: str = "", *, source: bool = False, flags: Sequence[str] = ()) 
         source: built here, for what no prebuilt wheel has: RPC, this processor's own instructions.
         flags: CMake's options for that.
     """
-    where = here()
-    if where.checkout:
-        return mending(where, None, backend)
-    wheels = prebuilt.choose(prebuilt.facts(gpus.survey()))
-    return mending(where, None if source else wheels, backend or (wheels.backend if wheels else ""), flags)
-
-
-def mending(where: Installation, wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()) -> str:
-    """The line for :func:`mend`: without wheels llama.cpp is built, which needs a compiler. Pure."""
-    if where.checkout:
+    if IN_CHECKOUT:
         return "scripts/bootstrap" + (f" --backend {backend}" if backend else "")
-    spec = _quoted(requirement())
-    is_uv = where.installer == "uv"
-    again = f"--reinstall-package {_PACKAGE}" if is_uv else "--force-reinstall"
-    if wheels is None:
-        options = ";".join(filter(None, ["-DGGML_RPC=on", _CMAKE.get(backend), *flags]))
-        source = f"--no-binary {_PACKAGE} --no-cache" + ("" if is_uv else "-dir")
-        return f'{where.pip} {again} {source} -C "cmake.args={options}" {spec}'
-    index = f"--{'index' if is_uv else 'extra-index-url'} {wheels.index} --only-binary {_PACKAGE}"
-    return " ".join([where.pip, again, index, spec, *map(_quoted, wheels.runtime)])
+    wheels = prebuilt.choose(prebuilt.facts(gpus.survey()))
+    return pip_line(None if source else wheels, backend or (wheels.backend if wheels else ""), flags)
+
+
+def pip_line(wheels: Wheels | None, backend: str = "", flags: Sequence[str] = ()) -> str:
+    """What installs llama-cpp-python anew: without wheels it is built, which needs a compiler.
+
+    uv takes pip's options under pip's names.
+    """
+    options = ";".join(filter(None, ["-DGGML_RPC=on", _CMAKE.get(backend), *flags]))
+    how = f'--no-binary {_PACKAGE} --no-cache-dir -C "cmake.args={options}"'
+    if wheels:
+        how = f"--extra-index-url {wheels.index} --only-binary {_PACKAGE}"
+    packages = (requirement(), *(wheels.runtime if wheels else ()))
+    return " ".join([pip(), "--force-reinstall", how, *map(_quoted, packages)])
 
 
 def chat_library() -> str:
@@ -115,17 +87,13 @@ def chat_library() -> str:
     return "ggufspec doctor --chat-library"
 
 
-def tool_line(wheels: Wheels, what: str = ".") -> str:
-    """What installs ggufspec, a checkout or a wheel's file, as a tool of its own beside a prebuilt llama-cpp-python."""
-    python = f" --python {wheels.python}" if wheels.python else ""
-    line = f"uv tool install {what}{python} --index {wheels.index} --no-build-package {_PACKAGE}"
-    return " ".join([line, *(f"--with {_quoted(package)}" for package in wheels.runtime)])
-
-
 def prebuilt_line(wheels: Wheels) -> str:
     """What to type for a prebuilt llama-cpp-python: in a checkout ggufspec is made a tool of its own beside it."""
-    where = here()
-    return tool_line(wheels) if where.checkout else mending(where, wheels)
+    if not IN_CHECKOUT:
+        return pip_line(wheels)
+    python = f" --python {wheels.python}" if wheels.python else ""
+    line = f"uv tool install .{python} --index {wheels.index} --no-build-package {_PACKAGE}"
+    return " ".join([line, *(f"--with {_quoted(package)}" for package in wheels.runtime)])
 
 
 def remedy(complaint: str) -> str:
@@ -135,8 +103,8 @@ def remedy(complaint: str) -> str:
         complaint: what the system's loader said of them.
     """
     found = re.search(r"lib(?:cudart|cublas|cublasLt)\.so\.(\d+)", complaint)
-    if found and (packages := prebuilt.cuda_runtime(int(found[1]))):
-        return " ".join([here().pip, *map(_quoted, packages)])
+    if found and (packages := prebuilt.CUDA_RUNTIME.get(int(found[1]))):
+        return " ".join([pip(), *map(_quoted, packages)])
     missing = next((line for name, line in _SYSTEM_LIBRARIES.items() if name in complaint), "")
     return missing or mend()
 

@@ -22,8 +22,8 @@ _CUDA = ((11, 8), (12, 1), (12, 2), (12, 3), (12, 4), (12, 5), (13, 0), (13, 2))
 _NOT_ON_WINDOWS = ((12, 1), (12, 2), (12, 3))
 # Compute capabilities that the wheels of a CUDA major version have code for: (least, most).
 _CAPABILITIES = {11: ((6, 0), (8, 9)), 12: ((6, 0), None), 13: ((7, 5), None)}
-# What the CUDA wheels leave out, from PyPI. NVIDIA dropped the suffix with CUDA 13.
-_CUDA_RUNTIME = {
+# What the CUDA wheels of a major version leave out: packages of PyPI. NVIDIA dropped the suffix with CUDA 13.
+CUDA_RUNTIME = {
     11: ("nvidia-cuda-runtime-cu11", "nvidia-cublas-cu11"),
     12: ("nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12"),
     13: ("nvidia-cuda-runtime==13.*", "nvidia-cublas==13.*"),
@@ -32,9 +32,6 @@ _DOCUMENTED_PYTHON = (3, 12)  # the newest that the README promises CUDA and Met
 _X86 = ("x86_64", "AMD64")
 _ARM = ("arm64", "aarch64")
 _CPU_WHEELS = {"Linux": (*_X86, *_ARM, "riscv64"), "Darwin": _ARM, "Windows": _X86}
-
-_NO_RPC = "RPC: no --rpc and no worker, and `plan --gpu` estimates compute buffers"
-_NO_AVX512 = "AVX-512 and AMX"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ def choose(facts: Facts) -> Wheels | None:
     backend, name = _index(facts)
     if not name:
         return None
-    lacks = [_NO_RPC]
+    lacks = ["RPC: no --rpc and no worker, and `plan --gpu` estimates compute buffers"]
     if backend == "cuda":
         lacks += ["AVX2, which their build switches off: layers that stay on the CPU may be several times slower"]
         lacks += ["the CUDA runtime, which the nvidia-… packages bring"]
@@ -79,16 +76,11 @@ def choose(facts: Facts) -> Wheels | None:
         lacks += ["AVX and AVX2, which their build switches off: layers that stay on the CPU are several times slower"]
         lacks += ["ROCm 7.2 itself, which AMD's own packages bring"] if facts.system == "Linux" else []
     elif backend in ("vulkan", "cpu") and facts.arch in _X86:
-        lacks += [_NO_AVX512]
-    runtime = cuda_runtime(int(name[2:-1])) if backend == "cuda" else ()
+        lacks += ["AVX-512 and AMX"]
+    runtime = CUDA_RUNTIME[int(name[2:-1])] if backend == "cuda" else ()
     documented = backend not in ("cuda", "metal") or facts.python <= _DOCUMENTED_PYTHON
     python = "" if documented else "{}.{}".format(*_DOCUMENTED_PYTHON)
     return Wheels(backend, f"{_INDICES}/{name}", tuple(lacks), runtime, python)
-
-
-def cuda_runtime(major: int) -> tuple[str, ...]:
-    """The packages of PyPI that hold CUDA's runtime and cuBLAS of a major version; empty where none do."""
-    return _CUDA_RUNTIME.get(major, ())
 
 
 def _index(facts: Facts) -> tuple[Backend, str]:

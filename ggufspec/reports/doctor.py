@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from ggufspec.display import gib
@@ -18,6 +18,7 @@ from ggufspec.schema.doctor import (
     DoctorDocument,
     Finding,
     Gpu,
+    GpuProcess,
     LlamaCpp,
     Machine,
     SelfCheck,
@@ -60,19 +61,19 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
         text = "llama.cpp was built without RPC: no --rpc, no worker, and `plan --gpu` estimates compute buffers"
         yield Finding("warning", text, mend(source=True))
     offered = [device for device in llama.devices if device.kind in ("gpu", "igpu")]
-    gpus = [device for device in offered if not is_software(device.description)]
-    if pretended := [device.description.strip() for device in offered if device not in gpus]:
-        text = f"{_listed(pretended)} is a program on the CPU, not a card: plans leave it alone"
+    gpus = [device.description.strip() for device in offered if not is_software(device.description)]
+    if pretended := [device.description.strip() for device in offered if is_software(device.description)]:
+        text = f"{', '.join(pretended)} is a program on the CPU, not a card: plans leave it alone"
         yield Finding("warning", text, "unset GGML_VK_VISIBLE_DEVICES")
-    unwatched = [d.description.strip() for d in gpus if not any(card.name in d.description for card in survey.cards)]
-    if unwatched:
+    if unwatched := [gpu for gpu in gpus if not any(card.name in gpu for card in survey.cards)]:
         yield Finding(
             "ok",
-            f"NVML has NVIDIA's cards alone: of {_listed(unwatched)} memory is what llama.cpp counts; energy, "
+            f"NVML has NVIDIA's cards alone: of {', '.join(unwatched)} memory is what llama.cpp counts; energy, "
             "throttled clocks and other programs on it are not known",
         )
+    names = ", ".join(card.name for card in survey.cards)
     if gpus:
-        yield Finding("ok", f"llama.cpp uses {_listed(device.description.strip() for device in gpus)}")
+        yield Finding("ok", f"llama.cpp uses {', '.join(gpus)}")
     elif not survey.cards:
         for name in llama.without_device:
             text = f"llama.cpp has {name} and finds no device: no driver can be loaded, or its variables hide the card"
@@ -82,14 +83,14 @@ def _llama_cpp(llama: LlamaCpp, survey: Survey, mend: Callable[..., str]) -> Ite
     elif "CUDA" in llama.backends:
         yield Finding(
             "error",
-            f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {_names(survey)}: "
+            f"llama.cpp has CUDA and sees no card, NVIDIA's driver {survey.driver} sees {names}: "
             "the driver is older than the CUDA toolkit, or CUDA_VISIBLE_DEVICES hides the card",
             "unset CUDA_VISIBLE_DEVICES; nvidia-smi",
         )
     else:
         yield Finding(
             "error",
-            f"llama.cpp was built without CUDA and leaves {_names(survey)} idle: everything runs on the CPU",
+            f"llama.cpp was built without CUDA and leaves {names} idle: everything runs on the CPU",
             mend("cuda"),
         )
 
@@ -101,7 +102,7 @@ def _self_check(
     if check is None:
         return
     if not check.failures:
-        types = _listed(dict.fromkeys(row.step.type for row in check.rows))
+        types = ", ".join(dict.fromkeys(row.step.type for row in check.rows))
         where = " and on the device" if any(row.step.place == "device" for row in check.rows) else ""
         worst = max((row.error or 0.0 for row in check.rows if row.step.place), default=0.0)
         errors = f"largest error {worst:.3f}, allowed {check.limit}; {check.seconds:.0f} s"
@@ -195,7 +196,7 @@ def _instructions(
         costs = dict.fromkeys(_INSTRUCTIONS[name][1] for name in missing)
         yield Finding(
             "warning",
-            f"llama.cpp was built without {_listed(missing)}, which this processor has: {'; '.join(costs)}",
+            f"llama.cpp was built without {', '.join(missing)}, which this processor has: {'; '.join(costs)}",
             "CMAKE_ARGS= scripts/bootstrap --cpu auto" if build else mend(source=True),
         )
 
@@ -208,7 +209,7 @@ def _cards(survey: Survey) -> Iterator[Finding]:
         yield Finding("warning", f"NVIDIA's driver{version} is loaded and finds no card", "lspci | grep -i nvidia")
     for card in survey.cards:
         if card.total_bytes and card.used_bytes / card.total_bytes > _BUSY_SHARE:
-            users = _listed(_process(p.name, p.pid, p.used_bytes) for p in card.processes)
+            users = ", ".join(_process(process, with_memory=True) for process in card.processes)
             yield Finding(
                 "warning",
                 f"card {card.index} ({card.name}): {gib(card.used_bytes)} of {gib(card.total_bytes)} GiB are in use"
@@ -276,35 +277,25 @@ def cards(document: DoctorDocument) -> Table:
         capability = ".".join(map(str, card.compute_capability or ()))
         busy = "" if card.utilisation is None else f"{card.utilisation:.0%}"
         sizes = (gib(card.used_bytes), gib(card.total_bytes))
-        rows.append((str(card.index), card.name, capability, _link(card), busy, *sizes))
+        link = _link(card.pcie_generation, card.pcie_width)
+        rows.append((str(card.index), card.name, capability, link, busy, *sizes))
         for process in card.processes:
             used = "?" if process.used_bytes is None else gib(process.used_bytes)
-            name = process.name.rpartition("/")[2] or "process"
-            rows.append(("", f"  {name} ({process.pid})", "", "", "", used, ""))
+            rows.append(("", f"  {_process(process)}", "", "", "", used, ""))
     columns = table.columns("Card", table.words("Name"), "CUDA", "PCIe", "Busy", "Used GiB", "Total GiB")
     return Table("Cards", columns, tuple(rows))
 
 
-def _link(card: Gpu) -> str:
-    """The link in short, 4.0 ×16 say; empty where it is not known."""
-    if card.pcie_generation is None or card.pcie_width is None:
-        return ""
-    return f"{card.pcie_generation}.0 ×{card.pcie_width}"
+def _link(generation: int | None, width: int | None) -> str:
+    """A link in short, 4.0 ×16 say; empty where it is not known."""
+    return "" if generation is None or width is None else f"{generation}.0 ×{width}"
 
 
 def _speed(generation: int, width: int) -> str:
     lane = _LANE_BYTES_PER_S.get(generation)
-    return f"{generation}.0 ×{width}" + (f" ({lane * width / 1e9:.0f} GB/s)" if lane else "")
+    return _link(generation, width) + (f" ({lane * width / 1e9:.0f} GB/s)" if lane else "")
 
 
-def _process(name: str, pid: int, used_bytes: int | None) -> str:
-    used = f", {gib(used_bytes)} GiB" if used_bytes is not None else ""
-    return f"{name.rpartition('/')[2] or 'process'} ({pid}{used})"
-
-
-def _names(survey: Survey) -> str:
-    return _listed(card.name for card in survey.cards)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
+def _process(process: GpuProcess, *, with_memory: bool = False) -> str:
+    used = f", {gib(process.used_bytes)} GiB" if with_memory and process.used_bytes is not None else ""
+    return f"{process.name.rpartition('/')[2] or 'process'} ({process.pid}{used})"
