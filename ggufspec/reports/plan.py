@@ -145,10 +145,9 @@ def context(document: PlanDocument) -> str:
 def contexts(document: PlanDocument) -> Table:
     """The faster option at several contexts; the plan's own is bold."""
     drafts = any(row.draft_layers is not None for row in document.contexts)
-    rows, leading = [], set()
-    for index, row in enumerate(document.contexts):
-        if row.ctx_size == document.settings["ctx_size"]:
-            leading.add(index)
+    leading = frozenset(n for n, row in enumerate(document.contexts) if row.ctx_size == document.settings["ctx_size"])
+    rows = []
+    for row in document.contexts:
         speeds = (row.empty_tokens_per_s, row.full_tokens_per_s)
         fits = "yes" if row.fits else "no" if row.host_bytes is None else f"no: {of_memory(row.host_bytes)} RAM"
         layers = "–" if row.target_layers is None else f"{row.target_layers}/{document.target.layers + 1}"
@@ -158,7 +157,7 @@ def contexts(document: PlanDocument) -> Table:
         types = "/".join(dict.fromkeys(filter(None, (row.cache_type_k, row.cache_type_v))))
         rows.append((f"{row.ctx_size:,}", fits, layers, *draft, types, *map(predicted, speeds)))
     columns = table.columns("Context", table.word("Fits"), "Target", *["Draft"] * drafts, "KV", "t/s empty", "t/s full")
-    return Table("Other contexts", columns, tuple(rows), leading=frozenset(leading))
+    return Table("Other contexts", columns, tuple(rows), leading=leading)
 
 
 def predicted(tokens_per_s: float | None) -> str:

@@ -33,24 +33,11 @@ def _names(rows: Sequence[RankedModel | RankedDraft], width: int) -> list[str]:
 
 def _models(document: RankingDocument, width: int) -> Table:
     rows: list[tuple[Any, ...]] = []
-    failed = {}
-    for index, (row, name) in enumerate(zip(document.rows, _names(document.rows, width), strict=True)):
+    for row, name in zip(document.rows, _names(document.rows, width), strict=True):
         start = (row.number, MARK if row.pareto else "", name, of_file(row.bytes or None))
-        if row.error:
-            failed[index] = f"failed: {row.error}"
-            rows.append(start)
-            continue
-        rows.append(
-            (
-                *start,
-                row.bits_per_weight,
-                row.divergence,
-                _fits(row, has_card=bool(document.devices)),
-                row.target_only_tokens_per_s,
-                row.speculative_tokens_per_s,
-                row.largest_context,
-            )
-        )
+        speeds = (row.target_only_tokens_per_s, row.speculative_tokens_per_s)
+        about = (row.bits_per_weight, row.divergence, _fits(row, has_card=bool(document.devices)), *speeds)
+        rows.append(start if row.error else (*start, *about, row.largest_context))
     columns = (
         Column("#"),
         Column("", align="left"),
@@ -65,24 +52,16 @@ def _models(document: RankingDocument, width: int) -> Table:
     )
     leading = frozenset(index for index, row in enumerate(document.rows) if row.name == document.target)
     groups = frozenset(n for n, row in enumerate(document.rows) if n and row.repo != document.rows[n - 1].repo)
-    return Table("Models", columns, tuple(rows), failed=failed, leading=leading, groups=groups).filled(4)
+    return Table("Models", columns, tuple(rows), _failed(document.rows), leading, groups).filled(4)
 
 
 def _drafts(document: RankingDocument, width: int) -> Table:
     rows: list[tuple[Any, ...]] = []
-    failed = {}
-    for index, (row, name) in enumerate(zip(document.drafts, _names(document.drafts, width), strict=True)):
-        if row.error:
-            failed[index] = f"failed: {row.error}"
-            rows.append((row.number, name, of_file(row.bytes)))
-            continue
+    for row, name in zip(document.drafts, _names(document.drafts, width), strict=True):
+        start = (row.number, name, of_file(row.bytes))
         placed = "" if row.gpu_layers is None else f"{row.gpu_layers}/{(row.layers or 0) + 1}"
-        rows.append(
-            (
-                *(row.number, name, of_file(row.bytes), row.bits_per_weight, placed, row.costs_layers),
-                *(row.tokens_per_s, row.break_even_acceptance, row.draft_length),
-            )
-        )
+        about = (row.bits_per_weight, placed, row.costs_layers, row.tokens_per_s)
+        rows.append(start if row.error else (*start, *about, row.break_even_acceptance, row.draft_length))
     columns = (
         Column("#"),
         Column("Draft", align="left"),
@@ -95,7 +74,11 @@ def _drafts(document: RankingDocument, width: int) -> Table:
         Column("Length"),
     )
     leading = frozenset(index for index, row in enumerate(document.drafts) if row.name == document.draft)
-    return Table("Drafts", columns, tuple(rows), failed=failed, leading=leading)
+    return Table("Drafts", columns, tuple(rows), _failed(document.drafts), leading)
+
+
+def _failed(rows: Sequence[RankedModel | RankedDraft]) -> dict[int, str]:
+    return {index: f"failed: {row.error}" for index, row in enumerate(rows) if row.error}
 
 
 def _fits(row: RankedModel, *, has_card: bool) -> str:

@@ -99,11 +99,9 @@ def results(document: SweepDocument, width: int = 80) -> Table:
     rows: list[tuple[Any, ...]] = []
     for point in document.points:
         pair, run = point.speculative, _leading(point)
-        if run is None:
-            rows.append((point.value,))
-        else:
-            why = point.failure.error if point.failure else None
-            rows.append((point.value, point.target_only, pair, point, point.speedup, pair, run, pair, why))
+        why = point.failure.error if point.failure else None
+        measured = (point.target_only, pair, point, point.speedup, pair, run, pair, why)
+        rows.append((point.value, *measured) if run else (point.value,))
     return Table(
         "Results",
         columns,

@@ -83,15 +83,15 @@ class Table:
     def filled(self, least: int = 1) -> Table:
         """The table without columns in which no row has anything; the first ``least`` stay."""
         full = {n for row in self.cells for n, text in enumerate(row) if text not in ("", "–")}
-        kept = [n for n in range(len(self.columns)) if n in full or n < least]
-        rows = tuple(tuple(row[n] for n in kept if n < len(row)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[n] for n in kept), rows=rows)
+        return self._of([n for n in range(len(self.columns)) if n in full or n < least])
 
     def without(self, where: str) -> Table:
         """The table without columns that are in ``terminal`` or ``file`` alone."""
-        kept = [index for index, column in enumerate(self.columns) if column.only != where]
-        rows = tuple(tuple(row[index] for index in kept if index < len(row)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[index] for index in kept), rows=rows)
+        return self._of([n for n, column in enumerate(self.columns) if column.only != where])
+
+    def _of(self, kept: Sequence[int]) -> Table:
+        rows = tuple(tuple(row[n] for n in kept if n < len(row)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[n] for n in kept), rows=rows)
 
     def reasons(self) -> list[str]:
         """Why rows failed, a line each."""

@@ -93,18 +93,17 @@ def ratio(value: Spread) -> str:
 
 def times(value: Spread | None) -> str:
     """A ratio with its interval: 1.42× (1.39 to 1.45); empty without one."""
-    if value is None:
-        return ""
-    return ratio(value) + (f" ({value.ci95[0]:.2f} to {value.ci95[1]:.2f})" if len(value.samples) > 1 else "")
+    return "" if value is None else ratio(value) + _interval(value)
 
 
 def over(value: Spread | None, rival: str) -> str:
     """A ratio in a sentence: 1.42× target-only (95 % interval 1.39 to 1.45); empty without one."""
-    if value is None:
-        return ""
+    return "" if value is None else f"{ratio(value)} {rival}{_interval(value, '95 % interval ')}"
+
+
+def _interval(value: Spread, words: str = "") -> str:
     low, high = value.ci95
-    interval = f" (95 % interval {low:.2f} to {high:.2f})" if len(value.samples) > 1 else ""
-    return f"{ratio(value)} {rival}{interval}"
+    return f" ({words}{low:.2f} to {high:.2f})" if len(value.samples) > 1 else ""
 
 
 def median(value: Spread) -> float:
