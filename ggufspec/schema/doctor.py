@@ -81,7 +81,7 @@ class CheckRow:
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What llama.cpp computed of known models; ``limit`` is the error that is allowed (ggufspec/verify/selfcheck.py)."""
+    """What llama.cpp computed of known models; ``limit`` is the error that is allowed (verify/selfcheck.py)."""
 
     rows: tuple[CheckRow, ...]
     seconds: float
